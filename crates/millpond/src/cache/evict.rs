@@ -1,0 +1,322 @@
+//! Which page leaves when memory is needed: S3-FIFO behind a filter for correlated reads.
+//!
+//! S3-FIFO (Yang et al., SOSP 2023) keeps new pages in a small queue, a tenth of the cache. At its
+//! head a page that was read again moves to the main queue, any other leaves, and the ghost
+//! remembers it for a while: a page that comes back while remembered goes to main at once. Main is
+//! a FIFO with a second chance. So a scan passes through the small queue without touching main,
+//! and a hit writes nothing but a REFERENCED bit that is clear.
+//!
+//! A program that reads a file in pieces smaller than a page hits each page several times at once,
+//! and read-ahead brings pages before their first read. Neither is a second use, as 2Q's
+//! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their
+//! first time in the *young* queue, 1/64 of the cache, and REFERENCED is cleared as they leave it.
+//!
+//! ```text
+//!   fill --> young --> small --- referenced ---> main <--+ referenced: once more around
+//!     |                  |                        | |____|
+//!     |                  +--> evicted, ghost      +--> evicted
+//!     +--- remembered by the ghost ------------> main
+//! ```
+//!
+//! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: who tears
+//!   a file down first removes its frames here, under the lock.
+//! - **E2** A page that is in transition, or pinned, goes around; a DIRTY one will, too (W4).
+//!
+//! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
+//! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::cache::frame::{Class, FrameIndex, FrameMeta, Frames};
+use crate::cache::page::{PageWord, Word};
+use crate::cache::table::{FileCore, Held, PageIndex};
+use crate::cache::{Cache, ghost::Ghost};
+
+const QUEUE: u32 = 0b11;
+const PREFETCHED: u32 = 1 << 2;
+const CLASS_SHIFT: u32 = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum QueueName {
+    Young = 1,
+    Small = 2,
+    Main = 3,
+}
+
+/// A FIFO of frames, linked through their metadata.
+#[derive(Default)]
+struct Queue {
+    head: u32,
+    tail: u32,
+    frames: u64,
+    bytes: u64,
+}
+
+/// The queues of an engine.
+pub(crate) struct Queues {
+    young: Queue,
+    small: Queue,
+    main: Queue,
+    ghost: Ghost,
+    young_bytes_max: u64,
+    small_bytes_max: u64,
+    readahead: ReadaheadUse,
+}
+
+/// What became of the pages that read-ahead brought.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct ReadaheadUse {
+    pub(crate) used: u64,
+    pub(crate) wasted: u64,
+}
+
+/// A page that became READY.
+pub(crate) struct Arrival<'a> {
+    pub(crate) frame: FrameIndex,
+    pub(crate) core: &'a FileCore,
+    pub(crate) page: PageIndex,
+    pub(crate) prefetched: bool,
+}
+
+enum Verdict {
+    Evicted,
+    Stays(QueueName),
+}
+
+impl Queues {
+    pub(crate) fn new(limit_bytes: u64) -> Queues {
+        Queues {
+            young: Queue::default(),
+            small: Queue::default(),
+            main: Queue::default(),
+            ghost: Ghost::new(limit_bytes),
+            young_bytes_max: limit_bytes / 64,
+            small_bytes_max: limit_bytes / 10,
+            readahead: ReadaheadUse::default(),
+        }
+    }
+
+    pub(crate) fn ghost_bytes(&self) -> u64 {
+        self.ghost.bytes()
+    }
+
+    /// Puts a page that became READY into the queues.
+    pub(crate) fn insert(&mut self, cache: &Cache, arrival: &Arrival<'_>) {
+        let core: *const FileCore = arrival.core;
+        let meta = cache.frames.meta(arrival.frame);
+        meta.owner.store(core.cast_mut().cast(), Relaxed);
+        meta.page.store(arrival.page, Relaxed);
+        let class = Class::page(arrival.core.page_shift);
+        let prefetched = if arrival.prefetched { PREFETCHED } else { 0 };
+        meta.tags.store(u32::from(class.tag()) << CLASS_SHIFT | prefetched, Relaxed);
+        let queue = if self.ghost.take(core as usize, arrival.page) {
+            QueueName::Main
+        } else {
+            QueueName::Young
+        };
+        self.push(&cache.frames, queue, arrival.frame);
+        self.trim_young(cache);
+    }
+
+    /// Takes out the frame of a page that is leaving by another way than eviction.
+    pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex) {
+        self.unlink(frames, frame);
+        self.count_prefetched(frames.meta(frame), false);
+    }
+
+    pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
+        frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
+    }
+
+    /// Gives the place of `old` to `new`, the fresh frame of the same page.
+    pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
+        let (from, to) = (frames.meta(old), frames.meta(new));
+        self.count_prefetched(from, true);
+        let name = queue_of(from);
+        let (previous, next) = (from.previous.load(Relaxed), from.next.load(Relaxed));
+        to.owner.store(from.owner.load(Relaxed), Relaxed);
+        to.page.store(from.page.load(Relaxed), Relaxed);
+        to.tags.store(from.tags.load(Relaxed), Relaxed);
+        to.previous.store(previous, Relaxed);
+        to.next.store(next, Relaxed);
+        let queue = self.queue(name);
+        match previous {
+            0 => queue.head = new.0,
+            at => frames.meta(FrameIndex(at)).next.store(new.0, Relaxed),
+        }
+        match next {
+            0 => queue.tail = new.0,
+            at => frames.meta(FrameIndex(at)).previous.store(new.0, Relaxed),
+        }
+        from.tags.fetch_and(!QUEUE, Relaxed);
+    }
+
+    /// Evicts one page and frees its frame; false if none can go now.
+    pub(crate) fn evict_one(&mut self, cache: &Cache) -> bool {
+        let rounds = self.young.frames + self.small.frames + self.main.frames;
+        for round in 0..3 * rounds {
+            let name = if self.small.bytes > self.small_bytes_max || self.main.frames == 0 {
+                if self.small.frames > 0 { QueueName::Small } else { QueueName::Young }
+            } else {
+                QueueName::Main
+            };
+            let frame = FrameIndex(self.queue(name).head);
+            if frame == FrameIndex::NONE {
+                return false;
+            }
+            // Once every page had its second chance, REFERENCED no longer protects.
+            let verdict = self.judge(cache, name, frame, round > 2 * rounds);
+            self.unlink(&cache.frames, frame);
+            match verdict {
+                Verdict::Stays(queue) => self.push(&cache.frames, queue, frame),
+                Verdict::Evicted => {
+                    let class = class_of(cache.frames.meta(frame));
+                    cache.frames.release(frame, class);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Decides about the page at the head of queue `name`, and makes it EMPTY if it goes.
+    fn judge(&mut self, cache: &Cache, name: QueueName, frame: FrameIndex, force: bool) -> Verdict {
+        let meta = cache.frames.meta(frame);
+        if meta.pins.is_pinned() {
+            return Verdict::Stays(name);
+        }
+        with_word(cache, frame, |held, word, seen| {
+            let referenced = seen.is_referenced();
+            self.count_prefetched(meta, referenced);
+            if referenced && !force {
+                word.take_referenced();
+                let young = name == QueueName::Young;
+                return Verdict::Stays(if young { QueueName::Small } else { QueueName::Main });
+            }
+            if !word.try_evict(seen, &held.core().epoch) {
+                return Verdict::Stays(name);
+            }
+            held.vacated();
+            if name != QueueName::Main {
+                let core = meta.owner.load(Relaxed) as usize;
+                self.ghost.remember(core, meta.page.load(Relaxed));
+            }
+            Verdict::Evicted
+        })
+        .unwrap_or(Verdict::Stays(name))
+    }
+
+    /// Moves pages whose first time is over to the small queue, and forgets their first reads.
+    fn trim_young(&mut self, cache: &Cache) {
+        while self.young.bytes > self.young_bytes_max {
+            let frame = FrameIndex(self.young.head);
+            let referenced = with_word(cache, frame, |_, word, _| word.take_referenced());
+            if referenced == Some(true) {
+                self.count_prefetched(cache.frames.meta(frame), true);
+            }
+            self.unlink(&cache.frames, frame);
+            self.push(&cache.frames, QueueName::Small, frame);
+        }
+    }
+
+    /// Settles whether a page that read-ahead brought was of use.
+    fn count_prefetched(&mut self, meta: &FrameMeta, used: bool) {
+        if meta.tags.fetch_and(!PREFETCHED, Relaxed) & PREFETCHED != 0 {
+            if used {
+                self.readahead.used += 1;
+            } else {
+                self.readahead.wasted += 1;
+            }
+        }
+    }
+
+    /// The use of read-ahead so far, pages that are still cached included.
+    pub(crate) fn readahead_use(&mut self, cache: &Cache) -> ReadaheadUse {
+        for first in [self.young.head, self.small.head, self.main.head] {
+            let mut frame = FrameIndex(first);
+            while frame != FrameIndex::NONE {
+                let meta = cache.frames.meta(frame);
+                if meta.tags.load(Relaxed) & PREFETCHED != 0
+                    && with_word(cache, frame, |_, _, seen| seen.is_referenced()) == Some(true)
+                {
+                    self.count_prefetched(meta, true);
+                }
+                frame = FrameIndex(meta.next.load(Relaxed));
+            }
+        }
+        self.readahead
+    }
+
+    fn queue(&mut self, name: QueueName) -> &mut Queue {
+        match name {
+            QueueName::Young => &mut self.young,
+            QueueName::Small => &mut self.small,
+            QueueName::Main => &mut self.main,
+        }
+    }
+
+    fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
+        let meta = frames.meta(frame);
+        let bytes = class_of(meta).bytes() as u64;
+        meta.tags.fetch_or(name as u32, Relaxed);
+        let queue = self.queue(name);
+        meta.next.store(0, Relaxed);
+        meta.previous.store(queue.tail, Relaxed);
+        match queue.tail {
+            0 => queue.head = frame.0,
+            tail => frames.meta(FrameIndex(tail)).next.store(frame.0, Relaxed),
+        }
+        queue.tail = frame.0;
+        queue.frames += 1;
+        queue.bytes += bytes;
+    }
+
+    fn unlink(&mut self, frames: &Frames, frame: FrameIndex) {
+        let meta = frames.meta(frame);
+        let bytes = class_of(meta).bytes() as u64;
+        let queue = self.queue(queue_of(meta));
+        let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
+        match previous {
+            0 => queue.head = next,
+            at => frames.meta(FrameIndex(at)).next.store(next, Relaxed),
+        }
+        match next {
+            0 => queue.tail = previous,
+            at => frames.meta(FrameIndex(at)).previous.store(previous, Relaxed),
+        }
+        queue.frames -= 1;
+        queue.bytes -= bytes;
+        meta.tags.fetch_and(!QUEUE, Relaxed);
+    }
+}
+
+fn class_of(meta: &FrameMeta) -> Class {
+    Class::from_tag((meta.tags.load(Relaxed) >> CLASS_SHIFT) as u8)
+}
+
+fn queue_of(meta: &FrameMeta) -> QueueName {
+    match meta.tags.load(Relaxed) & QUEUE {
+        1 => QueueName::Young,
+        2 => QueueName::Small,
+        3 => QueueName::Main,
+        _ => unreachable!("the frame is in no queue"),
+    }
+}
+
+/// Calls `then` with the word of the page whose frame is queued as `frame`, unless the page is in
+/// transition.
+fn with_word<R>(
+    cache: &Cache,
+    frame: FrameIndex,
+    then: impl FnOnce(&Held<'_>, &PageWord, Word) -> R,
+) -> Option<R> {
+    let meta = cache.frames.meta(frame);
+    // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
+    // teardown takes first.
+    let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
+    let page = meta.page.load(Relaxed);
+    let held = core.hold(cache, page, false).ok()?;
+    let word = held.word(page);
+    let seen = word.load();
+    (seen.is_ready() && seen.frame() == frame).then(|| then(&held, word, seen))
+}

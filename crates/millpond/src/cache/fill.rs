@@ -1,0 +1,462 @@
+//! The miss path: bringing pages into frames, and reading them on the way.
+//!
+//! Everything here runs under a guard that covers the pages (W3), so no page is HIDDEN and the
+//! size does not change as far as it concerns them.
+//!
+//! ```text
+//!   claim: each page that is EMPTY gets a frame and becomes FILLING     (single flight, W9)
+//!   run:   contiguous claimed pages are one vectored transfer, all submitted, then reaped
+//!   each:  zero what is beyond the size, hand the bytes to the reader, READY, wake
+//!   rest:  pages that others fill, or that were READY or failed with their run, one by one
+//! ```
+//!
+//! - **F1** Nobody waits with a page FILLING and not submitted: claims are followed by their
+//!   transfers before anything is waited for.
+//! - **F2** The filler takes the bytes before the page becomes READY and so evictable: a cache of
+//!   very few pages makes progress.
+//! - **F3** A run that fails leaves its pages EMPTY, and each is tried again alone; only the error
+//!   of its own transfer is a page's error.
+//! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
+//!   Nobody waits for frames, so nobody deadlocks over them.
+
+use crate::cache::copy;
+use crate::cache::evict::Arrival;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::table::{Held, PageIndex, Unheld};
+use crate::cached::CachedFile;
+use crate::error::{Error, Op, Result};
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::{Segment, pieces};
+use crate::read::copy_out;
+use crate::sync::fence;
+use std::sync::atomic::Ordering::Acquire;
+
+/// Pages that are claimed and read in one go.
+const CHUNK_PAGES: usize = 256;
+
+/// The file turned out shorter than it should be: someone else cut it.
+pub(crate) struct Shrunk;
+
+/// What became of a page in `claim`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// Ours to fill, with this frame.
+    Own(FrameIndex),
+    /// READY, or being filled by others, or not tried yet.
+    Later,
+    /// There is no frame for it.
+    Around,
+}
+
+/// A page whose bytes are complete, before anyone else can see it.
+pub(crate) struct Filled {
+    pub(crate) page: PageIndex,
+    pub(crate) frame: FrameIndex,
+}
+
+/// The leaf that was used last.
+pub(crate) struct Leaves<'c> {
+    file: &'c CachedFile,
+    held: Option<Held<'c>>,
+}
+
+impl<'c> Leaves<'c> {
+    pub(crate) fn new(file: &'c CachedFile) -> Leaves<'c> {
+        Leaves { file, held: None }
+    }
+
+    pub(crate) fn hold(
+        &mut self,
+        page: PageIndex,
+        create: bool,
+    ) -> std::result::Result<&Held<'c>, Unheld> {
+        if !self.held.as_ref().is_some_and(|held| held.covers(page)) {
+            self.held = None;
+            self.held = Some(self.file.core().hold(self.file.cache(), page, create)?);
+        }
+        Ok(self.held.as_ref().expect("just set"))
+    }
+}
+
+/// Reads bytes `offset..end`, which lie below `size`, into `dst`.
+pub(crate) fn read(
+    file: &CachedFile,
+    dst: &[Segment<'_>],
+    offset: u64,
+    end: u64,
+    size: u64,
+) -> Result<std::result::Result<(), Shrunk>> {
+    let (first, last) = (file.page_of(offset), file.page_of(end - 1));
+    let mut reader = Reader { file, dst, offset, end, size, faulted: false };
+    let step = file.chunk_pages(CHUNK_PAGES) as u64;
+    let mut page = first;
+    while page <= last {
+        let pages = (last - page + 1).min(step) as usize;
+        if reader.chunk(page, pages)?.is_err() {
+            return Ok(Err(Shrunk));
+        }
+        page += pages as u64;
+    }
+    if reader.faulted {
+        return Err(Error::Fault { op: Op::Read, offset, len: end - offset });
+    }
+    Ok(Ok(()))
+}
+
+/// A read under way.
+struct Reader<'a> {
+    file: &'a CachedFile,
+    dst: &'a [Segment<'a>],
+    offset: u64,
+    end: u64,
+    size: u64,
+    faulted: bool,
+}
+
+type Outcome = std::result::Result<(), Shrunk>;
+
+impl Reader<'_> {
+    fn chunk(&mut self, first: PageIndex, pages: usize) -> Result<Outcome> {
+        let mut done = [false; CHUNK_PAGES];
+        let file = self.file;
+        let outcome = fill_missing(file, first, pages, self.size, &mut |filled| {
+            done[(filled.page - first) as usize] = true;
+            self.take(&filled);
+        });
+        if outcome.is_err() {
+            return Ok(outcome);
+        }
+        for (page, done) in (first..).zip(&done[..pages]) {
+            if !done && self.one(page)?.is_err() {
+                return Ok(Err(Shrunk));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Reads one page, whoever fills it.
+    fn one(&mut self, page: PageIndex) -> Result<Outcome> {
+        let file = self.file;
+        let mut leaves = Leaves::new(file);
+        loop {
+            let Ok(held) = leaves.hold(page, true) else {
+                return self.around(page);
+            };
+            let word = held.word(page);
+            let seen = word.load();
+            match seen.state() {
+                State::Ready => {
+                    self.take(&Filled { page, frame: seen.frame() });
+                    // Pairs with the release of who took the frame away meanwhile.
+                    fence(Acquire);
+                    if word.is_unchanged(seen) {
+                        word.mark_referenced(seen);
+                        return Ok(Ok(()));
+                    }
+                }
+                State::Filling | State::Hidden => {
+                    if let Some(armed) = word.arm(seen) {
+                        word.sleep(armed);
+                    }
+                }
+                State::Empty => match self.fill_alone(page)? {
+                    Some(outcome) => return Ok(outcome),
+                    None => continue,
+                },
+            }
+        }
+    }
+
+    /// Fills one page and takes its bytes; `None` if somebody else got at it first.
+    fn fill_alone(&mut self, page: PageIndex) -> Result<Option<Outcome>> {
+        match fill_one(self.file, page, self.size, Op::Read, &mut |filled| self.take(&filled))? {
+            Alone::Filled => Ok(Some(Ok(()))),
+            Alone::Shrunk => Ok(Some(Err(Shrunk))),
+            Alone::Others => Ok(None),
+            Alone::NoFrame => self.around(page).map(Some),
+        }
+    }
+
+    /// Copies the part of a page that the caller wants.
+    fn take(&mut self, filled: &Filled) {
+        let start = self.file.start_of(filled.page);
+        let page_end = start + self.file.core().page_bytes() as u64;
+        let (from, to) = (start.max(self.offset), page_end.min(self.end));
+        let frame = self.file.cache().frames.bytes(filled.frame);
+        // SAFETY: the part lies within the frame, which may be reused meanwhile where the caller
+        // checks the word afterwards; `dst` is our caller's promise.
+        let copied = unsafe {
+            copy_out(self.dst, from - self.offset, frame.add((from - start) as usize), to - from)
+        };
+        self.faulted |= copied.is_err();
+    }
+
+    /// F4: reads the part of a page that the caller wants from the back end.
+    fn around(&mut self, page: PageIndex) -> Result<Outcome> {
+        let file = self.file;
+        file.cache().counters.uncached_reads.add(1);
+        let start = file.start_of(page);
+        let page_bytes = file.core().page_bytes();
+        let from = start.max(self.offset);
+        let to = (start + page_bytes as u64).min(self.end);
+        let alignment = file.backing.read_alignment().offset_bytes;
+        let moved = if alignment == 1 {
+            let parts: Vec<Segment<'_>> = pieces(self.dst, from - self.offset, to - from).collect();
+            read_alone(file, from, &parts, Op::Read)?
+        } else {
+            // Direct I/O wants aligned memory: a whole page, aligned by taking more than that.
+            let mut bounce = vec![0u8; page_bytes + 4096];
+            let skip = bounce.as_ptr().align_offset(4096);
+            let aligned = bounce[skip..skip + page_bytes].as_mut_ptr();
+            // SAFETY: a part of `bounce`, which outlives the transfer.
+            let segment = unsafe { [Segment::new(aligned, page_bytes)] };
+            let moved = read_alone(file, start, &segment, Op::Read)?;
+            let skipped = (from - start) as usize;
+            // SAFETY: within `bounce`; `dst` is our caller's promise.
+            let copied =
+                unsafe { copy_out(self.dst, from - self.offset, aligned.add(skipped), to - from) };
+            self.faulted |= copied.is_err();
+            moved.saturating_sub(skipped as u64)
+        };
+        file.cache().counters.bytes_passed.add(to - from);
+        Ok(if moved >= to - from { Ok(()) } else { Err(Shrunk) })
+    }
+}
+
+fn read_alone(file: &CachedFile, offset: u64, segments: &[Segment<'_>], op: Op) -> Result<u64> {
+    let mut batch = [Transfer::new(Direction::Read, offset, segments)];
+    request::run(&*file.backing, &mut batch);
+    let [transfer] = batch;
+    match transfer.error {
+        Some(error) => {
+            let len = crate::io::segment::total_len(segments).unwrap_or(u64::MAX);
+            Err(Error::io(op, offset, len, error))
+        }
+        None => Ok(transfer.moved),
+    }
+}
+
+/// Fills those of `pages` pages from `first` that are EMPTY and for which there are frames, each
+/// run as one transfer, and hands each to `take` before it becomes READY. Pages of runs that
+/// failed are EMPTY again.
+fn fill_missing(
+    file: &CachedFile,
+    first: PageIndex,
+    pages: usize,
+    size: u64,
+    take: &mut dyn FnMut(Filled),
+) -> Outcome {
+    let mut claims = [Claim::Later; CHUNK_PAGES];
+    let claims = &mut claims[..pages];
+    let claimed = claim(file, first, claims);
+    if claimed == 0 {
+        return Ok(());
+    }
+    file.cache().counters.misses.add(claimed);
+    let page_bytes = file.core().page_bytes();
+    // SAFETY: the frames are ours until the pages are READY or EMPTY again, after the transfers.
+    let segments: Vec<Segment<'_>> = frames_of(claims)
+        .map(|frame| unsafe { Segment::new(file.cache().frames.bytes(frame), page_bytes) })
+        .collect();
+    let mut transfers: Vec<Transfer<'_>> = Vec::new();
+    let mut used = 0;
+    for (start, len) in runs(claims) {
+        let offset = file.start_of(first + start as u64);
+        transfers.push(Transfer::new(Direction::Read, offset, &segments[used..used + len]));
+        used += len;
+    }
+    request::run(&*file.backing, &mut transfers);
+    let mut outcome = Ok(());
+    for ((start, len), transfer) in runs(claims).zip(&transfers) {
+        let frames = frames_of(&claims[start..start + len]);
+        let run = Run { first: first + start as u64, size, prefetched: false, marker: false };
+        let ended = run.finish(file, frames, transfer.moved, take);
+        if ended == RunEnd::Short && transfer.error.is_none() {
+            outcome = Err(Shrunk);
+        }
+    }
+    outcome
+}
+
+/// Claims EMPTY pages; returns how many.
+fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
+    let class = Class::page(file.core().page_shift);
+    let mut leaves = Leaves::new(file);
+    let mut claimed = 0;
+    for (page, claim) in (first..).zip(claims) {
+        let Ok(held) = leaves.hold(page, true) else {
+            *claim = Claim::Around;
+            continue;
+        };
+        let word = held.word(page);
+        if word.load().state() != State::Empty {
+            continue;
+        }
+        *claim = match file.cache().take_frame(class) {
+            Some(frame) if try_claim(held, word, frame) => {
+                claimed += 1;
+                Claim::Own(frame)
+            }
+            Some(frame) => {
+                file.cache().frames.free(frame, class);
+                Claim::Later
+            }
+            None => Claim::Around,
+        };
+    }
+    claimed
+}
+
+pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
+    held.occupy();
+    let claimed = word.try_fill(frame).is_ok();
+    if !claimed {
+        held.vacated();
+    }
+    claimed
+}
+
+fn frames_of(claims: &[Claim]) -> impl Iterator<Item = FrameIndex> + Clone {
+    claims.iter().filter_map(|claim| match claim {
+        Claim::Own(frame) => Some(*frame),
+        _ => None,
+    })
+}
+
+/// Start and length of each run of contiguous claimed pages.
+fn runs(claims: &[Claim]) -> impl Iterator<Item = (usize, usize)> {
+    let own = |at: usize| matches!(claims[at], Claim::Own(_));
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < claims.len() && !own(at) {
+            at += 1;
+        }
+        let start = at;
+        while at < claims.len() && own(at) {
+            at += 1;
+        }
+        (at > start).then_some((start, at - start))
+    })
+}
+
+#[derive(PartialEq, Eq)]
+pub(crate) enum RunEnd {
+    /// All pages are READY.
+    Whole,
+    /// Bytes below the size are missing; the pages concerned are EMPTY again.
+    Short,
+}
+
+/// Contiguous pages that were filled by one transfer.
+pub(crate) struct Run {
+    pub(crate) first: PageIndex,
+    pub(crate) size: u64,
+    pub(crate) prefetched: bool,
+    /// Mark the first page for the reader who continues the read-ahead.
+    pub(crate) marker: bool,
+}
+
+impl Run {
+    /// Ends the fills of the run's pages after `moved` bytes arrived.
+    pub(crate) fn finish(
+        &self,
+        file: &CachedFile,
+        frames: impl Iterator<Item = FrameIndex> + Clone,
+        moved: u64,
+        take: &mut dyn FnMut(Filled),
+    ) -> RunEnd {
+        let page_bytes = file.core().page_bytes() as u64;
+        let class = Class::page(file.core().page_shift);
+        let run_start = file.start_of(self.first);
+        let mut leaves = Leaves::new(file);
+        let mut end = RunEnd::Whole;
+        let mut ready = 0;
+        for (page, frame) in (self.first..).zip(frames.clone()) {
+            let start = file.start_of(page);
+            let valid = page_bytes.min(self.size.saturating_sub(start));
+            let arrived = (run_start + moved).saturating_sub(start);
+            let held = leaves.hold(page, false).expect("a FILLING page holds its leaf");
+            let word = held.word(page);
+            if arrived < valid || valid == 0 {
+                word.wake(word.abort_fill());
+                held.vacated();
+                file.cache().frames.free(frame, class);
+                end = RunEnd::Short;
+                continue;
+            }
+            debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
+            // W5: nothing but zeros beyond the size.
+            // SAFETY: the rest of our frame.
+            unsafe {
+                let bytes = file.cache().frames.bytes(frame);
+                copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
+            }
+            take(Filled { page, frame });
+            let shown =
+                Shown { referenced: !self.prefetched, marker: self.marker && page == self.first };
+            word.wake(word.finish_fill(frame, shown));
+            ready += 1;
+        }
+        file.cache().counters.fills.add(ready as u64);
+        file.cache().arrived((self.first..).zip(frames).take(ready).map(|(page, frame)| Arrival {
+            frame,
+            core: file.core(),
+            page,
+            prefetched: self.prefetched,
+        }));
+        end
+    }
+}
+
+/// The outcome of an attempt to fill a single page.
+pub(crate) enum Alone {
+    Filled,
+    Shrunk,
+    /// Somebody else fills it or has filled it.
+    Others,
+    NoFrame,
+}
+
+/// Fills one page if it is EMPTY, and hands it to `take` before it becomes READY.
+pub(crate) fn fill_one(
+    file: &CachedFile,
+    page: PageIndex,
+    size: u64,
+    op: Op,
+    take: &mut dyn FnMut(Filled),
+) -> Result<Alone> {
+    let mut claims = [Claim::Later];
+    claim(file, page, &mut claims);
+    let frame = match claims[0] {
+        Claim::Own(frame) => frame,
+        Claim::Later => return Ok(Alone::Others),
+        Claim::Around => return Ok(Alone::NoFrame),
+    };
+    file.cache().counters.misses.add(1);
+    let bytes = file.cache().frames.bytes(frame);
+    // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
+    let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };
+    let outcome = read_alone(file, file.start_of(page), &segment, op);
+    let run = Run { first: page, size, prefetched: false, marker: false };
+    let moved = *outcome.as_ref().unwrap_or(&0);
+    match run.finish(file, std::iter::once(frame), moved, take) {
+        RunEnd::Whole => Ok(Alone::Filled),
+        RunEnd::Short => outcome.map(|_| Alone::Shrunk),
+    }
+}
+
+/// Waits while somebody else fills `page`.
+pub(crate) fn wait(file: &CachedFile, page: PageIndex) {
+    let mut leaves = Leaves::new(file);
+    while let Ok(held) = leaves.hold(page, false) {
+        let word = held.word(page);
+        let seen = word.load();
+        if !matches!(seen.state(), State::Filling | State::Hidden) {
+            return;
+        }
+        if let Some(armed) = word.arm(seen) {
+            word.sleep(armed);
+        }
+    }
+}

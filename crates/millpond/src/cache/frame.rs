@@ -1,0 +1,378 @@
+//! Frames: the memory of the cache, under one hard limit.
+//!
+//! One reservation of address space, readable from the start and never unmapped or moved: a late
+//! reader that still holds the index of a frame (or of a table node) may look at it at any time
+//! and finds bytes, which its validation then rejects. The reservation is cut into chunks of
+//! 2 MiB, each of which belongs to one size class for good and becomes writable when it does.
+//!
+//! A frame is known by its [`FrameIndex`], its distance from the base in units of 4 KiB whatever
+//! its class, so address and metadata are found without knowing the class.
+//!
+//! - **The limit.** `committed` counts what may be resident: each frame that was ever touched and
+//!   not given back, with its metadata, and what [`Frames::try_charge`] was told of (objects of
+//!   open files). It never exceeds the limit. A free frame of one class counts until
+//!   [`Frames::decommit`] returns its memory to the system for another class.
+//! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
+//!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
+//!   not huge, else the kernel would fill the hole again behind our back.
+//! - **W8** Address space is type-stable per class; its physical memory may be replaced by zeros,
+//!   which read as an EMPTY word or an absent child.
+//! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
+//!   Who takes a frame out of its page word fences, and then finds the pin, or the viewer finds
+//!   the word changed. A pinned frame that left its page is an orphan: the last pin frees it.
+//!
+//! Locks: one per class around its free list; leaf locks, nothing is called under them.
+
+use std::io;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::cache::page::FRAMES_MAX;
+use crate::cache::pin::Pins;
+
+/// The unit of frame indexes, and the size of table nodes.
+pub(crate) const UNIT_BYTES: usize = 4096;
+const UNIT_SHIFT: u32 = 12;
+const CHUNK_UNITS: u32 = 512;
+const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
+/// Below this limit no memory is committed ahead of its use.
+const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
+
+/// A frame, as its distance from the base of the reservation in units of 4 KiB. 0 is no frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) struct FrameIndex(pub(crate) u32);
+
+impl FrameIndex {
+    pub(crate) const NONE: FrameIndex = FrameIndex(0);
+}
+
+/// What a chunk's frames are for, and so their size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Class(u8);
+
+impl Class {
+    /// Inner nodes of page tables: 4 KiB.
+    pub(crate) const INNER: Class = Class(0);
+    /// Leaves of page tables: 4 KiB. Apart from inner nodes, as a late reader may still set
+    /// REFERENCED in a word of a recycled leaf.
+    pub(crate) const LEAF: Class = Class(1);
+    /// Slabs of file objects: 4 KiB.
+    pub(crate) const SLAB: Class = Class(2);
+    const COUNT: usize = 8;
+
+    /// Pages of `1 << page_shift` bytes.
+    pub(crate) fn page(page_shift: u32) -> Class {
+        debug_assert!((UNIT_SHIFT..UNIT_SHIFT + 5).contains(&page_shift));
+        Class((page_shift - UNIT_SHIFT) as u8 + Self::SLAB.0 + 1)
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        UNIT_BYTES << self.0.saturating_sub(Self::SLAB.0 + 1)
+    }
+
+    fn units(self) -> u32 {
+        (self.bytes() / UNIT_BYTES) as u32
+    }
+
+    fn is_page(self) -> bool {
+        self.0 > Self::SLAB.0
+    }
+
+    pub(crate) fn from_tag(tag: u8) -> Class {
+        debug_assert!((tag as usize) < Self::COUNT);
+        Class(tag)
+    }
+
+    pub(crate) fn tag(self) -> u8 {
+        self.0
+    }
+
+    /// What one frame counts against the limit.
+    pub(crate) fn charge(self) -> u64 {
+        (self.bytes() + self.units() as usize * size_of::<FrameMeta>()) as u64
+    }
+
+    fn all() -> impl Iterator<Item = Class> {
+        (0..Self::COUNT as u8).map(Class)
+    }
+}
+
+/// What is known about a frame beside its bytes.
+///
+/// `owner` and `page` are written by whoever has the frame in hand, before it enters the
+/// eviction queues; `next`, `previous` and `tags` belong to the evictor while the frame is in its
+/// queues (under its lock) and to the free list while it is free.
+#[derive(Default)]
+pub(crate) struct FrameMeta {
+    pub(crate) owner: AtomicPtr<()>,
+    pub(crate) page: AtomicU64,
+    pub(crate) next: AtomicU32,
+    pub(crate) previous: AtomicU32,
+    /// Pins of a page's frame; holds of a table node (see `table`).
+    pub(crate) pins: Pins,
+    pub(crate) tags: AtomicU32,
+}
+
+/// The free frames of one class.
+#[derive(Default)]
+struct FreeList {
+    /// Committed and free, linked by `next`.
+    warm: u32,
+    /// Not committed, linked by `next`.
+    cold: u32,
+    /// The rest of the newest chunk, never used.
+    fresh: std::ops::Range<u32>,
+    /// Whether the rest of the newest chunk is committed already.
+    fresh_is_warm: bool,
+}
+
+/// The frames of an engine.
+pub(crate) struct Frames {
+    /// Where the reservation starts; `base` is its first whole chunk.
+    mapped: *mut u8,
+    base: *mut u8,
+    metas: *mut FrameMeta,
+    units: u32,
+    limit_bytes: u64,
+    committed_bytes: AtomicU64,
+    next_chunk: AtomicU32,
+    huge_chunks: Box<[AtomicBool]>,
+    classes: [Mutex<FreeList>; Class::COUNT],
+}
+
+// SAFETY: the raw pointers are to mappings that live as long as the value; frames are handed to
+// one owner at a time by the free lists' locks, and all metadata is atomic.
+unsafe impl Send for Frames {}
+// SAFETY: as above.
+unsafe impl Sync for Frames {}
+
+impl Frames {
+    pub(crate) fn new(limit_bytes: u64) -> io::Result<Frames> {
+        // Every class may in turn fill the limit, and chunks do not change class.
+        let chunks = (limit_bytes.div_ceil(CHUNK_BYTES) + 1) * Class::COUNT as u64 + 1;
+        let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
+        let units = chunks as u32 * CHUNK_UNITS;
+        let bytes = units as usize * UNIT_BYTES;
+        // Room to align the base to a chunk.
+        let mapped = map(bytes + CHUNK_BYTES as usize, ProtFlags::READ)?;
+        let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
+        let metas =
+            map(units as usize * size_of::<FrameMeta>(), ProtFlags::READ | ProtFlags::WRITE)?
+                .cast();
+        Ok(Frames {
+            mapped,
+            base,
+            metas,
+            units,
+            limit_bytes,
+            committed_bytes: AtomicU64::new(0),
+            // Chunk 0 is left out, so that index 0 is no frame.
+            next_chunk: AtomicU32::new(1),
+            huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            classes: Default::default(),
+        })
+    }
+
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    pub(crate) fn committed_bytes(&self) -> u64 {
+        self.committed_bytes.load(Relaxed)
+    }
+
+    /// The first byte of `frame`; `None` for an index that no frame has (a late reader can see
+    /// any value).
+    #[inline]
+    pub(crate) fn address(&self, frame: FrameIndex) -> Option<*mut u8> {
+        // SAFETY: the offset lies within the reservation.
+        (frame.0 < self.units).then(|| unsafe { self.base.add((frame.0 as usize) << UNIT_SHIFT) })
+    }
+
+    /// The first byte of a frame that the caller got from this allocator.
+    #[inline]
+    pub(crate) fn bytes(&self, frame: FrameIndex) -> *mut u8 {
+        self.address(frame).expect("a frame of this allocator")
+    }
+
+    pub(crate) fn meta(&self, frame: FrameIndex) -> &FrameMeta {
+        assert!(frame.0 < self.units);
+        // SAFETY: within the mapping of metadata; all-zero bytes, which fresh memory holds, are a
+        // valid FrameMeta, and its fields are atomic.
+        unsafe { &*self.metas.add(frame.0 as usize) }
+    }
+
+    /// Counts `bytes` against the limit; false if they do not fit.
+    pub(crate) fn try_charge(&self, bytes: u64) -> bool {
+        // Relaxed: a counter; the memory it stands for is passed on under other locks.
+        self.committed_bytes
+            .fetch_update(Relaxed, Relaxed, |now| {
+                now.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
+            })
+            .is_ok()
+    }
+
+    pub(crate) fn uncharge(&self, bytes: u64) {
+        self.committed_bytes.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Takes a free frame, or commits another one if the limit allows it. The bytes are
+    /// unspecified, and late readers may still be looking at them.
+    pub(crate) fn try_alloc(&self, class: Class) -> Option<FrameIndex> {
+        let frame = {
+            let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+            self.pop(&mut free, class)?
+        };
+        // Pairs with the acquire fence of a late reader between its copy and its validation: a
+        // reader that sees a byte written from here on also sees that the frame left its page.
+        fence(Release);
+        Some(frame)
+    }
+
+    fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+        if free.warm != 0 {
+            let frame = FrameIndex(free.warm);
+            free.warm = self.meta(frame).next.load(Relaxed);
+            return Some(frame);
+        }
+        if free.fresh.is_empty() || !free.fresh_is_warm {
+            if !self.try_charge(class.charge()) {
+                return None;
+            }
+            if free.cold != 0 {
+                let frame = FrameIndex(free.cold);
+                free.cold = self.meta(frame).next.load(Relaxed);
+                return Some(frame);
+            }
+            if free.fresh.is_empty() {
+                self.uncharge(class.charge());
+                self.add_chunk(free, class)?;
+                if !free.fresh_is_warm && !self.try_charge(class.charge()) {
+                    return None;
+                }
+            }
+        }
+        let frame = FrameIndex(free.fresh.start);
+        free.fresh.start += class.units();
+        Some(frame)
+    }
+
+    /// Gives the class another chunk; `None` if address space or the system's memory ran out.
+    fn add_chunk(&self, free: &mut FreeList, class: Class) -> Option<()> {
+        let chunks = self.units / CHUNK_UNITS;
+        let chunk = self
+            .next_chunk
+            .fetch_update(Relaxed, Relaxed, |next| (next < chunks).then_some(next + 1))
+            .ok()?;
+        let first = chunk * CHUNK_UNITS;
+        // SAFETY: the chunk lies within the reservation.
+        let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
+        unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }.ok()?;
+        let whole_charge = u64::from(CHUNK_UNITS / class.units()) * class.charge();
+        // Table nodes and file objects are charged one by one: many engines need a few only.
+        let huge = class.is_page()
+            && self.limit_bytes >= HUGE_LIMIT_BYTES_MIN
+            && self.try_charge(whole_charge);
+        if huge {
+            // SAFETY: our own mapping, and the advice does not change its contents. Where the
+            // system has no huge pages, small ones serve.
+            let _ = unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxHugepage) };
+            self.huge_chunks[chunk as usize].store(true, Relaxed);
+        }
+        free.fresh = first..first + CHUNK_UNITS;
+        free.fresh_is_warm = huge;
+        Some(())
+    }
+
+    /// Puts a frame that belongs to nobody any more on its free list.
+    pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
+        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        self.meta(frame).next.store(free.warm, Relaxed);
+        free.warm = frame.0;
+    }
+
+    /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
+    pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
+        // Pairs with the fence of `pin`: either we see the pin, or the viewer sees that the frame
+        // left its page.
+        fence(SeqCst);
+        if self.meta(frame).pins.try_retire() {
+            self.free(frame, class);
+        }
+    }
+
+    /// Returns the memory of one free frame, not of class `keep`, to the system; false if there is
+    /// none.
+    pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
+        Class::all().filter(|&class| Some(class) != keep).any(|class| {
+            let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+            let frame = if free.warm != 0 {
+                let frame = FrameIndex(free.warm);
+                free.warm = self.meta(frame).next.load(Relaxed);
+                frame
+            } else if free.fresh_is_warm && !free.fresh.is_empty() {
+                free.fresh.start += class.units();
+                FrameIndex(free.fresh.start - class.units())
+            } else {
+                return false;
+            };
+            self.decommit(frame, class);
+            self.meta(frame).next.store(free.cold, Relaxed);
+            free.cold = frame.0;
+            true
+        })
+    }
+
+    fn decommit(&self, frame: FrameIndex, class: Class) {
+        let chunk = frame.0 / CHUNK_UNITS;
+        if self.huge_chunks[chunk as usize].swap(false, Relaxed) {
+            let at = self.bytes(FrameIndex(chunk * CHUNK_UNITS)).cast();
+            // SAFETY: our own mapping; the advice does not change its contents.
+            let _ =
+                unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
+        }
+        let at = self.bytes(frame).cast();
+        // SAFETY: the frame is free, so nobody relies on its bytes; late readers find zeros (W8).
+        let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), Advice::LinuxDontNeed) };
+        debug_assert!(dropped.is_ok(), "{dropped:?}");
+        self.uncharge(class.charge());
+    }
+
+    /// Makes all frames, tables and file objects read-only, or writable again where they were.
+    #[cfg(test)]
+    pub(crate) fn protect(&self, read_only: bool) {
+        let used = self.next_chunk.load(Relaxed) as usize * CHUNK_BYTES as usize;
+        let access = if read_only {
+            MprotectFlags::READ
+        } else {
+            MprotectFlags::READ | MprotectFlags::WRITE
+        };
+        // SAFETY: our own mapping; tests call it while nobody writes.
+        unsafe { rustix::mm::mprotect(self.base.cast(), used, access) }.unwrap();
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        let bytes = self.units as usize * UNIT_BYTES + CHUNK_BYTES as usize;
+        let metas_bytes = self.units as usize * size_of::<FrameMeta>();
+        // SAFETY: the mappings of `new`; `&mut self` says that nobody uses them any more.
+        unsafe {
+            let _ = rustix::mm::munmap(self.mapped.cast(), bytes);
+            let _ = rustix::mm::munmap(self.metas.cast(), metas_bytes);
+        }
+    }
+}
+
+fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, access, flags) }?;
+    Ok(mapped.cast())
+}

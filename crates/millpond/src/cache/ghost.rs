@@ -1,0 +1,94 @@
+//! The ghost: which pages were evicted from the small queue not long ago.
+//!
+//! Part of the eviction policy (see `evict`). A fixed table of buckets of four entries, each a
+//! fingerprint of file and page and the time (in evictions) at which it was remembered. It forgets
+//! what is older than the number of pages that the main queue can hold, and the oldest of a
+//! bucket; a false match (chance about 2^-30) only misplaces a page.
+
+const WAYS: usize = 4;
+
+pub(crate) struct Ghost {
+    /// Fingerprint in the high half, time in the low one; 0 is free.
+    entries: Box<[u64]>,
+    clock: u32,
+    lifetime: u32,
+}
+
+impl Ghost {
+    /// For a cache of `limit_bytes`, in pages of 4 KiB.
+    pub(crate) fn new(limit_bytes: u64) -> Ghost {
+        let pages = (limit_bytes / 4096).max(1) as usize;
+        let entries = pages.next_power_of_two().max(WAYS);
+        Ghost {
+            entries: vec![0; entries].into_boxed_slice(),
+            clock: 1,
+            lifetime: pages.min(u32::MAX as usize / 2) as u32,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of_val(&*self.entries) as u64
+    }
+
+    pub(crate) fn remember(&mut self, file: usize, page: u64) {
+        let (fingerprint, bucket) = self.place(file, page);
+        self.clock = self.clock.wrapping_add(1).max(1);
+        let clock = self.clock;
+        let bucket = &mut self.entries[bucket..bucket + WAYS];
+        let oldest = bucket
+            .iter_mut()
+            .max_by_key(
+                |entry| if **entry == 0 { u32::MAX } else { clock.wrapping_sub(**entry as u32) },
+            )
+            .expect("a bucket has entries");
+        *oldest = u64::from(fingerprint) << 32 | u64::from(clock);
+    }
+
+    /// Whether the page is remembered; forgets it.
+    pub(crate) fn take(&mut self, file: usize, page: u64) -> bool {
+        let (fingerprint, bucket) = self.place(file, page);
+        let (clock, lifetime) = (self.clock, self.lifetime);
+        let found = self.entries[bucket..bucket + WAYS].iter_mut().find(|entry| {
+            **entry != 0
+                && (**entry >> 32) as u32 == fingerprint
+                && clock.wrapping_sub(**entry as u32) <= lifetime
+        });
+        match found {
+            Some(entry) => {
+                *entry = 0;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn place(&self, file: usize, page: u64) -> (u32, usize) {
+        // The finalizer of SplitMix64 (Steele et al., OOPSLA 2014).
+        let mut hash = (file as u64).rotate_left(32) ^ page.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        hash ^= hash >> 31;
+        let buckets = self.entries.len() / WAYS;
+        ((hash >> 32) as u32, (hash as usize & (buckets - 1)) * WAYS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remembers_once_and_not_forever() {
+        let mut ghost = Ghost::new(64 * 4096);
+        ghost.remember(1, 7);
+        assert!(!ghost.take(2, 7));
+        assert!(ghost.take(1, 7));
+        assert!(!ghost.take(1, 7));
+        ghost.remember(1, 7);
+        for page in 100..100 + 65 {
+            ghost.remember(1, page);
+        }
+        assert!(!ghost.take(1, 7));
+        assert!(ghost.take(1, 164));
+    }
+}

@@ -1,0 +1,1 @@
+//! Loom models of the page word, the pins and the table's holds.

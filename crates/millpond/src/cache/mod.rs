@@ -1,0 +1,157 @@
+//! The page cache: what is cached, where, and what leaves.
+//!
+//! In the order of a read: `table` finds the page word, `page` knows its protocol, `copy` takes
+//! the bytes; on a miss `fill` brings the page into a frame of `frame`, `readahead` guesses what
+//! comes next, and `evict` decides what makes room.
+
+pub(crate) mod table;
+
+pub(crate) mod page;
+
+pub(crate) mod copy;
+
+pub(crate) mod fill;
+
+pub(crate) mod readahead;
+
+pub(crate) mod frame;
+
+pub(crate) mod pin;
+
+pub(crate) mod evict;
+
+mod ghost;
+pub(crate) mod slab;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+
+use std::io;
+use std::sync::Mutex;
+
+use crate::cache::evict::{Arrival, Queues, ReadaheadUse};
+use crate::cache::frame::{Class, FrameIndex, Frames};
+use crate::cache::slab::Slab;
+use crate::cache::table::{FileCore, PageIndex};
+use crate::stats::Counters;
+
+/// The cache of one engine.
+pub(crate) struct Cache {
+    pub(crate) frames: Frames,
+    pub(crate) counters: Counters,
+    pub(crate) slab: Slab,
+    queues: Mutex<Queues>,
+}
+
+impl Cache {
+    pub(crate) fn new(limit_bytes: u64) -> io::Result<Cache> {
+        let frames = Frames::new(limit_bytes)?;
+        let queues = Queues::new(limit_bytes);
+        frames.try_charge(queues.ghost_bytes());
+        Ok(Cache {
+            frames,
+            counters: Counters::new(),
+            slab: Slab::default(),
+            queues: Mutex::new(queues),
+        })
+    }
+
+    /// A frame, evicting what must go for it; never waits. `None`: nothing can go now.
+    pub(crate) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        loop {
+            if let Some(frame) = self.frames.try_alloc(class) {
+                return Some(frame);
+            }
+            if !self.frames.decommit_one(Some(class)) && !self.evict_one() {
+                return None;
+            }
+        }
+    }
+
+    /// Counts `bytes` of other memory against the limit, evicting what must go for it.
+    pub(crate) fn try_charge(&self, bytes: u64) -> bool {
+        loop {
+            if self.frames.try_charge(bytes) {
+                return true;
+            }
+            if !self.frames.decommit_one(None) && !self.evict_one() {
+                return false;
+            }
+        }
+    }
+
+    fn evict_one(&self) -> bool {
+        let evicted = self.queues.lock().expect("no panic under the lock").evict_one(self);
+        if evicted {
+            self.counters.evictions.add(1);
+        }
+        evicted
+    }
+
+    /// Queues pages that became READY; the caller still holds the guard under which they did.
+    pub(crate) fn arrived<'a>(&self, arrivals: impl Iterator<Item = Arrival<'a>>) {
+        let mut queues = self.queues.lock().expect("no panic under the lock");
+        for arrival in arrivals {
+            queues.insert(self, &arrival);
+        }
+    }
+
+    /// A fresh frame took the place of `old`, which is freed.
+    pub(crate) fn replaced(&self, old: FrameIndex, new: FrameIndex, class: Class) {
+        let mut queues = self.queues.lock().expect("no panic under the lock");
+        queues.replace(&self.frames, old, new);
+        drop(queues);
+        self.frames.release(old, class);
+    }
+
+    /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
+    pub(crate) fn discarded(&self, frame: FrameIndex, class: Class) {
+        self.queues.lock().expect("no panic under the lock").remove(&self.frames, frame);
+        self.frames.release(frame, class);
+    }
+
+    /// Evicts the pages from `first` to `last` that are not in use.
+    pub(crate) fn evict_range(&self, core: &FileCore, first: PageIndex, last: PageIndex) {
+        let class = Class::page(core.page_shift);
+        core.for_each_page(self, first, last, &mut |held, _, word| {
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            word.take_referenced();
+            let seen = word.load();
+            // A page is queued from the time it is READY until it is not, but for moments in
+            // which its owner has it in hand.
+            if seen.is_ready()
+                && queues.is_queued(&self.frames, seen.frame())
+                && !self.frames.meta(seen.frame()).pins.is_pinned()
+                && word.try_evict(seen, &core.epoch)
+            {
+                held.vacated();
+                queues.remove(&self.frames, seen.frame());
+                drop(queues);
+                self.frames.release(seen.frame(), class);
+            }
+        });
+    }
+
+    pub(crate) fn readahead_use(&self) -> ReadaheadUse {
+        self.queues.lock().expect("no panic under the lock").readahead_use(self)
+    }
+
+    /// Empties a file that nobody uses any more and gives its nodes back.
+    pub(crate) fn tear_down(&self, core: &FileCore) {
+        let class = Class::page(core.page_shift);
+        core.for_each_page(self, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
+            // E1: out of the queues before the core goes. Nobody else can touch a READY page of
+            // this file but the evictor, which works under the lock.
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            word.take_referenced();
+            let seen = word.load();
+            if seen.is_ready() && word.try_evict(seen, &core.epoch) {
+                held.vacated();
+                queues.remove(&self.frames, seen.frame());
+                drop(queues);
+                self.frames.release(seen.frame(), class);
+            }
+        });
+        core.tear_down(self);
+    }
+}

@@ -1,0 +1,472 @@
+//! The page word: one 64-bit atomic that maps a page of a file to its frame.
+//!
+//! Second stop of a read: `table` finds the word, this module knows its bits, `read` copies.
+//! Nobody else looks at the bits; everyone calls the transitions below.
+//!
+//! ```text
+//!          try_fill            finish_fill
+//!   EMPTY ----------> FILLING -------------> READY --- try_replace ---> READY (fresh frame)
+//!     ^                  |                    |  |
+//!     +---- abort_fill --+                    |  +------- hide -------> HIDDEN
+//!     +---------------- try_evict ------------+                          | |
+//!     +----------------------------- drop_hidden ------------------------+ +- show -> READY
+//!   EMPTY -- hide -> HIDDEN
+//! ```
+//!
+//! | bits   | field                                                                  |
+//! |--------|------------------------------------------------------------------------|
+//! | 0..3   | state                                                                  |
+//! | 3      | REFERENCED: read since the evictor last looked; may land on any state  |
+//! | 4      | WAITERS: somebody sleeps on the word; who ends FILLING or HIDDEN wakes |
+//! | 5      | MARKER: the next reader takes the slow path, which continues read-ahead |
+//! | 6..9   | kept for write-back (DIRTY, WRITEBACK, UNSTABLE)                       |
+//! | 9..36  | version                                                                |
+//! | 36..64 | frame, in units of 4 KiB (up to 1 TiB of frames)                       |
+//!
+//! - **W1** The version grows whenever a page leaves READY. Equal frame and version before and
+//!   after a copy mean one content in between.
+//! - **W2** The bytes of a READY frame never change; a writer puts a fresh frame in place.
+//! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
+//!   the old value had WAITERS: a plain store would erase a waiter that came meanwhile.
+//!
+//! *Wrap-around.* 27 bits of version wrap after 134 million departures from READY, which a reader
+//! that was descheduled in mid-copy could sleep through. So the version alone is not trusted: a
+//! transition that makes a version wrap first raises the file's *epoch* (64 bits: never wraps),
+//! and a reader compares the epoch, too. A word that equals the one seen before the copy was
+//! either never changed or was written after the epoch rose; reading it (Acquire, by the fence
+//! between) makes the new epoch visible, and the reader discards the copy. Recycling a table leaf
+//! raises the epoch for the same reason (see `table`).
+//!
+//! Locks: none.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+
+use crate::cache::frame::FrameIndex;
+use crate::sync::{AtomicU64, fence};
+
+const STATE: u64 = 0b111;
+const EMPTY: u64 = 0;
+const FILLING: u64 = 1;
+const READY: u64 = 2;
+const HIDDEN: u64 = 3;
+const REFERENCED: u64 = 1 << 3;
+const WAITERS: u64 = 1 << 4;
+const MARKER: u64 = 1 << 5;
+
+const VERSION_SHIFT: u32 = 9;
+/// Shrunk under loom, so that a model can wrap it.
+#[cfg(not(loom))]
+const VERSION_BITS: u32 = 27;
+#[cfg(loom)]
+const VERSION_BITS: u32 = 1;
+const VERSION: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
+const FRAME_SHIFT: u32 = 36;
+
+/// The number of frames that a word can tell apart.
+pub(crate) const FRAMES_MAX: u64 = 1 << (64 - FRAME_SHIFT);
+
+/// What decides whether a copy is one content: state, version and frame.
+const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER) & !(0b111 << 6);
+
+/// A value that a page word had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Word(u64);
+
+/// The state part of a [`Word`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Empty,
+    Filling,
+    Ready,
+    Hidden,
+}
+
+impl Word {
+    #[inline]
+    pub(crate) fn state(self) -> State {
+        match self.0 & STATE {
+            READY => State::Ready,
+            FILLING => State::Filling,
+            HIDDEN => State::Hidden,
+            _ => State::Empty,
+        }
+    }
+
+    /// READY, and no marker for the slow path on it.
+    #[inline]
+    pub(crate) fn is_hit(self) -> bool {
+        self.0 & (STATE | MARKER) == READY
+    }
+
+    #[inline]
+    pub(crate) fn is_ready(self) -> bool {
+        self.0 & STATE == READY
+    }
+
+    #[inline]
+    pub(crate) fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+
+    pub(crate) fn has_marker(self) -> bool {
+        self.0 & MARKER != 0
+    }
+
+    fn has_waiters(self) -> bool {
+        self.0 & WAITERS != 0
+    }
+
+    /// The frame; meaningful unless EMPTY.
+    #[inline]
+    pub(crate) fn frame(self) -> FrameIndex {
+        FrameIndex((self.0 >> FRAME_SHIFT) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn same_content(self, other: Word) -> bool {
+        (self.0 ^ other.0) & CONTENT == 0
+    }
+}
+
+/// Whether sleepers on the word must be woken with [`PageWord::wake`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sleepers(bool);
+
+/// How a page appears when it becomes READY.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Shown {
+    /// As if it had been read once already.
+    pub(crate) referenced: bool,
+    /// The next reader continues the read-ahead.
+    pub(crate) marker: bool,
+}
+
+impl Shown {
+    fn bits(self) -> u64 {
+        u64::from(self.referenced) * REFERENCED | u64::from(self.marker) * MARKER
+    }
+}
+
+/// The epoch of a file: see "Wrap-around" above.
+#[repr(transparent)]
+pub(crate) struct Epoch(AtomicU64);
+
+impl Epoch {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// First step of a lock-free read.
+    #[inline]
+    pub(crate) fn begin(&self) -> u64 {
+        // Acquire: the loads of the words stay below.
+        self.0.load(Acquire)
+    }
+
+    /// Last step of a lock-free read, after all words were reloaded.
+    #[inline]
+    pub(crate) fn is_unchanged(&self, begun: u64) -> bool {
+        // Pairs with the release of the RMW that wrote the word which was just reloaded: if that
+        // word came after a wrap, the raise of the epoch is visible here.
+        fence(Acquire);
+        self.0.load(Relaxed) == begun
+    }
+
+    /// Before words of this file can repeat.
+    pub(crate) fn raise(&self) {
+        // SeqCst (a fence on both sides on every target we run on): what follows, a wrapped word
+        // or the reuse of a leaf, is seen by nobody who does not see this.
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// The word of one page.
+#[repr(transparent)]
+pub(crate) struct PageWord(AtomicU64);
+
+impl PageWord {
+    #[cfg(any(test, loom))]
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(EMPTY))
+    }
+
+    /// Acquire: pairs with the release of the transition that made the page READY, so the bytes
+    /// of its frame are visible to the copy that follows.
+    #[inline]
+    pub(crate) fn load(&self) -> Word {
+        Word(self.0.load(Acquire))
+    }
+
+    /// Whether the content is still what `seen` says. The caller has put a `fence(Acquire)`
+    /// between its copy and this, so that the copy's loads stay above: if the frame was replaced
+    /// and reused before the copy ended, a newer word is seen here.
+    #[inline]
+    pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
+        Word(self.0.load(Relaxed)).same_content(seen)
+    }
+
+    /// Sets REFERENCED where it is clear; the only write of a hit.
+    #[inline]
+    pub(crate) fn mark_referenced(&self, seen: Word) {
+        if !seen.is_referenced() {
+            // Relaxed: a hint for the evictor, it guards nothing.
+            self.0.fetch_or(REFERENCED, Relaxed);
+        }
+    }
+
+    /// Clears REFERENCED; whether it was set.
+    pub(crate) fn take_referenced(&self) -> bool {
+        self.0.fetch_and(!REFERENCED, Relaxed) & REFERENCED != 0
+    }
+
+    /// Clears MARKER; whether this call did it.
+    pub(crate) fn take_marker(&self) -> bool {
+        self.0.fetch_and(!MARKER, Relaxed) & MARKER != 0
+    }
+
+    /// EMPTY -> FILLING with `frame`. Caller: holds at least a shared guard over the page (W3).
+    /// Fails if the page is not EMPTY (single flight, W9).
+    pub(crate) fn try_fill(&self, frame: FrameIndex) -> Result<(), Word> {
+        let mut seen = self.0.load(Relaxed);
+        loop {
+            if seen & STATE != EMPTY {
+                return Err(Word(seen));
+            }
+            let new = (seen & VERSION) | u64::from(frame.0) << FRAME_SHIFT | FILLING;
+            // AcqRel: pairs with the release that made the page EMPTY, so that what its last
+            // owner did to the file is done before this fill reads it.
+            match self.0.compare_exchange_weak(seen, new, AcqRel, Acquire) {
+                Ok(_) => return Ok(()),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// FILLING -> READY. Caller: whose `try_fill` succeeded; the frame's bytes are complete.
+    pub(crate) fn finish_fill(&self, frame: FrameIndex, shown: Shown) -> Sleepers {
+        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
+    }
+
+    /// FILLING -> EMPTY. Caller: whose `try_fill` succeeded; takes its frame back.
+    pub(crate) fn abort_fill(&self) -> Sleepers {
+        self.end(EMPTY)
+    }
+
+    /// Ends FILLING or HIDDEN, keeping the version. Only the page's owner calls it, so nothing
+    /// but flags can change under it, and a swap with the version just read is exact.
+    fn end(&self, new: u64) -> Sleepers {
+        let version = self.0.load(Relaxed) & VERSION;
+        // AcqRel: release publishes the frame's bytes to `load`.
+        Sleepers(Word(self.0.swap(version | new, AcqRel)).has_waiters())
+    }
+
+    /// READY -> EMPTY if the content is still `seen` and was not referenced. The caller then owns
+    /// the frame: `fence(SeqCst)`, test its pins, free it.
+    pub(crate) fn try_evict(&self, seen: Word, epoch: &Epoch) -> bool {
+        debug_assert!(seen.is_ready());
+        let new = next_version(seen.0, epoch) | EMPTY;
+        self.0.compare_exchange(seen.0, new, AcqRel, Relaxed).is_ok()
+    }
+
+    /// READY -> READY with a fresh frame, in one step: a write of one page that leaves the size
+    /// alone. Caller: holds an exclusive guard. Fails if the page was evicted. Returns the old
+    /// frame, which the caller owns: `fence(SeqCst)`, test its pins, free it.
+    pub(crate) fn try_replace(
+        &self,
+        frame: FrameIndex,
+        shown: Shown,
+        epoch: &Epoch,
+    ) -> Result<FrameIndex, Word> {
+        let mut seen = self.0.load(Relaxed);
+        loop {
+            if seen & STATE != READY {
+                return Err(Word(seen));
+            }
+            let keep = seen & MARKER;
+            let new = next_version(seen, epoch)
+                | u64::from(frame.0) << FRAME_SHIFT
+                | READY
+                | keep
+                | shown.bits();
+            match self.0.compare_exchange_weak(seen, new, AcqRel, Relaxed) {
+                Ok(_) => return Ok(Word(seen).frame()),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// READY or EMPTY -> HIDDEN. Caller: holds an exclusive guard over the page, so nobody else
+    /// fills or hides it (W3). Returns what it was; a READY page's frame stays in the word.
+    /// After the last `hide` of an operation: `fence(SeqCst)`.
+    pub(crate) fn hide(&self, epoch: &Epoch) -> Word {
+        let mut seen = self.0.load(Relaxed);
+        loop {
+            debug_assert!(matches!(Word(seen).state(), State::Ready | State::Empty));
+            let version =
+                if seen & STATE == READY { next_version(seen, epoch) } else { seen & VERSION };
+            let frame = Word(seen).frame();
+            let new = version | u64::from(frame.0) << FRAME_SHIFT | HIDDEN;
+            match self.0.compare_exchange_weak(seen, new, AcqRel, Acquire) {
+                Ok(_) => return Word(seen),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// HIDDEN -> READY with `frame`. Caller: who hid it.
+    pub(crate) fn show(&self, frame: FrameIndex, shown: Shown) -> Sleepers {
+        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
+    }
+
+    /// HIDDEN -> EMPTY. Caller: who hid it, and now owns the frame that was there.
+    pub(crate) fn drop_hidden(&self) -> Sleepers {
+        self.end(EMPTY)
+    }
+
+    /// Sets WAITERS on a FILLING or HIDDEN word; the value to sleep on, or `None` if the page has
+    /// changed.
+    pub(crate) fn arm(&self, seen: Word) -> Option<Word> {
+        debug_assert!(matches!(seen.state(), State::Filling | State::Hidden));
+        let armed = seen.0 | WAITERS;
+        if seen.0 == armed {
+            return Some(seen);
+        }
+        // CAS on the word that was seen: the RMW that ends FILLING or HIDDEN either comes first
+        // and makes this fail, or finds WAITERS and wakes.
+        self.0.compare_exchange(seen.0, armed, AcqRel, Acquire).ok().map(|_| Word(armed))
+    }
+
+    /// Sleeps while the low half of the word is that of `armed`; may return early.
+    #[cfg(not(loom))]
+    pub(crate) fn sleep(&self, armed: Word) {
+        use rustix::thread::futex;
+        // The error cases are "changed already" and "interrupted": the caller looks again.
+        let _ = futex::wait(self.futex(), futex::Flags::PRIVATE, armed.0 as u32, None);
+    }
+
+    /// Wakes all sleepers, if there are any. The word may belong to another page by now: they
+    /// look again.
+    #[cfg(not(loom))]
+    pub(crate) fn wake(&self, sleepers: Sleepers) {
+        use rustix::thread::futex;
+        if sleepers.0 {
+            let _ = futex::wake(self.futex(), futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
+    #[cfg(not(loom))]
+    fn futex(&self) -> &AtomicU32 {
+        const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 1 };
+        // SAFETY: the half lies within the word, is aligned for u32, lives as long as `self`, and
+        // is only given to the kernel, which reads it atomically.
+        unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast::<u32>().add(LOW_HALF)) }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn sleep(&self, _armed: Word) {
+        loom::thread::yield_now();
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn wake(&self, sleepers: Sleepers) {
+        let _ = sleepers.0;
+    }
+}
+
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU32;
+
+/// The version after `seen`, without state or frame. Raises the epoch before a wrapped one is
+/// used.
+fn next_version(seen: u64, epoch: &Epoch) -> u64 {
+    let next = (seen & VERSION).wrapping_add(1 << VERSION_SHIFT) & VERSION;
+    if next == 0 {
+        epoch.raise();
+    }
+    next
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const F1: FrameIndex = FrameIndex(1);
+    const F2: FrameIndex = FrameIndex((FRAMES_MAX - 1) as u32);
+
+    fn ready(word: &PageWord, frame: FrameIndex) -> Word {
+        word.try_fill(frame).unwrap();
+        let _ = word.finish_fill(frame, Shown::default());
+        word.load()
+    }
+
+    #[test]
+    fn fill_is_single_flight() {
+        let word = PageWord::new();
+        word.try_fill(F1).unwrap();
+        assert_eq!(word.try_fill(F2).unwrap_err().state(), State::Filling);
+        assert_eq!(word.finish_fill(F2, Shown::default()), Sleepers(false));
+        assert_eq!(word.load().frame(), F2);
+        assert!(word.load().is_hit());
+    }
+
+    #[test]
+    fn leaving_ready_changes_the_content_even_with_the_same_frame() {
+        let (word, epoch) = (PageWord::new(), Epoch::new());
+        let first = ready(&word, F1);
+        assert!(word.try_evict(first, &epoch));
+        let second = ready(&word, F1);
+        assert!(!first.same_content(second));
+        word.hide(&epoch);
+        let _ = word.show(F1, Shown::default());
+        assert!(!second.same_content(word.load()));
+    }
+
+    #[test]
+    fn flags_do_not_change_the_content() {
+        let word = PageWord::new();
+        let seen = ready(&word, F1);
+        word.mark_referenced(seen);
+        assert!(word.load().is_referenced());
+        assert!(word.is_unchanged(seen));
+        assert!(word.take_referenced() && !word.take_referenced());
+    }
+
+    #[test]
+    fn a_referenced_page_is_not_evicted() {
+        let (word, epoch) = (PageWord::new(), Epoch::new());
+        let seen = ready(&word, F1);
+        word.mark_referenced(seen);
+        assert!(!word.try_evict(seen, &epoch));
+    }
+
+    #[test]
+    fn a_marker_sends_the_reader_to_the_slow_path_once() {
+        let word = PageWord::new();
+        word.try_fill(F1).unwrap();
+        let _ = word.finish_fill(F1, Shown { referenced: false, marker: true });
+        assert!(word.load().is_ready() && !word.load().is_hit());
+        assert!(word.take_marker() && !word.take_marker());
+        assert!(word.load().is_hit());
+    }
+
+    #[test]
+    fn the_end_of_hidden_reports_waiters() {
+        let (word, epoch) = (PageWord::new(), Epoch::new());
+        ready(&word, F1);
+        word.hide(&epoch);
+        let armed = word.arm(word.load()).unwrap();
+        assert_eq!(word.arm(armed), Some(armed));
+        assert_eq!(word.drop_hidden(), Sleepers(true));
+        assert_eq!(word.load().state(), State::Empty);
+    }
+
+    #[test]
+    fn a_wrapping_version_raises_the_epoch() {
+        let (word, epoch) = (PageWord(AtomicU64::new(VERSION | READY)), Epoch::new());
+        let begun = epoch.begin();
+        assert!(word.try_evict(word.load(), &epoch));
+        assert_eq!(word.0.load(Relaxed), EMPTY);
+        assert!(!epoch.is_unchanged(begun));
+    }
+}

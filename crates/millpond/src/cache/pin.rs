@@ -1,0 +1,155 @@
+//! Two small counting protocols: the pins of a frame, and the holds of a table node.
+//!
+//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; who took
+//! the frame out of the word fences (SeqCst) and calls [`Pins::try_retire`]. Either the retirer
+//! sees the pin, or the viewer sees that the word changed. A frame with pins becomes an orphan,
+//! and whoever drops the last pin of an orphan frees it: exactly one of them is told to.
+//!
+//! A viewer that came too late raises and drops the count of a frame that may be free or in new
+//! hands: harmless, and if the frame is retired once more in between, that viewer frees it.
+//!
+//! *Holds.* A table node counts those who use it: slow-path operations while they work on one of
+//! its words, and each slot that is not empty. A node with no hold may be recycled by whoever
+//! moves it from 0 to DEAD; a hold on a dead node fails. The hold is taken first and the slot that
+//! led here is read again after, so a hold that succeeded on a recycled node is noticed and given
+//! back ([`Pins::unhold`]), whatever the node has become.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+use crate::sync::AtomicU32;
+
+/// ORPHAN for pins, DEAD for holds.
+const MARK: u32 = 1 << 31;
+
+/// A count with a mark.
+pub(crate) struct Pins(AtomicU32);
+
+#[cfg(not(loom))]
+impl Default for Pins {
+    fn default() -> Self {
+        Self(AtomicU32::new(0))
+    }
+}
+
+impl Pins {
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Raises the pin count. The caller then fences (SeqCst) and re-validates the page word.
+    pub(crate) fn pin(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// Drops a pin; true if the frame was an orphan and this was its last pin: free it.
+    #[must_use]
+    pub(crate) fn unpin(&self) -> bool {
+        let mut seen = self.0.load(Relaxed);
+        loop {
+            let last = seen == MARK | 1;
+            let new = if last { 0 } else { seen - 1 };
+            // AcqRel: the reads of every viewer happen before the frame is freed. Mark and pin go
+            // in one step, else a late pin and its end could be taken for the last pin again.
+            match self.0.compare_exchange_weak(seen, new, AcqRel, Relaxed) {
+                Ok(_) => return last,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Called by who took the frame out of its page, after `fence(SeqCst)`: true if nobody has it
+    /// pinned, so that it can be freed; else it is an orphan from now on.
+    #[must_use]
+    pub(crate) fn try_retire(&self) -> bool {
+        let mut seen = self.0.load(Acquire);
+        loop {
+            if seen == 0 {
+                return true;
+            }
+            match self.0.compare_exchange_weak(seen, seen | MARK, AcqRel, Acquire) {
+                Ok(_) => return false,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.0.load(Relaxed) != 0
+    }
+
+    /// Takes a hold; false if the node is dead.
+    #[must_use]
+    pub(crate) fn try_hold(&self) -> bool {
+        // AcqRel: what the recycler did before the node came alive again is visible, and the
+        // re-reading of the parent's slot stays below.
+        if self.0.fetch_add(1, AcqRel) & MARK != 0 {
+            self.0.fetch_sub(1, AcqRel);
+            return false;
+        }
+        true
+    }
+
+    /// One more hold, by someone who has one.
+    pub(crate) fn hold_again(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// Drops a hold; true if it was the last one, so that [`Pins::try_kill`] may succeed.
+    pub(crate) fn unhold(&self) -> bool {
+        self.0.fetch_sub(1, AcqRel) == 1
+    }
+
+    /// 0 -> DEAD: the caller recycles the node. Fails if somebody holds it.
+    #[must_use]
+    pub(crate) fn try_kill(&self) -> bool {
+        self.0.compare_exchange(0, MARK, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Makes a node dead whose table is torn down, by the only one who still uses that table;
+    /// `own` is the number of holds that belong to it. Late holds from elsewhere stay counted.
+    pub(crate) fn bury(&self, own: u32) {
+        self.0.fetch_add(MARK - own, AcqRel);
+    }
+
+    /// Dead, or never used, to alive with one hold, the caller's. Late holds that are being given
+    /// back stay counted.
+    pub(crate) fn revive(&self) {
+        let mut seen = self.0.load(Relaxed);
+        while let Err(now) = self.0.compare_exchange_weak(seen, (seen & !MARK) + 1, AcqRel, Relaxed)
+        {
+            seen = now;
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_pin_of_an_orphan_frees_it() {
+        let pins = Pins::default();
+        assert!(pins.try_retire());
+        pins.pin();
+        pins.pin();
+        assert!(!pins.try_retire());
+        assert!(!pins.unpin());
+        assert!(pins.unpin());
+        assert!(!pins.is_pinned());
+    }
+
+    #[test]
+    fn a_held_node_is_not_recycled_and_a_dead_one_not_held() {
+        let holds = Pins::default();
+        holds.revive();
+        assert!(!holds.try_kill());
+        assert!(holds.try_hold());
+        assert!(!holds.unhold());
+        assert!(holds.unhold());
+        assert!(holds.try_kill());
+        assert!(!holds.try_hold());
+        holds.revive();
+        assert!(holds.unhold());
+    }
+}

@@ -1,0 +1,244 @@
+//! A file as the engine knows it: one per inode and process, shared by all handles.
+//!
+//! The registry finds the cached file of an inode, whichever engine opened it first; its cache,
+//! page size and backing stay as that opener chose them. A cached file lives as long as a handle
+//! of it, or a background read into it, does.
+//!
+//! Lock order of an operation: append mutex -> range guard -> (queues, free lists).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use millpond_rangelock::{ByteRange, Guard, Mode, RangeLock};
+
+use crate::cache::Cache;
+use crate::cache::slab::Slab;
+use crate::cache::table::{FileCore, PageIndex};
+use crate::error::{Error, Op, Result};
+use crate::io::backend::BackingFile;
+use crate::io::backend::memory::MemoryFile;
+use crate::io::backend::sim::{SimFile, SimOptions};
+use crate::io::backend::threads::{Pool, ThreadsFile};
+use crate::io::backend::uring::{Driver, UringFile};
+use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
+
+/// What an open file costs beside its core: its object, range lock, registry entry and the
+/// allocator's overhead, measured generously.
+const FILE_BYTES: u64 = 1024;
+
+/// What the handles of an engine share.
+pub(crate) struct Shared {
+    pub(crate) cache: Cache,
+    pub(crate) hit_path: AtomicBool,
+    pub(crate) backend: Backend,
+    pub(crate) readahead_bytes_max: u64,
+    pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
+}
+
+/// The back end of an engine.
+pub(crate) struct Backend {
+    pub(crate) kind: BackendKind,
+    pub(crate) reason: String,
+    pub(crate) pool: Arc<Pool>,
+}
+
+pub(crate) enum BackendKind {
+    Uring(Arc<Driver>),
+    Threads,
+    Memory,
+    Sim(SimOptions),
+}
+
+impl Backend {
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            BackendKind::Uring(_) => "uring",
+            BackendKind::Threads => "threads",
+            BackendKind::Memory => "memory",
+            BackendKind::Sim(_) => "sim",
+        }
+    }
+
+    fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
+        let pool = &self.pool;
+        Ok(match &self.kind {
+            BackendKind::Uring(driver) => Arc::new(UringFile::new(fd.as_fd(), backing, driver)?),
+            BackendKind::Threads => Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?),
+            BackendKind::Memory => Arc::new(MemoryFile::new(contents(fd)?, pool)),
+            BackendKind::Sim(options) => Arc::new(SimFile::new(contents(fd)?, options, pool)),
+        })
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        if let BackendKind::Uring(driver) = &self.kind {
+            driver.stop();
+        }
+        self.pool.stop();
+    }
+}
+
+fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; rustix::fs::fstat(fd)?.st_size as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pread(fd, &mut bytes[done..], done as u64)? {
+            0 => break,
+            moved => done += moved,
+        }
+    }
+    Ok(bytes)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+/// One file of this process.
+pub(crate) struct CachedFile {
+    core: NonNull<FileCore>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) ranges: Arc<RangeLock>,
+    pub(crate) appending: Mutex<()>,
+    pub(crate) backing: Arc<dyn BackingFile>,
+    id: FileId,
+}
+
+// SAFETY: the core is of atomics, in memory that `shared` keeps; it is freed by `drop` alone.
+unsafe impl Send for CachedFile {}
+// SAFETY: as above.
+unsafe impl Sync for CachedFile {}
+
+type Registry = Mutex<HashMap<FileId, Weak<CachedFile>>>;
+
+fn registry() -> &'static Registry {
+    static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    REGISTRY.get_or_init(Registry::default)
+}
+
+impl CachedFile {
+    /// Finds or makes the cached file of `fd`. Returns the descriptor, too, where the file does
+    /// not need it: the handle keeps it, as closing it could drop the process's POSIX locks.
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        fd: OwnedFd,
+        options: &OpenOptions,
+    ) -> Result<(Arc<CachedFile>, Option<OwnedFd>)> {
+        let failed = |source: io::Error| Error::io(Op::Open, 0, 0, source);
+        let stat = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?;
+        match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+            rustix::fs::FileType::RegularFile => {}
+            kind => {
+                let directory = kind == rustix::fs::FileType::Directory;
+                return Err(Error::NotRegular { directory });
+            }
+        }
+        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let mut files = registry().lock().expect("no panic under the lock");
+        let file = match files.get(&id).and_then(Weak::upgrade) {
+            Some(file) => {
+                let page_bytes = file.core().page_bytes() as u32;
+                if options.page_bytes.is_some_and(|bytes| bytes != page_bytes) {
+                    let what =
+                        format!("the file is open already, with pages of {page_bytes} bytes");
+                    return Err(Error::InvalidInput { op: Op::Open, what });
+                }
+                file
+            }
+            None => {
+                let backing = shared.backend.open(&fd, options.backing).map_err(failed)?;
+                let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
+                let size = backing.len().unwrap_or(stat.st_size as u64);
+                let file = Arc::new(Self::new(shared, backing, id, size, page_bytes)?);
+                files.insert(id, Arc::downgrade(&file));
+                file
+            }
+        };
+        let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
+        Ok((file, kept))
+    }
+
+    fn new(
+        shared: &Arc<Shared>,
+        backing: Arc<dyn BackingFile>,
+        id: FileId,
+        size: u64,
+        page_bytes: u32,
+    ) -> Result<CachedFile> {
+        let no_buffers = || Error::NoBuffers { op: Op::Open };
+        if !shared.cache.try_charge(FILE_BYTES) {
+            return Err(no_buffers());
+        }
+        let Some(core) = Slab::alloc(&shared.cache, size, page_bytes.trailing_zeros()) else {
+            shared.cache.frames.uncharge(FILE_BYTES);
+            return Err(no_buffers());
+        };
+        Ok(CachedFile {
+            core,
+            shared: Arc::clone(shared),
+            ranges: Arc::new(RangeLock::new()),
+            appending: Mutex::new(()),
+            backing,
+            id,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &FileCore {
+        // SAFETY: the core is ours until `drop`.
+        unsafe { self.core.as_ref() }
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.shared.cache
+    }
+
+    /// The page of byte `offset`.
+    #[inline]
+    pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
+        offset >> self.core().page_shift
+    }
+
+    #[inline]
+    pub(crate) fn start_of(&self, page: PageIndex) -> u64 {
+        page << self.core().page_shift
+    }
+
+    /// The bytes from `start` to `end`, rounded out to whole pages.
+    pub(crate) fn pages(&self, start: u64, end: u64) -> ByteRange {
+        let mask = self.core().page_bytes() as u64 - 1;
+        ByteRange::new(start & !mask, end.saturating_add(mask) & !mask).expect("start <= end")
+    }
+
+    /// Waits for a guard over the pages of the bytes from `start` to `end`.
+    pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
+        self.ranges.lock(self.pages(start, end), mode)
+    }
+
+    /// How many pages an operation takes in one go: what the cache can spare.
+    pub(crate) fn chunk_pages(&self, at_most: usize) -> usize {
+        let spare = self.cache().frames.limit_bytes() / 8 / self.core().page_bytes() as u64;
+        (spare as usize).clamp(1, at_most)
+    }
+}
+
+impl Drop for CachedFile {
+    fn drop(&mut self) {
+        let mut files = registry().lock().expect("no panic under the lock");
+        // The inode may have been opened anew since our last handle went.
+        if files.get(&self.id).is_some_and(|file| file.strong_count() == 0) {
+            files.remove(&self.id);
+        }
+        drop(files);
+        self.cache().tear_down(self.core());
+        Slab::free(self.cache(), self.core);
+        self.cache().frames.uncharge(FILE_BYTES);
+    }
+}

@@ -1,0 +1,204 @@
+//! The engine: one cache, one back end, many files.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::cache::Cache;
+use crate::cached::{Backend, BackendKind, CachedFile, Shared};
+use crate::error::{Error, Op, Result};
+use crate::file::File;
+use crate::io::backend::uring::{self, Driver};
+use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
+use crate::stats::Stats;
+
+/// The smallest and largest limits that an engine can keep to.
+const CACHE_BYTES_MIN: u64 = 16 << 10;
+const CACHE_BYTES_MAX: u64 = 512 << 30;
+
+/// A cache with a hard memory limit, and the back end below it.
+///
+/// A handle: clones are the same engine. It lives as long as a clone or an open file does. Files
+/// opened through several engines of one process share one cached file per inode, which belongs to
+/// the engine that opened it first.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+impl Engine {
+    /// An engine's options; [`EngineBuilder::build`] makes the engine.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let engine = millpond::Engine::builder().cache_bytes(1 << 20).build()?;
+    /// assert_eq!(engine.cache_bytes(), 1 << 20);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    pub(crate) fn build(options: EngineBuilder) -> Result<Engine> {
+        let cache_bytes = options.cache_bytes.unwrap_or_else(crate::memory::default_cache_bytes);
+        if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&cache_bytes) {
+            let what = format!(
+                "cache of {cache_bytes} bytes: must be {CACHE_BYTES_MIN} to {CACHE_BYTES_MAX}"
+            );
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
+        let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
+        let (kind, reason) = choose(options.backend).map_err(failed)?;
+        Ok(Engine {
+            shared: Arc::new(Shared {
+                cache: Cache::new(cache_bytes).map_err(failed)?,
+                hit_path: AtomicBool::new(options.hit_path),
+                backend: Backend { kind, reason, pool: Arc::default() },
+                readahead_bytes_max: options.readahead_bytes_max,
+                pinned_bytes: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// Opens a file, or creates one, as `options` say. Descriptors are close-on-exec.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] with what `open(2)` answered; [`Error::NotRegular`] for anything but a regular
+    /// file; [`Error::InvalidInput`] for options that contradict each other or the file as it is
+    /// open already; [`Error::NoBuffers`] if the memory limit has no room for another open file.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let missing = engine.open("/no/such/file", &OpenOptions::new().read(true));
+    /// assert_eq!(missing.err().map(|error| error.errno()), Some(2));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        options.check()?;
+        let mut flags = match (options.read, options.writable()) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        // A FIFO must be refused, not waited for.
+        flags |= OFlags::CLOEXEC | OFlags::NONBLOCK;
+        if options.create {
+            flags |= OFlags::CREATE;
+        }
+        if options.create_new {
+            flags |= OFlags::CREATE | OFlags::EXCL;
+        }
+        let fd = rustix::fs::open(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
+            .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        self.from_fd(fd, options)
+    }
+
+    /// Adopts a descriptor, which must permit what `options` ask for; of the other options those
+    /// about the cache count, and `truncate`. The descriptor's own offset is never used; `O_APPEND`
+    /// does not disturb positioned writes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::open`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// std::fs::write(&path, "pond").unwrap();
+    /// let fd = std::fs::File::open(&path).unwrap().into();
+    /// let file = engine.from_fd(fd, &OpenOptions::new().read(true))?;
+    /// assert_eq!(file.len()?, 4);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn from_fd(&self, fd: OwnedFd, options: &OpenOptions) -> Result<File> {
+        options.check()?;
+        let flags =
+            rustix::fs::fcntl_getfl(&fd).map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        let access = flags & OFlags::RWMODE;
+        let refused = (options.read && access == OFlags::WRONLY)
+            || (options.writable() && access == OFlags::RDONLY);
+        if refused || flags.contains(OFlags::PATH) {
+            let what = "the descriptor does not permit what the options ask for".into();
+            return Err(Error::InvalidInput { op: Op::Open, what });
+        }
+        let (cached, kept) = CachedFile::open(&self.shared, fd, options)?;
+        let file = File::new(cached, kept, options);
+        if options.truncate {
+            file.truncate(0)?;
+        }
+        Ok(file)
+    }
+
+    /// The memory limit, in bytes.
+    #[must_use]
+    pub fn cache_bytes(&self) -> u64 {
+        self.shared.cache.frames.limit_bytes()
+    }
+
+    /// Turns the lock-free path for cached reads on or off, for this engine's files. Off, every
+    /// read takes the slow path: for comparison, and as an emergency stop.
+    pub fn set_hit_path(&self, on: bool) {
+        self.shared.hit_path.store(on, Relaxed);
+    }
+
+    /// What the engine has done so far. Takes the lock of the eviction queues, and time in
+    /// proportion to the number of cached pages.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let readahead = self.shared.cache.readahead_use();
+        Stats {
+            readahead_used: readahead.used,
+            readahead_wasted: readahead.wasted,
+            memory_bytes: self.shared.cache.frames.committed_bytes(),
+            back_end: self.shared.backend.name(),
+            back_end_reason: self.shared.backend.reason.clone(),
+            ..self.shared.cache.counters.snapshot()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("cache_bytes", &self.cache_bytes())
+            .field("back_end", &self.shared.backend.name())
+            .finish_non_exhaustive()
+    }
+}
+
+fn choose(choice: BackendChoice) -> std::io::Result<(BackendKind, String)> {
+    let asked = || "as asked for".to_string();
+    let uring = || Driver::new().map(|driver| BackendKind::Uring(Arc::new(driver)));
+    Ok(match choice {
+        BackendChoice::Auto => match uring::probe() {
+            Ok(()) => (uring()?, "io_uring works here".into()),
+            Err(error) => (BackendKind::Threads, format!("io_uring does not work here: {error}")),
+        },
+        BackendChoice::Uring => {
+            uring::probe()?;
+            (uring()?, asked())
+        }
+        BackendChoice::Threads => (BackendKind::Threads, asked()),
+        BackendChoice::Memory => (BackendKind::Memory, asked()),
+        BackendChoice::Sim(options) => (BackendKind::Sim(options), asked()),
+    })
+}

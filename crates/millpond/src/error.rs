@@ -1,0 +1,197 @@
+//! What can go wrong, which bytes it concerns, and the errno it stands for.
+
+use std::fmt;
+use std::io;
+
+/// The result of an operation of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The operation that an [`Error`] belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Op {
+    /// Building an engine.
+    Build,
+    /// Opening a file, or adopting a descriptor.
+    Open,
+    /// Reading bytes.
+    Read,
+    /// Borrowing cached bytes.
+    View,
+    /// Writing bytes.
+    Write,
+    /// Changing the file's length.
+    Truncate,
+    /// Asking for the file's length or identity.
+    Stat,
+    /// Forcing written bytes to the device.
+    Sync,
+    /// Giving the cache a hint.
+    Advise,
+    /// Closing a handle.
+    Close,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Op::Build => "build",
+            Op::Open => "open",
+            Op::Read => "read",
+            Op::View => "view",
+            Op::Write => "write",
+            Op::Truncate => "truncate",
+            Op::Stat => "stat",
+            Op::Sync => "sync",
+            Op::Advise => "advise",
+            Op::Close => "close",
+        })
+    }
+}
+
+/// Why an operation failed. [`Error::errno`] gives the value that POSIX has for it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The back end failed `op` on `len` bytes at byte `offset`.
+    Io {
+        /// The operation that failed.
+        op: Op,
+        /// First byte concerned.
+        offset: u64,
+        /// Number of bytes concerned; 0 where the operation has none.
+        len: u64,
+        /// What the back end said.
+        source: io::Error,
+    },
+    /// `offset + len` is past the largest file offset, `i64::MAX`.
+    InvalidRange {
+        /// The operation that was refused.
+        op: Op,
+        /// First byte asked for.
+        offset: u64,
+        /// Number of bytes asked for.
+        len: u64,
+    },
+    /// An option or argument that can't be honoured; `what` names it and the limit.
+    InvalidInput {
+        /// The operation that was refused.
+        op: Op,
+        /// The argument, its value and what would have been accepted.
+        what: String,
+    },
+    /// The handle was not opened for `op` (EBADF), which concerned `len` bytes at `offset`.
+    NotPermitted {
+        /// The operation that was refused.
+        op: Op,
+        /// First byte asked for.
+        offset: u64,
+        /// Number of bytes asked for.
+        len: u64,
+    },
+    /// Only regular files can be cached. The errno is EISDIR for a directory.
+    NotRegular {
+        /// Whether it was a directory.
+        directory: bool,
+    },
+    /// The caller's memory could not be read or written (EFAULT) during `op`.
+    ///
+    /// Only the raw-pointer operations return it, and only where a handler of memory faults
+    /// consults [`crate::fault`].
+    Fault {
+        /// The operation that was cut short.
+        op: Op,
+        /// First byte asked for.
+        offset: u64,
+        /// Number of bytes asked for.
+        len: u64,
+    },
+    /// The memory limit leaves no frame for `op`: too much of the cache is pinned by views, or
+    /// taken by open files.
+    NoBuffers {
+        /// The operation that found no memory.
+        op: Op,
+    },
+}
+
+impl Error {
+    /// The errno of this error, as POSIX names it, positive.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Error::InvalidRange { .. } | Error::InvalidInput { .. } => libc::EINVAL,
+            Error::NotPermitted { .. } => libc::EBADF,
+            Error::NotRegular { directory: true } => libc::EISDIR,
+            Error::NotRegular { directory: false } => libc::ENOTSUP,
+            Error::Fault { .. } => libc::EFAULT,
+            Error::NoBuffers { .. } => libc::ENOBUFS,
+        }
+    }
+
+    pub(crate) fn io(op: Op, offset: u64, len: u64, source: impl Into<io::Error>) -> Self {
+        Error::Io { op, offset, len, source: source.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { op, offset, len, source } => {
+                write!(f, "{op} of {len} bytes at offset {offset}: {source}")
+            }
+            Error::InvalidRange { op, offset, len } => write!(
+                f,
+                "{op} of {len} bytes at offset {offset}: past the largest file offset, {}",
+                i64::MAX
+            ),
+            Error::InvalidInput { op, what } => write!(f, "{op}: {what}"),
+            Error::NotPermitted { op, offset, len } => {
+                write!(f, "{op} of {len} bytes at offset {offset}: the file is not open for this")
+            }
+            Error::NotRegular { directory: true } => f.write_str("open: is a directory"),
+            Error::NotRegular { directory: false } => f.write_str("open: not a regular file"),
+            Error::Fault { op, offset, len } => write!(
+                f,
+                "{op} of {len} bytes at offset {offset}: the caller's memory can't be accessed"
+            ),
+            Error::NoBuffers { op } => {
+                write!(f, "{op}: the memory limit leaves no free page frame")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io { source, .. } => source,
+            other => io::Error::from_raw_os_error(other.errno()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_operation_offset_and_length() {
+        let error = Error::io(Op::Read, 4096, 512, io::Error::from_raw_os_error(libc::EIO));
+        let text = error.to_string();
+        assert!(text.contains("read") && text.contains("4096") && text.contains("512"), "{text}");
+        assert_eq!(error.errno(), libc::EIO);
+        let error = Error::InvalidRange { op: Op::Write, offset: u64::MAX, len: 1 };
+        assert!(error.to_string().starts_with("write of 1 bytes at offset 1844674407370955161"));
+        assert_eq!(error.errno(), libc::EINVAL);
+    }
+}

@@ -1,0 +1,468 @@
+//! The public face of an open file.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+
+use crate::advice::Advice;
+use crate::cache::readahead::{self, Readahead};
+use crate::cached::CachedFile;
+use crate::error::{Error, Op, Result};
+use crate::io::segment::{self, Segment};
+use crate::options::OpenOptions;
+use crate::read;
+use crate::view::View;
+use crate::write;
+
+/// An open file.
+///
+/// All methods take `&self`; any number of threads may use one handle. Every read and write is
+/// atomic with respect to every other operation on the same file in this process, through whatever
+/// handle, save that raw and vectored forms whose memory faults may have moved some bytes. Offsets
+/// and lengths are in bytes; nothing needs to be aligned.
+///
+/// Dropping a handle closes it; [`File::close`] also reports what the kernel says about it.
+///
+/// # Examples
+///
+/// ```
+/// # use millpond::{Engine, OpenOptions};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("log");
+/// let log = engine.open(&path, &OpenOptions::new().read(true).append(true).create(true))?;
+/// assert_eq!(log.append(b"one")?, 0);
+/// assert_eq!(log.append(b"two")?, 3);
+/// assert_eq!(&*log.view(0, 100)?, b"onetwo");
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub struct File {
+    cached: Arc<CachedFile>,
+    read: bool,
+    write: bool,
+    readahead: Readahead,
+    /// The handle's own descriptor, where the cached file uses another one.
+    _fd: Option<OwnedFd>,
+}
+
+impl File {
+    pub(crate) fn new(cached: Arc<CachedFile>, fd: Option<OwnedFd>, options: &OpenOptions) -> File {
+        File {
+            cached,
+            read: options.read,
+            write: options.writable(),
+            readahead: Readahead::new(),
+            _fd: fd,
+        }
+    }
+
+    /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
+    /// the end of the file.
+    ///
+    /// Cached bytes are read without locks and without waiting (after FreeBSD's `vn_read_from_obj`,
+    /// but atomically). Otherwise blocks until the pages were read, or until a writer of the same
+    /// pages is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`]: the range ends past `i64::MAX`. [`Error::NotPermitted`]: not open
+    /// for reading. [`Error::Io`]: a page could not be read; `dst` is unspecified.
+    #[inline]
+    pub fn read_at(&self, dst: &mut [u8], offset: u64) -> Result<usize> {
+        // SAFETY: an exclusive slice is valid for writes of its length.
+        unsafe { self.read_raw_at(dst.as_mut_ptr(), dst.len(), offset) }
+    }
+
+    /// Like [`File::read_at`], into several buffers in turn, as one atomic read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`].
+    pub fn read_vectored_at(&self, dst: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
+        // SAFETY: IoSliceMut is laid out like iovec, by its documentation, and valid for writes.
+        unsafe {
+            let iovecs = std::slice::from_raw_parts(dst.as_ptr().cast(), dst.len());
+            self.read_vectored_raw_at(iovecs, offset)
+        }
+    }
+
+    /// Reads exactly `dst.len()` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`]; [`Error::Io`] of kind `UnexpectedEof` if the file ends before.
+    pub fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
+        if self.read_at(dst, offset)? < dst.len() {
+            let end = std::io::ErrorKind::UnexpectedEof;
+            return Err(Error::io(Op::Read, offset, dst.len() as u64, end));
+        }
+        Ok(())
+    }
+
+    /// Writes `src` at byte `offset`; returns the bytes written. The back end has taken them when
+    /// this returns, and they survive whatever the kernel's survive; [`File::sync_data`] makes them
+    /// durable.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`] and [`Error::NotPermitted`] as for reads. [`Error::Io`]: nothing was
+    /// acknowledged. Where the back end took only a part before it failed, the length of that
+    /// part is returned instead.
+    pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
+        // SAFETY: a shared slice is valid for reads of its length.
+        unsafe { self.write_raw_at(src.as_ptr(), src.len(), offset) }
+    }
+
+    /// Like [`File::write_at`], from several buffers in turn, as one atomic write.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`].
+    pub fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+        // SAFETY: IoSlice is laid out like iovec, by its documentation, and valid for reads.
+        unsafe {
+            let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
+            self.write_vectored_raw_at(iovecs, offset)
+        }
+    }
+
+    /// Writes all of `src`; not atomically if the back end takes it in parts.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`]; a part may have been written.
+    pub fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < src.len() {
+            done += self.write_at(&src[done..], offset + done as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Writes `src` at the end of the file; returns the offset at which it begins. Appends never
+    /// interleave and leave no gaps.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`]. [`Error::Io`] of kind `WriteZero`, too, where the back end took
+    /// only a part: its `offset` is where the part begins, its `len` the length of that part.
+    pub fn append(&self, src: &[u8]) -> Result<u64> {
+        self.append_vectored(&[IoSlice::new(src)])
+    }
+
+    /// Like [`File::append`], from several buffers in turn.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::append`].
+    pub fn append_vectored(&self, src: &[IoSlice<'_>]) -> Result<u64> {
+        let total: usize = src.iter().map(|slice| slice.len()).sum();
+        // SAFETY: as in `write_vectored_at`.
+        let (offset, moved) = unsafe {
+            let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
+            self.append_vectored_raw(iovecs)?
+        };
+        if moved < total {
+            let part = std::io::ErrorKind::WriteZero;
+            return Err(Error::io(Op::Write, offset, moved as u64, part));
+        }
+        Ok(offset)
+    }
+
+    /// Sets the file's length: cuts it, or extends it with zeros. Blocks while operations beyond
+    /// the smaller of both lengths are under way; those below are not disturbed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPermitted`]: not open for writing. [`Error::InvalidRange`]: past `i64::MAX`.
+    /// [`Error::Io`]: the back end refused; nothing has changed.
+    pub fn truncate(&self, len: u64) -> Result<()> {
+        check_range(Op::Truncate, len, 0)?;
+        self.check(self.write, Op::Truncate, len, 0)?;
+        self.cached.truncate(len)
+    }
+
+    /// The file's length in bytes. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// None at present.
+    pub fn len(&self) -> Result<u64> {
+        Ok(self.cached.core().size.load(Acquire))
+    }
+
+    /// Whether the file has no bytes.
+    ///
+    /// # Errors
+    ///
+    /// None at present.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Makes what was written, and the file's metadata, durable: `fsync`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] with what the back end answered.
+    pub fn sync_all(&self) -> Result<()> {
+        self.sync(false)
+    }
+
+    /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] with what the back end answered.
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync(true)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        self.cached.backing.sync(data_only).map_err(|error| Error::io(Op::Sync, 0, 0, error))
+    }
+
+    /// Borrows cached bytes, filling the page if need be: at most `len` from `offset` on, and no
+    /// further than the end of the page or of the file. The view is a snapshot: it does not change
+    /// however the file does. It pins a page of the cache for as long as it lives.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`]; [`Error::NoBuffers`] where views pin half of the cache already.
+    pub fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
+        check_range(Op::View, offset, len as u64)?;
+        self.check(self.read, Op::View, offset, len as u64)?;
+        self.cached.view(offset, len)
+    }
+
+    /// Tells how a range will be used (`len` 0: to the end). [`Advice::Normal`],
+    /// [`Advice::Sequential`] and [`Advice::Random`] concern all later reads of this handle,
+    /// whatever the range. Never blocks, and is never more than a hint.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`]: the range ends past `i64::MAX`.
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        check_range(Op::Advise, offset, len)?;
+        let file = &self.cached;
+        let end = if len == 0 { i64::MAX as u64 } else { offset + len };
+        match advice {
+            Advice::Normal | Advice::Sequential | Advice::Random => self.readahead.advise(advice),
+            Advice::WillNeed => {
+                let first = file.page_of(offset);
+                let end = end.min(self.len()?);
+                if end > offset && file.backing.permits(false) {
+                    let pages = file.page_of(end - 1) - first + 1;
+                    readahead::fill_ahead(file, first, pages, false);
+                }
+            }
+            Advice::DontNeed => {
+                file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the cache that something other than this engine changed the file: drops the cached
+    /// bytes of the range (`len` 0: none) and adopts the length that the file has now. Blocks
+    /// while operations on the range are under way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`], or [`Error::Io`] if the length can't be had.
+    pub fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(Op::Stat, offset, len)?;
+        self.cached.invalidate(offset, offset + len)
+    }
+
+    /// Closes the handle and reports what `Drop` can't: errors of earlier writes that the kernel
+    /// tells of at close, as network file systems do.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`]; the handle is closed all the same.
+    pub fn close(self) -> Result<()> {
+        if self.write {
+            self.cached.backing.flush().map_err(|error| Error::io(Op::Close, 0, 0, error))?;
+        }
+        Ok(())
+    }
+
+    /// [`File::read_at`] into memory that need not be initialised.
+    ///
+    /// # Safety
+    ///
+    /// `dst` must be valid for writes of `len` bytes, save that they may fault in a process whose
+    /// handler of memory faults consults [`crate::fault`]; that gives [`Error::Fault`], or what
+    /// the kernel says where it touches the memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`], and [`Error::Fault`].
+    #[inline]
+    pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
+        if self.read && in_range(offset, len as u64) {
+            // SAFETY: the caller's promise is the same.
+            let hit =
+                unsafe { read::try_hit(&self.cached.shared, self.cached.core(), dst, len, offset) };
+            if let Some(moved) = hit {
+                return Ok(moved);
+            }
+        }
+        // SAFETY: the caller's promise is the same.
+        let segment = unsafe { [Segment::new(dst, len)] };
+        self.read_missed(&segment, len as u64, offset)
+    }
+
+    /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may
+    /// run in a signal handler. `None`: not all is cached, or something is in the way; the memory
+    /// is unspecified.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`].
+    #[inline]
+    pub unsafe fn try_read_hit_raw(&self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
+        if !self.read || !in_range(offset, len as u64) {
+            return None;
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { read::try_hit(&self.cached.shared, self.cached.core(), dst, len, offset) }
+    }
+
+    /// [`File::read_vectored_at`] into memory that need not be initialised.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`], for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_raw_at`].
+    pub unsafe fn read_vectored_raw_at(&self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
+        // SAFETY: the caller's promise is the same.
+        let segments = unsafe { Segment::from_iovecs(dst) };
+        let len = checked_len(Op::Read, segments, offset)?;
+        if self.read && in_range(offset, len) {
+            let shared = &self.cached.shared;
+            let hit = read::try_hit_vectored(shared, self.cached.core(), segments, len, offset);
+            if let Some(moved) = hit {
+                return Ok(moved);
+            }
+        }
+        self.read_missed(segments, len, offset)
+    }
+
+    #[cold]
+    fn read_missed(&self, dst: &[Segment<'_>], len: u64, offset: u64) -> Result<usize> {
+        check_range(Op::Read, offset, len)?;
+        self.check(self.read, Op::Read, offset, len)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        let file = &self.cached;
+        self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
+        read::read_slow(file, dst, len, offset)
+    }
+
+    /// [`File::write_at`] from memory that may change meanwhile; the bytes written are then
+    /// unspecified.
+    ///
+    /// # Safety
+    ///
+    /// `src` must be valid for reads of `len` bytes, save that they may fault as `dst` of
+    /// [`File::read_raw_at`] may.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`], and [`Error::Fault`]: nothing was written.
+    pub unsafe fn write_raw_at(&self, src: *const u8, len: usize, offset: u64) -> Result<usize> {
+        // SAFETY: the caller's promise; a write only reads the memory.
+        let segment = unsafe { [Segment::new(src.cast_mut(), len)] };
+        self.write_segments(&segment, len as u64, offset)
+    }
+
+    /// [`File::write_vectored_at`] from memory that may change meanwhile.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::write_raw_at`], for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_raw_at`].
+    pub unsafe fn write_vectored_raw_at(&self, src: &[libc::iovec], offset: u64) -> Result<usize> {
+        // SAFETY: the caller's promise; a write only reads the memory.
+        let segments = unsafe { Segment::from_iovecs(src) };
+        let len = checked_len(Op::Write, segments, offset)?;
+        self.write_segments(segments, len, offset)
+    }
+
+    fn write_segments(&self, src: &[Segment<'_>], len: u64, offset: u64) -> Result<usize> {
+        check_range(Op::Write, offset, len)?;
+        self.check(self.write, Op::Write, offset, len)?;
+        write::write(&self.cached, src, len, offset)
+    }
+
+    /// [`File::append`] from memory that may change meanwhile. Returns the offset and the number
+    /// of bytes written, which may be fewer than asked for.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::write_raw_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_raw_at`].
+    pub unsafe fn append_raw(&self, src: *const u8, len: usize) -> Result<(u64, usize)> {
+        let iovec = [libc::iovec { iov_base: src.cast_mut().cast(), iov_len: len }];
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.append_vectored_raw(&iovec) }
+    }
+
+    /// [`File::append_vectored`] from memory that may change meanwhile; see [`File::append_raw`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::write_raw_at`], for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_raw_at`].
+    pub unsafe fn append_vectored_raw(&self, src: &[libc::iovec]) -> Result<(u64, usize)> {
+        // SAFETY: the caller's promise; a write only reads the memory.
+        let segments = unsafe { Segment::from_iovecs(src) };
+        let len = checked_len(Op::Write, segments, 0)?;
+        self.check(self.write, Op::Write, 0, len)?;
+        write::append(&self.cached, segments, len)
+    }
+
+    fn check(&self, permitted: bool, op: Op, offset: u64, len: u64) -> Result<()> {
+        if permitted { Ok(()) } else { Err(Error::NotPermitted { op, offset, len }) }
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("len", &self.cached.core().size.load(Acquire))
+            .field("page_bytes", &self.cached.core().page_bytes())
+            .field("read", &self.read)
+            .field("write", &self.write)
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+fn in_range(offset: u64, len: u64) -> bool {
+    offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
+}
+
+fn check_range(op: Op, offset: u64, len: u64) -> Result<()> {
+    if in_range(offset, len) { Ok(()) } else { Err(Error::InvalidRange { op, offset, len }) }
+}
+
+fn checked_len(op: Op, segments: &[Segment<'_>], offset: u64) -> Result<u64> {
+    segment::total_len(segments).ok_or(Error::InvalidRange { op, offset, len: u64::MAX })
+}

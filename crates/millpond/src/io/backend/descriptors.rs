@@ -1,0 +1,219 @@
+//! The descriptors of a backing file, and plain system calls on them.
+//!
+//! A file may be opened several times, for reading, for writing or both; the first descriptor
+//! that permits a direction serves it until the last handle is gone. Direct backing adds a
+//! description of its own with O_DIRECT, so that the caller's flags are left alone. Writes that
+//! O_DIRECT can't do (edges, tails) go through the buffered descriptor; the kernel keeps the two
+//! coherent.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+
+use crate::io::backend::Alignment;
+use crate::io::request::{Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::options::Backing;
+
+/// Segments that one system call takes.
+const SEGMENTS_MAX: usize = 1024;
+/// Don't honour O_APPEND (Linux 6.9).
+const RWF_NOAPPEND: i32 = 0x20;
+
+pub(crate) struct Descriptors {
+    read: OnceLock<OwnedFd>,
+    write: OnceLock<OwnedFd>,
+    direct_read: OnceLock<OwnedFd>,
+    direct_write: OnceLock<OwnedFd>,
+    direct: Option<Alignment>,
+    /// The write descriptor has O_APPEND, which positioned writes must not honour.
+    write_appends: AtomicBool,
+}
+
+impl Descriptors {
+    pub(crate) fn new(fd: BorrowedFd<'_>, backing: Backing) -> io::Result<Descriptors> {
+        let direct = match backing {
+            Backing::Buffered => None,
+            Backing::Direct => Some(direct_alignment(fd)?),
+        };
+        Ok(Descriptors {
+            read: OnceLock::new(),
+            write: OnceLock::new(),
+            direct_read: OnceLock::new(),
+            direct_write: OnceLock::new(),
+            direct,
+            write_appends: AtomicBool::new(false),
+        })
+    }
+
+    /// Offers another descriptor of the file. Gives it back unless it is kept for a direction that
+    /// had none.
+    pub(crate) fn attach(
+        &self,
+        fd: OwnedFd,
+        read: bool,
+        write: bool,
+    ) -> io::Result<Option<OwnedFd>> {
+        if self.direct.is_some() {
+            // As many directions as the caller's descriptor permits, in one description of ours.
+            if read && self.direct_read.get().is_none() {
+                let _ = self.direct_read.set(reopen(fd.as_fd(), OFlags::RDONLY | OFlags::DIRECT)?);
+            }
+            if write && self.direct_write.get().is_none() {
+                let _ = self.direct_write.set(reopen(fd.as_fd(), OFlags::WRONLY | OFlags::DIRECT)?);
+            }
+        }
+        let wants_read = read && self.read.get().is_none();
+        if write && self.write.get().is_none() {
+            let flags = rustix::fs::fcntl_getfl(&fd)?;
+            let appends = flags.contains(OFlags::APPEND);
+            let fd = if appends && !can_ignore_append(fd.as_fd()) {
+                reopen(fd.as_fd(), OFlags::WRONLY)?
+            } else {
+                self.write_appends.store(appends, Relaxed);
+                if wants_read {
+                    let _ = self.read.set(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?);
+                }
+                fd
+            };
+            return Ok(self.write.set(fd).err());
+        }
+        if wants_read {
+            return Ok(self.read.set(fd).err());
+        }
+        Ok(Some(fd))
+    }
+
+    fn any(&self) -> io::Result<BorrowedFd<'_>> {
+        let fd = self.read.get().or(self.write.get());
+        fd.map(AsFd::as_fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    }
+
+    pub(crate) fn permits(&self, writing: bool) -> bool {
+        if writing { self.write.get().is_some() } else { self.read.get().is_some() }
+    }
+
+    pub(crate) fn read_alignment(&self) -> Alignment {
+        self.direct.unwrap_or(Alignment::NONE)
+    }
+
+    pub(crate) fn len(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(self.any()?)?.st_size as u64)
+    }
+
+    pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
+        let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok(rustix::fs::ftruncate(fd, len)?)
+    }
+
+    pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
+        let fd = self.any()?;
+        Ok(if data_only { rustix::fs::fdatasync(fd)? } else { rustix::fs::fsync(fd)? })
+    }
+
+    /// Closes a duplicate, for what the file system says about it.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        use std::os::fd::IntoRawFd;
+        let Some(fd) = self.write.get() else { return Ok(()) };
+        let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
+        // SAFETY: the descriptor is ours, and not used again.
+        Ok(unsafe { rustix::io::try_close(duplicate) }?)
+    }
+
+    /// The descriptor and flags with which `transfer` goes to the kernel.
+    pub(crate) fn route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
+        let bad = || io::Error::from_raw_os_error(libc::EBADF);
+        Ok(match transfer.direction {
+            Direction::Read if self.direct.is_some() => {
+                (self.direct_read.get().ok_or_else(bad)?.as_raw_fd(), 0)
+            }
+            Direction::Read => (self.read.get().ok_or_else(bad)?.as_raw_fd(), 0),
+            Direction::Write => match self.direct {
+                Some(alignment) if is_aligned(transfer, alignment) => {
+                    (self.direct_write.get().ok_or_else(bad)?.as_raw_fd(), 0)
+                }
+                _ => {
+                    let flags = if self.write_appends.load(Relaxed) { RWF_NOAPPEND } else { 0 };
+                    (self.write.get().ok_or_else(bad)?.as_raw_fd(), flags)
+                }
+            },
+        })
+    }
+
+    /// One attempt by one system call.
+    pub(crate) fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+        let (fd, flags) = self.route(transfer)?;
+        let segments = as_submitted(transfer.segments);
+        let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len());
+        let (low, high) = (transfer.offset, 0u64);
+        let number = match transfer.direction {
+            Direction::Read => libc::SYS_preadv2,
+            Direction::Write => libc::SYS_pwritev2,
+        };
+        // The raw system call: a library that takes the place of libc's functions sees nothing.
+        // SAFETY: the segments describe memory that is valid for the transfer; where it may
+        // fault, the kernel says EFAULT.
+        let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
+        if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
+    }
+}
+
+/// As many of the segments as one system call takes; the rest follows as after a short transfer.
+pub(crate) fn as_submitted<'a>(segments: &'a [Segment<'a>]) -> &'a [Segment<'a>] {
+    &segments[..segments.len().min(SEGMENTS_MAX)]
+}
+
+fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
+    let offset_mask = u64::from(alignment.offset_bytes) - 1;
+    let memory_mask = alignment.memory_bytes as usize - 1;
+    transfer.offset & offset_mask == 0
+        && transfer.segments.iter().all(|segment| {
+            segment.base() as usize & memory_mask == 0 && segment.len() as u64 & offset_mask == 0
+        })
+}
+
+/// Another description of the same file, with flags of its own.
+fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Whether pwritev2 takes RWF_NOAPPEND: tried with no bytes.
+fn can_ignore_append(fd: BorrowedFd<'_>) -> bool {
+    let none: [libc::iovec; 0] = [];
+    // SAFETY: no segments, so no memory is touched.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_pwritev2,
+            fd.as_raw_fd(),
+            none.as_ptr(),
+            0,
+            0u64,
+            0u64,
+            RWF_NOAPPEND,
+        )
+    };
+    outcome == 0
+}
+
+fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
+    let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        // Before Linux 6.1, or a file system that does not tell: a page serves everywhere.
+        return Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 });
+    }
+    if stat.stx_dio_offset_align == 0 || stat.stx_dio_offset_align > 4096 {
+        let what = format!(
+            "direct backing: the file's offset alignment is {}, and must be 1 to 4096",
+            stat.stx_dio_offset_align
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    Ok(Alignment {
+        memory_bytes: stat.stx_dio_mem_align.max(1),
+        offset_bytes: stat.stx_dio_offset_align,
+    })
+}

@@ -1,0 +1,79 @@
+//! Back ends: what carries out reads and writes below the cache.
+//!
+//! One trait, [`BackingFile`], and one conformance suite. `uring` and `threads` work on file
+//! descriptors, `memory` on bytes in memory, `sim` makes `memory` slow and faulty on purpose.
+
+pub(crate) mod uring;
+
+pub(crate) mod threads;
+
+pub(crate) mod memory;
+
+pub(crate) mod sim;
+
+pub(crate) mod descriptors;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::io::request::{BackgroundRead, Transfer};
+
+/// What direct I/O needs; 1 where nothing needs to be aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    pub(crate) memory_bytes: u32,
+    pub(crate) offset_bytes: u32,
+}
+
+impl Alignment {
+    pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
+}
+
+/// A file as the cache sees it from above.
+pub(crate) trait BackingFile: Send + Sync {
+    /// Tries each transfer once, all at once where possible, and notes what was moved or why not.
+    /// A read that moves nothing has reached the end of the file. Returns when all have ended;
+    /// then nobody touches their memory any more.
+    fn try_all(&self, batch: &mut [Transfer<'_>]);
+
+    /// Starts a read and returns at once; gives it back where too many are under way. Its end is
+    /// told on a thread of the back end, which must not be made to wait for other reads.
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead>;
+
+    /// Offers a descriptor of the file; gives it back unless it is kept.
+    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>>;
+
+    fn len(&self) -> io::Result<u64>;
+
+    fn set_len(&self, len: u64) -> io::Result<()>;
+
+    fn sync(&self, data_only: bool) -> io::Result<()>;
+
+    /// Asks for the errors that closing a descriptor of the file would tell of.
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether the file was opened for `writing`, or else for reading, by any of its handles.
+    fn permits(&self, writing: bool) -> bool;
+
+    /// Alignment that reads must have. Writes may have any.
+    fn read_alignment(&self) -> Alignment;
+}
+
+/// Spawns a thread that takes no signals: they belong to the program's own threads.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let mut all = std::mem::MaybeUninit::uninit();
+    let mut old = std::mem::MaybeUninit::uninit();
+    // SAFETY: `all` and `old` are valid for the calls, and initialised by them; the mask of this
+    // thread is restored below.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
+    // SAFETY: `old` was initialised above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    spawned.map(drop)
+}

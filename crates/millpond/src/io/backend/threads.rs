@@ -1,0 +1,143 @@
+//! The back end for systems that refuse io_uring: plain vectored system calls.
+//!
+//! Callers transfer by themselves, one call after the other. Background reads go to a small pool
+//! that is started when the first one comes and sleeps when there is none.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::io::backend::descriptors::Descriptors;
+use crate::io::backend::{Alignment, BackingFile, spawn};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::options::Backing;
+
+const THREADS_MAX: usize = 4;
+const QUEUED_MAX: usize = 64;
+
+pub(crate) struct ThreadsFile {
+    pub(crate) descriptors: Descriptors,
+    pool: Arc<Pool>,
+}
+
+impl ThreadsFile {
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        backing: Backing,
+        pool: &Arc<Pool>,
+    ) -> io::Result<ThreadsFile> {
+        Ok(ThreadsFile { descriptors: Descriptors::new(fd, backing)?, pool: Arc::clone(pool) })
+    }
+}
+
+impl BackingFile for ThreadsFile {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        for transfer in batch {
+            transfer.set(self.descriptors.try_one(transfer));
+        }
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        let pool = Arc::clone(&self.pool);
+        pool.start(self, read)
+    }
+
+    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
+        self.descriptors.attach(fd, read, write)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.descriptors.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.descriptors.set_len(len)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.descriptors.sync(data_only)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.descriptors.flush()
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.descriptors.permits(writing)
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        self.descriptors.read_alignment()
+    }
+}
+
+/// Threads that carry out background reads with [`BackingFile::try_all`].
+#[derive(Default)]
+pub(crate) struct Pool {
+    state: Mutex<PoolState>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct PoolState {
+    queue: VecDeque<(Arc<dyn BackingFile>, BackgroundRead)>,
+    threads: usize,
+    idle: usize,
+    stopped: bool,
+}
+
+impl Pool {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        file: Arc<dyn BackingFile>,
+        read: BackgroundRead,
+    ) -> Result<(), BackgroundRead> {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        if state.queue.len() >= QUEUED_MAX {
+            return Err(read);
+        }
+        if state.idle <= state.queue.len() && state.threads < THREADS_MAX {
+            let pool = Arc::clone(self);
+            match spawn("millpond-read", move || pool.serve()) {
+                Ok(()) => state.threads += 1,
+                Err(_) if state.threads == 0 => return Err(read),
+                Err(_) => {}
+            }
+        }
+        state.queue.push_back((file, read));
+        self.work.notify_one();
+        Ok(())
+    }
+
+    fn serve(&self) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        loop {
+            if let Some((file, read)) = state.queue.pop_front() {
+                drop(state);
+                let mut batch = [Transfer::new(Direction::Read, read.offset, &read.segments)];
+                file.try_all(&mut batch);
+                let [transfer] = batch;
+                let outcome = match transfer.error {
+                    Some(error) => Err(error),
+                    None => Ok(transfer.moved as usize),
+                };
+                (read.done)(outcome);
+                drop(file);
+                state = self.state.lock().expect("no panic under the lock");
+            } else if state.stopped {
+                return;
+            } else {
+                state.idle += 1;
+                state = self.work.wait(state).expect("no panic under the lock");
+                state.idle -= 1;
+            }
+        }
+    }
+
+    /// Lets the threads end when the queue is empty.
+    pub(crate) fn stop(&self) {
+        self.state.lock().expect("no panic under the lock").stopped = true;
+        self.work.notify_all();
+    }
+}

@@ -1,0 +1,383 @@
+//! The io_uring back end.
+//!
+//! *A synchronous caller* reaps what it submits: a single transfer is one `preadv2`, which is one
+//! system call as it stands; several go into a ring of the calling thread, submitted and reaped by
+//! one `io_uring_enter`. Such a ring is empty whenever its thread is outside [`try_all`], so it
+//! needs nobody to look after it.
+//!
+//! *Background reads* belong to the driver: one ring, and one thread, started when the first read
+//! comes, that alone submits to it and reaps from it. Others leave their reads in a queue and
+//! write to an eventfd, on which the ring always has a read pending; so the driver sleeps in one
+//! place, `io_uring_enter`, and does nothing while there is nothing to do.
+//!
+//! ```text
+//!   start: lock queue, push, unlock; eventfd += 1  ->  driver: eventfd read completes
+//!     -> take the queue -> submit -> reap -> done(outcome) on the driver's thread
+//! ```
+//!
+//! - **R1** Memory given to a ring is kept by the request, on the ring's side of the queue, until
+//!   its completion was reaped. The driver never ends with reads in flight.
+//! - **R2** EINTR, EAGAIN and ECANCELED are submitted again, never reported.
+//!
+//! Locks: the driver's queue; nothing is called under it.
+//!
+//! [`try_all`]: BackingFile::try_all
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::EventfdFlags;
+
+use crate::io::backend::descriptors::{Descriptors, as_submitted};
+use crate::io::backend::{Alignment, BackingFile, spawn};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::options::Backing;
+
+const RING_ENTRIES: u32 = 64;
+const QUEUED_MAX: usize = 64;
+/// The user data of the driver's read of its eventfd; reads have their slot number.
+const BELL: u64 = u64::MAX;
+
+/// Sets up a ring and reads a byte through it.
+///
+/// # Errors
+///
+/// What the system answered: EPERM or ENOSYS where io_uring is forbidden.
+pub(crate) fn probe() -> io::Result<()> {
+    let mut ring = new_ring(2)?;
+    let file = rustix::fs::open(
+        "/proc/self/exe",
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?;
+    let mut byte = [0u8; 1];
+    let read = opcode::Read::new(types::Fd(file.as_raw_fd()), byte.as_mut_ptr(), 1).build();
+    // SAFETY: `byte` and `file` live until the completion was reaped below; should that fail, the
+    // ring is torn down first, which ends the request.
+    unsafe { ring.submission().push(&read) }.map_err(|_| io::Error::other("the ring is full"))?;
+    ring.submit_and_wait(1)?;
+    let done = ring.completion().next().ok_or_else(|| io::Error::other("no completion"))?;
+    match done.result() {
+        1 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(-error)),
+    }
+}
+
+fn new_ring(entries: u32) -> io::Result<IoUring> {
+    // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
+    let modern = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+    match modern {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        other => other,
+    }
+}
+
+pub(crate) struct UringFile {
+    pub(crate) descriptors: Descriptors,
+    driver: Arc<Driver>,
+}
+
+impl UringFile {
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        backing: Backing,
+        driver: &Arc<Driver>,
+    ) -> io::Result<UringFile> {
+        Ok(UringFile { descriptors: Descriptors::new(fd, backing)?, driver: Arc::clone(driver) })
+    }
+}
+
+thread_local! {
+    static RING: RefCell<Option<IoUring>> = const { RefCell::new(None) };
+}
+
+impl BackingFile for UringFile {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        if batch.len() > 1 && try_in_ring(&self.descriptors, batch).is_some() {
+            return;
+        }
+        for transfer in batch {
+            transfer.set(self.descriptors.try_one(transfer));
+        }
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        let driver = Arc::clone(&self.driver);
+        driver.start(Job { file: self, read })
+    }
+
+    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
+        self.descriptors.attach(fd, read, write)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.descriptors.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.descriptors.set_len(len)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.descriptors.sync(data_only)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.descriptors.flush()
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.descriptors.permits(writing)
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        self.descriptors.read_alignment()
+    }
+}
+
+/// Carries out `batch` in the ring of this thread. `None`: there is no ring to be had, and nothing
+/// was done.
+fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<()> {
+    RING.try_with(|ring| {
+        // A signal handler that reads while its thread is in here goes without the ring.
+        let mut slot = ring.try_borrow_mut().ok()?;
+        if slot.is_none() {
+            *slot = Some(new_ring(RING_ENTRIES).ok()?);
+        }
+        let ring = slot.as_mut().expect("set above");
+        for part in batch.chunks_mut(RING_ENTRIES as usize) {
+            run_part(ring, descriptors, part);
+        }
+        Some(())
+    })
+    .ok()?
+}
+
+fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<'_>]) {
+    let mut in_flight = 0;
+    for (number, transfer) in part.iter_mut().enumerate() {
+        match entry(descriptors, transfer) {
+            Ok(entry) => {
+                // SAFETY: R1: the transfers and their memory outlive this call, which returns when
+                // all completions were reaped. The queue has room: it was empty, and a part has at
+                // most as many transfers as the ring has entries.
+                unsafe { ring.submission().push(&entry.user_data(number as u64)) }
+                    .expect("room for all");
+                in_flight += 1;
+            }
+            Err(error) => transfer.set(Err(error)),
+        }
+    }
+    while in_flight > 0 {
+        // An error says that submitting or waiting was interrupted, or that memory was short for
+        // a moment; what is queued or in flight stays, so go on until all is reaped (R1, R2).
+        let _ = ring.submit_and_wait(in_flight);
+        for done in ring.completion() {
+            part[done.user_data() as usize].set(outcome(done.result()));
+            in_flight -= 1;
+        }
+    }
+}
+
+fn entry(descriptors: &Descriptors, transfer: &Transfer<'_>) -> io::Result<squeue::Entry> {
+    let (fd, flags) = descriptors.route(transfer)?;
+    let segments = as_submitted(transfer.segments);
+    let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len() as u32);
+    Ok(match transfer.direction {
+        Direction::Read => {
+            opcode::Readv::new(types::Fd(fd), iovecs, count).offset(transfer.offset).build()
+        }
+        Direction::Write => opcode::Writev::new(types::Fd(fd), iovecs, count)
+            .offset(transfer.offset)
+            .rw_flags(flags)
+            .build(),
+    })
+}
+
+fn outcome(result: i32) -> io::Result<usize> {
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) }
+}
+
+struct Job {
+    file: Arc<UringFile>,
+    read: BackgroundRead,
+}
+
+/// Where background reads are left for the driver's thread.
+pub(crate) struct Driver {
+    state: Mutex<DriverState>,
+    bell: OwnedFd,
+}
+
+#[derive(Default)]
+struct DriverState {
+    queue: Vec<Job>,
+    /// Queued and in flight.
+    pending: usize,
+    started: bool,
+    stopped: bool,
+}
+
+impl Driver {
+    pub(crate) fn new() -> io::Result<Driver> {
+        // Blocking: the ring's read of it waits for the bell.
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Driver { state: Mutex::default(), bell })
+    }
+
+    fn start(self: &Arc<Self>, job: Job) -> Result<(), BackgroundRead> {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        if state.pending >= QUEUED_MAX {
+            return Err(job.read);
+        }
+        if !state.started {
+            let driver = Arc::clone(self);
+            if spawn("millpond-driver", move || driver.serve()).is_err() {
+                return Err(job.read);
+            }
+            state.started = true;
+        }
+        state.pending += 1;
+        state.queue.push(job);
+        drop(state);
+        self.ring_bell();
+        Ok(())
+    }
+
+    fn ring_bell(&self) {
+        // Fails only if the counter overflows, when the bell is ringing already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Lets the thread end once nothing is queued or in flight.
+    pub(crate) fn stop(&self) {
+        self.state.lock().expect("no panic under the lock").stopped = true;
+        self.ring_bell();
+    }
+
+    fn serve(&self) {
+        match new_ring(RING_ENTRIES) {
+            Ok(ring) => Reaper::new(self, ring).serve(),
+            // Rings worked when the engine was built. Serve without, one read at a time.
+            Err(_) => self.serve_without_ring(),
+        }
+    }
+
+    fn take(&self) -> (Vec<Job>, bool) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        let ended = state.stopped && state.pending == 0;
+        (std::mem::take(&mut state.queue), ended)
+    }
+
+    fn finish(&self, job: Job, outcome: io::Result<usize>) {
+        (job.read.done)(outcome);
+        drop(job.file);
+        self.state.lock().expect("no panic under the lock").pending -= 1;
+    }
+
+    fn serve_without_ring(&self) {
+        loop {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.bell, &mut count);
+            let (jobs, ended) = self.take();
+            if ended {
+                return;
+            }
+            for job in jobs {
+                let read = Transfer::new(Direction::Read, job.read.offset, &job.read.segments);
+                let outcome = job.file.descriptors.try_one(&read);
+                self.finish(job, outcome);
+            }
+        }
+    }
+}
+
+/// The driver's thread: its ring, and the reads that are in flight.
+struct Reaper<'d> {
+    driver: &'d Driver,
+    ring: IoUring,
+    jobs: Vec<Option<Job>>,
+    /// Where the eventfd's count is read to; boxed, as the kernel writes to it.
+    rung: Box<[u8; 8]>,
+    bell_armed: bool,
+}
+
+impl<'d> Reaper<'d> {
+    fn new(driver: &'d Driver, ring: IoUring) -> Reaper<'d> {
+        Reaper { driver, ring, jobs: Vec::new(), rung: Box::default(), bell_armed: false }
+    }
+
+    fn serve(mut self) {
+        self.arm_bell();
+        loop {
+            // Errors: interrupted, or short of memory for a moment (R2).
+            let _ = self.ring.submit_and_wait(1);
+            let reaped: Vec<(u64, i32)> =
+                self.ring.completion().map(|done| (done.user_data(), done.result())).collect();
+            for (number, result) in reaped {
+                if number == BELL {
+                    self.bell_armed = false;
+                } else {
+                    self.end(number as usize, result);
+                }
+            }
+            let (jobs, ended) = self.driver.take();
+            match (ended, self.bell_armed) {
+                // R1: also the bell's own read has ended.
+                (true, false) => return,
+                (true, true) => self.driver.ring_bell(),
+                (false, false) => self.arm_bell(),
+                (false, true) => {}
+            }
+            for job in jobs {
+                let number = match self.jobs.iter().position(Option::is_none) {
+                    Some(free) => free,
+                    None => {
+                        self.jobs.push(None);
+                        self.jobs.len() - 1
+                    }
+                };
+                self.submit(number, job);
+            }
+        }
+    }
+
+    fn arm_bell(&mut self) {
+        let fd = types::Fd(self.driver.bell.as_fd().as_raw_fd());
+        let read = opcode::Read::new(fd, self.rung.as_mut_ptr(), 8).build().user_data(BELL);
+        self.push(&read);
+        self.bell_armed = true;
+    }
+
+    fn submit(&mut self, number: usize, job: Job) {
+        let transfer = Transfer::new(Direction::Read, job.read.offset, &job.read.segments);
+        match entry(&job.file.descriptors, &transfer) {
+            Ok(entry) => {
+                // R1: the job keeps the segments, their memory and the descriptor.
+                self.jobs[number] = Some(job);
+                self.push(&entry.user_data(number as u64));
+            }
+            Err(error) => self.driver.finish(job, Err(error)),
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: R1: what the entry names is kept in `self.jobs` or `self.rung` until its
+        // completion, and the ring is dropped before them.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            let _ = self.ring.submit();
+        }
+    }
+
+    fn end(&mut self, number: usize, result: i32) {
+        let job = self.jobs[number].take().expect("each completion has its job");
+        if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
+            self.submit(number, job);
+        } else {
+            self.driver.finish(job, outcome(result));
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Millpond: a user-space file I/O engine for Linux.
+//!
+//! A page cache in the program itself: cached reads take no lock and write no shared memory, reads
+//! and writes of one file are atomic with respect to each other however many pages they cover, and
+//! the memory in use has a hard limit. Every write goes through to the kernel before it returns.
+//!
+//! ```
+//! use millpond::{Engine, OpenOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("data");
+//! let engine = Engine::builder().cache_bytes(64 << 20).build()?;
+//! let file = engine.open(&path, &OpenOptions::new().read(true).write(true).create(true))?;
+//! file.write_all_at(b"hello, pond", 0)?;
+//! let mut bytes = [0; 4];
+//! assert_eq!(file.read_at(&mut bytes, 7)?, 4);
+//! assert_eq!(&bytes, b"pond");
+//! file.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Data flows one way: `file` -> `read`, `write`, `extent`, `view` -> `cache` -> `io` -> back end.
+//!
+//! A target must be multi-copy atomic (x86-64 and AArch64 are): else two readers could see two
+//! writes in opposite orders.
+
+#![deny(missing_docs)]
+
+mod file;
+
+mod engine;
+
+mod cached;
+
+mod read;
+
+mod view;
+
+mod cache;
+
+mod write;
+
+mod extent;
+
+mod io;
+
+pub mod fault;
+
+mod advice;
+mod error;
+mod memory;
+mod options;
+mod stats;
+mod sync;
+
+pub use advice::Advice;
+pub use engine::Engine;
+pub use error::{Error, Op, Result};
+pub use file::File;
+pub use io::backend::sim::SimOptions;
+pub use options::{
+    BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
+};
+pub use stats::Stats;
+pub use view::View;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("Millpond needs a multi-copy atomic architecture: x86-64 or AArch64");

@@ -1,0 +1,67 @@
+//! How much memory the cache may take where nobody said.
+
+/// A quarter of the machine's memory or of the cgroup's limit, whichever is less.
+pub(crate) fn default_cache_bytes() -> u64 {
+    let machine = machine_bytes();
+    let limit = cgroup_limit_bytes().map_or(machine, |limit| limit.min(machine));
+    limit / 4
+}
+
+fn machine_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * u64::from(info.mem_unit.max(1))
+}
+
+/// The smallest limit of this process's cgroup and those above it, version 2 or 1.
+fn cgroup_limit_bytes() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    groups
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let (root, file) = match controllers {
+                "" => ("/sys/fs/cgroup", "memory.max"),
+                list if list.split(',').any(|name| name == "memory") => {
+                    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                }
+                _ => return None,
+            };
+            smallest_limit(root, path, file)
+        })
+        .min()
+}
+
+fn smallest_limit(root: &str, path: &str, file: &str) -> Option<u64> {
+    let path = std::path::Path::new(path.trim_start_matches('/'));
+    path.ancestors()
+        .filter_map(|group| {
+            let limit = std::path::Path::new(root).join(group).join(file);
+            // "max" where there is no limit.
+            std::fs::read_to_string(limit).ok()?.trim().parse::<u64>().ok()
+        })
+        .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_a_quarter_at_most() {
+        let bytes = default_cache_bytes();
+        assert!(bytes > 0 && bytes <= machine_bytes() / 4);
+    }
+
+    #[test]
+    fn the_smallest_limit_on_the_way_up_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("a/b");
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::write(dir.path().join("a/memory.max"), "4096\n").unwrap();
+        std::fs::write(inner.join("memory.max"), "max\n").unwrap();
+        let root = dir.path().to_str().unwrap();
+        assert_eq!(smallest_limit(root, "/a/b", "memory.max"), Some(4096));
+        assert_eq!(smallest_limit(root, "/", "memory.max"), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! How an engine is built and how a file is opened.
+
+use crate::cache::readahead::WINDOW_BYTES_MAX;
+use crate::engine::Engine;
+use crate::error::{Error, Op, Result};
+use crate::io::backend::sim::SimOptions;
+
+/// Which back end carries out the I/O of an engine.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum BackendChoice {
+    /// `Uring` where a ring can be set up and reads a byte, else `Threads` (the default).
+    #[default]
+    Auto,
+    /// io_uring; building the engine fails where the system refuses it.
+    Uring,
+    /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
+    Threads,
+    /// The bytes of a file are read from its descriptor when it is opened and then live in memory;
+    /// nothing is written back. For tests.
+    Memory,
+    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests.
+    Sim(SimOptions),
+}
+
+/// How the engine reaches the file below its cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backing {
+    /// Through the kernel's page cache, which is then a second level (the default).
+    #[default]
+    Buffered,
+    /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
+    /// edges of a write go through the kernel's cache, coherently.
+    Direct,
+}
+
+/// Options of an [`Engine`]; see [`Engine::builder`].
+#[derive(Debug, Clone)]
+pub struct EngineBuilder {
+    pub(crate) cache_bytes: Option<u64>,
+    pub(crate) backend: BackendChoice,
+    pub(crate) hit_path: bool,
+    pub(crate) readahead_bytes_max: u64,
+}
+
+impl Default for EngineBuilder {
+    fn default() -> Self {
+        Self {
+            cache_bytes: None,
+            backend: BackendChoice::Auto,
+            hit_path: true,
+            readahead_bytes_max: WINDOW_BYTES_MAX,
+        }
+    }
+}
+
+impl EngineBuilder {
+    /// The hard memory limit, in bytes: page frames, the tables that find them and the objects of
+    /// open files together. At least 12 KiB. Default: a quarter of the machine's memory or of the
+    /// cgroup's limit, whichever is less.
+    #[must_use]
+    pub fn cache_bytes(mut self, cache_bytes: u64) -> Self {
+        self.cache_bytes = Some(cache_bytes);
+        self
+    }
+
+    /// Which back end to use; [`crate::Stats::back_end`] tells what was chosen.
+    #[must_use]
+    pub fn backend(mut self, backend: BackendChoice) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Whether cached reads take the lock-free path from the start (the default).
+    #[must_use]
+    pub fn hit_path(mut self, on: bool) -> Self {
+        self.hit_path = on;
+        self
+    }
+
+    /// The largest read-ahead window, in bytes; 0 turns read-ahead off. Default 1 MiB, and never
+    /// more than 1/128 of the cache.
+    #[must_use]
+    pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
+        self.readahead_bytes_max = bytes;
+        self
+    }
+
+    /// Builds the engine. Starts no thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
+    /// [`Error::Io`] where memory can't be reserved or the chosen back end is refused.
+    pub fn build(self) -> Result<Engine> {
+        Engine::build(self)
+    }
+}
+
+/// How a file is opened, in the manner of [`std::fs::OpenOptions`].
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) append: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) truncate: bool,
+    pub(crate) mode: u32,
+    pub(crate) page_bytes: Option<u32>,
+    pub(crate) backing: Backing,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The smallest and the default page size, in bytes.
+pub const PAGE_BYTES_MIN: u32 = 4096;
+/// The largest page size, in bytes.
+pub const PAGE_BYTES_MAX: u32 = 65536;
+
+impl OpenOptions {
+    /// Nothing set: at least one of `read`, `write` and `append` must be.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            read: false,
+            write: false,
+            append: false,
+            create: false,
+            create_new: false,
+            truncate: false,
+            mode: 0o666,
+            page_bytes: None,
+            backing: Backing::Buffered,
+        }
+    }
+
+    /// Opens for reading.
+    #[must_use]
+    pub fn read(mut self, on: bool) -> Self {
+        self.read = on;
+        self
+    }
+
+    /// Opens for writing.
+    #[must_use]
+    pub fn write(mut self, on: bool) -> Self {
+        self.write = on;
+        self
+    }
+
+    /// Opens for writing; [`crate::File::append`] is the call that appends. As on POSIX systems
+    /// other than Linux, `write_at` keeps writing where it was told to.
+    #[must_use]
+    pub fn append(mut self, on: bool) -> Self {
+        self.append = on;
+        self
+    }
+
+    /// Creates the file if there is none; needs `write` or `append`.
+    #[must_use]
+    pub fn create(mut self, on: bool) -> Self {
+        self.create = on;
+        self
+    }
+
+    /// Creates the file and fails if there is one (`O_EXCL`); needs `write` or `append`.
+    #[must_use]
+    pub fn create_new(mut self, on: bool) -> Self {
+        self.create_new = on;
+        self
+    }
+
+    /// Cuts the file to no bytes; needs `write`.
+    #[must_use]
+    pub fn truncate(mut self, on: bool) -> Self {
+        self.truncate = on;
+        self
+    }
+
+    /// Permission bits of a file that is created, before the umask. Default 0o666.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The page size: a power of two from 4 KiB to 64 KiB. A page is read, cached and seen by
+    /// readers as one piece. Default 4 KiB, or the page size of the file where it is open already;
+    /// asking for another one than that is an error.
+    #[must_use]
+    pub fn page_bytes(mut self, bytes: u32) -> Self {
+        self.page_bytes = Some(bytes);
+        self
+    }
+
+    /// How the engine reaches the file below its cache. Where the file is open already, the first
+    /// opener's choice stands.
+    #[must_use]
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.backing = backing;
+        self
+    }
+
+    pub(crate) fn writable(&self) -> bool {
+        self.write || self.append
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |what: &str| Err(Error::InvalidInput { op: Op::Open, what: what.into() });
+        if !self.read && !self.writable() {
+            return refuse("one of read, write and append must be set");
+        }
+        if (self.create || self.create_new) && !self.writable() {
+            return refuse("create needs write or append");
+        }
+        if self.truncate && !self.write {
+            return refuse("truncate needs write");
+        }
+        if let Some(bytes) = self.page_bytes
+            && (!bytes.is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&bytes))
+        {
+            return Err(Error::InvalidInput {
+                op: Op::Open,
+                what: format!("page size {bytes} is not a power of two from 4096 to 65536"),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! Counters that cost a cached read nothing but two adds to memory of its own.
+//!
+//! Reads are counted in a slot that belongs to the thread (plain loads and stores, no shared
+//! cache line is written); what happens once per miss or less is counted in shared atomics. A
+//! thread that ends leaves its slot, and what it counted, to the next one.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use crossbeam_utils::CachePadded;
+
+/// What an engine has done since it was built. Counts are those of single moments: read while
+/// others work, they need not fit each other exactly.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Pages that were read on the lock-free hit path.
+    pub hits: u64,
+    /// Pages that a read did not find cached.
+    pub misses: u64,
+    /// Pages brought into the cache, read-ahead included.
+    pub fills: u64,
+    /// Reads that were taken to the back end around the cache, as no page could be evicted.
+    pub uncached_reads: u64,
+    /// Pages that read-ahead brought and that were read.
+    pub readahead_used: u64,
+    /// Pages that read-ahead brought and that were evicted unread.
+    pub readahead_wasted: u64,
+    /// Pages evicted to make room.
+    pub evictions: u64,
+    /// Times a lock-free read started over, as a page had changed under its copy.
+    pub hit_retries: u64,
+    /// Bytes that reads and writes through this engine moved for their callers.
+    pub bytes_served: u64,
+    /// Bytes of those that went between the caller and the back end without being cached.
+    pub bytes_passed: u64,
+    /// Memory in use, of the limit: frames, tables, objects of open files.
+    pub memory_bytes: u64,
+    /// The back end: `uring`, `threads`, `memory` or `sim`.
+    pub back_end: &'static str,
+    /// Why that back end.
+    pub back_end_reason: String,
+}
+
+/// A shared counter, for what is not done on the hit path.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// What one thread counts. Written by its owner alone.
+#[derive(Default)]
+pub(crate) struct Slot {
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    hit_retries: AtomicU64,
+    taken: AtomicBool,
+}
+
+impl Slot {
+    #[inline]
+    pub(crate) fn hit(&self, pages: u64, bytes: u64) {
+        add_owned(&self.hits, pages);
+        add_owned(&self.hit_bytes, bytes);
+    }
+
+    #[cold]
+    pub(crate) fn retried(&self) {
+        add_owned(&self.hit_retries, 1);
+    }
+}
+
+/// Adds to a counter that only the calling thread writes.
+#[inline]
+fn add_owned(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+/// The counters of an engine.
+pub(crate) struct Counters {
+    id: u64,
+    slots: Mutex<Vec<Arc<CachePadded<Slot>>>>,
+    /// For threads whose thread-local storage is gone already. Adds may get lost between several
+    /// such threads.
+    orphan: CachePadded<Slot>,
+    pub(crate) misses: Counter,
+    pub(crate) fills: Counter,
+    pub(crate) uncached_reads: Counter,
+    pub(crate) evictions: Counter,
+    pub(crate) bytes_slow: Counter,
+    pub(crate) bytes_passed: Counter,
+}
+
+thread_local! {
+    /// The engine used last by this thread, and the thread's slot there.
+    static LAST: Cell<(u64, *const Slot)> = const { Cell::new((0, std::ptr::null())) };
+    /// Keeps the slots alive, and gives them back when the thread ends.
+    static TAKEN: RefCell<Taken> = const { RefCell::new(Taken(Vec::new())) };
+}
+
+struct Taken(Vec<(u64, Arc<CachePadded<Slot>>)>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        LAST.set((0, std::ptr::null()));
+        for (_, slot) in &self.0 {
+            slot.taken.store(false, std::sync::atomic::Ordering::Release);
+        }
+    }
+}
+
+impl Counters {
+    pub(crate) fn new() -> Counters {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        Counters {
+            id: IDS.fetch_add(1, Relaxed),
+            slots: Mutex::default(),
+            orphan: CachePadded::default(),
+            misses: Counter::default(),
+            fills: Counter::default(),
+            uncached_reads: Counter::default(),
+            evictions: Counter::default(),
+            bytes_slow: Counter::default(),
+            bytes_passed: Counter::default(),
+        }
+    }
+
+    /// The calling thread's slot.
+    #[inline]
+    pub(crate) fn mine(&self) -> &Slot {
+        let (id, slot) = LAST.get();
+        if id == self.id {
+            // SAFETY: set by `find` for this engine, whose `slots` keep every slot alive, to a
+            // slot that is this thread's until its thread-local storage ends and resets LAST.
+            return unsafe { &*slot };
+        }
+        self.find()
+    }
+
+    #[cold]
+    fn find(&self) -> &Slot {
+        let found = TAKEN.try_with(|taken| {
+            let mut taken = taken.borrow_mut();
+            let slot = match taken.0.iter().find(|(id, _)| *id == self.id) {
+                Some((_, slot)) => Arc::clone(slot),
+                None => {
+                    // Slots of engines that are gone are held by this thread alone.
+                    taken.0.retain(|(_, slot)| Arc::strong_count(slot) > 1);
+                    let slot = self.take_slot();
+                    taken.0.push((self.id, Arc::clone(&slot)));
+                    slot
+                }
+            };
+            let slot: *const Slot = &**slot;
+            LAST.set((self.id, slot));
+            slot
+        });
+        match found {
+            // SAFETY: `self.slots` keeps every slot alive.
+            Ok(slot) => unsafe { &*slot },
+            Err(_) => &self.orphan,
+        }
+    }
+
+    fn take_slot(&self) -> Arc<CachePadded<Slot>> {
+        let mut slots = self.slots.lock().expect("no panic under the lock");
+        // Acquire: pairs with the release of the thread that gave the slot back; its last adds
+        // come before our first.
+        let is_free = |slot: &&Arc<CachePadded<Slot>>| {
+            !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
+        };
+        if let Some(slot) = slots.iter().find(is_free) {
+            return Arc::clone(slot);
+        }
+        let slot = Arc::new(CachePadded::new(Slot::default()));
+        slot.taken.store(true, Relaxed);
+        slots.push(Arc::clone(&slot));
+        slot
+    }
+
+    pub(crate) fn snapshot(&self) -> Stats {
+        let slots = self.slots.lock().expect("no panic under the lock");
+        let sum = |field: fn(&Slot) -> &AtomicU64| {
+            let slots = slots.iter().map(|slot| &***slot);
+            slots.chain([&*self.orphan]).map(|slot| field(slot).load(Relaxed)).sum::<u64>()
+        };
+        Stats {
+            hits: sum(|slot| &slot.hits),
+            hit_retries: sum(|slot| &slot.hit_retries),
+            bytes_served: sum(|slot| &slot.hit_bytes) + self.bytes_slow.get(),
+            bytes_passed: self.bytes_passed.get(),
+            misses: self.misses.get(),
+            fills: self.fills.get(),
+            uncached_reads: self.uncached_reads.get(),
+            evictions: self.evictions.get(),
+            ..Stats::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_ended_threads_stay() {
+        let counters = Counters::new();
+        for _ in 0..4 {
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| counters.mine().hit(1, 10));
+                }
+            });
+        }
+        counters.mine().hit(1, 10);
+        let stats = counters.snapshot();
+        assert_eq!((stats.hits, stats.bytes_served), (13, 130));
+        assert!(counters.slots.lock().unwrap().len() <= 4);
+    }
+
+    #[test]
+    fn engines_do_not_share_slots() {
+        let (one, two) = (Counters::new(), Counters::new());
+        one.mine().hit(1, 1);
+        two.mine().hit(2, 2);
+        one.mine().hit(1, 1);
+        assert_eq!((one.snapshot().hits, two.snapshot().hits), (2, 2));
+    }
+}

@@ -1,0 +1,6 @@
+//! The atomics of the protocols that loom explores; std's everywhere else.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, fence};

@@ -1,0 +1,114 @@
+//! Waiting without a thread: the futures behind `lock_async`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::guard::{Guard, OwnedGuard};
+use crate::lock::RangeLock;
+use crate::raw::{RawRangeLock, Request};
+use crate::wait::Notify;
+use crate::{ByteRange, Mode};
+
+/// Where a request stands.
+enum Stage<L: RawRangeLock> {
+    /// Never polled: not in the queue.
+    Idle,
+    /// In the queue, or granted and not yet collected.
+    Queued(L::Queued),
+    /// The guard has been handed out.
+    Done,
+}
+
+impl<L: RawRangeLock> Stage<L> {
+    fn poll(
+        &mut self,
+        raw: &L,
+        range: ByteRange,
+        mode: Mode,
+        cx: &mut Context<'_>,
+    ) -> Poll<L::Held> {
+        let notify = || Notify::task(cx.waker());
+        let answer = match std::mem::replace(self, Stage::Done) {
+            Stage::Idle => raw.request(range, mode, notify),
+            Stage::Queued(queued) => raw.poll(range, mode, queued, notify),
+            Stage::Done => panic!("a lock future was polled after it was ready"),
+        };
+        match answer {
+            Request::Granted(held) => Poll::Ready(held),
+            Request::Queued(queued) => {
+                *self = Stage::Queued(queued);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn cancel(&mut self, raw: &L, range: ByteRange, mode: Mode) {
+        if let Stage::Queued(queued) = std::mem::replace(self, Stage::Done)
+            && let Some(held) = raw.cancel(range, mode, queued)
+        {
+            raw.release(range, mode, held);
+        }
+    }
+}
+
+/// A request for a range of a borrowed lock.
+pub(crate) struct Acquire<'a, L: RawRangeLock> {
+    lock: &'a RangeLock<L>,
+    range: ByteRange,
+    mode: Mode,
+    stage: Stage<L>,
+}
+
+impl<'a, L: RawRangeLock> Acquire<'a, L> {
+    pub(crate) fn new(lock: &'a RangeLock<L>, range: ByteRange, mode: Mode) -> Self {
+        Acquire { lock, range, mode, stage: Stage::Idle }
+    }
+}
+
+impl<'a, L: RawRangeLock> Future for Acquire<'a, L> {
+    type Output = Guard<'a, L>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let (lock, range, mode) = (self.lock, self.range, self.mode);
+        let held = self.stage.poll(lock.raw(), range, mode, cx);
+        held.map(|held| Guard::new(lock, range, mode, held))
+    }
+}
+
+impl<L: RawRangeLock> Drop for Acquire<'_, L> {
+    fn drop(&mut self) {
+        self.stage.cancel(self.lock.raw(), self.range, self.mode);
+    }
+}
+
+/// A request for a range of a lock that it keeps alive.
+pub(crate) struct OwnedAcquire<L: RawRangeLock> {
+    lock: Arc<RangeLock<L>>,
+    range: ByteRange,
+    mode: Mode,
+    stage: Stage<L>,
+}
+
+impl<L: RawRangeLock> OwnedAcquire<L> {
+    pub(crate) fn new(lock: Arc<RangeLock<L>>, range: ByteRange, mode: Mode) -> Self {
+        OwnedAcquire { lock, range, mode, stage: Stage::Idle }
+    }
+}
+
+impl<L: RawRangeLock> Future for OwnedAcquire<L> {
+    type Output = OwnedGuard<L>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let (lock, range, mode) = (Arc::clone(&self.lock), self.range, self.mode);
+        let held = self.stage.poll(lock.raw(), range, mode, cx);
+        held.map(|held| OwnedGuard::new(lock, range, mode, held))
+    }
+}
+
+impl<L: RawRangeLock> Drop for OwnedAcquire<L> {
+    fn drop(&mut self) {
+        self.stage.cancel(self.lock.raw(), self.range, self.mode);
+    }
+}

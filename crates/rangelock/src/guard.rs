@@ -1,0 +1,200 @@
+//! Held ranges: [`Guard`] and [`OwnedGuard`].
+//!
+//! A guard belongs to an operation, not to a thread: it is `Send`, and whoever ends the
+//! operation drops it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::lock::RangeLock;
+use crate::raw::RawRangeLock;
+use crate::{ByteRange, Mode, Striped};
+
+/// A held range of a borrowed [`RangeLock`]; dropping it releases the range.
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// let lock = RangeLock::new();
+/// let guard = lock.lock(ByteRange::at(10, 5)?, Mode::Exclusive);
+/// assert_eq!((guard.range(), guard.mode()), (ByteRange::new(10, 15)?, Mode::Exclusive));
+/// # Ok::<(), millpond_rangelock::RangeError>(())
+/// ```
+#[must_use = "the range is released when the guard is dropped"]
+pub struct Guard<'a, L: RawRangeLock = Striped> {
+    lock: &'a RangeLock<L>,
+    hold: Hold<L>,
+}
+
+/// A held range that keeps its [`RangeLock`] alive; dropping it releases the range.
+///
+/// For an operation that outlives its caller: a read-ahead keeps one until the I/O is done,
+/// and the thread that reaps the completion drops it.
+///
+/// ```
+/// use std::sync::Arc;
+/// use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock};
+/// let lock = Arc::new(RangeLock::new());
+/// let guard: OwnedGuard = lock.lock_owned(ByteRange::ALL, Mode::Shared);
+/// drop(lock);
+/// assert_eq!(guard.range(), ByteRange::ALL);
+/// ```
+#[must_use = "the range is released when the guard is dropped"]
+pub struct OwnedGuard<L: RawRangeLock = Striped> {
+    lock: Arc<RangeLock<L>>,
+    hold: Hold<L>,
+}
+
+/// What both guards are, apart from the way to the lock.
+struct Hold<L: RawRangeLock> {
+    range: ByteRange,
+    mode: Mode,
+    /// `None` only after the release.
+    held: Option<L::Held>,
+}
+
+impl<L: RawRangeLock> Hold<L> {
+    #[inline]
+    fn release(&mut self, raw: &L) {
+        if let Some(held) = self.held.take() {
+            raw.release(self.range, self.mode, held);
+        }
+    }
+
+    fn try_upgrade(&mut self, raw: &L) -> bool {
+        if self.mode == Mode::Exclusive {
+            return true;
+        }
+        let Some(held) = &mut self.held else {
+            return false;
+        };
+        let upgraded = raw.try_upgrade(self.range, held);
+        if upgraded {
+            self.mode = Mode::Exclusive;
+        }
+        upgraded
+    }
+
+    fn downgrade(&mut self, raw: &L) {
+        if self.mode == Mode::Shared {
+            return;
+        }
+        if let Some(held) = &mut self.held {
+            raw.downgrade(self.range, held);
+            self.mode = Mode::Shared;
+        }
+    }
+
+    fn fmt(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("range", &self.range)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+macro_rules! guard_methods {
+    () => {
+        /// The range that is held.
+        #[inline]
+        pub fn range(&self) -> ByteRange {
+            self.hold.range
+        }
+
+        /// How it is held.
+        #[inline]
+        pub fn mode(&self) -> Mode {
+            self.hold.mode
+        }
+
+        /// Makes a shared hold exclusive, if that needs no waiting. True when the guard is
+        /// exclusive afterwards.
+        ///
+        /// It fails when another holder overlaps, or when a request that overlaps has waited since
+        /// before this one: two holders that waited for each other's upgrade would wait for
+        /// ever, so there is no upgrade that waits. Requests that came later wait on.
+        ///
+        /// ```
+        /// # use std::sync::Arc;
+        /// # use millpond_rangelock::{ByteRange, Mode, RangeLock};
+        /// let lock = Arc::new(RangeLock::new());
+        /// let mut guard = lock.lock_owned(ByteRange::ALL, Mode::Shared);
+        /// let other = lock.lock(ByteRange::ALL, Mode::Shared);
+        /// assert!(!guard.try_upgrade());
+        /// drop(other);
+        /// assert!(guard.try_upgrade());
+        /// assert_eq!(guard.mode(), Mode::Exclusive);
+        /// ```
+        pub fn try_upgrade(&mut self) -> bool {
+            self.hold.try_upgrade(self.lock.raw())
+        }
+
+        /// Makes an exclusive hold shared, at once and without letting go; shared requests that
+        /// waited only for this one are granted.
+        ///
+        /// ```
+        /// # use std::sync::Arc;
+        /// # use millpond_rangelock::{ByteRange, Mode, RangeLock};
+        /// let lock = Arc::new(RangeLock::new());
+        /// let mut guard = lock.lock_owned(ByteRange::ALL, Mode::Exclusive);
+        /// guard.downgrade();
+        /// assert!(lock.try_lock(ByteRange::ALL, Mode::Shared).is_some());
+        /// ```
+        pub fn downgrade(&mut self) {
+            self.hold.downgrade(self.lock.raw())
+        }
+    };
+}
+
+impl<'a, L: RawRangeLock> Guard<'a, L> {
+    #[inline]
+    pub(crate) fn new(
+        lock: &'a RangeLock<L>,
+        range: ByteRange,
+        mode: Mode,
+        held: L::Held,
+    ) -> Guard<'a, L> {
+        Guard { lock, hold: Hold { range, mode, held: Some(held) } }
+    }
+
+    guard_methods!();
+}
+
+impl<L: RawRangeLock> OwnedGuard<L> {
+    #[inline]
+    pub(crate) fn new(
+        lock: Arc<RangeLock<L>>,
+        range: ByteRange,
+        mode: Mode,
+        held: L::Held,
+    ) -> OwnedGuard<L> {
+        OwnedGuard { lock, hold: Hold { range, mode, held: Some(held) } }
+    }
+
+    guard_methods!();
+}
+
+impl<L: RawRangeLock> Drop for Guard<'_, L> {
+    #[inline]
+    fn drop(&mut self) {
+        self.hold.release(self.lock.raw());
+    }
+}
+
+impl<L: RawRangeLock> Drop for OwnedGuard<L> {
+    #[inline]
+    fn drop(&mut self) {
+        self.hold.release(self.lock.raw());
+    }
+}
+
+impl<L: RawRangeLock> fmt::Debug for Guard<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.hold.fmt("Guard", f)
+    }
+}
+
+impl<L: RawRangeLock> fmt::Debug for OwnedGuard<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.hold.fmt("OwnedGuard", f)
+    }
+}

@@ -1,0 +1,246 @@
+//! The public face: [`RangeLock`].
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::future::{Acquire, OwnedAcquire};
+use crate::guard::{Guard, OwnedGuard};
+use crate::raw::{RawRangeLock, Request};
+use crate::wait::ThreadWait;
+use crate::{ByteRange, Mode, Striped};
+
+/// Locks on ranges of bytes, shared or exclusive.
+///
+/// - **Exact**: requests for ranges that share no byte never wait for each other.
+/// - **Fair**: a request waits for what is held and for every conflicting request that came
+///   before it, and for nothing that came after; so neither readers nor writers starve.
+/// - **Free of threads**: a [`Guard`] may be moved to, and released by, any thread.
+///
+/// A lock neither orders nor checks several guards of one caller: who holds a range and then
+/// waits for an overlapping one waits for itself, and two who lock several ranges in different
+/// orders may wait for each other. Debug builds report a thread that waits for its own guard.
+///
+/// `L` is the implementation: [`Striped`], unless you want to compare it with one of the
+/// [`peers`](crate::peers).
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+///
+/// let lock = RangeLock::new();
+/// let head = ByteRange::new(0, 4096)?;
+/// let tail = ByteRange::from_start(4096)?;
+///
+/// let writer = lock.lock(head, Mode::Exclusive);
+/// let truncate = lock.lock(tail, Mode::Exclusive); // disjoint: does not wait
+/// assert!(lock.try_lock(head, Mode::Shared).is_none());
+/// drop(writer);
+/// assert!(lock.try_lock(head, Mode::Shared).is_some());
+/// # drop(truncate);
+/// # Ok::<(), millpond_rangelock::RangeError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct RangeLock<L: RawRangeLock = Striped> {
+    raw: L,
+}
+
+impl RangeLock {
+    /// A lock that nobody holds. Allocates nothing.
+    ///
+    /// ```
+    /// let lock = millpond_rangelock::RangeLock::new();
+    /// ```
+    pub fn new() -> RangeLock {
+        RangeLock::default()
+    }
+}
+
+impl<L: RawRangeLock> RangeLock<L> {
+    /// A lock of the implementation `L`.
+    ///
+    /// ```
+    /// use millpond_rangelock::{RangeLock, peers::IntervalTree};
+    /// let lock = RangeLock::<IntervalTree>::with_raw();
+    /// ```
+    pub fn with_raw() -> RangeLock<L> {
+        RangeLock { raw: L::default() }
+    }
+
+    pub(crate) fn raw(&self) -> &L {
+        &self.raw
+    }
+
+    /// Locks `range`, waiting as long as it takes: it spins briefly, then sleeps.
+    ///
+    /// ```
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = RangeLock::new();
+    /// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
+    /// assert_eq!(guard.mode(), Mode::Shared);
+    /// ```
+    #[inline]
+    pub fn lock(&self, range: ByteRange, mode: Mode) -> Guard<'_, L> {
+        Guard::new(self, range, mode, self.acquire(range, mode))
+    }
+
+    /// Locks `range` if that needs no waiting.
+    ///
+    /// `None` means that a conflicting request was held, waited, or was just being made: fairness
+    /// holds here too, so it does not overtake those who wait.
+    ///
+    /// ```
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = RangeLock::new();
+    /// let guard = lock.try_lock(ByteRange::ALL, Mode::Exclusive).unwrap();
+    /// assert!(lock.try_lock(ByteRange::at(0, 1).unwrap(), Mode::Shared).is_none());
+    /// ```
+    #[inline]
+    pub fn try_lock(&self, range: ByteRange, mode: Mode) -> Option<Guard<'_, L>> {
+        let held = self.raw.try_request(range, mode)?;
+        Some(Guard::new(self, range, mode, held))
+    }
+
+    /// Locks `range`, waiting for at most `timeout`.
+    ///
+    /// A request that gives up leaves the queue at once, and whoever waited only for it goes on.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = RangeLock::new();
+    /// let guard = lock.lock(ByteRange::ALL, Mode::Exclusive);
+    /// let late = lock.lock_timeout(ByteRange::ALL, Mode::Shared, Duration::from_millis(1));
+    /// assert!(late.is_none());
+    /// ```
+    pub fn lock_timeout(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        timeout: Duration,
+    ) -> Option<Guard<'_, L>> {
+        // No deadline at all when it is beyond what the clock can say.
+        let held = match Instant::now().checked_add(timeout) {
+            Some(deadline) => self.acquire_until(range, mode, deadline)?,
+            None => self.acquire(range, mode),
+        };
+        Some(Guard::new(self, range, mode, held))
+    }
+
+    /// Locks `range` without blocking the thread.
+    ///
+    /// The request joins the queue when the future is first polled. Dropping the future takes
+    /// it off the queue, or releases it if it had just been granted: at every point a drop loses
+    /// nothing and blocks nobody.
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = RangeLock::new();
+    /// let mut request = pin!(lock.lock_async(ByteRange::ALL, Mode::Exclusive));
+    /// # let mut cx = Context::from_waker(Waker::noop());
+    /// assert!(request.as_mut().poll(&mut cx).is_ready());
+    /// ```
+    pub fn lock_async(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+    ) -> impl Future<Output = Guard<'_, L>> + Send {
+        Acquire::new(self, range, mode)
+    }
+
+    /// As [`lock`](RangeLock::lock), with a guard that keeps the lock alive and can go anywhere.
+    ///
+    /// ```
+    /// use std::{sync::Arc, thread};
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = Arc::new(RangeLock::new());
+    /// let guard = lock.lock_owned(ByteRange::ALL, Mode::Exclusive);
+    /// thread::spawn(move || drop(guard)).join().unwrap();
+    /// ```
+    pub fn lock_owned(self: &Arc<Self>, range: ByteRange, mode: Mode) -> OwnedGuard<L> {
+        let held = self.acquire(range, mode);
+        OwnedGuard::new(Arc::clone(self), range, mode, held)
+    }
+
+    /// As [`try_lock`](RangeLock::try_lock), with a guard that keeps the lock alive.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = Arc::new(RangeLock::new());
+    /// let guard = lock.try_lock_owned(ByteRange::ALL, Mode::Exclusive);
+    /// assert!(guard.is_some());
+    /// ```
+    pub fn try_lock_owned(self: &Arc<Self>, range: ByteRange, mode: Mode) -> Option<OwnedGuard<L>> {
+        let held = self.raw.try_request(range, mode)?;
+        Some(OwnedGuard::new(Arc::clone(self), range, mode, held))
+    }
+
+    /// As [`lock_async`](RangeLock::lock_async), with a guard and a future that keep the lock
+    /// alive.
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::pin, sync::Arc, task::{Context, Poll, Waker}};
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = Arc::new(RangeLock::new());
+    /// let mut request = pin!(lock.lock_owned_async(ByteRange::ALL, Mode::Exclusive));
+    /// # let mut cx = Context::from_waker(Waker::noop());
+    /// assert!(request.as_mut().poll(&mut cx).is_ready());
+    /// ```
+    pub fn lock_owned_async(
+        self: &Arc<Self>,
+        range: ByteRange,
+        mode: Mode,
+    ) -> impl Future<Output = OwnedGuard<L>> + Send + 'static {
+        OwnedAcquire::new(Arc::clone(self), range, mode)
+    }
+
+    #[inline]
+    fn acquire(&self, range: ByteRange, mode: Mode) -> L::Held {
+        let mut wait = None;
+        let notify = || wait.insert(ThreadWait::begin()).notify();
+        match self.raw.request(range, mode, notify) {
+            Request::Granted(held) => held,
+            Request::Queued(queued) => self.sleep(range, mode, queued, wait),
+        }
+    }
+
+    #[cold]
+    fn sleep(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        queued: L::Queued,
+        wait: Option<ThreadWait>,
+    ) -> L::Held {
+        // `request` asked for the notification before it queued.
+        let wait = wait.expect("a queued request has somebody to tell");
+        wait.wait(None);
+        self.collect(range, mode, queued)
+    }
+
+    fn acquire_until(&self, range: ByteRange, mode: Mode, deadline: Instant) -> Option<L::Held> {
+        let mut wait = None;
+        let notify = || wait.insert(ThreadWait::begin()).notify();
+        match self.raw.request(range, mode, notify) {
+            Request::Granted(held) => Some(held),
+            Request::Queued(queued) => {
+                let wait = wait.expect("a queued request has somebody to tell");
+                if wait.wait(Some(deadline)) {
+                    Some(self.collect(range, mode, queued))
+                } else {
+                    // A grant that races with the timeout is a grant.
+                    self.raw.cancel(range, mode, queued)
+                }
+            }
+        }
+    }
+
+    /// Turns a request that has been told of its grant into a hold.
+    fn collect(&self, range: ByteRange, mode: Mode, queued: L::Queued) -> L::Held {
+        match self.raw.poll(range, mode, queued, || unreachable!("told before granted")) {
+            Request::Granted(held) => held,
+            Request::Queued(_) => unreachable!("told before granted"),
+        }
+    }
+}

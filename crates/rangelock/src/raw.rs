@@ -1,0 +1,68 @@
+//! The seam between the guards and the implementations: [`RawRangeLock`].
+//!
+//! An implementation grants, queues, cancels and releases; everything that a caller sees
+//! (guards, blocking, timeouts, futures) is written once, over this trait, in `lock`,
+//! `guard` and `future`.
+
+use std::fmt::Debug;
+
+use crate::wait::Notify;
+use crate::{ByteRange, Mode};
+
+/// The answer to a request that may queue.
+#[derive(Debug)]
+pub enum Request<H, W> {
+    /// Granted at once.
+    Granted(H),
+    /// Queued behind conflicting requests; `Notify` will be told when it is granted.
+    Queued(W),
+}
+
+/// A byte-range lock without guards.
+///
+/// Implemented by [`Striped`](crate::Striped) and by the [`peers`](crate::peers). Not
+/// meant to be implemented outside of this crate.
+///
+/// Contract: a `Held` or a `Queued` is passed back exactly once (to `release`, `cancel`,
+/// or to a `poll` that grants), with the lock, the range and the mode that it came from.
+pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
+    /// What a guard remembers about its place in the lock.
+    type Held: Debug + Send + Sync + Unpin;
+    /// What a waiting request remembers.
+    type Queued: Debug + Send + Sync + Unpin;
+
+    /// A short name, for tables.
+    const NAME: &'static str;
+
+    /// Grants or queues.
+    fn request(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Self::Held, Self::Queued>;
+
+    /// Grants if nothing conflicting is held or waits.
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Self::Held>;
+
+    /// Collects the grant of a queued request, or replaces whom to tell.
+    fn poll(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        queued: Self::Queued,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Self::Held, Self::Queued>;
+
+    /// Takes a request off the queue. If it had been granted already, gives it back as held.
+    fn cancel(&self, range: ByteRange, mode: Mode, queued: Self::Queued) -> Option<Self::Held>;
+
+    /// Ends a hold and grants what waited for it.
+    fn release(&self, range: ByteRange, mode: Mode, held: Self::Held);
+
+    /// Shared to exclusive, if no other holder overlaps and nobody ahead waits.
+    fn try_upgrade(&self, range: ByteRange, held: &mut Self::Held) -> bool;
+
+    /// Exclusive to shared; grants what waited for that.
+    fn downgrade(&self, range: ByteRange, held: &mut Self::Held);
+}

@@ -1,0 +1,56 @@
+//! The primitives that the protocols are written in: `std`'s, or loom's under `cfg(loom)`.
+
+#[cfg(not(loom))]
+mod imp {
+    pub(crate) use std::hint::spin_loop as spin_hint;
+    pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic};
+
+    use std::time::Duration;
+
+    use atomic::AtomicU32;
+    use rustix::thread::futex;
+    use rustix::time::Timespec;
+
+    /// Sleeps while `word` is `expected`; may return early for no reason.
+    pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        // An error means "changed", "timed out" or "interrupted": the caller looks again.
+        let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
+    }
+
+    /// Wakes one sleeper on `word`.
+    pub(crate) fn futex_wake_one(word: &AtomicU32) {
+        let _ = futex::wake(word, futex::Flags::PRIVATE, 1);
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, atomic};
+    pub(crate) use loom::thread::yield_now as spin_hint;
+
+    use std::time::Duration;
+
+    /// Loom has no futex: sleeping is yielding.
+    pub(crate) fn futex_wait(
+        _word: &atomic::AtomicU32,
+        _expected: u32,
+        _timeout: Option<Duration>,
+    ) {
+        loom::thread::yield_now();
+    }
+
+    pub(crate) fn futex_wake_one(_word: &atomic::AtomicU32) {}
+}
+
+pub(crate) use imp::*;
+
+/// Locks, whatever a panicking thread left behind: no code under these mutexes panics
+/// between two states that are not both valid.
+#[inline]
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+}

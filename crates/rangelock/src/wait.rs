@@ -1,0 +1,183 @@
+//! Waiting and waking: one [`Signal`] per thread, one [`Notify`] per queued request.
+//!
+//! The word of a signal is `ticket << 2 | state`:
+//!
+//! ```text
+//! WAITING(t) -> sleep -> SLEEPING(t)     by the waiter, before it enters the kernel
+//! WAITING(t) | SLEEPING(t) -> grant -> GRANTED(t)     by the waker, once per ticket
+//! any -> begin -> WAITING(t + 1)         by the waiter, for its next wait
+//! ```
+//!
+//! - S1. Only its thread begins, so at most one ticket is awaited at a time.
+//! - S2. A grant is a compare-exchange on the exact ticket: a waker that is late (the waiter
+//!   timed out and took the grant by itself) finds another ticket and changes nothing. Tickets
+//!   have 30 bits: the waker would have to be late by 2^30 waits of that thread.
+//! - S3. The wake is the waker's last touch, and the signal is reference-counted, so it
+//!   outlives that touch whatever the waiter does.
+
+use std::cell::Cell;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{Arc, futex_wait, futex_wake_one, spin_hint};
+
+const WAITING: u32 = 0;
+const SLEEPING: u32 = 1;
+const GRANTED: u32 = 2;
+const STATE: u32 = 3;
+
+/// Polls of the word before sleeping: about 2 µs, the cost of one sleep and wake.
+const SPIN_POLLS: u32 = if cfg!(loom) { 1 } else { 100 };
+
+/// Where one thread waits.
+#[derive(Debug)]
+pub struct Signal {
+    word: AtomicU32,
+}
+
+impl Signal {
+    fn new() -> Signal {
+        Signal { word: AtomicU32::new(GRANTED) }
+    }
+
+    /// Opens the next wait of this thread (S1).
+    fn begin(&self) -> u32 {
+        let ticket = (self.word.load(Ordering::Relaxed) >> 2).wrapping_add(1) & (u32::MAX >> 2);
+        // Relaxed: the waker learns the ticket through the lock that queues it.
+        self.word.store(ticket << 2 | WAITING, Ordering::Relaxed);
+        ticket
+    }
+
+    /// Ends the wait `ticket`, if it is still the current one (S2), and wakes its thread.
+    fn grant(&self, ticket: u32) {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            if word >> 2 != ticket || word & STATE == GRANTED {
+                return;
+            }
+            let granted = ticket << 2 | GRANTED;
+            // Release: pairs with the Acquire in `wait`, handing over what the last holder wrote.
+            match self.word.compare_exchange_weak(
+                word,
+                granted,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break,
+                Err(now) => word = now,
+            }
+        }
+        if word & STATE == SLEEPING {
+            // The last touch (S3).
+            futex_wake_one(&self.word);
+        }
+    }
+
+    /// Waits for `ticket` to be granted; false when `deadline` has passed first.
+    fn wait(&self, ticket: u32, deadline: Option<Instant>) -> bool {
+        let granted = ticket << 2 | GRANTED;
+        for _ in 0..SPIN_POLLS {
+            // Acquire: pairs with the Release in `grant`.
+            if self.word.load(Ordering::Acquire) == granted {
+                return true;
+            }
+            spin_hint();
+        }
+        let sleeping = ticket << 2 | SLEEPING;
+        // Acquire on failure: the only other value is GRANTED, by `grant`'s Release.
+        if self
+            .word
+            .compare_exchange(ticket << 2 | WAITING, sleeping, Ordering::Relaxed, Ordering::Acquire)
+            .is_err_and(|word| word == granted)
+        {
+            return true;
+        }
+        loop {
+            let left = match deadline {
+                None => None,
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => return self.word.load(Ordering::Acquire) == granted,
+                },
+            };
+            futex_wait(&self.word, sleeping, left);
+            // Acquire: pairs with the Release in `grant`.
+            if self.word.load(Ordering::Acquire) == granted {
+                return true;
+            }
+        }
+    }
+}
+
+/// Whom to tell about a grant. Told at most once; telling is the last touch of the waiter.
+#[derive(Debug)]
+pub struct Notify(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Thread(Arc<Signal>, u32),
+    Task(Waker),
+}
+
+impl Notify {
+    pub(crate) fn task(waker: &Waker) -> Notify {
+        Notify(Kind::Task(waker.clone()))
+    }
+
+    /// Whether telling `self` already wakes the task of `waker`.
+    pub(crate) fn will_wake(&self, waker: &Waker) -> bool {
+        matches!(&self.0, Kind::Task(mine) if mine.will_wake(waker))
+    }
+
+    pub(crate) fn tell(self) {
+        match self.0 {
+            Kind::Thread(signal, ticket) => signal.grant(ticket),
+            Kind::Task(waker) => waker.wake(),
+        }
+    }
+}
+
+thread_local! {
+    /// The idle signal of this thread; taken while it waits.
+    static SIGNAL: Cell<Option<Arc<Signal>>> = const { Cell::new(None) };
+}
+
+/// One wait of the current thread.
+pub(crate) struct ThreadWait {
+    signal: Arc<Signal>,
+    ticket: u32,
+}
+
+impl ThreadWait {
+    /// Starts a wait. Allocates only the first time on each thread.
+    pub(crate) fn begin() -> ThreadWait {
+        let signal =
+            SIGNAL.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Arc::new(Signal::new()));
+        let ticket = signal.begin();
+        ThreadWait { signal, ticket }
+    }
+
+    pub(crate) fn notify(&self) -> Notify {
+        Notify(Kind::Thread(Arc::clone(&self.signal), self.ticket))
+    }
+
+    /// Waits until told; false when `deadline` has passed first.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> bool {
+        self.signal.wait(self.ticket, deadline)
+    }
+
+    /// Waits for at most `timeout`; false when it has passed.
+    #[allow(dead_code)] // debug builds only
+    pub(crate) fn wait_for(&self, timeout: Duration) -> bool {
+        self.wait(Instant::now().checked_add(timeout))
+    }
+}
+
+impl Drop for ThreadWait {
+    fn drop(&mut self) {
+        let signal = Arc::clone(&self.signal);
+        // No thread-local left means that this thread is ending: the signal goes with it.
+        let _ = SIGNAL.try_with(|cell| cell.set(Some(signal)));
+    }
+}
