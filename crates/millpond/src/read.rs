@@ -96,14 +96,16 @@ unsafe fn attempt_page(
 ) -> Attempt {
     let frames = &shared.cache.frames;
     let begun = core.epoch.begin();
-    let Some(word) = core.lookup(frames, offset >> core.page_shift) else {
+    let Some((word, guess)) = core.lookup(frames, offset >> core.page_shift) else {
         return at_end(core, offset);
     };
     let seen = word.load();
     if !seen.is_hit() {
         return at_end(core, offset);
     }
-    let Some(frame) = frames.address(seen.frame()) else { return Attempt::Retry };
+    let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
+        return Attempt::Retry;
+    };
     // The linearization point. Acquire, and after the word's load, which is an acquire, too.
     let size = core.size.load(Acquire);
     let len = (len as u64).min(size.saturating_sub(offset)) as usize;
@@ -151,7 +153,7 @@ fn attempt_pages(
             return Attempt::Miss;
         }
         for page in first..=last {
-            let Some(word) = core.lookup(frames, page) else { return Attempt::Miss };
+            let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
             let seen = word.load();
             if !seen.is_hit() {
                 return Attempt::Miss;

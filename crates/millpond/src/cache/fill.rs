@@ -35,6 +35,9 @@ use std::sync::atomic::Ordering::Acquire;
 /// Pages that are claimed and read in one go.
 const CHUNK_PAGES: usize = 256;
 
+/// A run of at least so many pages counts as frames in a row.
+const RUN_NOTED: usize = 16;
+
 /// The file turned out shorter than it should be: someone else cut it.
 pub(crate) struct Shrunk;
 
@@ -397,6 +400,9 @@ impl Run {
                 Shown { referenced: !self.prefetched, marker: self.marker && page == self.first };
             word.wake(word.finish_fill(frame, shown));
             ready += 1;
+            if ready % RUN_NOTED == 0 {
+                held.note_run(page, frame);
+            }
         }
         file.cache().counters.fills.add(ready as u64);
         file.cache().arrived((self.first..).zip(frames).take(ready).map(|(page, frame)| Arrival {

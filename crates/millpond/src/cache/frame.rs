@@ -36,11 +36,13 @@ use crate::cache::pin::Pins;
 
 /// The unit of frame indexes, and the size of table nodes.
 pub(crate) const UNIT_BYTES: usize = 4096;
-const UNIT_SHIFT: u32 = 12;
+pub(crate) const UNIT_SHIFT: u32 = 12;
 const CHUNK_UNITS: u32 = 512;
 const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Below this limit no memory is committed ahead of its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
+/// The same for leaves of page tables.
+const HUGE_LEAVES_LIMIT_BYTES_MIN: u64 = 128 << 20;
 
 /// A frame, as its distance from the base of the reservation in units of 4 KiB. 0 is no frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -78,10 +80,6 @@ impl Class {
         (self.bytes() / UNIT_BYTES) as u32
     }
 
-    fn is_page(self) -> bool {
-        self.0 > Self::SLAB.0
-    }
-
     pub(crate) fn from_tag(tag: u8) -> Class {
         debug_assert!((tag as usize) < Self::COUNT);
         Class(tag)
@@ -106,7 +104,6 @@ impl Class {
 /// `owner` and `page` are written by whoever has the frame in hand, before it enters the
 /// eviction queues; `next`, `previous` and `tags` belong to the evictor while the frame is in its
 /// queues (under its lock) and to the free list while it is free.
-#[derive(Default)]
 pub(crate) struct FrameMeta {
     pub(crate) owner: AtomicPtr<()>,
     pub(crate) page: AtomicU64,
@@ -193,6 +190,20 @@ impl Frames {
         (frame.0 < self.units).then(|| unsafe { self.base.add((frame.0 as usize) << UNIT_SHIFT) })
     }
 
+    /// [`Frames::address`] of `frame`, starting from a guess that costs nothing where it is wrong.
+    ///
+    /// `frame` comes out of a page word, which for a random page has to come from memory, and
+    /// the copy would have to wait for it. Where the guess is right this is a branch on the word,
+    /// not a use of its value: the processor predicts the branch and copies from the guessed frame
+    /// while the word is still on its way.
+    #[inline]
+    pub(crate) fn address_guessed(&self, frame: FrameIndex, guess: FrameIndex) -> Option<*mut u8> {
+        let Some(guessed) = self.address(guess).map(opaque) else {
+            return self.address(frame);
+        };
+        if frame == guess { Some(opaque(guessed)) } else { self.address(frame) }
+    }
+
     /// The first byte of a frame that the caller got from this allocator.
     #[inline]
     pub(crate) fn bytes(&self, frame: FrameIndex) -> *mut u8 {
@@ -275,10 +286,14 @@ impl Frames {
         // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
         unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }.ok()?;
         let whole_charge = u64::from(CHUNK_UNITS / class.units()) * class.charge();
-        // Table nodes and file objects are charged one by one: many engines need a few only.
-        let huge = class.is_page()
-            && self.limit_bytes >= HUGE_LIMIT_BYTES_MIN
-            && self.try_charge(whole_charge);
+        // Leaves, too, once a chunk of them is little beside the cache: the word of a random page
+        // is seldom in the processor's caches, and a walk of its page tables comes on top of that.
+        let huge_limit_bytes_min = match class {
+            Class::INNER | Class::SLAB => u64::MAX,
+            Class::LEAF => HUGE_LEAVES_LIMIT_BYTES_MIN,
+            _ => HUGE_LIMIT_BYTES_MIN,
+        };
+        let huge = self.limit_bytes >= huge_limit_bytes_min && self.try_charge(whole_charge);
         if huge {
             // SAFETY: our own mapping, and the advice does not change its contents. Where the
             // system has no huge pages, small ones serve.
@@ -368,6 +383,17 @@ impl Drop for Frames {
             let _ = rustix::mm::munmap(self.metas.cast(), metas_bytes);
         }
     }
+}
+
+/// The same address, of which the compiler knows nothing: it can't derive it from a value that it
+/// was compared with, nor turn the branch around this into a selection.
+#[inline]
+fn opaque(mut at: *mut u8) -> *mut u8 {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags));
+    }
+    at
 }
 
 fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {

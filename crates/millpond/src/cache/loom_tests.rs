@@ -1,1 +1,418 @@
-//! Loom models of the page word, the pins and the table's holds.
+//! Loom models of the page word, the pins and the holds, on the real types.
+//!
+//! A frame is one number here, and the version has one bit, so that two departures from READY wrap
+//! it. What the callers of the transitions add (the fences around taking, hiding and copying) is
+//! written out as they have it. The `loom_without_*` twins leave one of those rules out and must
+//! fail: so each rule is needed, and the models can tell.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use loom::sync::atomic::{AtomicUsize, fence};
+use loom::thread;
+
+use crate::cache::frame::FrameIndex;
+use crate::cache::page::{Epoch, PageWord, Shown, State};
+use crate::cache::pin::Pins;
+
+const SHOWN: Shown = Shown { referenced: false, marker: false };
+
+/// A rule of the protocol that a twin leaves out.
+#[derive(Clone, Copy, PartialEq)]
+enum Rule {
+    None,
+    /// `fence(Release)` between taking a free frame and its first byte.
+    TakeFence,
+    /// `fence(SeqCst)` after the RMW that hides or replaces.
+    HideFence,
+    /// The comparison of the epoch at the end of a read.
+    Epoch,
+}
+
+/// Page words, frames and what surrounds them, shared by the threads of a model.
+struct Pond {
+    without: Rule,
+    words: [PageWord; 2],
+    epoch: Epoch,
+    size: AtomicUsize,
+    frames: [AtomicUsize; 5],
+}
+
+impl Pond {
+    /// Page `i` is READY with frame `i + 1`, whose content is 0.
+    fn new(without: Rule) -> Arc<Pond> {
+        let pond = Pond {
+            without,
+            words: [PageWord::new(), PageWord::new()],
+            epoch: Epoch::new(),
+            size: AtomicUsize::new(2),
+            frames: std::array::from_fn(|_| AtomicUsize::new(0)),
+        };
+        for page in 0..2 {
+            pond.fill(page, page as u32 + 1, 0);
+        }
+        Arc::new(pond)
+    }
+
+    fn fence_after_hiding(&self) {
+        if self.without != Rule::HideFence {
+            fence(SeqCst);
+        }
+    }
+
+    /// Writes a frame that was just taken: `Frames::try_alloc`, then the content.
+    fn build(&self, frame: u32, content: usize) {
+        if self.without != Rule::TakeFence {
+            fence(Release);
+        }
+        self.frames[frame as usize].store(content, Relaxed);
+    }
+
+    fn fill(&self, page: usize, frame: u32, content: usize) {
+        self.words[page].try_fill(FrameIndex(frame)).unwrap();
+        self.build(frame, content);
+        let _ = self.words[page].finish_fill(FrameIndex(frame), SHOWN);
+    }
+
+    fn evict(&self, page: usize) {
+        let word = &self.words[page];
+        assert!(word.try_evict(word.load(), &self.epoch));
+        fence(SeqCst);
+    }
+
+    /// A write of both pages with fresh frames, as `write::Write::install` does it.
+    fn write_both(&self, fresh: [u32; 2], content: usize, size: Option<usize>) {
+        fresh.iter().for_each(|&frame| self.build(frame, content));
+        self.words.iter().for_each(|word| {
+            word.hide(&self.epoch);
+        });
+        self.fence_after_hiding();
+        if let Some(size) = size {
+            self.size.store(size, Release);
+        }
+        for (word, frame) in self.words.iter().zip(fresh) {
+            let _ = word.show(FrameIndex(frame), SHOWN);
+        }
+    }
+
+    /// One attempt of the hit path over the pages below the size, as `read::attempt_pages` makes.
+    fn try_read(&self) -> Option<Vec<usize>> {
+        let begun = self.epoch.begin();
+        let hint = self.size.load(Relaxed);
+        let words = &self.words[..hint];
+        let seen: Vec<_> = words.iter().map(PageWord::load).collect();
+        if !seen.iter().all(|seen| seen.is_hit()) {
+            return None;
+        }
+        let size = self.size.load(Acquire);
+        if size > hint {
+            return None;
+        }
+        let bytes: Vec<_> = seen[..size]
+            .iter()
+            .map(|seen| self.frames[seen.frame().0 as usize].load(Relaxed))
+            .collect();
+        fence(Acquire);
+        let same = words.iter().zip(&seen).all(|(word, seen)| word.is_unchanged(*seen));
+        (same && (self.without == Rule::Epoch || self.epoch.is_unchanged(begun))).then_some(bytes)
+    }
+}
+
+/// Goal: a reader sees one whole multi-page write or none.
+/// Method: one write of two pages with fresh frames, against one attempt of the hit path.
+#[test]
+fn loom_read_races_a_write_of_two_pages() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        let writer = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || pond.write_both([3, 4], 1, None)
+        });
+        if let Some(seen) = pond.try_read() {
+            assert!(seen == [0, 0] || seen == [1, 1], "torn: {seen:?}");
+        }
+        writer.join().unwrap();
+        assert_eq!(pond.try_read(), Some(vec![1, 1]));
+    });
+}
+
+/// Goal: a write that extends the file is seen with its size and its bytes, or not at all.
+/// Method: the size goes from one page to two within a write that also changes the first page.
+#[test]
+fn loom_read_races_an_extending_write() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        pond.size.store(1, Relaxed);
+        let writer = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || pond.write_both([3, 4], 1, Some(2))
+        });
+        if let Some(seen) = pond.try_read() {
+            assert!(seen == [0] || seen == [1, 1], "half of the write: {seen:?}");
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// Goal: a stalled reader is not fooled by a version that wrapped to where it was.
+/// Method: with versions of one bit, the page leaves READY twice and comes back with the same
+/// frame and version and other bytes, while the reader copies.
+fn wrap_under_a_stalled_reader(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        pond.size.store(1, Relaxed);
+        let reader = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                // Two copies of the page in one attempt: they must be of one content.
+                let begun = pond.epoch.begin();
+                let seen = pond.words[0].load();
+                if !seen.is_hit() {
+                    return;
+                }
+                let frame = &pond.frames[seen.frame().0 as usize];
+                let (first, second) = (frame.load(Relaxed), frame.load(Relaxed));
+                fence(Acquire);
+                if pond.words[0].is_unchanged(seen)
+                    && (pond.without == Rule::Epoch || pond.epoch.is_unchanged(begun))
+                {
+                    assert_eq!(first, second, "two contents under one version");
+                }
+            }
+        });
+        for content in 1..=2 {
+            pond.evict(0);
+            pond.fill(0, 1, content);
+        }
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_wrapped_version_does_not_fool_a_stalled_reader() {
+    wrap_under_a_stalled_reader(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "two contents under one version")]
+fn loom_without_the_epoch_a_wrapped_version_fools_it() {
+    wrap_under_a_stalled_reader(Rule::Epoch);
+}
+
+/// Goal: a frame that goes from one page to another is not read as the first one's.
+/// Method: page 0 gets a fresh frame in one RMW, and its old frame is built anew for page 1.
+fn read_races_the_reuse_of_its_frame(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        pond.size.store(1, Relaxed);
+        let writer = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                pond.build(3, 7);
+                let old = pond.words[0].try_replace(FrameIndex(3), SHOWN, &pond.epoch).unwrap();
+                pond.fence_after_hiding();
+                pond.build(old.0, 99);
+            }
+        });
+        if let Some(seen) = pond.try_read() {
+            assert!(seen == [0] || seen == [7], "another page's bytes: {seen:?}");
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_read_races_the_reuse_of_its_frame() {
+    read_races_the_reuse_of_its_frame(Rule::None);
+}
+
+/// Goal: the same, where another thread takes the frame from the free list.
+/// Method: the free list is a flag, passed with release and acquire.
+fn read_races_the_reuse_by_another_thread(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        pond.size.store(1, Relaxed);
+        let free = Arc::new(AtomicUsize::new(0));
+        let evictor = thread::spawn({
+            let (pond, free) = (Arc::clone(&pond), Arc::clone(&free));
+            move || {
+                pond.evict(0);
+                free.store(1, Release);
+            }
+        });
+        let taker = thread::spawn({
+            let (pond, free) = (Arc::clone(&pond), Arc::clone(&free));
+            move || {
+                if free.load(Acquire) == 1 {
+                    pond.build(1, 99);
+                }
+            }
+        });
+        if let Some(seen) = pond.try_read() {
+            assert!(seen == [0], "another page's bytes: {seen:?}");
+        }
+        evictor.join().unwrap();
+        taker.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
+    read_races_the_reuse_by_another_thread(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "another page's bytes")]
+fn loom_without_the_take_fence_it_reads_another_page() {
+    read_races_the_reuse_by_another_thread(Rule::TakeFence);
+}
+
+/// Goal: two writers that each read the other's page after their write do not both miss it.
+/// Method: store buffering with one-RMW writes and the fence after them.
+fn writes_are_seen_by_who_writes_next(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        let write_then_read = |pond: &Pond, page: usize| {
+            let fresh = 3 + page as u32;
+            pond.build(fresh, 1);
+            pond.words[page].try_replace(FrameIndex(fresh), SHOWN, &pond.epoch).unwrap();
+            pond.fence_after_hiding();
+            let seen = pond.words[1 - page].load();
+            pond.frames[seen.frame().0 as usize].load(Relaxed)
+        };
+        let other = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || write_then_read(&pond, 1)
+        });
+        let mine = write_then_read(&pond, 0);
+        let theirs = other.join().unwrap();
+        assert!(mine == 1 || theirs == 1, "both writers saw the other's old page");
+    });
+}
+
+#[test]
+fn loom_writes_are_seen_by_who_writes_next() {
+    writes_are_seen_by_who_writes_next(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "both writers saw the other's old page")]
+fn loom_without_the_hide_fence_both_miss() {
+    writes_are_seen_by_who_writes_next(Rule::HideFence);
+}
+
+/// Goal: one fill per page, and no waiter is forgotten by the transition that ends it.
+/// Method: a filler against one who wants the page, and arms if it finds it FILLING.
+#[test]
+fn loom_the_end_of_a_fill_finds_its_waiters() {
+    loom::model(|| {
+        let page = Arc::new(PageWord::new());
+        page.try_fill(FrameIndex(1)).unwrap();
+        let waiter = thread::spawn({
+            let page = Arc::clone(&page);
+            move || {
+                let seen = page.load();
+                assert!(page.try_fill(FrameIndex(2)).is_err(), "filled twice");
+                seen.state() == State::Filling && page.arm(seen).is_some()
+            }
+        });
+        let sleepers = page.finish_fill(FrameIndex(1), SHOWN);
+        let armed = waiter.join().unwrap();
+        assert!(!armed || sleepers.any(), "a waiter sleeps on a READY page");
+    });
+}
+
+/// Goal: REFERENCED, which may land at any time, neither undoes nor fakes a transition.
+/// Method: a reader marks the page while it is evicted and filled again.
+#[test]
+fn loom_referenced_lands_on_any_state() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        let reader = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                let seen = pond.words[0].load();
+                pond.words[0].mark_referenced(seen);
+            }
+        });
+        let seen = pond.words[0].load();
+        if pond.words[0].try_evict(seen, &pond.epoch) {
+            assert_eq!(pond.words[0].load().state(), State::Empty);
+            pond.fill(0, 3, 5);
+        }
+        reader.join().unwrap();
+        assert!(pond.words[0].load().is_hit());
+    });
+}
+
+/// Goal: the frame of a view is not freed under it, and is freed exactly once.
+/// Method: a viewer pins, fences and re-validates; the evictor takes the page, fences and retires.
+#[test]
+fn loom_a_pinned_frame_is_freed_once_and_not_early() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        let pins = Arc::new(Pins::default());
+        let freed = Arc::new(AtomicUsize::new(0));
+        let free = |pond: &Pond, freed: &AtomicUsize| {
+            freed.fetch_add(1, Relaxed);
+            pond.build(1, 99);
+        };
+        let viewer = thread::spawn({
+            let (pond, pins, freed) = (Arc::clone(&pond), Arc::clone(&pins), Arc::clone(&freed));
+            move || {
+                let seen = pond.words[0].load();
+                if !seen.is_ready() {
+                    return;
+                }
+                pins.pin();
+                fence(SeqCst);
+                if pond.words[0].is_unchanged(seen) {
+                    assert_eq!(pond.frames[1].load(Relaxed), 0, "the view changed");
+                    assert_eq!(pond.frames[1].load(Relaxed), 0, "the view changed");
+                }
+                if pins.unpin() {
+                    free(&pond, &freed);
+                }
+            }
+        });
+        let seen = pond.words[0].load();
+        assert!(pond.words[0].try_evict(seen, &pond.epoch));
+        fence(SeqCst);
+        if pins.try_retire() {
+            free(&pond, &freed);
+        }
+        viewer.join().unwrap();
+        assert_eq!(freed.load(Relaxed), 1);
+    });
+}
+
+/// Goal: a page is never put into a leaf that is being recycled.
+/// Method: T2 and T3 of the table: the slot is read, the leaf held, the slot read again, against
+/// who drops the last hold, kills the leaf and unlinks it.
+#[test]
+fn loom_a_held_leaf_stays_linked() {
+    loom::model(|| {
+        let slot = Arc::new(AtomicUsize::new(1));
+        let holds = Arc::new(Pins::default());
+        holds.revive();
+        let recycler = thread::spawn({
+            let (slot, holds) = (Arc::clone(&slot), Arc::clone(&holds));
+            move || {
+                if holds.unhold() && holds.try_kill() {
+                    slot.store(0, Release);
+                }
+            }
+        });
+        if slot.load(Acquire) == 1 && holds.try_hold() {
+            if slot.load(Acquire) == 1 {
+                // Held and linked: stays so until we let go.
+                thread::yield_now();
+                assert_eq!(slot.load(Acquire), 1, "a held leaf was recycled");
+            }
+            if holds.unhold() && holds.try_kill() {
+                slot.store(0, Release);
+            }
+        }
+        recycler.join().unwrap();
+        assert_eq!(slot.load(Acquire), 0, "an empty leaf was left behind");
+    });
+}

@@ -133,6 +133,13 @@ impl Word {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sleepers(bool);
 
+#[cfg(loom)]
+impl Sleepers {
+    pub(crate) fn any(self) -> bool {
+        self.0
+    }
+}
+
 /// How a page appears when it becomes READY.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Shown {

@@ -24,7 +24,6 @@ const MARK: u32 = 1 << 31;
 /// A count with a mark.
 pub(crate) struct Pins(AtomicU32);
 
-#[cfg(not(loom))]
 impl Default for Pins {
     fn default() -> Self {
         Self(AtomicU32::new(0))
@@ -32,11 +31,6 @@ impl Default for Pins {
 }
 
 impl Pins {
-    #[cfg(loom)]
-    pub(crate) fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
     /// Raises the pin count. The caller then fences (SeqCst) and re-validates the page word.
     pub(crate) fn pin(&self) {
         self.0.fetch_add(1, Relaxed);

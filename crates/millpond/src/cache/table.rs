@@ -19,19 +19,30 @@
 //! - **T3** Who drops the last hold and moves it from 0 to DEAD unlinks the node, raises the
 //!   epoch, frees the node, and drops the hold that it had on its parent.
 //!
+//! *Guesses.* Pages that were filled together mostly have frames in a row. A link to a leaf carries
+//! the frame that the leaf's first page would have if all were in a row with the run filled last;
+//! [`FileCore::lookup`] derives from it the frame that a page may have, before the word is there.
+//!
+//! ```text
+//!   root, slot of an inner node:   guess (28 bits) | node (28) | levels (8, root only)
+//! ```
+//!
 //! Locks: none.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::cache::Cache;
-use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES};
-use crate::cache::page::{Epoch, PageWord};
+use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES, UNIT_SHIFT};
+use crate::cache::page::{Epoch, FRAMES_MAX, PageWord};
 
 const NODE_SHIFT: u32 = 9;
 const SLOTS: usize = 1 << NODE_SHIFT;
 const LEVELS: u64 = 0xff;
-const ROOT_SHIFT: u32 = 8;
+const LINK_NODE_SHIFT: u32 = 8;
+const LINK_GUESS_SHIFT: u32 = 36;
+const FRAME_MASK: u64 = (1 << 28) - 1;
+const _: () = assert!(FRAMES_MAX - 1 == FRAME_MASK);
 
 const _: () = assert!(SLOTS * size_of::<AtomicU64>() == UNIT_BYTES);
 
@@ -51,6 +62,46 @@ pub(crate) struct FileCore {
 }
 
 type Node = [AtomicU64; SLOTS];
+
+/// A link to a node: the root, or a slot of an inner node. 0 is none.
+#[derive(Clone, Copy)]
+struct Link(u64);
+
+impl Link {
+    fn new(node: FrameIndex, levels: u64) -> Link {
+        Link(u64::from(node.0) << LINK_NODE_SHIFT | levels)
+    }
+
+    #[inline]
+    fn node(self) -> FrameIndex {
+        FrameIndex((self.0 >> LINK_NODE_SHIFT & FRAME_MASK) as u32)
+    }
+
+    /// The number of levels below; roots only.
+    #[inline]
+    fn levels(self) -> u32 {
+        (self.0 & LEVELS) as u32
+    }
+
+    /// Whether both lead to the same node; their guesses may differ.
+    fn same_node(self, other: Link) -> bool {
+        (self.0 ^ other.0) & ((1 << LINK_GUESS_SHIFT) - 1) == 0
+    }
+
+    /// The frame that the page in `slot` of the leaf may have.
+    #[inline]
+    fn guess(self, slot: usize, page_shift: u32) -> FrameIndex {
+        let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
+        FrameIndex(((self.0 >> LINK_GUESS_SHIFT).wrapping_add(ahead) & FRAME_MASK) as u32)
+    }
+
+    /// The same link, with the guess that gives the page in `slot` the frame `frame`.
+    fn guessing(self, slot: usize, page_shift: u32, frame: FrameIndex) -> Link {
+        let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
+        let guess = u64::from(frame.0).wrapping_sub(ahead) & FRAME_MASK;
+        Link(self.0 & ((1 << LINK_GUESS_SHIFT) - 1) | guess << LINK_GUESS_SHIFT)
+    }
+}
 
 /// Why a leaf could not be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,24 +128,29 @@ impl FileCore {
     }
 
     /// The word of `page`, or a wrong one if the table changed meanwhile: the caller compares the
-    /// epoch in the end. `None`: the page is not cached.
+    /// epoch in the end. `None`: the page is not cached. The frame is a guess at what the word
+    /// says.
     #[inline]
-    pub(crate) fn lookup<'c>(&self, frames: &'c Frames, page: PageIndex) -> Option<&'c PageWord> {
-        let root = self.root.load(Acquire);
-        let levels = (root & LEVELS) as u32;
+    pub(crate) fn lookup<'c>(
+        &self,
+        frames: &'c Frames,
+        page: PageIndex,
+    ) -> Option<(&'c PageWord, FrameIndex)> {
+        let mut link = Link(self.root.load(Acquire));
+        let levels = link.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
             return None;
         }
-        let mut node = FrameIndex((root >> ROOT_SHIFT) as u32);
         for level in (1..levels).rev() {
             // Acquire: pairs with the release that linked the child.
-            let child = slots(frames, node)?[slot_of(page, level)].load(Acquire);
-            if child == 0 {
+            link = Link(slots(frames, link.node())?[slot_of(page, level)].load(Acquire));
+            if link.0 == 0 {
                 return None;
             }
-            node = FrameIndex(child as u32);
         }
-        words(frames, node).map(|words| &words[slot_of(page, 0)])
+        let slot = slot_of(page, 0);
+        let words = words(frames, link.node())?;
+        Some((&words[slot], link.guess(slot, self.page_shift)))
     }
 
     /// Holds the leaf of `page`, creating it where `create` says so.
@@ -105,8 +161,8 @@ impl FileCore {
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
         'restart: loop {
-            let root = self.root.load(Acquire);
-            let levels = (root & LEVELS) as u32;
+            let root = Link(self.root.load(Acquire));
+            let levels = root.levels();
             if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
                 if !create {
                     return Err(Unheld::Absent);
@@ -114,21 +170,21 @@ impl FileCore {
                 self.grow(cache, root)?;
                 continue;
             }
-            let node = FrameIndex((root >> ROOT_SHIFT) as u32);
+            let node = root.node();
             let holds = |node| &cache.frames.meta(node).pins;
             if !holds(node).try_hold() {
                 continue;
             }
             let mut held = Held { cache, core: self, node, level: levels - 1, page };
             // T2. Acquire: see `try_hold`.
-            if self.root.load(Acquire) != root {
+            if !Link(self.root.load(Acquire)).same_node(root) {
                 held.give_back();
                 continue;
             }
             while held.level > 0 {
                 let slot = &held.slots()[slot_of(page, held.level)];
-                let mut child = slot.load(Acquire);
-                if child == 0 {
+                let mut link = slot.load(Acquire);
+                if link == 0 {
                     if !create {
                         return Err(Unheld::Absent);
                     }
@@ -136,7 +192,7 @@ impl FileCore {
                     let new = alloc(cache, class).ok_or(Unheld::NoMemory)?;
                     holds(held.node).hold_again();
                     // Release: the zeroed node is visible to who follows the link.
-                    match slot.compare_exchange(0, u64::from(new.0), AcqRel, Acquire) {
+                    match slot.compare_exchange(0, Link::new(new, 0).0, AcqRel, Acquire) {
                         Ok(_) => {
                             held.descend(new);
                             continue;
@@ -145,43 +201,43 @@ impl FileCore {
                             holds(held.node).unhold();
                             holds(new).bury(1);
                             cache.frames.free(new, class);
-                            child = now;
+                            link = now;
                         }
                     }
                 }
-                let child_node = FrameIndex(child as u32);
-                if !holds(child_node).try_hold() {
+                let child = Link(link).node();
+                if !holds(child).try_hold() {
                     continue 'restart;
                 }
-                if slot.load(Acquire) != child {
-                    holds(child_node).unhold();
+                if !Link(slot.load(Acquire)).same_node(Link(link)) {
+                    holds(child).unhold();
                     continue 'restart;
                 }
-                held.descend(child_node);
+                held.descend(child);
             }
             return Ok(held);
         }
     }
 
     /// Adds a level on top of `root`, or makes the first leaf.
-    fn grow(&self, cache: &Cache, root: u64) -> Result<(), Unheld> {
-        let levels = root & LEVELS;
+    fn grow(&self, cache: &Cache, root: Link) -> Result<(), Unheld> {
+        let levels = root.levels();
         let class = if levels == 0 { Class::LEAF } else { Class::INNER };
         let new = alloc(cache, class).ok_or(Unheld::NoMemory)?;
         // The hold that `alloc` left is the root's own (T1).
         let holds = &cache.frames.meta(new).pins;
         if levels > 0 {
-            slots(&cache.frames, new).expect("allocated")[0].store(root >> ROOT_SHIFT, Relaxed);
+            let slot = &slots(&cache.frames, new).expect("allocated")[0];
+            slot.store(root.0 & !LEVELS, Relaxed);
             holds.hold_again();
         }
-        let value = u64::from(new.0) << ROOT_SHIFT | (levels + 1);
-        if self.root.compare_exchange(root, value, AcqRel, Relaxed).is_err() {
+        let link = Link::new(new, u64::from(levels) + 1);
+        if self.root.compare_exchange(root.0, link.0, AcqRel, Relaxed).is_err() {
             holds.bury(if levels > 0 { 2 } else { 1 });
             cache.frames.free(new, class);
         } else if levels > 0 {
             // The old root's own hold goes, and the old root with it if it is empty.
-            let node = FrameIndex((root >> ROOT_SHIFT) as u32);
-            drop(Held { cache, core: self, node, level: levels as u32 - 1, page: 0 });
+            drop(Held { cache, core: self, node: root.node(), level: levels - 1, page: 0 });
         }
         Ok(())
     }
@@ -216,20 +272,18 @@ impl FileCore {
     /// The first page from `page` on that may have a leaf: `page` itself, or the start of a leaf.
     fn next_leaf(&self, frames: &Frames, mut page: PageIndex) -> Option<PageIndex> {
         'restart: loop {
-            let root = self.root.load(Acquire);
-            let levels = (root & LEVELS) as u32;
+            let mut link = Link(self.root.load(Acquire));
+            let levels = link.levels();
             if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
                 return None;
             }
-            let mut node = FrameIndex((root >> ROOT_SHIFT) as u32);
             for level in (1..levels).rev() {
-                let child = slots(frames, node)?[slot_of(page, level)].load(Acquire);
-                if child == 0 {
+                link = Link(slots(frames, link.node())?[slot_of(page, level)].load(Acquire));
+                if link.0 == 0 {
                     // Skip all that this slot stands for.
                     page = ((page >> (NODE_SHIFT * level)) + 1) << (NODE_SHIFT * level);
                     continue 'restart;
                 }
-                node = FrameIndex(child as u32);
             }
             return Some(page);
         }
@@ -237,10 +291,9 @@ impl FileCore {
 
     /// Frees all nodes of a file that nobody uses any more and whose pages are all EMPTY.
     pub(crate) fn tear_down(&self, cache: &Cache) {
-        let root = self.root.swap(0, AcqRel);
-        if root & LEVELS != 0 {
-            let levels = (root & LEVELS) as u32;
-            bury(cache, FrameIndex((root >> ROOT_SHIFT) as u32), levels - 1, 1);
+        let root = Link(self.root.swap(0, AcqRel));
+        if root.levels() > 0 {
+            bury(cache, root.node(), root.levels() - 1, 1);
         }
     }
 }
@@ -249,10 +302,10 @@ fn bury(cache: &Cache, node: FrameIndex, level: u32, own: u32) {
     let mut children = 0;
     if level > 0 {
         for slot in slots(&cache.frames, node).expect("linked") {
-            let child = slot.load(Relaxed);
-            if child != 0 {
+            let link = slot.load(Relaxed);
+            if link != 0 {
                 children += 1;
-                bury(cache, FrameIndex(child as u32), level - 1, 0);
+                bury(cache, Link(link).node(), level - 1, 0);
             }
         }
     }
@@ -315,18 +368,34 @@ impl<'c> Held<'c> {
         std::mem::forget(self);
     }
 
-    /// Follows the links to the parent of our node, which is dead but still linked, so that all
+    /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".
+    pub(crate) fn note_run(&self, page: PageIndex, frame: FrameIndex) {
+        let root = Link(self.core.root.load(Acquire));
+        let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
+        let seen = Link(link.load(Acquire));
+        let new = seen.guessing(slot_of(page, 0), self.core.page_shift, frame);
+        // Our hold keeps the leaf linked. If the link changes meanwhile, by another note or as the
+        // root grows, this note is lost, no more. Relaxed: a guess orders nothing.
+        if seen.node() == self.node {
+            let _ = link.compare_exchange(seen.0, new.0, Relaxed, Relaxed);
+        }
+    }
+
+    /// Follows the links to the slot that names our node, which is linked and not the root; so all
     /// nodes above are held (T1).
-    fn parent(&self) -> FrameIndex {
-        let root = self.core.root.load(Acquire);
-        let mut node = FrameIndex((root >> ROOT_SHIFT) as u32);
-        let mut level = (root & LEVELS) as u32 - 1;
-        while level > self.level + 1 {
+    fn parent_slot(&self) -> (FrameIndex, &'c AtomicU64) {
+        let root = Link(self.core.root.load(Acquire));
+        let mut node = root.node();
+        let mut level = root.levels() - 1;
+        loop {
             let slots = slots(&self.cache.frames, node).expect("linked");
-            node = FrameIndex(slots[slot_of(self.page, level)].load(Acquire) as u32);
+            let slot = &slots[slot_of(self.page, level)];
+            if level == self.level + 1 {
+                return (node, slot);
+            }
+            node = Link(slot.load(Acquire)).node();
             level -= 1;
         }
-        node
     }
 }
 
@@ -338,10 +407,8 @@ impl Drop for Held<'_> {
             if !holds.unhold() || !holds.try_kill() {
                 return;
             }
-            let parent = self.parent();
-            let slots = slots(&self.cache.frames, parent).expect("linked");
-            let slot = &slots[slot_of(self.page, self.level + 1)];
-            debug_assert_eq!(slot.load(Relaxed), u64::from(self.node.0));
+            let (parent, slot) = self.parent_slot();
+            debug_assert_eq!(Link(slot.load(Relaxed)).node(), self.node);
             slot.store(0, Release);
             self.core.epoch.raise();
             let class = if self.level == 0 { Class::LEAF } else { Class::INNER };
