@@ -139,6 +139,23 @@ mod tests {
         assert!(!pins.is_pinned());
     }
 
+    /// Goal: a thread that was delayed between dropping the last hold and killing the node does not
+    /// kill what the node has become since.
+    /// Method: the interleaving by hand: meanwhile another thread recycles the node, and a third
+    /// one, who has it for a leaf of its own, is at the same point.
+    #[test]
+    fn a_late_killer_does_not_kill_the_next_life_of_a_node() {
+        let holds = Pins::default();
+        holds.revive();
+        let late = holds.unhold();
+        assert!(late, "the last hold: to be killed, but the thread is delayed");
+        assert!(holds.try_hold());
+        assert!(holds.unhold() && holds.try_kill(), "recycled by another thread");
+        holds.revive();
+        assert!(holds.unhold(), "the last hold in the node's next life");
+        assert!(!holds.try_kill(), "the late thread took the node away from the third one");
+    }
+
     #[test]
     fn a_held_node_is_not_recycled_and_a_dead_one_not_held() {
         let holds = Pins::default();
