@@ -133,3 +133,46 @@ fn handles_come_and_go() {
         drop(kept);
     }
 }
+
+/// Goal: a file's length is what it was when its last handle went, also for an open that began
+/// before that.
+/// Method: threads open the same file, append a record and close; all records are there, whole, in
+/// the end.
+/// Incident: the length was asked for before the registry was locked, and so could be an old one.
+#[test]
+fn opens_race_with_appends_through_other_handles() {
+    const RECORD: usize = 24;
+    let dir = temp_dir();
+    let path = dir.path().join("log");
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let end = Instant::now() + stress_time(1.5);
+    let counts: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3u64)
+            .map(|thread| {
+                let (engine, path) = (&engine, &path);
+                scope.spawn(move || {
+                    let mut count = 0u64;
+                    while Instant::now() < end {
+                        let mut record = [0u8; RECORD];
+                        record[..8].copy_from_slice(&thread.to_ne_bytes());
+                        record[8..16].copy_from_slice(&count.to_ne_bytes());
+                        let file = engine.open(path, &read_write()).unwrap();
+                        assert_eq!(file.append(&record).unwrap() % RECORD as u64, 0);
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let stored = std::fs::read(&path).unwrap();
+    let mut next = [0u64; 3];
+    for record in stored.chunks(RECORD) {
+        let number = |at: usize| u64::from_ne_bytes(record[at..at + 8].try_into().unwrap());
+        let thread = number(0) as usize;
+        assert_eq!(number(8), next[thread], "a record of thread {thread} was overwritten");
+        next[thread] += 1;
+    }
+    assert_eq!(next[..], counts[..], "records at the end were overwritten");
+}
