@@ -83,8 +83,12 @@ impl Drop for Backend {
     }
 }
 
+fn file_size(fd: &OwnedFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_size as u64)
+}
+
 fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; rustix::fs::fstat(fd)?.st_size as usize];
+    let mut bytes = vec![0; file_size(fd)? as usize];
     let mut done = 0;
     while done < bytes.len() {
         match rustix::io::pread(fd, &mut bytes[done..], done as u64)? {
@@ -141,27 +145,34 @@ impl CachedFile {
             }
         }
         let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        // Declared before the lock is taken and so dropped after it: who drops the last reference
+        // to a file takes the lock.
+        let file: Arc<CachedFile>;
         let mut files = registry().lock().expect("no panic under the lock");
-        let file = match files.get(&id).and_then(Weak::upgrade) {
-            Some(file) => {
+        match files.get(&id).and_then(Weak::upgrade) {
+            Some(known) => {
+                file = known;
                 let page_bytes = file.core().page_bytes() as u32;
                 if options.page_bytes.is_some_and(|bytes| bytes != page_bytes) {
                     let what =
                         format!("the file is open already, with pages of {page_bytes} bytes");
                     return Err(Error::InvalidInput { op: Op::Open, what });
                 }
-                file
             }
             None => {
                 let backing = shared.backend.open(&fd, options.backing).map_err(failed)?;
                 let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
-                let size = backing.len().unwrap_or(stat.st_size as u64);
-                let file = Arc::new(Self::new(shared, backing, id, size, page_bytes)?);
+                // Asked for only now: the last handle of the file may have changed it since `stat`.
+                let size = match backing.len() {
+                    Ok(size) => size,
+                    Err(_) => file_size(&fd).map_err(failed)?,
+                };
+                file = Arc::new(Self::new(shared, backing, id, size, page_bytes)?);
                 files.insert(id, Arc::downgrade(&file));
-                file
             }
-        };
+        }
         let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
+        drop(files);
         Ok((file, kept))
     }
 

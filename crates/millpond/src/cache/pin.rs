@@ -9,10 +9,11 @@
 //! hands: harmless, and if the frame is retired once more in between, that viewer frees it.
 //!
 //! *Holds.* A table node counts those who use it: slow-path operations while they work on one of
-//! its words, and each slot that is not empty. A node with no hold may be recycled by whoever
-//! moves it from 0 to DEAD; a hold on a dead node fails. The hold is taken first and the slot that
-//! led here is read again after, so a hold that succeeded on a recycled node is noticed and given
-//! back ([`Pins::unhold`]), whatever the node has become.
+//! its words, and each slot that is not empty. Who drops the last hold makes the node DEAD in the
+//! same step, and recycles it: were these two steps, a thread delayed between them could kill the
+//! node's next life. A hold on a dead node fails. The hold is taken first and the slot that led
+//! here is read again after, so a hold that succeeded on a recycled node is noticed and given back
+//! ([`Pins::unhold`]), whatever the node has become.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -89,15 +90,26 @@ impl Pins {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// Drops a hold; true if it was the last one, so that [`Pins::try_kill`] may succeed.
+    /// Drops a hold that is not the last one, or may be on a node that is not ours; true if it was
+    /// the last one all the same. The node then stays alive, with no hold, until it is held and
+    /// let go again.
     pub(crate) fn unhold(&self) -> bool {
         self.0.fetch_sub(1, AcqRel) == 1
     }
 
-    /// 0 -> DEAD: the caller recycles the node. Fails if somebody holds it.
+    /// Drops a hold; true if it was the last one: the node is DEAD, and the caller recycles it.
     #[must_use]
-    pub(crate) fn try_kill(&self) -> bool {
-        self.0.compare_exchange(0, MARK, AcqRel, Relaxed).is_ok()
+    pub(crate) fn unhold_or_kill(&self) -> bool {
+        let mut seen = self.0.load(Relaxed);
+        loop {
+            let last = seen == 1;
+            let new = if last { MARK } else { seen - 1 };
+            // AcqRel: what every holder did to the node happens before it is recycled.
+            match self.0.compare_exchange_weak(seen, new, AcqRel, Relaxed) {
+                Ok(_) => return last,
+                Err(now) => seen = now,
+            }
+        }
     }
 
     /// Makes a node dead whose table is torn down, by the only one who still uses that table;
@@ -133,17 +145,28 @@ mod tests {
         assert!(!pins.is_pinned());
     }
 
+    /// Goal: a thread that dropped the last hold kills this life of the node, and not the next.
+    /// Method: what two threads do at once, one after the other.
+    /// Incident: the hold was dropped first, and the node killed in a step of its own.
     #[test]
-    fn a_held_node_is_not_recycled_and_a_dead_one_not_held() {
+    fn the_last_hold_and_the_life_of_a_node_end_together() {
         let holds = Pins::default();
         holds.revive();
-        assert!(!holds.try_kill());
         assert!(holds.try_hold());
-        assert!(!holds.unhold());
-        assert!(holds.unhold());
-        assert!(holds.try_kill());
-        assert!(!holds.try_hold());
+        assert!(!holds.unhold_or_kill());
+        assert!(holds.unhold_or_kill(), "recycled by who dropped the last hold");
+        assert!(!holds.try_hold(), "nobody else gets at it meanwhile");
+        holds.revive();
+        assert!(holds.try_hold() && !holds.unhold_or_kill());
+        assert!(holds.unhold_or_kill());
+    }
+
+    #[test]
+    fn a_node_without_holds_is_killed_by_the_next_holder() {
+        let holds = Pins::default();
         holds.revive();
         assert!(holds.unhold());
+        assert!(holds.try_hold());
+        assert!(holds.unhold_or_kill());
     }
 }

@@ -16,7 +16,7 @@
 //!   root. So a node that can be reached from a held one or a READY word is held itself.
 //! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
 //!   still names that child afterwards. Who finds a dead child restarts at the root.
-//! - **T3** Who drops the last hold and moves it from 0 to DEAD unlinks the node, raises the
+//! - **T3** Who drops the last hold makes the node DEAD in the same step, unlinks it, raises the
 //!   epoch, frees the node, and drops the hold that it had on its parent.
 //!
 //! *Guesses.* Pages that were filled together mostly have frames in a row. A link to a leaf carries
@@ -404,7 +404,7 @@ impl Drop for Held<'_> {
         // T3, upwards as long as parents become empty.
         loop {
             let holds = &self.cache.frames.meta(self.node).pins;
-            if !holds.unhold() || !holds.try_kill() {
+            if !holds.unhold_or_kill() {
                 return;
             }
             let (parent, slot) = self.parent_slot();

@@ -1,0 +1,191 @@
+//! What the tests of this directory share.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use millpond::{BackendChoice, Engine, EngineBuilder, OpenOptions, SimOptions};
+
+/// A directory on a real disk, removed at the end.
+pub fn temp_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// How much longer and larger than by default the random tests are: MILLPOND_TEST_SCALE.
+pub fn scale() -> f64 {
+    std::env::var("MILLPOND_TEST_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1.0)
+}
+
+pub fn scaled(n: u32) -> u32 {
+    ((f64::from(n) * scale()) as u32).max(1)
+}
+
+/// How long a stress test of `seconds` runs, by the scale.
+pub fn stress_time(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds * scale())
+}
+
+/// SplitMix64 (Steele et al., OOPSLA 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    /// Seeded by MILLPOND_TEST_SEED or the clock; says so, for a replay.
+    pub fn from_environment() -> Random {
+        let seed = std::env::var("MILLPOND_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+            now.as_nanos() as u64
+        });
+        println!("MILLPOND_TEST_SEED={seed}");
+        Random(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, below: u64) -> u64 {
+        self.next() % below.max(1)
+    }
+
+    pub fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+
+    pub fn fork(&mut self) -> Random {
+        Random(self.next())
+    }
+}
+
+/// A limit with room for `pages` pages of `page_bytes`, the tables of a small file and a slab.
+pub fn cache_for(pages: u64, page_bytes: u64) -> u64 {
+    let page = page_bytes + page_bytes / 4096 * 32;
+    let bytes = pages * page + 3 * 4128 + 1024;
+    // The ghost takes up to 16 bytes for each 4 KiB of the limit.
+    (bytes + bytes / 200 + 64).max(16384)
+}
+
+pub fn read_write() -> OpenOptions {
+    OpenOptions::new().read(true).write(true).create(true)
+}
+
+/// Whether io_uring works here; says so where it does not.
+pub fn has_uring() -> bool {
+    let built = Engine::builder().cache_bytes(16384).backend(BackendChoice::Uring).build();
+    if let Err(error) = &built {
+        println!("skipped: io_uring: {error}");
+    }
+    built.is_ok()
+}
+
+/// Every back end that works here, by name.
+pub fn back_ends(seed: u64) -> Vec<(&'static str, BackendChoice)> {
+    let sim = SimOptions::new(seed).delay_us_max(100).short_per_mille(200);
+    let mut all = vec![
+        ("threads", BackendChoice::Threads),
+        ("memory", BackendChoice::Memory),
+        ("sim", BackendChoice::Sim(sim)),
+    ];
+    if has_uring() {
+        all.insert(0, ("uring", BackendChoice::Uring));
+    }
+    all
+}
+
+pub fn engine(cache_bytes: u64, backend: BackendChoice) -> Engine {
+    builder(cache_bytes, backend).build().unwrap()
+}
+
+pub fn builder(cache_bytes: u64, backend: BackendChoice) -> EngineBuilder {
+    Engine::builder().cache_bytes(cache_bytes).backend(backend)
+}
+
+const INSIDE: &str = "MILLPOND_TEST_INSIDE";
+
+/// Runs `body` in a process of its own, which is this test program with only `test` to run; for
+/// what concerns a whole process: limits, signal handlers, memory. `test` is the full name of the
+/// calling test. Fails if the process does, or takes longer than `limit`.
+pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
+    if std::env::var(INSIDE).is_ok_and(|inside| inside == test) {
+        return body();
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
+        .env(INSIDE, test)
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{test}: {status}");
+            return;
+        }
+        if started.elapsed() > limit {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{test}: still running after {limit:?}: a deadlock?");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs `body` on another thread; fails if it takes longer than `limit`.
+pub fn within(limit: Duration, what: &str, body: impl FnOnce() + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        body();
+        let _ = done.send(());
+    });
+    match ended.recv_timeout(limit) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+            panic!("{what}: still running after {limit:?}: a deadlock?")
+        }
+        _ => {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// A field of a `status` file below /proc/self, in the file's own unit.
+pub fn status_field(path: &Path, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(field))?;
+    line[field.len()..].trim_start_matches(':').split_whitespace().next()?.parse().ok()
+}
+
+pub fn rss_bytes() -> u64 {
+    status_field(Path::new("/proc/self/status"), "VmRSS").unwrap() * 1024
+}
+
+/// The threads of this process: id and name.
+pub fn threads() -> Vec<(u64, String)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| {
+            let path: PathBuf = task.ok()?.path();
+            let id = path.file_name()?.to_str()?.parse().ok()?;
+            Some((id, std::fs::read_to_string(path.join("comm")).ok()?.trim().to_string()))
+        })
+        .collect()
+}
+
+/// Voluntary and other context switches of a thread of this process.
+pub fn context_switches(thread: u64) -> (u64, u64) {
+    let path = PathBuf::from(format!("/proc/self/task/{thread}/status"));
+    let field = |name| status_field(&path, name).unwrap_or(0);
+    (field("voluntary_ctxt_switches"), field("nonvoluntary_ctxt_switches"))
+}
+
+/// Sets a limit of this process.
+pub fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> bool {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: the argument is valid for the call.
+    unsafe { libc::setrlimit(resource, &limit) == 0 }
+}

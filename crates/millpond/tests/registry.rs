@@ -1,0 +1,178 @@
+//! The registry of open files: failures to open, and handles that come and go at once.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use millpond::{BackendChoice, Backing, Error};
+
+use common::{Random, back_ends, engine, in_own_process, read_write, stress_time, temp_dir};
+
+/// Goal: an open that fails after the file entered the registry fails, and the next one works.
+/// Method: direct backing opens descriptors of its own; a limit leaves room for the first one only.
+/// Incident: the cached file was dropped under the registry's lock, which its drop takes.
+#[test]
+fn an_open_that_runs_out_of_descriptors_fails_and_no_more() {
+    let name = "an_open_that_runs_out_of_descriptors_fails_and_no_more";
+    in_own_process(name, Duration::from_secs(10), || {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "pond").unwrap();
+        let engine = engine(1 << 20, BackendChoice::Threads);
+        let options = read_write().backing(Backing::Direct);
+        let mut spare = Vec::new();
+        // Sets the limit so that exactly 0, 1, 2.. more descriptors can be had.
+        for room in 0..4 {
+            assert!(common::set_limit(libc::RLIMIT_NOFILE, 64, 64));
+            while let Ok(file) = std::fs::File::open("/dev/null") {
+                spare.push(file);
+            }
+            spare.truncate(spare.len() - room);
+            let outcome = engine.open(&path, &options);
+            if let Err(error) = &outcome {
+                assert_eq!(error.errno(), libc::EMFILE, "{error}");
+            } else {
+                assert!(room >= 3, "opened with {room} descriptors");
+            }
+            drop(outcome);
+            spare.clear();
+            let file = engine.open(&path, &options).unwrap();
+            assert_eq!(file.read_at(&mut [0; 10], 0).unwrap(), 4);
+        }
+    });
+}
+
+/// Goal: an open that is refused, as the file is open with pages of another size, never ends the
+/// life of that file under the registry's lock.
+/// Method: one thread opens and closes with one size, others with another one.
+/// Incident: as above; who was refused could be the last to let go.
+#[test]
+fn refused_opens_race_with_the_last_close() {
+    let name = "refused_opens_race_with_the_last_close";
+    in_own_process(name, stress_time(2.0) + Duration::from_secs(20), || {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "pond").unwrap();
+        let engine = engine(1 << 20, BackendChoice::Threads);
+        let end = Instant::now() + stress_time(2.0);
+        std::thread::scope(|scope| {
+            for page_bytes in [4096, 8192, 16384] {
+                let (engine, path) = (&engine, &path);
+                scope.spawn(move || {
+                    let options = read_write().page_bytes(page_bytes);
+                    while Instant::now() < end {
+                        match engine.open(path, &options) {
+                            Ok(file) => {
+                                let mut bytes = [0; 8];
+                                assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 4);
+                                assert_eq!(&bytes[..4], b"pond");
+                            }
+                            Err(Error::InvalidInput { .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(engine.stats().memory_bytes < 64 << 10, "{:?}", engine.stats());
+    });
+}
+
+/// Goal: two engines that open and close the same files at once agree about every byte.
+/// Method: each thread owns a slot in each file; it opens the file through a random engine, checks
+/// the slot, writes it anew and closes.
+#[test]
+fn handles_come_and_go() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        // What is in memory is lost with the last handle, so those keep one open.
+        let in_memory = matches!(name, "memory" | "sim");
+        let dir = temp_dir();
+        let engines = [engine(128 << 10, backend.clone()), engine(256 << 10, backend)];
+        let paths: Vec<_> = (0..3).map(|i| dir.path().join(format!("{name}-{i}"))).collect();
+        let kept: Vec<_> = paths
+            .iter()
+            .map(|path| {
+                std::fs::write(path, vec![0; 32768]).unwrap();
+                in_memory.then(|| engines[0].open(path, &read_write()).unwrap())
+            })
+            .collect();
+        let end = Instant::now() + stress_time(0.7);
+        let failed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (engines, paths, failed) = (&engines, &paths, &failed);
+                let mut random = random.fork();
+                scope.spawn(move || {
+                    let mut versions = [0u64; 3];
+                    while Instant::now() < end && !failed.load(Relaxed) {
+                        let which = random.below(3) as usize;
+                        let engine = &engines[random.below(2) as usize];
+                        let file = engine.open(&paths[which], &read_write()).unwrap();
+                        let at = thread * 8192 + 100;
+                        let mut seen = [0; 8];
+                        assert_eq!(file.read_at(&mut seen, at).unwrap(), 8);
+                        let seen = u64::from_ne_bytes(seen);
+                        if seen != versions[which] {
+                            failed.store(true, Relaxed);
+                            panic!("{name}: {seen}, not {}", versions[which]);
+                        }
+                        if random.chance(300) {
+                            file.advise(0, 0, millpond::Advice::WillNeed).unwrap();
+                        }
+                        versions[which] += 1;
+                        file.write_all_at(&versions[which].to_ne_bytes(), at).unwrap();
+                        if random.chance(500) {
+                            file.close().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        drop(kept);
+    }
+}
+
+/// Goal: a file's length is what it was when its last handle went, also for an open that began
+/// before that.
+/// Method: threads open the same file, append a record and close; all records are there, whole, in
+/// the end.
+/// Incident: the length was asked for before the registry was locked, and so could be an old one.
+#[test]
+fn opens_race_with_appends_through_other_handles() {
+    const RECORD: usize = 24;
+    let dir = temp_dir();
+    let path = dir.path().join("log");
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let end = Instant::now() + stress_time(1.5);
+    let counts: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3u64)
+            .map(|thread| {
+                let (engine, path) = (&engine, &path);
+                scope.spawn(move || {
+                    let mut count = 0u64;
+                    while Instant::now() < end {
+                        let mut record = [0u8; RECORD];
+                        record[..8].copy_from_slice(&thread.to_ne_bytes());
+                        record[8..16].copy_from_slice(&count.to_ne_bytes());
+                        let file = engine.open(path, &read_write()).unwrap();
+                        assert_eq!(file.append(&record).unwrap() % RECORD as u64, 0);
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let stored = std::fs::read(&path).unwrap();
+    let mut next = [0u64; 3];
+    for record in stored.chunks(RECORD) {
+        let number = |at: usize| u64::from_ne_bytes(record[at..at + 8].try_into().unwrap());
+        let thread = number(0) as usize;
+        assert_eq!(number(8), next[thread], "a record of thread {thread} was overwritten");
+        next[thread] += 1;
+    }
+    assert_eq!(next[..], counts[..], "records at the end were overwritten");
+}
