@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::{Arc, Mutex, Weak};
 
 use millpond_rangelock::{ByteRange, Guard, Mode, RangeLock};
 
@@ -122,9 +123,30 @@ unsafe impl Sync for CachedFile {}
 
 type Registry = Mutex<HashMap<FileId, Weak<CachedFile>>>;
 
+/// The registry of this process; null until first used.
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(std::ptr::null_mut());
+
 fn registry() -> &'static Registry {
-    static REGISTRY: OnceLock<Registry> = OnceLock::new();
-    REGISTRY.get_or_init(Registry::default)
+    let mut found = REGISTRY.load(Acquire);
+    if found.is_null() {
+        let fresh = Box::into_raw(Box::default());
+        found = match REGISTRY.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(found) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                found
+            }
+        };
+    }
+    // SAFETY: registries are never freed.
+    unsafe { &*found }
+}
+
+/// In a forked child: leaves the parent's registry behind, whatever state its lock is in, so that
+/// no file that the child opens is taken for one that the parent had.
+pub(crate) fn forget_parent() {
+    REGISTRY.store(std::ptr::null_mut(), Release);
 }
 
 impl CachedFile {

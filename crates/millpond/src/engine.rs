@@ -170,6 +170,13 @@ impl Engine {
         }
     }
 
+    /// To be called in a child of `fork`, before any other use of the crate there. The parent's
+    /// engines and files must not be touched in the child, nor dropped; files that the child opens
+    /// belong to engines that it builds.
+    pub fn forget_parent() {
+        crate::cached::forget_parent();
+    }
+
     #[cfg(test)]
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared

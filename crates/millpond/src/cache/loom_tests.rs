@@ -397,7 +397,7 @@ fn loom_a_held_leaf_stays_linked() {
         let recycler = thread::spawn({
             let (slot, holds) = (Arc::clone(&slot), Arc::clone(&holds));
             move || {
-                if holds.unhold() && holds.try_kill() {
+                if holds.unhold_or_kill() {
                     slot.store(0, Release);
                 }
             }
@@ -408,7 +408,7 @@ fn loom_a_held_leaf_stays_linked() {
                 thread::yield_now();
                 assert_eq!(slot.load(Acquire), 1, "a held leaf was recycled");
             }
-            if holds.unhold() && holds.try_kill() {
+            if holds.unhold_or_kill() {
                 slot.store(0, Release);
             }
         }

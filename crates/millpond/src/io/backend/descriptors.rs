@@ -8,8 +8,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
@@ -24,8 +24,8 @@ const SEGMENTS_MAX: usize = 1024;
 const RWF_NOAPPEND: i32 = 0x20;
 
 pub(crate) struct Descriptors {
-    read: OnceLock<OwnedFd>,
-    write: OnceLock<OwnedFd>,
+    read: OnceLock<Arc<OwnedFd>>,
+    write: OnceLock<Arc<OwnedFd>>,
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     direct: Option<Alignment>,
@@ -71,25 +71,27 @@ impl Descriptors {
             let flags = rustix::fs::fcntl_getfl(&fd)?;
             let appends = flags.contains(OFlags::APPEND);
             let fd = if appends && !can_ignore_append(fd.as_fd()) {
-                reopen(fd.as_fd(), OFlags::WRONLY)?
+                Arc::new(reopen(fd.as_fd(), OFlags::WRONLY)?)
             } else {
                 self.write_appends.store(appends, Relaxed);
+                let fd = Arc::new(fd);
                 if wants_read {
-                    let _ = self.read.set(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?);
+                    // The same number: a duplicate would take one that the program expects.
+                    let _ = self.read.set(Arc::clone(&fd));
                 }
                 fd
             };
-            return Ok(self.write.set(fd).err());
+            return Ok(self.write.set(fd).err().and_then(Arc::into_inner));
         }
         if wants_read {
-            return Ok(self.read.set(fd).err());
+            return Ok(self.read.set(Arc::new(fd)).err().and_then(Arc::into_inner));
         }
         Ok(Some(fd))
     }
 
     fn any(&self) -> io::Result<BorrowedFd<'_>> {
         let fd = self.read.get().or(self.write.get());
-        fd.map(AsFd::as_fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+        fd.map(|fd| fd.as_fd()).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
     pub(crate) fn permits(&self, writing: bool) -> bool {

@@ -1,0 +1,241 @@
+//! What `millpond bench` needs unsafe code for, behind safe functions: the CLI forbids it.
+//!
+//! - [`Arena`]: the limit that cached reads are measured against, a `memcpy` from plain memory.
+//! - [`Mapped`]: the other way to read cached bytes without a system call, `mmap`.
+//! - [`Usage`]: processor time and context switches of this process.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// The page size of Millpond's frames where the system gives it: a transparent huge page.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// A stretch of this process's address space, unmapped on drop.
+///
+/// `ptr` points to `len` mapped, readable bytes for as long as the value lives (M1).
+#[derive(Debug)]
+struct Mapping {
+    ptr: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that belongs to no thread; through a shared reference it is
+// only read.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(ptr: *mut c_void, len: usize) -> io::Result<Self> {
+        let ptr = NonNull::new(ptr).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { ptr, len })
+    }
+
+    /// Copies what there is of `dst.len()` bytes at `offset`, as `pread` would.
+    #[inline]
+    fn copy_to(&self, dst: &mut [u8], offset: u64, end: usize) -> usize {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(end);
+        let len = dst.len().min(end - offset);
+        // SAFETY: offset + len <= end <= self.len, which is mapped (M1); `dst` is exclusively
+        // borrowed, so it can't overlap memory that this type alone handed out no reference to.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                self.ptr.as_ptr().cast::<u8>().add(offset),
+                dst.as_mut_ptr(),
+                len,
+            );
+        }
+        len
+    }
+
+    /// Gives the first `bytes`, whole system pages, back to the system.
+    fn unmap_head(&mut self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        // SAFETY: `bytes` is the distance to the first huge page boundary, less than `len` and a
+        // multiple of the page size, as the start of any mapping is; nothing borrows from it.
+        unsafe {
+            let kept = self.ptr.add(bytes);
+            if munmap(self.ptr.as_ptr(), bytes).is_ok() {
+                self.ptr = kept;
+                self.len -= bytes;
+            }
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this very address and length, and nothing borrows from it any more.
+        let unmapped = unsafe { munmap(self.ptr.as_ptr(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// A file's bytes in anonymous memory of the page size that Millpond's frames have.
+#[derive(Debug)]
+pub struct Arena {
+    mapping: Mapping,
+    bytes: usize,
+}
+
+impl Arena {
+    /// Copies the whole of `file` into memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file and of mapping memory.
+    pub fn read(file: &File) -> io::Result<Self> {
+        let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        // Huge pages start at multiples of their size, and so must what is filled.
+        let len = bytes.next_multiple_of(HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let whole = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE)? };
+        let mut whole = Mapping::new(whole, len)?;
+        // SAFETY: advice on our own mapping, not yet shared; MADV_HUGEPAGE changes no contents.
+        // Where the kernel has no huge pages the frames have none either: nothing to report.
+        let _ = unsafe { madvise(whole.ptr.as_ptr(), len, Advice::LinuxHugepage) };
+        let start = whole.ptr.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        let contents = {
+            // SAFETY: all `len` bytes are mapped, readable and writable, zeroed by the kernel, and
+            // borrowed here alone, from the only owner.
+            unsafe { std::slice::from_raw_parts_mut(whole.ptr.as_ptr().cast::<u8>(), len) }
+        };
+        file.read_exact_at(&mut contents[start..start + bytes], 0)?;
+        whole.unmap_head(start);
+        Ok(Self { mapping: whole, bytes })
+    }
+
+    /// Copies into `dst` from `offset`; returns the bytes copied, fewer at the end.
+    #[inline]
+    pub fn read_at(&self, dst: &mut [u8], offset: u64) -> usize {
+        self.mapping.copy_to(dst, offset, self.bytes)
+    }
+}
+
+/// A file's bytes mapped from the kernel's page cache.
+#[derive(Debug)]
+pub struct Mapped {
+    mapping: Mapping,
+}
+
+impl Mapped {
+    /// Maps the whole of `file`, and has the kernel set up its page tables now.
+    ///
+    /// # Errors
+    ///
+    /// Those of mapping; [`io::ErrorKind::InvalidInput`] for a file that still has a name: another
+    /// process could truncate it, and reading it here would then end this one.
+    pub fn new(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        if metadata.nlink() != 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let len = usize::try_from(metadata.len()).map_err(io::Error::other)?;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory. The
+        // file has no name, so no stranger changes its bytes while they are copied.
+        let ptr = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, flags, file, 0)? };
+        Ok(Self { mapping: Mapping::new(ptr, len)? })
+    }
+
+    /// Copies into `dst` from `offset`; returns the bytes copied, fewer at the end.
+    #[inline]
+    pub fn read_at(&self, dst: &mut [u8], offset: u64) -> usize {
+        self.mapping.copy_to(dst, offset, self.mapping.len)
+    }
+}
+
+/// What this process, all threads together, has used so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processor time, in user and kernel mode.
+    pub cpu: Duration,
+    /// Context switches, voluntary and not.
+    pub context_switches: u64,
+}
+
+impl Usage {
+    /// The usage up to now.
+    #[must_use]
+    pub fn now() -> Self {
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: getrusage writes one rusage to a place that holds one; all zeros are a valid
+        // value of it, so it is initialised even if the call should fail.
+        let usage = unsafe {
+            libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+            usage.assume_init()
+        };
+        Self {
+            cpu: Duration::new(cpu.tv_sec.unsigned_abs(), cpu.tv_nsec.unsigned_abs() as u32),
+            context_switches: (usage.ru_nvcsw + usage.ru_nivcsw).unsigned_abs(),
+        }
+    }
+
+    /// What was used between `earlier` and this.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            cpu: self.cpu.saturating_sub(earlier.cpu),
+            context_switches: self.context_switches.saturating_sub(earlier.context_switches),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> (File, Vec<u8>) {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n % 251) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        (file, bytes)
+    }
+
+    /// Reads as `pread` does: whole, cut short at the end, nothing past it.
+    fn check(read_at: impl Fn(&mut [u8], u64) -> usize) {
+        let (_, bytes) = sample();
+        let mut dst = [0; 4096];
+        for (offset, len) in [(0, 4096), (8191, 4096), (69_999, 1), (70_000, 0), (u64::MAX, 0)] {
+            assert_eq!(read_at(&mut dst, offset), len);
+            let offset = offset.min(70_000) as usize;
+            assert_eq!(dst[..len], bytes[offset..offset + len]);
+        }
+    }
+
+    #[test]
+    fn arena_reads_the_file() {
+        let arena = Arena::read(&sample().0).unwrap();
+        assert_eq!(arena.mapping.ptr.as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
+        check(|dst, offset| arena.read_at(dst, offset));
+    }
+
+    #[test]
+    fn mapped_reads_the_file_and_refuses_one_with_a_name() {
+        let mapped = Mapped::new(&sample().0).unwrap();
+        check(|dst, offset| mapped.read_at(dst, offset));
+        let named = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(Mapped::new(named.as_file()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn usage_grows() {
+        let before = Usage::now();
+        std::thread::sleep(Duration::from_millis(1));
+        let busy = std::time::Instant::now();
+        while busy.elapsed() < Duration::from_millis(2) {}
+        let used = Usage::now().since(before);
+        assert!(used.cpu > Duration::ZERO && used.context_switches > 0, "{used:?}");
+    }
+}

@@ -1,0 +1,167 @@
+//! Builds the preload library and hands it to the CLI, which carries it inside its own binary.
+//!
+//! Why not simpler: Cargo builds no `cdylib` for `cargo run` or `cargo install`, and installs none;
+//! and linking the library's code into the CLI would hook the CLI's own reads and writes. So this
+//! script runs a second Cargo in a target directory of its own (it would wait forever for the lock
+//! of the outer one), and `src/run/preload.rs` includes what comes out.
+//!
+//! `MILLPOND_SKIP_PRELOAD=1` leaves the library out, for quick checks while working on the engine;
+//! such a `millpond run` needs `MILLPOND_PRELOAD=FILE`.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+
+const PACKAGE: &str = "millpond-preload";
+const LIBRARY: &str = "libmillpond_preload.so";
+
+/// What Cargo tells this script about the outer build and a nested Cargo must not take as its own.
+const NOT_INHERITED: [&str; 8] = [
+    "CARGO_ENCODED_RUSTFLAGS",
+    "RUSTFLAGS",
+    "CARGO_BUILD_RUSTFLAGS",
+    "CARGO_TARGET_DIR",
+    "CARGO_BUILD_TARGET",
+    "CARGO_BUILD_BUILD_DIR",
+    // Set by `cargo clippy`, which would check the library and not build it.
+    "RUSTC_WORKSPACE_WRAPPER",
+    "CLIPPY_ARGS",
+];
+
+fn main() -> ExitCode {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=MILLPOND_SKIP_PRELOAD");
+    println!("cargo::rerun-if-env-changed=DOCS_RS");
+    let embedded = variable("OUT_DIR").join(LIBRARY);
+    let skipped = env::var_os("MILLPOND_SKIP_PRELOAD").is_some_and(|value| value != "0")
+        || env::var_os("DOCS_RS").is_some();
+    let outcome = if skipped {
+        // An empty library: `run` says what to do about it.
+        fs::write(&embedded, []).map_err(|error| format!("{}: {error}", embedded.display()))
+    } else {
+        build().and_then(|library| {
+            fs::copy(&library, &embedded)
+                .map(|_| ())
+                .map_err(|error| format!("{}: {error}", library.display()))
+        })
+    };
+    println!("cargo::rustc-env=MILLPOND_EMBEDDED_PRELOAD={}", embedded.display());
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("building the preload library that `millpond run` needs: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Builds the library; returns where it is.
+fn build() -> Result<PathBuf, String> {
+    let root = variable("CARGO_MANIFEST_DIR").join("../..");
+    let manifest = root.join("crates/millpond-preload/Cargo.toml");
+    if !manifest.exists() {
+        return Err(format!("{} is missing: build from a checkout", manifest.display()));
+    }
+    let target = env::var("TARGET").map_err(|error| error.to_string())?;
+    let target_dir = variable("OUT_DIR").join("preload");
+
+    // Everything the library depends on, the CLI depends on too: the outer Cargo has fetched it.
+    // Offline first keeps `--offline` and vendored builds working, and spares others the network.
+    let mut output = cargo(&manifest, &target, &target_dir, true)?;
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() && stderr.contains("offline") {
+        output = cargo(&manifest, &target, &target_dir, false)?;
+    }
+    if !output.status.success() {
+        return Err(format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+
+    let built = target_dir.join(&target).join("release").join(LIBRARY);
+    if !built.exists() {
+        return Err(format!("{} was not made: does {target} have cdylibs?", built.display()));
+    }
+    watch_sources(&root, &built.with_extension("d"));
+    Ok(built)
+}
+
+fn cargo(
+    manifest: &Path,
+    target: &str,
+    target_dir: &Path,
+    offline: bool,
+) -> Result<Output, String> {
+    let mut command = Command::new(variable("CARGO"));
+    for name in NOT_INHERITED {
+        command.env_remove(name);
+    }
+    // A panic must not unwind into the program that the library is loaded into.
+    command.env("CARGO_PROFILE_RELEASE_PANIC", "abort");
+    // Function names stay, for backtraces; line tables would triple what the CLI carries.
+    command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
+    command.env("CARGO_ENCODED_RUSTFLAGS", rustflags());
+    command.args(["build", "--quiet", "--release", "--package", PACKAGE, "--lib"]);
+    // Named even for the host: flags then reach the library only, never build scripts.
+    command.args(["--target", target]);
+    command.arg("--target-dir").arg(target_dir);
+    command.arg("--manifest-path").arg(manifest);
+    if manifest.with_file_name("../../Cargo.lock").exists() {
+        command.arg("--locked");
+    }
+    if offline {
+        command.arg("--offline");
+    }
+    command.output().map_err(|error| format!("{:?}: {error}", command.get_program()))
+}
+
+/// The outer build's compiler flags, without those that are for tests and instruments: `--cfg`
+/// (loom), sanitizers and coverage.
+fn rustflags() -> OsString {
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let mut kept: Vec<&str> = Vec::new();
+    let mut flags = flags.split('\u{1f}').filter(|flag| !flag.is_empty());
+    while let Some(flag) = flags.next() {
+        match flag {
+            "--cfg" | "--check-cfg" => {
+                flags.next();
+            }
+            "-C" | "-Z" | "--codegen" => {
+                let Some(value) = flags.next() else { continue };
+                if !is_instrument(value) {
+                    kept.extend([flag, value]);
+                }
+            }
+            _ if flag.starts_with("--cfg=") || is_instrument(&flag[flag.len().min(2)..]) => {}
+            _ => kept.push(flag),
+        }
+    }
+    kept.join("\u{1f}").into()
+}
+
+fn is_instrument(flag: &str) -> bool {
+    ["sanitizer", "instrument-coverage"].iter().any(|name| flag.starts_with(name))
+}
+
+/// Has Cargo run this script again when a source of the library changes. Cargo's own dep-info names
+/// them all, so this list can't go stale when the library gains a dependency.
+fn watch_sources(root: &Path, dep_info: &Path) {
+    let mut watched = BTreeSet::from([root.join("Cargo.toml"), root.join("Cargo.lock")]);
+    let text = fs::read_to_string(dep_info).unwrap_or_default();
+    let sources = text.split_once(": ").map_or("", |(_, sources)| sources);
+    // A space in a file name is written as "\ ".
+    for source in sources.replace("\\ ", "\0").split_whitespace() {
+        let source = PathBuf::from(source.replace('\0', " "));
+        let manifest = source.ancestors().map(|parent| parent.join("Cargo.toml"));
+        watched.extend(manifest.take(5).find(|manifest| manifest.exists()));
+        watched.insert(source);
+    }
+    for file in watched.iter().filter(|file| file.exists()) {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
+}
+
+fn variable(name: &str) -> PathBuf {
+    PathBuf::from(env::var_os(name).unwrap_or_else(|| panic!("Cargo did not set {name}")))
+}

@@ -1,0 +1,238 @@
+//! The suite `cached-read`: reads of data that is cached, against what else could be done.
+//!
+//! The peers: the kernel's `pread`, which is what a program uses today; `memcpy` from memory of the
+//! same page size as Millpond's frames, the limit; `mmap`; and Millpond with its hit path turned
+//! off, which is what the hit path gains. One case measures the opposite, a miss.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use millpond::{Backing, OpenOptions};
+use millpond_bench_peers::{Arena, Mapped};
+use rustix::fs::OFlags;
+
+use super::data::TestFile;
+use super::fio;
+use super::harness::{Engine, Outcome, Plan, Reader, compare};
+use super::load::Load;
+use crate::failure::{Context, Result};
+
+const MIB: u64 = 1 << 20;
+const MILLPOND: &str = "millpond";
+const MEMCPY: &str = "memcpy";
+const MMAP: &str = "mmap";
+const PREAD: &str = "kernel pread";
+const PREAD_DIRECT: &str = "kernel pread, O_DIRECT";
+const NO_HIT_PATH: &str = "millpond, hit path off";
+
+/// How the threads go over the file.
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    Random,
+    /// All threads over the same blocks, in order (will-it-scale's `read2`).
+    Sequential,
+    /// Each thread over its own part, in order (will-it-scale's `pread3`).
+    Partitioned,
+}
+
+#[derive(Debug)]
+struct Case {
+    name: &'static str,
+    file_bytes: u64,
+    block_bytes: u32,
+    page_bytes: u32,
+    shape: Shape,
+    /// 1, 2, .. threads, or 1 only.
+    scaled: bool,
+    /// Whether to measure without the hit path too.
+    without_hit_path: bool,
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        name: "random-4k",
+        file_bytes: 256 * MIB,
+        block_bytes: 4096,
+        page_bytes: 4096,
+        shape: Shape::Random,
+        scaled: true,
+        without_hit_path: true,
+    },
+    Case {
+        name: "random-16k",
+        file_bytes: 256 * MIB,
+        block_bytes: 16384,
+        page_bytes: 16384,
+        shape: Shape::Random,
+        scaled: true,
+        without_hit_path: false,
+    },
+    Case {
+        name: "read2-4k",
+        file_bytes: MIB,
+        block_bytes: 4096,
+        page_bytes: 4096,
+        shape: Shape::Sequential,
+        scaled: true,
+        without_hit_path: false,
+    },
+    Case {
+        name: "pread3-4k",
+        file_bytes: 4 * MIB,
+        block_bytes: 4096,
+        page_bytes: 4096,
+        shape: Shape::Partitioned,
+        scaled: true,
+        without_hit_path: false,
+    },
+    Case {
+        name: "sequential-512",
+        file_bytes: 256 * MIB,
+        block_bytes: 512,
+        page_bytes: 4096,
+        shape: Shape::Sequential,
+        scaled: false,
+        without_hit_path: true,
+    },
+];
+
+/// The miss: a file that the cache holds a small part of.
+const COLD: &str = "cold-random-4k";
+const COLD_FILE_BYTES: u64 = 1024 * MIB;
+const COLD_FILE_BYTES_QUICK: u64 = 256 * MIB;
+/// This part of the file fits the cache: so many reads of a hundred are hits.
+const COLD_CACHE_SHARE: u64 = 64;
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut file: Option<TestFile> = None;
+    for case in CASES.iter().filter(|case| plan.wants(case.name)) {
+        let bytes = plan.bytes(case.file_bytes);
+        let file = match &mut file {
+            Some(file) if file.bytes == bytes => file,
+            other => other.insert(TestFile::create(&plan.dir, bytes)?),
+        };
+        for threads in plan.thread_counts().filter(|threads| case.scaled || *threads == 1) {
+            eprintln!("measuring {} with {threads} thread(s)", case.name);
+            cached(case, file, threads, plan, &mut outcome)?;
+        }
+    }
+    drop(file);
+    if plan.wants(COLD) {
+        eprintln!("measuring {COLD}");
+        cold(plan, &mut outcome)?;
+    }
+    fio::run(plan, &mut outcome)?;
+    Ok(outcome)
+}
+
+fn cached(
+    case: &Case,
+    file: &TestFile,
+    threads: u32,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let load = match case.shape {
+        Shape::Random => Load::random(file.bytes, case.block_bytes, threads),
+        Shape::Sequential => Load::sequential(file.bytes, case.block_bytes, threads),
+        Shape::Partitioned => Load::partitioned(file.bytes, case.block_bytes, threads),
+    };
+    // Room for the file, its tables, and whatever an eviction policy holds in reserve.
+    let cache_bytes = file.bytes + file.bytes / 4 + 32 * MIB;
+    let options = OpenOptions::new().read(true).page_bytes(case.page_bytes);
+    let pond = Pond::open(file, cache_bytes, &options)?;
+    outcome.note(format!("{}: {}", case.name, pond.back_end()));
+
+    let subject = pond.reader(MILLPOND, true);
+    let length = plan.slice(60, 30);
+    let mut peers: Vec<(&str, io::Result<Box<dyn Engine + '_>>)> = vec![
+        (PREAD, file.open(OFlags::empty()).map(|file| pread(PREAD, file))),
+        (MEMCPY, file.open(OFlags::empty()).and_then(|file| memcpy(&file))),
+        (MMAP, file.open(OFlags::empty()).and_then(|file| mapped(&file))),
+    ];
+    if case.without_hit_path {
+        peers.push((NO_HIT_PATH, Ok(Box::new(pond.reader(NO_HIT_PATH, false)))));
+    }
+    for (name, peer) in peers {
+        match peer {
+            Ok(peer) => {
+                let rows = compare(case.name, &subject, &*peer, &load, plan, length)?;
+                outcome.rows.extend(rows);
+            }
+            Err(error) => outcome.skip(case.name, name, error),
+        }
+    }
+    Ok(())
+}
+
+fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let bytes = if plan.quick { COLD_FILE_BYTES_QUICK } else { COLD_FILE_BYTES };
+    let file = TestFile::create(&plan.dir, plan.bytes(bytes))?;
+    file.drop_kernel_cache().context("dropping the kernel's cache of the file")?;
+    let direct = match file.open(OFlags::DIRECT) {
+        Ok(direct) => direct,
+        Err(error) => {
+            outcome.skip(COLD, PREAD_DIRECT, format!("no O_DIRECT in this directory: {error}"));
+            return Ok(());
+        }
+    };
+    let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 500));
+    let options = OpenOptions::new().read(true).backing(Backing::Direct);
+    let pond = Pond::open(&file, file.bytes / COLD_CACHE_SHARE, &options)?;
+    let subject = pond.reader(MILLPOND, true);
+    let peer = pread(PREAD_DIRECT, direct);
+    outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 150))?);
+    let stats = pond.engine.stats();
+    outcome.note(format!(
+        "{COLD}: {}; {} hits, {} misses",
+        pond.back_end(),
+        stats.hits,
+        stats.misses
+    ));
+    Ok(())
+}
+
+/// An engine of Millpond's with the file open in it.
+struct Pond {
+    engine: millpond::Engine,
+    file: millpond::File,
+}
+
+impl Pond {
+    fn open(file: &TestFile, cache_bytes: u64, options: &OpenOptions) -> Result<Self> {
+        let engine = millpond::Engine::builder()
+            .cache_bytes(cache_bytes)
+            .build()
+            .context("building a Millpond engine")?;
+        let file = engine.open(file.path(), options).context("opening the file in Millpond")?;
+        Ok(Self { engine, file })
+    }
+
+    fn reader(&self, name: &'static str, hit_path: bool) -> impl Engine {
+        let engine = self.engine.clone();
+        Reader::new(name, |dst: &mut [u8], offset| Ok(self.file.read_at(dst, offset)?))
+            .prepared_by(move || engine.set_hit_path(hit_path))
+    }
+
+    fn back_end(&self) -> String {
+        let stats = self.engine.stats();
+        format!("back end {} ({})", stats.back_end, stats.back_end_reason)
+    }
+}
+
+fn pread(name: &'static str, file: File) -> Box<dyn Engine> {
+    Box::new(Reader::new(name, move |dst: &mut [u8], offset| file.read_at(dst, offset)))
+}
+
+fn memcpy(file: &File) -> io::Result<Box<dyn Engine>> {
+    let arena = Arena::read(file)?;
+    Ok(Box::new(Reader::new(MEMCPY, move |dst: &mut [u8], offset| Ok(arena.read_at(dst, offset)))))
+}
+
+fn mapped(file: &File) -> io::Result<Box<dyn Engine>> {
+    let mapped = Mapped::new(file)?;
+    Ok(Box::new(Reader::new(MMAP, move |dst: &mut [u8], offset| Ok(mapped.read_at(dst, offset)))))
+}

@@ -1,0 +1,246 @@
+//! fio, a program that knows nothing of Millpond: on the kernel, under `millpond run`, and under a
+//! library whose `pread` is a bare `memcpy`, the limit of anything that is preloaded.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::data::NamedFile;
+use super::harness::{Engine, Outcome, Plan, Slice, compare};
+use super::load::Load;
+use crate::failure::Result;
+use crate::run;
+
+const MIB: u64 = 1 << 20;
+const BLOCK_BYTES: u32 = 4096;
+const MILLPOND: &str = "fio, millpond run";
+const KERNEL: &str = "fio, kernel";
+const MEMCPY: &str = "fio, memcpy shim";
+const MEMCPY_SHIM: &str = "libmemcpy_shim.so";
+
+/// The cases, and for how many milliseconds fio runs before it measures: each page is read a few times.
+const CASES: [(&str, u64, u64); 2] =
+    [("fio-randread-4k-16m", 16 * MIB, 300), ("fio-randread-4k-256m", 256 * MIB, 1000)];
+
+pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let cases: Vec<_> = CASES.iter().filter(|(name, ..)| plan.wants(name)).collect();
+    if let Err(error) = Command::new("fio").arg("--version").output() {
+        for (case, ..) in cases {
+            skip(outcome, case, &format!("fio can't be run: {error}"));
+        }
+        return Ok(());
+    }
+    for &(case, bytes, ramp) in cases {
+        eprintln!("measuring {case}");
+        let bytes = plan.bytes(bytes);
+        let file = NamedFile::create(&plan.dir, bytes)?;
+        let load = Load::random(bytes, BLOCK_BYTES, 1);
+        let ramp = plan.slice(ramp, ramp);
+        let job = |name, launcher, preload| Fio {
+            name,
+            launcher,
+            preload,
+            path: file.path.clone(),
+            bytes,
+            ramp,
+        };
+        let launcher = match run::launcher(bytes * 2 + 32 * MIB, &plan.dir) {
+            Ok(launcher) => launcher,
+            Err(failure) => {
+                skip(outcome, case, &failure.message);
+                continue;
+            }
+        };
+        let subject = job(MILLPOND, launcher, None);
+        if let Err(error) = check_served(&subject, plan) {
+            skip(outcome, case, &error.to_string());
+            continue;
+        }
+        let kernel = job(KERNEL, Vec::new(), None);
+        let length = plan.slice(500, 250);
+        outcome.rows.extend(compare(case, &subject, &kernel, &load, plan, length)?);
+        match memcpy_shim() {
+            Ok(shim) => {
+                let peer = job(MEMCPY, Vec::new(), Some(shim));
+                outcome.rows.extend(compare(case, &subject, &peer, &load, plan, length)?);
+            }
+            Err(reason) => outcome.skip(case, MEMCPY, reason),
+        }
+    }
+    Ok(())
+}
+
+fn skip(outcome: &mut Outcome, case: &'static str, reason: &str) {
+    for engine in [MILLPOND, KERNEL, MEMCPY] {
+        outcome.skip(case, engine, reason);
+    }
+}
+
+/// Fails unless it is Millpond that answers fio: what is left to the kernel measures the kernel.
+fn check_served(subject: &Fio, plan: &Plan) -> io::Result<()> {
+    let report =
+        NamedFile::create(&plan.dir, 0).map_err(|failure| io::Error::other(failure.message))?;
+    let mut command = subject.command(Duration::ZERO, plan.slice(250, 250));
+    let output = command.env("MILLPOND_REPORT_FILE", &report.path).output()?;
+    if !output.status.success() {
+        return Err(io::Error::other(String::from_utf8_lossy(&output.stderr)));
+    }
+    let report = fs::read_to_string(&report.path)?;
+    let figure = |name: &str| -> u64 {
+        report
+            .split_whitespace()
+            .filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok())
+            .sum()
+    };
+    let (served, passed) = (figure("served_bytes"), figure("passed_bytes"));
+    if served == 0 || passed * 20 > served {
+        let what = format!("millpond run left {passed} bytes to the kernel, and served {served}");
+        return Err(io::Error::other(what));
+    }
+    Ok(())
+}
+
+/// Cargo puts the shim, an example of the preload crate, beside the CLI.
+fn memcpy_shim() -> std::result::Result<PathBuf, String> {
+    let named = env::var_os("MILLPOND_MEMCPY_SHIM").map(PathBuf::from);
+    let beside = || {
+        let program = env::current_exe().ok()?;
+        Some(program.parent()?.join("examples").join(MEMCPY_SHIM))
+    };
+    named.or_else(beside).filter(|path| path.exists()).ok_or_else(|| {
+        format!(
+            "{MEMCPY_SHIM} is not there; build it with: cargo build --release -p millpond-preload \
+             --example memcpy_shim"
+        )
+    })
+}
+
+/// fio, started in some way, reading some file.
+struct Fio {
+    name: &'static str,
+    /// Words of the command line before `fio`.
+    launcher: Vec<OsString>,
+    preload: Option<PathBuf>,
+    path: PathBuf,
+    bytes: u64,
+    /// How long fio runs before it measures, so that the file is cached, whoever caches it.
+    ramp: Duration,
+}
+
+impl Fio {
+    fn command(&self, ramp: Duration, length: Duration) -> Command {
+        let mut words = self.launcher.iter().cloned().chain([OsString::from("fio")]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        if let Some(preload) = &self.preload {
+            command.env("LD_PRELOAD", preload);
+        }
+        let mut filename = OsString::from("--filename=");
+        filename.push(&self.path);
+        command
+            .args(["--name=millpond-bench", "--thread", "--ioengine=psync", "--rw=randread"])
+            .args(["--norandommap", "--gtod_reduce=1", "--invalidate=0", "--time_based"])
+            .args(["--output-format=json", &format!("--bs={BLOCK_BYTES}")])
+            .arg(format!("--size={}", self.bytes))
+            .arg(format!("--ramp_time={}us", ramp.as_micros()))
+            .arg(format!("--runtime={}us", length.as_micros()))
+            .arg(filename)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, length: Duration) -> io::Result<Slice> {
+        let output = self.command(self.ramp, length).output()?;
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            return Err(io::Error::other(format!("fio: {}\n{stderr}", output.status)));
+        }
+        parse(&output.stdout)
+    }
+}
+
+impl Engine for Fio {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    /// Each fio warms up by itself, in its ramp time; this has the kernel cache the file, whose
+    /// contents fio, asked for speed, does not check: tests of `run` do (`fio --verify`).
+    fn warm_up(&self, _: &Load) -> io::Result<()> {
+        io::copy(&mut File::open(&self.path)?, &mut io::sink()).map(|_| ())
+    }
+
+    fn slice(&self, _: &Load, length: Duration) -> io::Result<Slice> {
+        self.run(length)
+    }
+}
+
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<Job>,
+}
+
+/// What fio says of a job; processor use is in per cent of the run time.
+#[derive(Deserialize)]
+struct Job {
+    error: i32,
+    read: Direction,
+    usr_cpu: f64,
+    sys_cpu: f64,
+    ctx: u64,
+}
+
+#[derive(Deserialize)]
+struct Direction {
+    iops: f64,
+    total_ios: u64,
+    runtime: u64,
+}
+
+fn parse(stdout: &[u8]) -> io::Result<Slice> {
+    // fio may say something before it starts its JSON.
+    let start = stdout.iter().position(|byte| *byte == b'{').unwrap_or(0);
+    let output: Output = serde_json::from_slice(&stdout[start..])?;
+    let job = output.jobs.first().ok_or_else(|| io::Error::other("fio reports no job"))?;
+    if job.error != 0 || job.read.total_ios == 0 {
+        let what = format!("fio: error {}, {} reads", job.error, job.read.total_ios);
+        return Err(io::Error::other(what));
+    }
+    let busy = (job.usr_cpu + job.sys_cpu) / 100.0;
+    Ok(Slice {
+        ops: job.read.total_ios,
+        ops_per_s: job.read.iops,
+        cpu: Duration::from_millis(job.read.runtime).mul_f64(busy),
+        context_switches: job.ctx,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_understood() {
+        let report = |error, ios| {
+            format!(
+                r#"note: something
+{{"jobs": [{{"error": {error}, "usr_cpu": 25.0, "sys_cpu": 50.0, "ctx": 7, "other": [],
+"read": {{"iops": 2000.5, "total_ios": {ios}, "runtime": 500}}}}]}}"#
+            )
+        };
+        let slice = parse(report(0, 1000).as_bytes()).unwrap();
+        let cpu = Duration::from_millis(375);
+        let expected = Slice { ops: 1000, ops_per_s: 2000.5, cpu, context_switches: 7 };
+        assert_eq!(slice, expected);
+        assert!(parse(report(5, 1000).as_bytes()).is_err());
+        assert!(parse(report(0, 0).as_bytes()).is_err());
+        assert!(parse(b"{\"jobs\": []}").is_err());
+        assert!(parse(b"killed").is_err());
+    }
+}

@@ -1,0 +1,450 @@
+//! How things are measured: an [`Engine`] runs a [`Load`] for a slice of time; slices of two engines
+//! alternate; a pair of them makes two [`Row`]s.
+//!
+//! - B1. Subject and peer are measured in the order A B B A, round after round, so that a machine
+//!   that gets slower or faster meanwhile does so for both. The figure that counts is the median of
+//!   the rounds' ratios; the quartiles say how far to trust it.
+//! - B2. All engines run the one loop in [`Reader::thread`], compiled for each: whatever it costs,
+//!   it costs all of them. It reads the same places in the same order from a list made before.
+//! - B3. No engine is measured that did not read the file right, whole, just before.
+
+use std::hint::black_box;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millpond_bench_peers::Usage;
+use serde::Serialize;
+
+use super::data;
+use super::load::Load;
+use crate::failure::{Context, Result};
+
+/// How much to measure, and where.
+#[derive(Debug)]
+pub struct Plan {
+    pub dir: PathBuf,
+    pub rounds: u32,
+    pub quick: bool,
+    shrink: u32,
+    only: Option<String>,
+    threads_max: u32,
+}
+
+impl Plan {
+    pub fn new(dir: PathBuf, quick: bool, shrink: u32, only: Option<String>) -> Self {
+        let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        let rounds = match (shrink, quick) {
+            (2.., _) => 1,
+            (_, true) => 5,
+            (_, false) => 15,
+        };
+        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
+    }
+
+    pub fn wants(&self, case: &str) -> bool {
+        self.only.as_ref().is_none_or(|text| case.contains(text.as_str()))
+    }
+
+    pub fn slice(&self, full_ms: u64, quick_ms: u64) -> Duration {
+        let ms = if self.quick { quick_ms } else { full_ms };
+        Duration::from_millis(ms) / self.shrink
+    }
+
+    /// A file size; shrunk, still a block for each of many threads.
+    pub fn bytes(&self, bytes: u64) -> u64 {
+        (bytes / u64::from(self.shrink)).max(1 << 20)
+    }
+
+    /// 1, 2, 4, .. threads; two even on a machine with one core.
+    pub fn thread_counts(&self) -> impl Iterator<Item = u32> {
+        let max = self.threads_max;
+        (0..).map(|power| 1 << power).take_while(move |threads| *threads <= max)
+    }
+}
+
+/// What one slice of measuring found.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Slice {
+    pub ops: u64,
+    pub ops_per_s: f64,
+    pub cpu: Duration,
+    pub context_switches: u64,
+}
+
+/// Something that can carry out a load.
+pub trait Engine {
+    fn name(&self) -> &str;
+
+    /// Brings the file into whatever cache the engine has, and checks what is read (B3).
+    fn warm_up(&self, load: &Load) -> io::Result<()>;
+
+    /// Runs the load for about `length`.
+    fn slice(&self, load: &Load, length: Duration) -> io::Result<Slice>;
+}
+
+/// An engine that reads when called, in the calling thread.
+pub struct Reader<R> {
+    name: &'static str,
+    prepare: Option<Box<dyn Fn() + Sync>>,
+    read_at: R,
+}
+
+impl<R> Reader<R>
+where
+    R: Fn(&mut [u8], u64) -> io::Result<usize> + Sync,
+{
+    /// Reads between two looks at the clock.
+    const BATCH: usize = 64;
+
+    pub fn new(name: &'static str, read_at: R) -> Self {
+        Self { name, prepare: None, read_at }
+    }
+
+    /// Has `prepare` called before each slice.
+    pub fn prepared_by(mut self, prepare: impl Fn() + Sync + 'static) -> Self {
+        self.prepare = Some(Box::new(prepare));
+        self
+    }
+
+    fn prepare(&self) {
+        if let Some(prepare) = &self.prepare {
+            prepare();
+        }
+    }
+
+    /// The loop that is measured (B2); returns the operations done and the time they took.
+    fn thread(
+        &self,
+        load: &Load,
+        blocks: &[u32],
+        start: usize,
+        length: Duration,
+    ) -> io::Result<(u64, Duration)> {
+        let mut buffer = AlignedBuffer::new(load.block_bytes as usize);
+        let dst = buffer.bytes();
+        let mut next = start % blocks.len();
+        let mut ops = 0;
+        let started = Instant::now();
+        loop {
+            for _ in 0..Self::BATCH {
+                let offset = u64::from(blocks[next]) * u64::from(load.block_bytes);
+                next += 1;
+                if next == blocks.len() {
+                    next = 0;
+                }
+                let len = (self.read_at)(black_box(&mut *dst), offset)?;
+                if black_box(len) != dst.len() {
+                    return Err(short_read(offset, len, dst.len()));
+                }
+            }
+            ops += Self::BATCH as u64;
+            let elapsed = started.elapsed();
+            if elapsed >= length {
+                return Ok((ops, elapsed));
+            }
+        }
+    }
+}
+
+impl<R> Engine for Reader<R>
+where
+    R: Fn(&mut [u8], u64) -> io::Result<usize> + Sync,
+{
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn warm_up(&self, load: &Load) -> io::Result<()> {
+        self.prepare();
+        let mut buffer = AlignedBuffer::new(load.block_bytes as usize);
+        let mut expected = vec![0; load.block_bytes as usize];
+        let started = Instant::now();
+        for block in load.distinct_blocks() {
+            let offset = u64::from(block) * u64::from(load.block_bytes);
+            let dst = buffer.bytes();
+            let len = (self.read_at)(dst, offset)?;
+            if len != dst.len() {
+                return Err(short_read(offset, len, dst.len()));
+            }
+            data::contents(offset, &mut expected);
+            if *dst != expected[..] {
+                let message = format!("{} read wrong bytes at offset {offset}", self.name);
+                return Err(io::Error::other(message));
+            }
+            if load.checked_max.is_some_and(|max| started.elapsed() > max) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn slice(&self, load: &Load, length: Duration) -> io::Result<Slice> {
+        self.prepare();
+        let start = load.next_start();
+        let (ready, go) =
+            (Barrier::new(load.blocks.len() + 1), Barrier::new(load.blocks.len() + 1));
+        thread::scope(|scope| {
+            let threads: Vec<_> = load
+                .blocks
+                .iter()
+                .map(|blocks| {
+                    scope.spawn(|| {
+                        ready.wait();
+                        go.wait();
+                        self.thread(load, blocks, start, length)
+                    })
+                })
+                .collect();
+            ready.wait();
+            let before = Usage::now();
+            go.wait();
+            let mut slice = Slice::default();
+            for thread in threads {
+                let joined = thread.join().map_err(|_| io::Error::other("a thread panicked"))?;
+                let (ops, elapsed) = joined?;
+                slice.ops += ops;
+                slice.ops_per_s += ops as f64 / elapsed.as_secs_f64();
+            }
+            let used = Usage::now().since(before);
+            Ok(Slice { cpu: used.cpu, context_switches: used.context_switches, ..slice })
+        })
+    }
+}
+
+fn short_read(offset: u64, len: usize, wanted: usize) -> io::Error {
+    io::Error::other(format!("read of {wanted} bytes at offset {offset} returned {len}"))
+}
+
+/// Memory that suits O_DIRECT, which engines of every kind get, so that none copies to better
+/// aligned memory than another.
+struct AlignedBuffer {
+    memory: Vec<u8>,
+    len: usize,
+}
+
+impl AlignedBuffer {
+    const ALIGNMENT: usize = 4096;
+
+    fn new(len: usize) -> Self {
+        Self { memory: vec![0; len + Self::ALIGNMENT], len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let start = self.memory.as_ptr().align_offset(Self::ALIGNMENT);
+        &mut self.memory[start..start + self.len]
+    }
+}
+
+/// One engine in one case. The names are those of the JSON report, where null says that a figure
+/// does not apply.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    pub case: &'static str,
+    pub engine: String,
+    pub threads: u32,
+    pub block_bytes: u32,
+    pub queue_depth: Option<u32>,
+    pub ops_per_s: f64,
+    /// From start to end of one operation: with several threads, several go on at once.
+    pub ns_per_op: f64,
+    /// Of the whole process, helpers included.
+    pub cpu_ns_per_op: f64,
+    pub context_switches_per_op: f64,
+    pub p50_ns: Option<f64>,
+    pub p99_ns: Option<f64>,
+    pub p999_ns: Option<f64>,
+    pub torn_reads: Option<u64>,
+    pub rounds: u32,
+    /// The peer that the ratios compare this engine's ops/s with.
+    pub ratio_to: Option<String>,
+    pub ratio_median: Option<f64>,
+    pub ratio_q1: Option<f64>,
+    pub ratio_q3: Option<f64>,
+    /// The peer's processor time per operation over this engine's: more is better, as with the others.
+    #[serde(skip)]
+    pub cpu_ratio_median: Option<f64>,
+}
+
+/// An engine that could not be measured, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    pub case: &'static str,
+    pub engine: String,
+    pub reason: String,
+}
+
+/// What a suite found.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub rows: Vec<Row>,
+    pub skipped: Vec<Skipped>,
+    pub notes: Vec<String>,
+}
+
+impl Outcome {
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.skipped.is_empty()
+    }
+
+    pub fn extend(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        self.skipped.extend(other.skipped);
+        self.notes.extend(other.notes);
+    }
+
+    pub fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    pub fn skip(&mut self, case: &'static str, engine: &str, reason: impl ToString) {
+        let reason = reason.to_string();
+        self.skipped.push(Skipped { case, engine: engine.to_owned(), reason });
+    }
+}
+
+/// Measures `subject` against `peer` (B1); returns a row for each.
+pub fn compare(
+    case: &'static str,
+    subject: &dyn Engine,
+    peer: &dyn Engine,
+    load: &Load,
+    plan: &Plan,
+    length: Duration,
+) -> Result<[Row; 2]> {
+    let slice = |engine: &dyn Engine| {
+        engine.slice(load, length).context(format!("{case}: {}", engine.name()))
+    };
+    for engine in [subject, peer] {
+        engine.warm_up(load).context(format!("{case}: warming up {}", engine.name()))?;
+        slice(engine)?;
+    }
+    let (mut subject_slices, mut peer_slices) = (Vec::new(), Vec::new());
+    let (mut ratios, mut cpu_ratios) = (Vec::new(), Vec::new());
+    for _ in 0..plan.rounds {
+        let [a1, b1] = [slice(subject)?, slice(peer)?];
+        let [b2, a2] = [slice(peer)?, slice(subject)?];
+        ratios.push((a1.ops_per_s + a2.ops_per_s) / (b1.ops_per_s + b2.ops_per_s));
+        cpu_ratios.push((cpu_ns(&b1) + cpu_ns(&b2)) / (cpu_ns(&a1) + cpu_ns(&a2)));
+        subject_slices.extend([a1, a2]);
+        peer_slices.extend([b1, b2]);
+    }
+    let mut subject_row = row(case, subject, load, plan, &subject_slices);
+    subject_row.ratio_to = Some(peer.name().to_owned());
+    subject_row.ratio_median = Some(quantile(&mut ratios, 0.5));
+    subject_row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
+    subject_row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
+    subject_row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
+    Ok([subject_row, row(case, peer, load, plan, &peer_slices)])
+}
+
+fn row(case: &'static str, engine: &dyn Engine, load: &Load, plan: &Plan, slices: &[Slice]) -> Row {
+    let median = |figure: fn(&Slice) -> f64| {
+        quantile(&mut slices.iter().map(figure).collect::<Vec<_>>(), 0.5)
+    };
+    let ops_per_s = median(|slice| slice.ops_per_s);
+    Row {
+        case,
+        engine: engine.name().to_owned(),
+        threads: load.threads(),
+        block_bytes: load.block_bytes,
+        queue_depth: None,
+        ops_per_s,
+        ns_per_op: f64::from(load.threads()) * 1e9 / ops_per_s,
+        cpu_ns_per_op: median(cpu_ns),
+        context_switches_per_op: median(|slice| slice.context_switches as f64 / slice.ops as f64),
+        p50_ns: None,
+        p99_ns: None,
+        p999_ns: None,
+        torn_reads: None,
+        rounds: plan.rounds,
+        ratio_to: None,
+        ratio_median: None,
+        ratio_q1: None,
+        ratio_q3: None,
+        cpu_ratio_median: None,
+    }
+}
+
+fn cpu_ns(slice: &Slice) -> f64 {
+    slice.cpu.as_nanos() as f64 / slice.ops as f64
+}
+
+/// The value below which the share `q` of `values` lies, between two of them where it falls there.
+fn quantile(values: &mut [f64], q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let position = q * (values.len() - 1) as f64;
+    let (below, above) = (values[position.floor() as usize], values[position.ceil() as usize]);
+    below + (above - below) * position.fract()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn quantiles_fall_between_values() {
+        assert_eq!(quantile(&mut [3.0, 1.0, 2.0], 0.5), 2.0);
+        assert_eq!(quantile(&mut [4.0, 1.0, 2.0, 3.0], 0.5), 2.5);
+        assert_eq!(quantile(&mut [5.0, 4.0, 3.0, 2.0, 1.0], 0.25), 2.0);
+        assert_eq!(quantile(&mut [7.0], 0.75), 7.0);
+    }
+
+    /// An engine whose every slice is recorded, and twice as fast as another.
+    struct Scripted<'a> {
+        name: &'static str,
+        ops_per_s: f64,
+        order: &'a RefCell<String>,
+    }
+
+    impl Engine for Scripted<'_> {
+        fn name(&self) -> &str {
+            self.name
+        }
+
+        fn warm_up(&self, _: &Load) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn slice(&self, _: &Load, length: Duration) -> io::Result<Slice> {
+            self.order.borrow_mut().push_str(self.name);
+            let ops = (self.ops_per_s * length.as_secs_f64()) as u64;
+            Ok(Slice { ops, ops_per_s: self.ops_per_s, cpu: length, context_switches: ops })
+        }
+    }
+
+    #[test]
+    fn pairs_are_interleaved() {
+        let order = RefCell::default();
+        let a = Scripted { name: "A", ops_per_s: 2000.0, order: &order };
+        let b = Scripted { name: "B", ops_per_s: 1000.0, order: &order };
+        let plan = Plan::new(PathBuf::new(), true, 1, None);
+        let load = Load::sequential(4096, 4096, 1);
+        let [row, peer] = compare("case", &a, &b, &load, &plan, Duration::from_secs(1)).unwrap();
+        assert_eq!(order.borrow().as_str(), "AB".to_owned() + &"ABBA".repeat(5));
+        assert_eq!((row.ratio_median, row.cpu_ratio_median), (Some(2.0), Some(2.0)));
+        assert_eq!((row.ratio_q1, row.ratio_to.as_deref()), (Some(2.0), Some("B")));
+        assert_eq!((row.ns_per_op, row.context_switches_per_op), (500_000.0, 1.0));
+        assert_eq!((peer.ops_per_s, peer.ratio_median), (1000.0, None));
+    }
+
+    #[test]
+    fn wrong_bytes_and_short_reads_are_not_measured() {
+        let load = Load::sequential(8192, 4096, 1);
+        let zeros = Reader::new("zeros", |dst: &mut [u8], _| Ok(dst.len()));
+        assert!(zeros.warm_up(&load).unwrap_err().to_string().contains("wrong bytes"));
+        let short = Reader::new("short", |_: &mut [u8], _| Ok(1));
+        assert!(short.slice(&load, Duration::ZERO).is_err());
+        let right = Reader::new("right", |dst: &mut [u8], offset| {
+            data::contents(offset, dst);
+            Ok(dst.len())
+        });
+        right.warm_up(&load).unwrap();
+        assert!(right.slice(&load, Duration::ZERO).unwrap().ops >= 64);
+    }
+}

@@ -1,0 +1,107 @@
+//! Where figures were measured: figures from two machines don't compare.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use serde::Serialize;
+
+/// The machine and the directory, as the JSON report has them.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    pub millpond: &'static str,
+    /// False makes the figures worthless.
+    pub optimized: bool,
+    pub cpu: String,
+    pub cores: usize,
+    pub memory_bytes: u64,
+    pub kernel: String,
+    pub architecture: &'static str,
+    /// The kernel's setting: `madvise` or `always` lets frames be huge pages.
+    pub huge_pages: String,
+    pub file_system: String,
+}
+
+impl Machine {
+    pub fn of(dir: &Path) -> Self {
+        Self {
+            millpond: env!("CARGO_PKG_VERSION"),
+            optimized: !cfg!(debug_assertions),
+            cpu: value_of("/proc/cpuinfo", &["model name", "CPU part", "uarch"]),
+            cores: thread::available_parallelism().map_or(0, usize::from),
+            memory_bytes: memory_bytes(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            architecture: std::env::consts::ARCH,
+            huge_pages: huge_pages(),
+            file_system: file_system(dir),
+        }
+    }
+
+    /// Name and value of each property, for people.
+    pub fn properties(&self) -> [(&'static str, String); 7] {
+        let build = if self.optimized { "" } else { ", NOT OPTIMIZED: these figures mean nothing" };
+        [
+            ("millpond", format!("{}{build}", self.millpond)),
+            ("processor", format!("{} ({}), {} cores", self.cpu, self.architecture, self.cores)),
+            ("memory", format!("{:.1} GiB", self.memory_bytes as f64 / (1_u64 << 30) as f64)),
+            ("kernel", self.kernel.clone()),
+            ("huge pages", self.huge_pages.clone()),
+            ("file system", self.file_system.clone()),
+            ("rounds", "A B B A; medians of the rounds' ratios, with quartiles".into()),
+        ]
+    }
+}
+
+/// The first of `names` that a file of `name: value` lines has a value for.
+fn value_of(file: &str, names: &[&str]) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let lines = || text.lines().filter_map(|line| line.split_once(':'));
+    names
+        .iter()
+        .find_map(|name| lines().find(|(key, _)| key.trim() == *name))
+        .map_or_else(|| "unknown".into(), |(_, value)| value.trim().to_owned())
+}
+
+fn memory_bytes() -> u64 {
+    let text = value_of("/proc/meminfo", &["MemTotal"]);
+    let kib: Option<u64> = text.split_whitespace().next().and_then(|kib| kib.parse().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// The word in brackets is the one that holds: `always [madvise] never`.
+fn huge_pages() -> String {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let chosen = text.ok().and_then(|text| {
+        let (_, rest) = text.split_once('[')?;
+        Some(rest.split_once(']')?.0.to_owned())
+    });
+    chosen.unwrap_or_else(|| "unknown".into())
+}
+
+fn file_system(dir: &Path) -> String {
+    // From linux/magic.h.
+    let name = match rustix::fs::statfs(dir).map(|statfs| statfs.f_type as u64) {
+        Ok(0xef53) => "ext2/3/4",
+        Ok(0x5846_5342) => "xfs",
+        Ok(0x9123_683e) => "btrfs",
+        Ok(0x0102_1994) => "tmpfs",
+        Ok(0x794c_7630) => "overlayfs",
+        Ok(0x6969) => "nfs",
+        Ok(0x2fc1_2fc1) => "zfs",
+        Ok(other) => return format!("type {other:#x}"),
+        Err(_) => "unknown",
+    };
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_described() {
+        let machine = Machine::of(Path::new("/"));
+        assert!(machine.cores > 0 && machine.memory_bytes > 0, "{machine:?}");
+        assert!(!machine.kernel.is_empty() && !machine.cpu.is_empty(), "{machine:?}");
+    }
+}

@@ -1,0 +1,113 @@
+//! `millpond bench`: Millpond and its peers, measured side by side on this machine.
+//!
+//! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
+//! - [`data`], [`load`]: the files that are read, and the order in which.
+//! - [`cached_read`], [`fio`]: the suites and what they measure.
+//! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
+//!
+//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
+
+mod cached_read;
+mod data;
+mod fio;
+mod harness;
+mod html;
+mod load;
+mod machine;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use self::harness::{Outcome, Plan};
+use self::report::Report;
+use crate::failure::{Context, Failure, REFUSED, Result};
+
+/// Measures Millpond and its peers on this machine.
+///
+/// Every suite reads the same file, at the same size, in the same order, through each engine in
+/// turn, and prints a table of what it found.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to measure
+    #[arg(value_enum)]
+    suite: Suite,
+
+    /// Where to make the files that are read, on the file system to measure; they are removed
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Fewer and shorter rounds
+    #[arg(long)]
+    quick: bool,
+
+    /// Write the figures to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Write a report with charts to FILE, one self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Measure only cases whose name contains TEXT
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+
+    /// Divide all sizes and times by N: tests whether it runs, measures nothing
+    #[arg(long, value_name = "N", default_value_t = 1, hide = true,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    shrink: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// Reads of data that is cached, and what a miss costs
+    CachedRead,
+    /// All of them
+    All,
+}
+
+impl Suite {
+    fn name(self) -> &'static str {
+        match self {
+            Suite::CachedRead => "cached-read",
+            Suite::All => "all",
+        }
+    }
+}
+
+/// Measures what `args` ask for, and reports it.
+pub fn run(args: &Args) -> Result<()> {
+    let dir = fs::canonicalize(&args.dir).context(format!("--dir {}", args.dir.display()))?;
+    if !dir.is_dir() {
+        let message = format!("--dir {}: not a directory", args.dir.display());
+        return Err(Failure::new(REFUSED, message));
+    }
+    // Found out before the measuring, not after.
+    for file in [&args.json, &args.html].into_iter().flatten() {
+        fs::write(file, []).context(file.display())?;
+    }
+    let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    let machine = machine::Machine::of(&plan.dir);
+    let mut outcome = Outcome::default();
+    if matches!(args.suite, Suite::CachedRead | Suite::All) {
+        outcome.extend(cached_read::run(&plan)?);
+    }
+    if outcome.is_empty() {
+        return Err(Failure::new(REFUSED, "--case: no case has such a name"));
+    }
+    let report = Report::new(args.suite.name(), machine, outcome);
+    if args.shrink > 1 {
+        eprintln!("sizes and times are divided by {}: these figures mean nothing", args.shrink);
+    }
+    println!("{}", report.table());
+    save(args.json.as_deref(), || report.json())?;
+    save(args.html.as_deref(), || html::page(&report))
+}
+
+fn save(file: Option<&Path>, contents: impl FnOnce() -> Result<String>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    fs::write(file, contents()?).context(file.display())
+}

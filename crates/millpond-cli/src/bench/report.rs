@@ -1,0 +1,202 @@
+//! A finished benchmark: the table for people and the JSON for programs.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+
+use super::harness::{Outcome, Row, Skipped};
+use super::machine::Machine;
+use crate::failure::{Context, Result};
+
+/// Everything that is known when the measuring is over; serialized, it is the JSON report.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub suite: &'static str,
+    pub machine: Machine,
+    pub rows: Vec<Row>,
+    pub skipped: Vec<Skipped>,
+    pub notes: Vec<String>,
+}
+
+/// The table's columns; those after the case's and the engine's names hold numbers.
+pub const COLUMNS: [&str; 10] = [
+    "case",
+    "engine",
+    "threads",
+    "block",
+    "ops/s",
+    "ns/op",
+    "CPU ns/op",
+    "switches/op",
+    "ratio (quartiles)",
+    "CPU ratio",
+];
+
+impl Report {
+    pub fn new(suite: &'static str, machine: Machine, outcome: Outcome) -> Self {
+        let Outcome { rows, skipped, notes } = outcome;
+        Self { suite, machine, rows, skipped, notes }
+    }
+
+    pub fn json(&self) -> Result<String> {
+        let mut text = serde_json::to_string_pretty(self).context("writing JSON")?;
+        text.push('\n');
+        Ok(text)
+    }
+
+    pub fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_preset(NOTHING).set_header(COLUMNS);
+        for column in table.column_iter_mut().skip(2).take(6) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        for row in &self.rows {
+            table.add_row(cells(row));
+        }
+        let mut text = String::new();
+        for (name, value) in self.machine.properties() {
+            text += &format!("{name}: {value}\n");
+        }
+        if !self.rows.is_empty() {
+            text += &format!("\n{}\n", table.trim_fmt());
+        }
+        for skipped in &self.skipped {
+            text += &format!("\nnot measured: {}: {}", skipped.case, unmeasured(skipped));
+        }
+        for note in &self.notes {
+            text += &format!("\nnote: {note}");
+        }
+        text
+    }
+}
+
+pub fn unmeasured(skipped: &Skipped) -> String {
+    format!("{}: {}", skipped.engine, skipped.reason)
+}
+
+/// A row's cells, in the order of [`COLUMNS`].
+pub fn cells(row: &Row) -> [String; COLUMNS.len()] {
+    let ratio = match (&row.ratio_to, row.ratio_median, row.ratio_q1, row.ratio_q3) {
+        (Some(peer), Some(median), Some(q1), Some(q3)) => {
+            format!("{median:.2} x {peer} ({q1:.2}-{q3:.2})")
+        }
+        _ => String::new(),
+    };
+    [
+        row.case.into(),
+        row.engine.clone(),
+        row.threads.to_string(),
+        row.block_bytes.to_string(),
+        grouped(row.ops_per_s),
+        format!("{:.1}", row.ns_per_op),
+        format!("{:.1}", row.cpu_ns_per_op),
+        format!("{:.4}", row.context_switches_per_op),
+        ratio,
+        row.cpu_ratio_median.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+    ]
+}
+
+/// A whole number with its digits in groups of three.
+fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use std::path::Path;
+
+    pub fn sample() -> Report {
+        let peer = Row {
+            case: "random-4k",
+            engine: "kernel <pread>".into(),
+            threads: 2,
+            block_bytes: 4096,
+            queue_depth: None,
+            ops_per_s: 1_234_567.8,
+            ns_per_op: 810.0,
+            cpu_ns_per_op: 805.5,
+            context_switches_per_op: 0.00012,
+            p50_ns: None,
+            p99_ns: None,
+            p999_ns: None,
+            torn_reads: None,
+            rounds: 5,
+            ratio_to: None,
+            ratio_median: None,
+            ratio_q1: None,
+            ratio_q3: None,
+            cpu_ratio_median: None,
+        };
+        let subject = Row {
+            engine: "millpond".into(),
+            ratio_to: Some(peer.engine.clone()),
+            ratio_median: Some(2.5),
+            ratio_q1: Some(2.25),
+            ratio_q3: Some(2.75),
+            cpu_ratio_median: Some(2.4),
+            ..peer.clone()
+        };
+        let mut outcome = Outcome { rows: vec![subject, peer], ..Outcome::default() };
+        outcome.skip("cold", "kernel pread", "no O_DIRECT here");
+        outcome.note("back end threads".into());
+        Report::new("cached-read", Machine::of(Path::new("/")), outcome)
+    }
+
+    #[test]
+    fn json_has_the_agreed_names() {
+        let report: serde_json::Value = serde_json::from_str(&sample().json().unwrap()).unwrap();
+        assert_eq!(report["suite"], "cached-read");
+        assert!(report["machine"].is_object());
+        let keys: Vec<&str> =
+            report["rows"][0].as_object().unwrap().keys().map(String::as_str).collect();
+        let mut agreed = vec![
+            "case",
+            "engine",
+            "threads",
+            "block_bytes",
+            "queue_depth",
+            "ops_per_s",
+            "ns_per_op",
+            "cpu_ns_per_op",
+            "context_switches_per_op",
+            "p50_ns",
+            "p99_ns",
+            "p999_ns",
+            "torn_reads",
+            "rounds",
+            "ratio_to",
+            "ratio_median",
+            "ratio_q1",
+            "ratio_q3",
+        ];
+        agreed.sort_unstable();
+        assert_eq!(keys, agreed);
+        assert!(report["rows"][1]["ratio_to"].is_null());
+        assert_eq!(report["skipped"][0]["reason"], "no O_DIRECT here");
+    }
+
+    #[test]
+    fn the_table_shows_rows_gaps_and_notes() {
+        let table = sample().table();
+        assert!(table.contains("2.50 x kernel <pread> (2.25-2.75)"), "{table}");
+        assert!(table.contains("1,234,568"), "{table}");
+        assert!(table.contains("not measured: cold: kernel pread: no O_DIRECT here"), "{table}");
+        assert!(table.contains("note: back end threads"), "{table}");
+    }
+
+    #[test]
+    fn digits_are_grouped() {
+        assert_eq!(grouped(999.4), "999");
+        assert_eq!(grouped(1000.0), "1,000");
+        assert_eq!(grouped(12_345_678.0), "12,345,678");
+    }
+}

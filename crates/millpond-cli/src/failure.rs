@@ -1,0 +1,37 @@
+//! Why the CLI gives up: a message for the user and an exit status for the shell.
+
+use std::fmt::Display;
+
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// The request was understood and failed.
+pub const FAILED: u8 = 1;
+/// The arguments, or the program to run, can't be accepted.
+pub const REFUSED: u8 = 2;
+/// The program to run was found and can't be executed; the number is a shell's.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// The program to run was not found; the number is a shell's.
+pub const NOT_FOUND: u8 = 127;
+
+#[derive(Debug)]
+pub struct Failure {
+    pub status: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(status: u8, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+}
+
+/// Says what was being done when an error came up.
+pub trait Context<T> {
+    fn context(self, doing: impl Display) -> Result<T>;
+}
+
+impl<T, E: Display> Context<T> for std::result::Result<T, E> {
+    fn context(self, doing: impl Display) -> Result<T> {
+        self.map_err(|error| Failure::new(FAILED, format!("{doing}: {error}")))
+    }
+}

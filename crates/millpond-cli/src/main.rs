@@ -1,0 +1,48 @@
+//! The `millpond` program.
+//!
+//! - [`run`]: starts another program with its file I/O served by Millpond. Looks at the program
+//!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs.
+//! - [`bench`]: measures Millpond and its peers on this machine.
+//!
+//! Exit status: that of the program that was run; 2 for arguments or a program that can't be
+//! served, 126 and 127 as a shell has them, 1 for anything else that fails.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod failure;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
+
+/// A user-space page cache for unmodified programs, and its benchmarks.
+#[derive(Debug, Parser)]
+#[command(name = "millpond", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(&args).map(|never| match never {}),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { status, message }) => {
+            eprintln!("millpond: {message}");
+            ExitCode::from(status)
+        }
+    }
+}

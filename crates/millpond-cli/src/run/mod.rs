@@ -1,0 +1,172 @@
+//! `millpond run`: another program, its file I/O served by Millpond.
+//!
+//! The program is looked at, then started in place of this process (exec), with the preload library
+//! in `LD_PRELOAD`: process id, exit status, signals and terminal are the program's own. What the
+//! library is to do travels in its environment; see [`environment`].
+
+mod preload;
+mod program;
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
+
+/// Runs a program with its file reads and writes served by Millpond.
+///
+/// Regular files under the given directories are served; everything else goes to the kernel as
+/// ever. Each write reaches the kernel before it returns. When the program ends, one line on
+/// standard error says what was served.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Memory for cached file pages: 512m, 4g (k, m and g are powers of 1024)
+    ///
+    /// The default is a quarter of the machine's memory or of the cgroup's limit, whichever is less.
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_bytes)]
+    cache: Option<u64>,
+
+    /// Serve files under this directory; may be given again [default: the current directory]
+    #[arg(long = "path", value_name = "DIR")]
+    paths: Vec<PathBuf>,
+
+    /// Don't print the line that says what was served
+    #[arg(long)]
+    quiet: bool,
+
+    /// How cached files are read and written: through the kernel's cache, or with O_DIRECT
+    #[arg(long, value_enum, default_value_t = Backing::Buffered)]
+    backing: Backing,
+
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Backing {
+    Buffered,
+    Direct,
+}
+
+/// Less than this holds no page and no tables; see `millpond::EngineBuilder::cache_bytes`.
+const CACHE_BYTES_MIN: u64 = 12 << 10;
+
+fn parse_cache_bytes(text: &str) -> std::result::Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if bytes < CACHE_BYTES_MIN {
+        return Err(format!("{bytes} bytes are too few: at least 12k"));
+    }
+    Ok(bytes)
+}
+
+/// A size as fio writes it: `4k` is 4096.
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    ::parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
+}
+
+/// Starts the program; returns only if that fails.
+pub fn run(args: &Args) -> Result<Infallible> {
+    let [name, arguments @ ..] = args.program.as_slice() else {
+        return Err(Failure::new(REFUSED, "no program given"));
+    };
+    let served = served_directories(&args.paths)?;
+    let path = program::find(name)?;
+    program::check(&path)?;
+    let library = preload::library()?;
+
+    let error = Command::new(&path)
+        .arg0(name)
+        .args(arguments)
+        .envs(environment(args, &served, &library))
+        .exec();
+    let status = match error.kind() {
+        // The program itself was found: its interpreter is what is missing.
+        std::io::ErrorKind::NotFound => NOT_FOUND,
+        _ => NOT_EXECUTABLE,
+    };
+    Err(Failure::new(status, format!("{}: {error}", path.display())))
+}
+
+/// What the preload library reads when it is loaded.
+fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str, OsString)> {
+    let mut environment = vec![
+        ("LD_PRELOAD", preload::prepended(library, env::var_os("LD_PRELOAD"))),
+        ("MILLPOND_PATHS", served.to_owned()),
+    ];
+    if let Some(bytes) = args.cache {
+        environment.push(("MILLPOND_CACHE_BYTES", bytes.to_string().into()));
+    }
+    if args.quiet {
+        environment.push(("MILLPOND_QUIET", "1".into()));
+    }
+    let backing = match args.backing {
+        Backing::Buffered => "buffered",
+        Backing::Direct => "direct",
+    };
+    environment.push(("MILLPOND_BACKING", backing.into()));
+    environment
+}
+
+/// The directories to serve, free of symbolic links, joined by colons.
+fn served_directories(paths: &[PathBuf]) -> Result<OsString> {
+    let default = [PathBuf::from(".")];
+    let paths = if paths.is_empty() { &default } else { paths };
+    let mut joined = OsString::new();
+    for path in paths {
+        let refuse = |why: &dyn std::fmt::Display| {
+            Failure::new(REFUSED, format!("--path {}: {why}", path.display()))
+        };
+        let canonical = fs::canonicalize(path).map_err(|error| refuse(&error))?;
+        if !canonical.is_dir() {
+            return Err(refuse(&"not a directory"));
+        }
+        if canonical.as_os_str().as_bytes().contains(&b':') {
+            return Err(refuse(&"a directory with a colon in its name can't be served"));
+        }
+        if !joined.is_empty() {
+            joined.push(":");
+        }
+        joined.push(canonical);
+    }
+    Ok(joined)
+}
+
+/// The words that, put before a command, run it under this very binary; for benchmarks.
+pub fn launcher(cache_bytes: u64, served: &Path) -> Result<Vec<OsString>> {
+    preload::library()?;
+    let own = env::current_exe().context("finding this program")?;
+    let cache = cache_bytes.to_string();
+    let words = ["run", "--quiet", "--cache", &cache, "--path"].map(OsString::from);
+    let served = served.as_os_str().to_owned();
+    Ok([own.into()].into_iter().chain(words).chain([served, "--".into()]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_binary() {
+        assert_eq!(parse_cache_bytes("64k"), Ok(64 << 10));
+        assert_eq!(parse_cache_bytes("1GiB"), Ok(1 << 30));
+        assert_eq!(parse_cache_bytes("20000"), Ok(20_000));
+        assert!(parse_cache_bytes("4k").is_err());
+        assert!(parse_cache_bytes("lots").is_err());
+    }
+
+    #[test]
+    fn served_directories_are_canonical() {
+        let joined = served_directories(&["/usr/../usr".into(), "/".into()]).unwrap();
+        assert_eq!(joined, "/usr:/");
+        assert_eq!(served_directories(&["/no/such".into()]).unwrap_err().status, REFUSED);
+        assert_eq!(served_directories(&["/dev/null".into()]).unwrap_err().status, REFUSED);
+    }
+}

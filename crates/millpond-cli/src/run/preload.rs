@@ -1,0 +1,263 @@
+//! Lays the preload library, which this binary carries inside, out as a file.
+//!
+//! The dynamic loader wants a path, in the program and in every program that one starts. The file
+//! is written once per version of the library and found again by later runs.
+//!
+//! - L1. Whoever can write the file, or rename something else into its place, runs code in every
+//!   program started: so the directory is ours, writable by us alone, and its parent lets nobody
+//!   else rename it (owned by us or root, and not writable by others unless sticky).
+//! - L2. The name carries a hash of the contents, and the contents are compared on each run: neither
+//!   an older version nor a half-written file is ever loaded.
+//! - L3. The file appears by rename, whole, and is never written in place: a running program keeps
+//!   the one it has mapped.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{OFlags, StatVfsMountFlags};
+
+use crate::failure::{FAILED, Failure, REFUSED, Result};
+
+/// Built by `build.rs`; empty where that was told to skip it.
+const LIBRARY: &[u8] = include_bytes!(env!("MILLPOND_EMBEDDED_PRELOAD"));
+
+/// The path of the library to preload: `MILLPOND_PRELOAD` if set, else the one carried inside.
+pub fn library() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("MILLPOND_PRELOAD").filter(|path| !path.is_empty()) {
+        return chosen(Path::new(&path));
+    }
+    if LIBRARY.is_empty() {
+        return Err(Failure::new(
+            REFUSED,
+            "this millpond was built without its preload library (MILLPOND_SKIP_PRELOAD); \
+             name one with MILLPOND_PRELOAD=FILE",
+        ));
+    }
+    let mut refusals = String::new();
+    for directory in candidates() {
+        match place(&directory) {
+            Ok(path) => return Ok(path),
+            Err(why) => refusals += &format!("\n  {}: {why}", directory.display()),
+        }
+    }
+    Err(Failure::new(FAILED, format!("found no safe place for the preload library:{refusals}")))
+}
+
+/// `LD_PRELOAD` with the library in front: it must be asked before a library that wraps the same
+/// calls, so that such a one sees what is left to the kernel.
+pub fn prepended(library: &Path, existing: Option<OsString>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
+        let separator = |byte: &u8| matches!(byte, b':' | b' ');
+        if existing.as_bytes().split(separator).next() == Some(value.as_bytes()) {
+            return existing;
+        }
+        value.push(":");
+        value.push(existing);
+    }
+    value
+}
+
+fn chosen(path: &Path) -> Result<PathBuf> {
+    let refuse = |why: &dyn std::fmt::Display| {
+        Failure::new(REFUSED, format!("MILLPOND_PRELOAD {}: {why}", path.display()))
+    };
+    let path = fs::canonicalize(path).map_err(|error| refuse(&error))?;
+    if !loadable(path.as_os_str()) {
+        return Err(refuse(&"LD_PRELOAD can't name a path with a colon or a space"));
+    }
+    Ok(path)
+}
+
+fn loadable(path: &OsStr) -> bool {
+    !path.as_bytes().iter().any(|byte| matches!(byte, b':' | b' '))
+}
+
+/// Directories to try, best first: one that goes with the login session, then one that any machine
+/// has, then one that stays.
+fn candidates() -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let mut candidates = Vec::new();
+    candidates.extend(absolute("XDG_RUNTIME_DIR").map(|path| path.join("millpond")));
+    candidates.push(env::temp_dir().join(format!("millpond-{}", uid.as_raw())));
+    candidates.extend(absolute("HOME").map(|path| path.join(".cache/millpond")));
+    candidates
+}
+
+/// Puts the library into `directory`, unless it is there; or says why that is not to be trusted.
+fn place(directory: &Path) -> std::result::Result<PathBuf, String> {
+    let path = directory.join(format!("libmillpond_preload-{:016x}.so", hash(LIBRARY)));
+    if !loadable(path.as_os_str()) {
+        return Err("LD_PRELOAD can't name a path with a colon or a space".into());
+    }
+    secure(directory)?;
+    match is_current(&path) {
+        Ok(true) => Ok(path),
+        Ok(false) => write(directory, &path).map(|()| path).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Makes the directory if it is missing, and sees to L1.
+fn secure(directory: &Path) -> std::result::Result<(), String> {
+    let parent = directory.parent().ok_or("has no parent")?;
+    // 0755: a program that drops root's privileges must still find the library when it execs.
+    match DirBuilder::new().mode(0o755).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error.to_string());
+        }
+        _ => {}
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let writable_by_others = |metadata: &Metadata| metadata.mode() & 0o022 != 0;
+
+    let above = fs::metadata(parent).map_err(|error| error.to_string())?;
+    let sticky = above.mode() & 0o1000 != 0;
+    if ![0, uid].contains(&above.uid()) || (writable_by_others(&above) && !sticky) {
+        return Err(format!("others may rename files in {}", parent.display()));
+    }
+    // Not followed: a symbolic link planted in /tmp is not a directory.
+    let own = fs::symlink_metadata(directory).map_err(|error| error.to_string())?;
+    if !own.is_dir() {
+        return Err("not a directory".into());
+    }
+    if own.uid() != uid {
+        return Err(format!("belongs to user {}, not to user {uid}", own.uid()));
+    }
+    if writable_by_others(&own) {
+        return Err("others may write in it".into());
+    }
+    let statvfs = rustix::fs::statvfs(directory).map_err(|error| error.to_string())?;
+    if statvfs.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        return Err("on a file system mounted noexec".into());
+    }
+    Ok(())
+}
+
+/// Whether the file is there, ours, and byte for byte the library (L2).
+fn is_current(path: &Path) -> io::Result<bool> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        // A symbolic link: renamed over, never followed.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            return Ok(false);
+        }
+        Err(error) => return Err(error),
+    };
+    let metadata = file.metadata()?;
+    let ours = metadata.is_file()
+        && metadata.uid() == rustix::process::geteuid().as_raw()
+        && metadata.mode() & 0o022 == 0;
+    Ok(ours && metadata.len() == LIBRARY.len() as u64 && has_contents(file)?)
+}
+
+fn has_contents(file: File) -> io::Result<bool> {
+    let mut contents = Vec::with_capacity(LIBRARY.len());
+    file.take(LIBRARY.len() as u64 + 1).read_to_end(&mut contents)?;
+    Ok(contents == LIBRARY)
+}
+
+fn write(directory: &Path, path: &Path) -> io::Result<()> {
+    let unfinished = directory.join(format!("unfinished-{}", std::process::id()));
+    // Left by a killed run that had our process id.
+    let _ = fs::remove_file(&unfinished);
+    let written = (|| {
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o444).open(&unfinished)?;
+        file.write_all(LIBRARY)?;
+        drop(file);
+        fs::rename(&unfinished, path)
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
+}
+
+/// FNV-1a: tells versions apart. What guards against a planted library is L1 and the comparison.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A directory whose parent is acceptable, whatever TMPDIR is.
+    fn parent() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn the_library_is_written_once_and_repaired() {
+        let parent = parent();
+        let directory = parent.path().join("millpond");
+        let path = place(&directory).unwrap();
+        let first = fs::metadata(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), LIBRARY);
+        assert_eq!(place(&directory).unwrap(), path);
+        assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
+
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, b"cut short").unwrap();
+        place(&directory).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), LIBRARY);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing unfinished stays");
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_library_is_replaced() {
+        let parent = parent();
+        let directory = parent.path().join("millpond");
+        let path = place(&directory).unwrap();
+        let planted = parent.path().join("planted");
+        fs::rename(&path, &planted).unwrap();
+        symlink(&planted, &path).unwrap();
+        place(&directory).unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+    }
+
+    #[test]
+    fn unsafe_directories_are_refused() {
+        let parent = parent();
+        let directory = parent.path().join("millpond");
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(place(&directory).unwrap_err().contains("others may write"));
+
+        let link = parent.path().join("link");
+        symlink(&directory, &link).unwrap();
+        assert!(place(&link).unwrap_err().contains("not a directory"));
+
+        fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&directory, Some(65534), None).unwrap();
+            assert!(place(&directory).unwrap_err().contains("belongs to user 65534"));
+        }
+
+        fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let fresh = parent.path().join("fresh");
+        assert!(place(&fresh).unwrap_err().contains("others may rename"));
+    }
+
+    #[test]
+    fn an_existing_preload_is_kept_behind_ours() {
+        let ours = Path::new("/run/ours.so");
+        assert_eq!(prepended(ours, None), "/run/ours.so");
+        assert_eq!(prepended(ours, Some("".into())), "/run/ours.so");
+        assert_eq!(prepended(ours, Some("a.so b.so".into())), "/run/ours.so:a.so b.so");
+        assert_eq!(prepended(ours, Some("/run/ours.so:a.so".into())), "/run/ours.so:a.so");
+    }
+}

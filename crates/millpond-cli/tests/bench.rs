@@ -1,0 +1,92 @@
+//! `millpond bench`, shrunk until it measures nothing: whether it runs and reports as agreed.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_millpond")).arg("bench").args(words).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    for (words, message) in [
+        (&["no-such-suite"][..], "cached-read, all"),
+        (&["cached-read", "--dir", "/no/such"], "/no/such"),
+        (&["cached-read", "--dir", "/dev/null"], "not a directory"),
+        (&["cached-read", "--json", "/no/such/file"], "/no/such/file"),
+        (&["cached-read", "--case", "no-such-case"], "no case has such a name"),
+    ] {
+        let output = bench(words);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{words:?}");
+        assert!(stderr(&output).contains(message), "{message:?} in {}", stderr(&output));
+    }
+}
+
+#[test]
+fn cached_read_reports_every_case_and_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let (json, html) = (out.path().join("figures.json"), out.path().join("figures.html"));
+    let words = [
+        "cached-read",
+        "--quick",
+        "--shrink",
+        "64",
+        "--dir",
+        dir.path().to_str().unwrap(),
+        "--json",
+        json.to_str().unwrap(),
+        "--html",
+        html.to_str().unwrap(),
+    ];
+    let output = bench(&words);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files stay behind");
+
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["suite"], "cached-read");
+    assert!(report["machine"]["cpu"].is_string());
+    let rows = report["rows"].as_array().unwrap();
+    for row in rows {
+        for figure in ["ops_per_s", "ns_per_op", "cpu_ns_per_op", "threads", "block_bytes"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+        assert!(row["context_switches_per_op"].as_f64().unwrap() >= 0.0);
+        if row["ratio_to"].is_string() {
+            let at = |name: &str| row[name].as_f64().unwrap();
+            assert!(at("ratio_q1") <= at("ratio_median") && at("ratio_median") <= at("ratio_q3"));
+        }
+    }
+
+    // Measured, or said why not: nothing is left out.
+    let skipped = report["skipped"].as_array().unwrap();
+    assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
+    let told = |case: &str, engine: &str| {
+        rows.iter().chain(skipped).any(|row| row["case"] == case && row["engine"] == engine)
+    };
+    for case in ["random-4k", "random-16k", "read2-4k", "pread3-4k", "sequential-512"] {
+        for engine in ["millpond", "kernel pread", "memcpy", "mmap"] {
+            assert!(told(case, engine), "{case}: {engine}");
+        }
+        let scaled = rows.iter().any(|row| row["case"] == case && row["threads"] == 2);
+        assert_eq!(scaled, case != "sequential-512", "{case}");
+    }
+    assert!(told("random-4k", "millpond, hit path off"));
+    assert!(told("cold-random-4k", "kernel pread, O_DIRECT"));
+    for case in ["fio-randread-4k-16m", "fio-randread-4k-256m"] {
+        for engine in ["fio, kernel", "fio, millpond run", "fio, memcpy shim"] {
+            assert!(told(case, engine), "{case}: {engine}");
+        }
+    }
+
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("x kernel pread ("), "{table}");
+    let page = fs::read_to_string(&html).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("<svg"));
+}

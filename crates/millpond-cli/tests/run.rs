@@ -1,0 +1,198 @@
+//! `millpond run`, as a user meets it: which programs it takes, what it says, how it ends.
+//!
+//! What is served, and whether the bytes are right, is tested with the preload library.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn millpond() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_millpond"))
+}
+
+/// `millpond run` with the given words after it.
+fn run(words: &[&str]) -> Output {
+    millpond().arg("run").args(words).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn assert_fails(output: &Output, status: i32, message: &str) {
+    assert_eq!(output.status.code(), Some(status), "{}", stderr(output));
+    assert!(stderr(output).contains(message), "{:?} in {}", message, stderr(output));
+}
+
+fn executable(dir: &Path, name: &str, contents: &[u8]) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, contents).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+/// An ELF header and nothing after it.
+fn elf(machine: u16) -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    bytes[16] = 2;
+    bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    assert_fails(&run(&[]), 2, "PROGRAM");
+    assert_fails(&run(&["--"]), 2, "PROGRAM");
+    assert_fails(&run(&["--cache", "lots", "--", "true"]), 2, "--cache");
+    assert_fails(&run(&["--cache", "4k", "--", "true"]), 2, "at least 12k");
+    assert_fails(&run(&["--path", "/no/such", "--", "true"]), 2, "/no/such");
+    assert_fails(&run(&["--path", "/dev/null", "--", "true"]), 2, "not a directory");
+    assert_fails(&run(&["--backing", "tape", "--", "true"]), 2, "buffered, direct");
+}
+
+#[test]
+fn the_programs_end_is_ours() {
+    assert_eq!(run(&["--", "true"]).status.code(), Some(0));
+    assert_eq!(run(&["--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(run(&["--", "sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
+}
+
+#[test]
+fn programs_are_found_or_not_as_in_a_shell() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut missing = millpond();
+    missing.args(["run", "--", "no-such-program"]).env("PATH", "/no/such:/usr/bin:/bin");
+    assert_fails(&missing.output().unwrap(), 127, "not found");
+    assert_fails(&run(&["--", "/no/such/program"]), 127, "No such file");
+    assert_fails(&run(&["--", "/etc/passwd"]), 126, "ermission denied");
+    assert_fails(&run(&["--", "/etc"]), 126, "ermission denied");
+    let orphan = executable(dir.path(), "orphan", b"#!/no/such/interpreter\n");
+    assert_fails(&run(&["--", orphan.to_str().unwrap()]), 127, "/no/such/interpreter");
+
+    // Not a word about what it is: /bin/sh runs it.
+    executable(dir.path(), "plain", b"exit 9\n");
+    let found = millpond().args(["run", "--", "plain"]).env("PATH", dir.path()).output().unwrap();
+    assert_eq!(found.status.code(), Some(9), "{}", stderr(&found));
+}
+
+#[test]
+fn programs_that_cannot_be_served_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = fs::read("/proc/self/exe").unwrap();
+    let machine = u16::from_le_bytes([own[18], own[19]]);
+    let fixed = executable(dir.path(), "fixed", &elf(machine));
+    assert_fails(&run(&["--", fixed.to_str().unwrap()]), 2, "statically linked");
+
+    let script = format!("#!{} -x\n", fixed.display());
+    let script = executable(dir.path(), "script", script.as_bytes());
+    let output = run(&["--", script.to_str().unwrap()]);
+    assert_fails(&output, 2, "statically linked");
+    assert_fails(&output, 2, "interpreter of");
+
+    // A program for another machine, but otherwise like ours.
+    let mut foreign = own;
+    foreign[18..20].copy_from_slice(&(if machine == 243 { 62_u16 } else { 243 }).to_le_bytes());
+    let foreign = executable(dir.path(), "foreign", &foreign);
+    assert_fails(&run(&["--", foreign.to_str().unwrap()]), 2, "is a program for");
+}
+
+#[test]
+fn privileged_programs_are_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give a program to another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = executable(dir.path(), "setuid", &fs::read("/proc/self/exe").unwrap());
+    chown(&program, Some(65534), None).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
+    assert_fails(&run(&["--", program.to_str().unwrap()]), 2, "is setuid");
+    // Root's own setuid programs gain root nothing.
+    chown(&program, Some(0), None).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
+    let output = run(&["--quiet", "--", program.to_str().unwrap(), "--list"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn the_library_is_told_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().to_str().unwrap();
+    let output = millpond()
+        .args(["run", "--cache", "64m", "--path", place, "--path", "/usr/../usr", "--quiet"])
+        .args(["--backing", "direct", "--", "/usr/bin/env"])
+        .env("XDG_RUNTIME_DIR", dir.path())
+        .env("LD_PRELOAD", "")
+        .output()
+        .unwrap();
+    let environment = String::from_utf8(output.stdout).unwrap();
+    let canonical = fs::canonicalize(dir.path()).unwrap();
+    for line in [
+        format!("LD_PRELOAD={place}/millpond/libmillpond_preload-"),
+        format!("MILLPOND_PATHS={}:/usr\n", canonical.display()),
+        "MILLPOND_CACHE_BYTES=67108864\n".into(),
+        "MILLPOND_QUIET=1\n".into(),
+        "MILLPOND_BACKING=direct\n".into(),
+    ] {
+        assert!(environment.contains(&line), "{line:?} in {environment}");
+    }
+}
+
+#[test]
+fn one_line_says_what_was_served() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), vec![7; 100_000]).unwrap();
+    let cat = |quiet: &[&str]| {
+        let mut command = millpond();
+        command.arg("run").args(quiet).args(["--", "cat", "file"]).current_dir(dir.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(output.stdout, vec![7; 100_000]);
+        stderr(&output)
+    };
+    let told = cat(&[]);
+    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(told.starts_with("millpond: ") && told.contains("served"), "{told}");
+    assert_eq!(cat(&["--quiet"]), "");
+}
+
+#[test]
+fn a_planted_library_is_never_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    // Everywhere it could go, somebody else can write.
+    for name in ["millpond", ".cache"] {
+        let planted = dir.path().join(name);
+        fs::create_dir(&planted).unwrap();
+        fs::set_permissions(&planted, PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    std::os::unix::fs::symlink(
+        dir.path().join("millpond"),
+        dir.path().join(format!("millpond-{uid}")),
+    )
+    .unwrap();
+    let output = millpond()
+        .args(["run", "--", "true"])
+        .env("XDG_RUNTIME_DIR", dir.path())
+        .env("TMPDIR", dir.path())
+        .env("HOME", dir.path())
+        .output()
+        .unwrap();
+    assert_fails(&output, 1, "no safe place");
+    assert_fails(&output, 1, "others may write in it");
+    assert_fails(&output, 1, "others may rename files");
+    assert_fails(&output, 1, "not a directory");
+}
+
+#[test]
+fn a_library_can_be_chosen() {
+    let with = |path: &str| {
+        millpond().args(["run", "--", "true"]).env("MILLPOND_PRELOAD", path).output().unwrap()
+    };
+    assert_fails(&with("/no/such/library.so"), 2, "MILLPOND_PRELOAD /no/such/library.so");
+}

@@ -1,0 +1,1 @@
+//! A shim whose pread is a bare memcpy.

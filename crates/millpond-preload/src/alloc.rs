@@ -1,0 +1,154 @@
+//! The library's own heap.
+//!
+//! `malloc` belongs to the program: a hook may run inside a signal handler that interrupted it, or
+//! inside a replacement allocator that opens files. So what the library and the engine in it
+//! allocate comes from here: blocks in powers of two from chunks that the kernel maps, larger
+//! pieces straight from the kernel. Blocks are reused by size, chunks are never given back.
+//!
+//! The lock is a leaf. It is taken with signals blocked: in a [`crate::section::Section`], or on
+//! the engine's own threads, which inherit such a mask.
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use crate::lock::Lock;
+use crate::real::sys;
+
+const CLASS_BYTES_MIN: usize = 16;
+const CLASSES: usize = 14;
+/// Largest block from a chunk; more is mapped by itself.
+const CLASS_BYTES_MAX: usize = CLASS_BYTES_MIN << (CLASSES - 1);
+const CHUNK_BYTES: usize = 256 << 10;
+const PAGE_BYTES: usize = 4096;
+
+pub struct Heap {
+    blocks: Lock<Blocks>,
+}
+
+struct Blocks {
+    /// Per class, the first free block; its first word is the next one.
+    free: [*mut u8; CLASSES],
+    chunk: *mut u8,
+    chunk_bytes_left: usize,
+}
+
+// SAFETY: the pointers are to memory that only the holder of the lock hands out or takes back.
+unsafe impl Send for Blocks {}
+
+impl Heap {
+    pub const fn new() -> Self {
+        Self {
+            blocks: Lock::new(Blocks {
+                free: [std::ptr::null_mut(); CLASSES],
+                chunk: std::ptr::null_mut(),
+                chunk_bytes_left: 0,
+            }),
+        }
+    }
+
+    /// Before fork: nobody is halfway through a change. [`Heap::after_fork`] follows, in both.
+    pub fn before_fork(&self) {
+        self.blocks.acquire();
+    }
+
+    pub fn after_fork(&self) {
+        self.blocks.release();
+    }
+}
+
+/// The class whose blocks hold `layout`, aligned, or `None` where it is mapped by itself.
+fn class(layout: Layout) -> Option<usize> {
+    let bytes = layout.size().max(layout.align()).max(CLASS_BYTES_MIN).next_power_of_two();
+    (bytes <= CLASS_BYTES_MAX && layout.align() <= PAGE_BYTES)
+        .then(|| (bytes / CLASS_BYTES_MIN).trailing_zeros() as usize)
+}
+
+impl Blocks {
+    fn take(&mut self, class: usize) -> *mut u8 {
+        let first = self.free[class];
+        if !first.is_null() {
+            // SAFETY: a free block starts with the pointer that `give` stored.
+            self.free[class] = unsafe { first.cast::<*mut u8>().read() };
+            return first;
+        }
+        let bytes = CLASS_BYTES_MIN << class;
+        // Blocks of a chunk are aligned to their own size, up to a page.
+        let misaligned = self.chunk.addr() & (bytes.min(PAGE_BYTES) - 1);
+        let padding = if misaligned == 0 { 0 } else { bytes.min(PAGE_BYTES) - misaligned };
+        if self.chunk_bytes_left < padding + bytes {
+            self.chunk = map(CHUNK_BYTES);
+            if self.chunk.is_null() {
+                self.chunk_bytes_left = 0;
+                return self.chunk;
+            }
+            self.chunk_bytes_left = CHUNK_BYTES;
+            return self.carve(0, bytes);
+        }
+        self.carve(padding, bytes)
+    }
+
+    fn carve(&mut self, padding: usize, bytes: usize) -> *mut u8 {
+        // SAFETY: `take` checked that `padding + bytes` are left in the chunk.
+        let block = unsafe { self.chunk.add(padding) };
+        // SAFETY: as above.
+        self.chunk = unsafe { block.add(bytes) };
+        self.chunk_bytes_left -= padding + bytes;
+        block
+    }
+
+    fn give(&mut self, block: *mut u8, class: usize) {
+        // SAFETY: the block is at least 16 bytes, aligned, and nobody's any more.
+        unsafe { block.cast::<*mut u8>().write(self.free[class]) };
+        self.free[class] = block;
+    }
+}
+
+// SAFETY: blocks are disjoint, as large and as aligned as the class says, and a mapping of its own
+// is page-aligned; `dealloc` finds the same class from the same layout.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match class(layout) {
+            Some(class) => self.blocks.lock().take(class),
+            None if layout.align() <= PAGE_BYTES => map(layout.size()),
+            None => map_aligned(layout.size(), layout.align()),
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match class(layout) {
+            Some(class) => self.blocks.lock().give(block, class),
+            // SAFETY: mapped by `alloc` with this size, and no longer used.
+            None => unsafe {
+                sys!(libc::SYS_munmap, block, layout.size());
+            },
+        }
+    }
+}
+
+fn map(bytes: usize) -> *mut u8 {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new private mapping touches nobody's memory.
+    let address = unsafe { sys!(libc::SYS_mmap, 0, bytes, prot, flags, -1isize, 0) };
+    if (-4095..0).contains(&address) { std::ptr::null_mut() } else { address as *mut u8 }
+}
+
+/// Maps more than asked for and gives the ends back.
+fn map_aligned(bytes: usize, align: usize) -> *mut u8 {
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
+    let base = map(bytes + align);
+    if base.is_null() {
+        return base;
+    }
+    let start = base.addr().next_multiple_of(align);
+    let before = start - base.addr();
+    // SAFETY: both ends lie in the mapping just made and outside what is returned.
+    unsafe {
+        if before > 0 {
+            sys!(libc::SYS_munmap, base, before);
+        }
+        if align > before {
+            sys!(libc::SYS_munmap, start + bytes, align - before);
+        }
+        base.add(before)
+    }
+}

@@ -1,0 +1,353 @@
+//! Calls on the descriptor itself: `close`, `dup`, `fcntl`, `lseek`, `ftruncate`.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::description::Pin;
+use crate::offset::OFFSET_END;
+use crate::real::{fail, libc_calls, sys, to_libc};
+use crate::report::{self, Reason};
+use crate::table::{self, Slot};
+use crate::{registry, section, thread};
+
+type Off = libc::off64_t;
+
+/// Offsets up to here are valid on every file system; beyond, the kernel is asked.
+const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    match table::get(fd) {
+        Slot::Foreign => table::forget_foreign(fd),
+        Slot::Internal if !thread::record().is_inside() => return fail(libc::EBADF) as c_int,
+        Slot::File(_) => {
+            section::run(|_| registry::lock().forget(fd));
+            // The number is the program's until this call; no signal may come between, or a
+            // cancelled close would leave a number that is open but unknown. That is harmless:
+            // unknown numbers are the kernel's.
+        }
+        Slot::Unknown | Slot::Internal => {}
+    }
+    // SAFETY: no memory involved; the number is the caller's to close.
+    unsafe { libc_calls::close(fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { close(fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
+        // Ours are close-on-exec already.
+        // SAFETY: no memory involved.
+        return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
+    }
+    section::run(|_| {
+        let mut registry = registry::lock();
+        // Whatever lies between the library's own numbers.
+        let mut start = first;
+        let mut result = 0;
+        let mut close_up_to = |start: c_uint, end: c_uint| {
+            // SAFETY: no memory involved; the numbers are the caller's to close.
+            result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
+        };
+        for (fd, slot) in table::known(first, last) {
+            match slot {
+                Slot::Internal => {
+                    if fd as c_uint > start {
+                        close_up_to(start, fd as c_uint - 1);
+                    }
+                    start = fd as c_uint + 1;
+                }
+                _ => registry.forget(fd),
+            }
+        }
+        if start <= last {
+            close_up_to(start, last);
+        }
+        to_libc(result) as c_int
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    // SAFETY: as the caller vouches to `closefrom`.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: no memory involved.
+    let new = to_libc(unsafe { sys!(libc::SYS_dup, fd) }) as c_int;
+    describe_duplicate(fd, new);
+    new
+}
+
+fn describe_duplicate(fd: c_int, new: c_int) {
+    if new >= 0 && !thread::record().is_inside() {
+        section::run(|_| registry::lock().share(fd, new));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    if fd == new {
+        // SAFETY: no memory involved.
+        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+        return if flags < 0 { fail(libc::EBADF) as c_int } else { new };
+    }
+    replace(fd, new, 0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __dup2(fd: c_int, new: c_int) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { dup2(fd, new) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    replace(fd, new, flags)
+}
+
+/// `dup3`: what `new` was is closed, and it becomes `fd`'s.
+fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    section::run(|record| {
+        let mut registry = registry::lock();
+        // SAFETY: no memory involved.
+        let call = || unsafe { sys!(libc::SYS_dup3, fd, new, flags) };
+        // SAFETY: as above.
+        let is_open = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0;
+        if !is_open || fd == new || new < 0 {
+            // Fails and changes nothing.
+            return to_libc(call()) as c_int;
+        }
+        if matches!(table::get(new), Slot::Internal) && record.inside_depth() == 1 {
+            report::move_stderr(new);
+            if matches!(table::get(new), Slot::Internal) {
+                // The engine's number. Linux programs must expect this errno of dup2.
+                return fail(libc::EBUSY) as c_int;
+            }
+        }
+        registry.forget(new);
+        let result = call();
+        if result >= 0 {
+            registry.share(fd, new);
+        }
+        to_libc(result) as c_int
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+    if let Slot::File(_) = table::get(fd)
+        && !thread::record().is_inside()
+    {
+        before_fcntl(fd, command, arg);
+    }
+    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
+    // value, which nobody looks at.
+    let result = unsafe { libc_calls::fcntl64(fd, command, arg) };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        describe_duplicate(fd, result);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { fcntl64(fd, command, arg) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { fcntl64(fd, command, arg) }
+}
+
+fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    match command {
+        libc::F_SETFL => section::run(|_| {
+            // SAFETY: no memory involved.
+            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
+            if (flags ^ arg as c_int) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+                registry::lock().pass_fd(fd, Reason::Changed);
+            }
+        }),
+        // The program's own lease, or signals, on a descriptor that carries ours.
+        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
+            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+        }
+        // Locks may be relative to the file offset.
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
+            tell_offset(fd);
+            section::run(|_| registry::lock().note_lock(fd));
+        }
+        _ => {}
+    }
+}
+
+/// Tells the kernel the offset of a served description, for a call that looks at it.
+pub fn tell_offset(fd: c_int) {
+    section::run(|_| {
+        if let Some(pin) = Pin::of(fd) {
+            let offset = pin.offset.lock();
+            if pin.is_served() {
+                registry::push_offset(pin.kernel_fd(), offset);
+            }
+            pin.offset.unlock(offset);
+        }
+    });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
+    if let Slot::File(_) = table::get(fd) {
+        section::run(|_| registry::lock().note_lock(fd));
+    }
+    // SAFETY: no memory involved.
+    unsafe { libc_calls::flock(fd, operation) }
+}
+
+/// `lockf` locks from the file offset on, inside libc.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
+    if let Slot::File(_) = table::get(fd) {
+        tell_offset(fd);
+    }
+    // SAFETY: as the caller vouches to `lockf64`.
+    unsafe { libc_calls::lockf64(fd, command, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lockf(fd: c_int, command: c_int, len: Off) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { lockf64(fd, command, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lseek64(fd: c_int, offset: Off, whence: c_int) -> Off {
+    if let Some(moved) = try_seek(fd, offset, whence) {
+        return moved;
+    }
+    if let Slot::File(_) = table::get(fd)
+        && !thread::record().is_inside()
+        && let Some(result) = seek_slow(fd, offset, whence)
+    {
+        return to_libc(result) as Off;
+    }
+    // SAFETY: no memory involved.
+    to_libc(unsafe { sys!(libc::SYS_lseek, fd, offset, whence) }) as Off
+}
+
+/// The common seeks, without a lock.
+#[inline]
+fn try_seek(fd: c_int, offset: Off, whence: c_int) -> Option<Off> {
+    let record = thread::record();
+    record.enter();
+    let moved = table::description(fd).and_then(|description| {
+        let old = description.offset.peek()?;
+        if !description.is_served() {
+            return None;
+        }
+        let new = match whence {
+            libc::SEEK_SET => offset,
+            libc::SEEK_CUR if offset == 0 => return Some(old as Off),
+            libc::SEEK_CUR => offset.checked_add(old as i64)?,
+            _ => return None,
+        };
+        let is_valid = (0..=OFFSET_SURELY_VALID).contains(&new);
+        (is_valid && description.offset.try_advance(old, new as u64)).then_some(new)
+    });
+    record.exit();
+    moved
+}
+
+fn seek_slow(fd: c_int, offset: Off, whence: c_int) -> Option<isize> {
+    section::run(|_| {
+        let pin = Pin::of(fd)?;
+        let old = pin.offset.lock();
+        if !pin.is_served() {
+            pin.offset.unlock(old);
+            return None;
+        }
+        let kernel_fd = pin.kernel_fd();
+        // SAFETY: no memory involved. The kernel knows what is valid on this file system, and
+        // where the file ends and its holes are.
+        let result = unsafe {
+            if whence == libc::SEEK_CUR {
+                registry::push_offset(kernel_fd, old);
+            }
+            sys!(libc::SYS_lseek, kernel_fd, offset, whence)
+        };
+        let is_ours = (0..OFFSET_END as isize).contains(&result);
+        pin.offset.unlock(if is_ours { result as u64 } else { old });
+        if result >= 0 && !is_ours {
+            // Farther than offsets reach here: the kernel's from now on.
+            registry::lock().pass_fd(fd, Reason::Changed);
+            return None;
+        }
+        Some(result)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lseek(fd: c_int, offset: Off, whence: c_int) -> Off {
+    // SAFETY: the same function under its other name.
+    unsafe { lseek64(fd, offset, whence) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __lseek(fd: c_int, offset: Off, whence: c_int) -> Off {
+    // SAFETY: the same function under its other name.
+    unsafe { lseek64(fd, offset, whence) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn llseek(fd: c_int, offset: Off, whence: c_int) -> Off {
+    // SAFETY: the same function under its other name.
+    unsafe { lseek64(fd, offset, whence) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ftruncate64(fd: c_int, len: Off) -> c_int {
+    // SAFETY: no memory involved.
+    let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
+    if !matches!(table::get(fd), Slot::File(_)) || thread::record().is_inside() {
+        return to_libc(by_kernel()) as c_int;
+    }
+    let result = section::run(|_| {
+        let Some(pin) = Pin::of(fd) else { return by_kernel() };
+        let Some(file) = pin.file().filter(|_| pin.is_served()) else { return by_kernel() };
+        if len < 0 || !pin.access().write {
+            return -libc::EINVAL as isize;
+        }
+        match file.truncate(len as u64) {
+            Ok(()) => 0,
+            Err(millpond::Error::Io { source, .. }) => {
+                -source.raw_os_error().unwrap_or(libc::EIO) as isize
+            }
+            Err(_) => {
+                let result = by_kernel();
+                if file.invalidate(0, i64::MAX as u64).is_err() {
+                    pin.stop_hits();
+                }
+                result
+            }
+        }
+    });
+    to_libc(result) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ftruncate(fd: c_int, len: Off) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { ftruncate64(fd, len) }
+}

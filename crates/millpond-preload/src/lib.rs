@@ -1,0 +1,79 @@
+//! `libmillpond_preload.so`: gives the file I/O of an unmodified program to Millpond.
+//!
+//! Loaded with `LD_PRELOAD` (by `millpond run`), it replaces libc's file functions. Regular files
+//! under the served directories are read and written through an engine in the program's own
+//! process; everything else, and every call that can't be served, goes to the kernel.
+//!
+//! A call's way through the library:
+//!
+//! ```text
+//! hooks_*  ->  table: number -> description  ->  hit: the engine's lock-free read
+//!                                            ->  io: in a section, pinned, through the engine
+//!                                            ->  the kernel, if not served, or passed
+//! ```
+//!
+//! What keeps it coherent: each served descriptor *is* a real one, so whatever no hook catches
+//! still reaches the right file; every write is through to the kernel before it returns, so the
+//! kernel's view is never behind; and a lease tells when somebody else wants the file (`lease`).
+//! Only the file offset lives here (`offset`), and is told to the kernel whenever the file is
+//! passed to it.
+//!
+//! Locks, in order: registry, a description's offset, the engine's own, pool, heap. All are taken
+//! with signals blocked (`section`), so that hooks may be called from signal handlers.
+
+#![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+// Hooks have the safety contract of the libc function whose name they bear.
+#![allow(clippy::missing_safety_doc)]
+#![cfg(target_os = "linux")]
+
+mod hooks_io;
+mod hooks_open;
+mod hooks_descriptor;
+mod hooks_kernel;
+mod hooks_process;
+mod hooks_signal;
+mod hooks_stdio;
+
+mod alloc;
+mod config;
+mod description;
+mod fault;
+mod io;
+mod lease;
+mod lock;
+mod offset;
+mod real;
+mod registry;
+mod report;
+mod section;
+mod table;
+mod thread;
+
+#[global_allocator]
+static HEAP: alloc::Heap = alloc::Heap::new();
+
+/// Runs when the library is loaded, before the program's own code.
+extern "C" fn load() {
+    thread::initialise();
+    section::run(|_| {
+        table::initialise();
+        config::get();
+        report::initialise();
+        hooks_process::initialise();
+    });
+    real::resolve_all();
+}
+
+/// Runs when the program ends by `exit` or by returning from `main`.
+extern "C" fn unload() {
+    hooks_stdio::flush();
+    report::say();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static UNLOAD: extern "C" fn() = unload;

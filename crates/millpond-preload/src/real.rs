@@ -1,0 +1,235 @@
+//! The ways to the kernel that do not lead back into this library.
+//!
+//! Two of them: [`sys`] issues a system call itself, for what the library does on its own account
+//! and for calls that return at once. The functions of [`libc_calls`] are libc's own, found with
+//! `dlsym(RTLD_NEXT)`: a program's call that is passed on goes through them, because a libc call
+//! that may block is also a cancellation point.
+//!
+//! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
+//! hold nothing that needs dropping when they call on.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+/// Sets errno and returns -1, which is how libc reports a failure.
+#[cold]
+pub fn fail(errno: c_int) -> isize {
+    set_errno(errno);
+    -1
+}
+
+pub fn set_errno(errno: c_int) {
+    // SAFETY: libc gives every thread an errno that lives as long as the thread.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// The result of a raw system call in libc's form: -1 and errno on failure.
+pub fn to_libc(result: isize) -> isize {
+    if (-4095..0).contains(&result) { fail(-result as c_int) } else { result }
+}
+
+/// One system call; returns what the kernel returns, a negative errno on failure. Leaves the
+/// thread's errno alone.
+///
+/// # Safety
+///
+/// The arguments must be what the system call `number` allows.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn sys6(number: i64, a: [usize; 6]) -> isize {
+    let result;
+    // SAFETY: the kernel clobbers rcx and r11 only; the caller vouches for the arguments.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2],
+            in("r10") a[3], in("r8") a[4], in("r9") a[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// One system call; returns what the kernel returns, a negative errno on failure. Leaves the
+/// thread's errno alone.
+///
+/// # Safety
+///
+/// The arguments must be what the system call `number` allows.
+#[cfg(target_arch = "aarch64")]
+pub unsafe fn sys6(number: i64, a: [usize; 6]) -> isize {
+    let result;
+    // SAFETY: the kernel preserves all registers but x0; the caller vouches for the arguments.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a[0] as isize => result,
+            in("x1") a[1], in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5],
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A raw system call with up to six integer arguments.
+macro_rules! sys {
+    (@pad $number:expr; $($a:expr),*; $($zero:expr),*) => {
+        $crate::real::sys6($number, [$($a as usize,)* $($zero),*])
+    };
+    ($number:expr) => { sys!(@pad $number; ; 0, 0, 0, 0, 0, 0) };
+    ($number:expr, $a:expr) => { sys!(@pad $number; $a; 0, 0, 0, 0, 0) };
+    ($number:expr, $a:expr, $b:expr) => { sys!(@pad $number; $a, $b; 0, 0, 0, 0) };
+    ($number:expr, $a:expr, $b:expr, $c:expr) => { sys!(@pad $number; $a, $b, $c; 0, 0, 0) };
+    ($number:expr, $a:expr, $b:expr, $c:expr, $d:expr) => {
+        sys!(@pad $number; $a, $b, $c, $d; 0, 0)
+    };
+    ($number:expr, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr) => {
+        sys!(@pad $number; $a, $b, $c, $d, $e; 0)
+    };
+    ($number:expr, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+        sys!(@pad $number; $a, $b, $c, $d, $e, $f; )
+    };
+}
+pub(crate) use sys;
+
+/// Finds the next definition of a symbol after this library, and remembers it in `slot`.
+#[cold]
+fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    // SAFETY: `name` is NUL-terminated, and RTLD_NEXT is a valid handle in a shared library.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    // Relaxed, here and in the wrappers: whoever reads null resolves again, to the same address,
+    // and the code behind it was mapped before this library was.
+    slot.store(found, Relaxed);
+    found
+}
+
+/// Declares the libc functions this library replaces: a wrapper of each, and [`resolve_all`].
+macro_rules! libc_calls {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $missing:expr;)*) => {
+        /// libc's own definitions of the functions that this library replaces.
+        pub mod libc_calls {
+            use super::*;
+            $(
+                /// libc's own; for the arguments' duties see its manual.
+                ///
+                /// # Safety
+                ///
+                /// As the function of the same name in libc.
+                $(#[$meta])*
+                #[inline]
+                #[allow(dead_code)]
+                pub unsafe fn $name($($arg: $ty),*) -> $ret {
+                    let mut found = slots::$name.load(Relaxed);
+                    if found.is_null() {
+                        found = resolve(&slots::$name, name_of(concat!(stringify!($name), "\0")));
+                    }
+                    if found.is_null() {
+                        set_errno(libc::ENOSYS);
+                        return $missing;
+                    }
+                    // SAFETY: libc defines this symbol with this signature; the caller vouches for
+                    // the arguments.
+                    unsafe {
+                        let call: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
+                            std::mem::transmute(found);
+                        call($($arg),*)
+                    }
+                }
+            )*
+        }
+        #[allow(non_upper_case_globals)]
+        pub mod slots {
+            use super::*;
+            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+        /// Looks all of them up: `dlsym` is not async-signal-safe, so it should not be left to
+        /// their first use.
+        pub fn resolve_all() {
+            $(resolve(&slots::$name, name_of(concat!(stringify!($name), "\0")));)*
+        }
+    };
+}
+
+fn name_of(text: &'static str) -> &'static CStr {
+    CStr::from_bytes_with_nul(text.as_bytes()).unwrap_or(c"")
+}
+
+type Argv = *const *const c_char;
+type File = libc::FILE;
+type Off = libc::off64_t;
+
+libc_calls! {
+    fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int = -1;
+    fn read(fd: c_int, buf: *mut c_void, len: usize) -> isize = -1;
+    fn write(fd: c_int, buf: *const c_void, len: usize) -> isize = -1;
+    fn pread64(fd: c_int, buf: *mut c_void, len: usize, offset: Off) -> isize = -1;
+    fn pwrite64(fd: c_int, buf: *const c_void, len: usize, offset: Off) -> isize = -1;
+    fn readv(fd: c_int, iov: *const libc::iovec, count: c_int) -> isize = -1;
+    fn writev(fd: c_int, iov: *const libc::iovec, count: c_int) -> isize = -1;
+    fn preadv64(fd: c_int, iov: *const libc::iovec, count: c_int, offset: Off) -> isize = -1;
+    fn pwritev64(fd: c_int, iov: *const libc::iovec, count: c_int, offset: Off) -> isize = -1;
+    fn preadv64v2(fd: c_int, iov: *const libc::iovec, count: c_int, offset: Off, flags: c_int)
+        -> isize = -1;
+    fn pwritev64v2(fd: c_int, iov: *const libc::iovec, count: c_int, offset: Off, flags: c_int)
+        -> isize = -1;
+    fn close(fd: c_int) -> c_int = -1;
+    fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int = -1;
+    fn flock(fd: c_int, operation: c_int) -> c_int = -1;
+    fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int = -1;
+    fn truncate64(path: *const c_char, len: Off) -> c_int = -1;
+    fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int = libc::ENOSYS;
+    fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int = -1;
+    fn sendfile64(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize = -1;
+    fn splice(from: c_int, from_offset: *mut Off, to: c_int, to_offset: *mut Off, len: usize,
+        flags: u32) -> isize = -1;
+    fn copy_file_range(from: c_int, from_offset: *mut Off, to: c_int, to_offset: *mut Off,
+        len: usize, flags: u32) -> isize = -1;
+    fn ioctl(fd: c_int, request: libc::c_ulong, arg: usize) -> c_int = -1;
+    fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize = -1;
+    fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int = -1;
+    fn aio_write64(block: *mut c_void) -> c_int = -1;
+    fn lio_listio64(mode: c_int, list: *const *mut c_void, count: c_int, event: *mut c_void)
+        -> c_int = -1;
+    fn mkostemps64(template: *mut c_char, suffix_len: c_int, flags: c_int) -> c_int = -1;
+    fn fopen64(path: *const c_char, mode: *const c_char) -> *mut File = std::ptr::null_mut();
+    fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut File) -> *mut File
+        = std::ptr::null_mut();
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut File = std::ptr::null_mut();
+    fn fclose(stream: *mut File) -> c_int = -1;
+    fn fileno(stream: *mut File) -> c_int = -1;
+    fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int = -1;
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void)
+        -> c_int = -1;
+    fn dprintf() -> c_int = -1;
+    fn __dprintf_chk() -> c_int = -1;
+    fn pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
+        start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int
+        = libc::EAGAIN;
+    fn fork() -> libc::pid_t = -1;
+    fn system(command: *const c_char) -> c_int = -1;
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut File = std::ptr::null_mut();
+    fn execve(path: *const c_char, argv: Argv, env: Argv) -> c_int = -1;
+    fn execv(path: *const c_char, argv: Argv) -> c_int = -1;
+    fn execvp(path: *const c_char, argv: Argv) -> c_int = -1;
+    fn execvpe(path: *const c_char, argv: Argv, env: Argv) -> c_int = -1;
+    fn fexecve(fd: c_int, argv: Argv, env: Argv) -> c_int = -1;
+    fn execveat(dir: c_int, path: *const c_char, argv: Argv, env: Argv, flags: c_int)
+        -> c_int = -1;
+    fn execl() -> c_int = -1;
+    fn execle() -> c_int = -1;
+    fn execlp() -> c_int = -1;
+    fn posix_spawn(pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void,
+        attributes: *const c_void, argv: Argv, env: Argv) -> c_int = libc::ENOSYS;
+    fn posix_spawnp(pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void,
+        attributes: *const c_void, argv: Argv, env: Argv) -> c_int = libc::ENOSYS;
+    fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int
+        = libc::ENOSYS;
+    fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int
+        = -1;
+    fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t = libc::SIG_ERR;
+    fn __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t
+        = libc::SIG_ERR;
+    fn sigset(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t = libc::SIG_ERR;
+}
