@@ -37,12 +37,13 @@ pub fn get() -> &'static Config {
 
 fn read() -> Config {
     let paths = match variable(c"MILLPOND_PATHS") {
-        Some(list) => list.split(|&byte| byte == b':').map(trim).filter(|p| !p.is_empty()).collect(),
+        Some(list) => {
+            list.split(|&byte| byte == b':').map(trim).filter(|p| !p.is_empty()).collect()
+        }
         None => current_directory().into_iter().collect(),
     };
-    let number = |name| {
-        variable(name).and_then(|text| std::str::from_utf8(text).ok()?.parse::<u64>().ok())
-    };
+    let number =
+        |name| variable(name).and_then(|text| std::str::from_utf8(text).ok()?.parse::<u64>().ok());
     Config {
         paths,
         cache_bytes: number(c"MILLPOND_CACHE_BYTES"),
@@ -98,7 +99,6 @@ fn internal_fd_min() -> RawFd {
 pub fn is_served_path(path: &[u8]) -> bool {
     get().paths.iter().any(|served| {
         served.as_slice() == b"/"
-            || (path.starts_with(served)
-                && matches!(path.get(served.len()), None | Some(&b'/')))
+            || (path.starts_with(served) && matches!(path.get(served.len()), None | Some(&b'/')))
     })
 }

@@ -35,8 +35,8 @@ use millpond::File;
 use crate::lock::Lock;
 use crate::offset::Offset;
 use crate::report::Reason;
-use crate::{registry, table};
 use crate::thread::record;
+use crate::{registry, table};
 
 const FREE: u32 = 0;
 const SERVED: u32 = 1;

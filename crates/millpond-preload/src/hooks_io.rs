@@ -33,8 +33,7 @@ fn count(reason: Option<Reason>, result: isize) -> isize {
 /// Counts bytes that the kernel moved to or from `fd`, if its file counts.
 pub fn count_passed(fd: c_int, result: isize) {
     if let Slot::File(description) = table::get(fd) {
-        let reason =
-            if description.is_served() { Reason::Changed } else { description.reason() };
+        let reason = if description.is_served() { Reason::Changed } else { description.reason() };
         report::count_bytes_passed(reason, result);
     }
 }
@@ -85,8 +84,7 @@ pub unsafe extern "C-unwind" fn pread(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: usize) -> isize {
     // SAFETY: as the caller vouches to `write`; the memory is only read.
-    let outcome =
-        unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Offset) };
+    let outcome = unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Offset) };
     settle!(outcome, libc_calls::write(fd, buf, len))
 }
 

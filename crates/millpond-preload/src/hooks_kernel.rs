@@ -109,7 +109,12 @@ fn forget_bytes(fd: c_int, offset: u64, len: u64) {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
+pub unsafe extern "C-unwind" fn fallocate64(
+    fd: c_int,
+    mode: c_int,
+    offset: Off,
+    len: Off,
+) -> c_int {
     // SAFETY: as the caller vouches to `fallocate64`.
     let result = unsafe { libc_calls::fallocate64(fd, mode, offset, len) };
     if result == 0 {
@@ -258,17 +263,15 @@ fn copy_served(
     let mut buffer = section::run(|_| vec![0u8; len.min(COPY_BYTES_MAX)]);
     let result = (|| {
         // SAFETY: the buffer is ours.
-        let read = unsafe {
-            io::read(from, Memory::One(buffer.as_mut_ptr(), buffer.len()), at(&from_at))
-        };
+        let read =
+            unsafe { io::read(from, Memory::One(buffer.as_mut_ptr(), buffer.len()), at(&from_at)) };
         let Outcome::Settled(read) = read else { return None };
         if read <= 0 {
             return Some(read);
         }
         // SAFETY: as above.
-        let written = unsafe {
-            io::write(to, Memory::One(buffer.as_mut_ptr(), read as usize), at(&to_at))
-        };
+        let written =
+            unsafe { io::write(to, Memory::One(buffer.as_mut_ptr(), read as usize), at(&to_at)) };
         let written = match written {
             Outcome::Settled(written) => written,
             Outcome::Kernel(_) => -libc::EAGAIN as isize,
@@ -279,7 +282,13 @@ fn copy_served(
             None if moved < read => {
                 // What was read and could not be written is given back.
                 // SAFETY: no memory involved.
-                unsafe { crate::hooks_descriptor::lseek64(from, moved as Off - read as Off, libc::SEEK_CUR) };
+                unsafe {
+                    crate::hooks_descriptor::lseek64(
+                        from,
+                        moved as Off - read as Off,
+                        libc::SEEK_CUR,
+                    )
+                };
             }
             None => {}
         }

@@ -54,8 +54,7 @@ fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
 
 /// Describes a descriptor that was just opened with `flags`.
 pub fn describe(fd: c_int, flags: c_int) {
-    let is_directory =
-        flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
+    let is_directory = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
     if flags & libc::O_PATH != 0 || is_directory {
         describe_foreign(fd);
         return;

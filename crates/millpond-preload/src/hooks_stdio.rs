@@ -66,7 +66,11 @@ fn fd_of(cookie: *mut c_void) -> c_int {
     cookie.addr() as c_int
 }
 
-unsafe extern "C-unwind" fn cookie_read(cookie: *mut c_void, buf: *mut c_char, len: usize) -> isize {
+unsafe extern "C-unwind" fn cookie_read(
+    cookie: *mut c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> isize {
     // SAFETY: libc gives its stream's buffer.
     unsafe { read(fd_of(cookie), buf.cast(), len) }
 }
@@ -307,9 +311,8 @@ unsafe fn reopen_ours(
         } else {
             path
         };
-        let opened = StreamMode::parse(CStr::from_ptr(mode)).map(|parsed| {
-            (parsed.flags, open_at(libc::AT_FDCWD, path, parsed.flags, 0o666))
-        });
+        let opened = StreamMode::parse(CStr::from_ptr(mode))
+            .map(|parsed| (parsed.flags, open_at(libc::AT_FDCWD, path, parsed.flags, 0o666)));
         let Some((flags, new)) = opened.filter(|(_, new)| *new >= 0) else {
             fclose(stream);
             return std::ptr::null_mut();
@@ -359,10 +362,27 @@ mod wide {
     /// Looks for the names among the strings of the executable's dynamic symbols.
     fn scan() -> bool {
         const NAMES: &[&[u8]] = &[
-            b"fgetwc", b"getwc", b"fgetws", b"fputwc", b"putwc", b"fputws", b"fwide", b"fwprintf",
-            b"vfwprintf", b"fwscanf", b"vfwscanf", b"ungetwc", b"fgetwc_unlocked",
-            b"getwc_unlocked", b"fputwc_unlocked", b"putwc_unlocked", b"fgetws_unlocked",
-            b"fputws_unlocked", b"__fwprintf_chk", b"__vfwprintf_chk", b"__fgetws_chk",
+            b"fgetwc",
+            b"getwc",
+            b"fgetws",
+            b"fputwc",
+            b"putwc",
+            b"fputws",
+            b"fwide",
+            b"fwprintf",
+            b"vfwprintf",
+            b"fwscanf",
+            b"vfwscanf",
+            b"ungetwc",
+            b"fgetwc_unlocked",
+            b"getwc_unlocked",
+            b"fputwc_unlocked",
+            b"putwc_unlocked",
+            b"fgetws_unlocked",
+            b"fputws_unlocked",
+            b"__fwprintf_chk",
+            b"__vfwprintf_chk",
+            b"__fgetws_chk",
             b"__isoc99_fwscanf",
         ];
         dynamic_strings()

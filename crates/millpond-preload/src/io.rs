@@ -247,7 +247,9 @@ unsafe fn transfer(
 ) -> Result<usize, Step> {
     let file = description.file().ok_or(Step::Kernel(Reason::Engine))?;
     let access = description.access();
-    if (direction == Direction::Read && !access.read) || (direction == Direction::Write && !access.write) {
+    if (direction == Direction::Read && !access.read)
+        || (direction == Direction::Write && !access.write)
+    {
         return Err(Step::Fail(libc::EBADF));
     }
     if let At::Byte(offset) = at
@@ -271,13 +273,10 @@ unsafe fn transfer(
                 return Err(Step::Kernel(description.reason()));
             }
             // SAFETY: the caller's duty.
-            let result =
-                unsafe { segments.transfer(description, file, offset, direction, append) };
+            let result = unsafe { segments.transfer(description, file, offset, direction, append) };
             let moved = match &result {
                 Ok((start, bytes)) => start + *bytes as u64,
-                Err(Step::Passed(bytes)) if *bytes > 0 && append => {
-                    file.len().unwrap_or(offset)
-                }
+                Err(Step::Passed(bytes)) if *bytes > 0 && append => file.len().unwrap_or(offset),
                 Err(Step::Passed(bytes)) if *bytes > 0 => offset + *bytes as u64,
                 Err(_) => offset,
             };
@@ -345,8 +344,12 @@ impl Segments {
                 (Segments::Many(vectors), Direction::Write, false) => {
                     Some(file.write_vectored_raw_at(vectors, offset).map(|bytes| (offset, bytes)))
                 }
-                (Segments::One(start, len), Direction::Write, true) => Some(file.append_raw(*start, *len)),
-                (Segments::Many(vectors), Direction::Write, true) => Some(file.append_vectored_raw(vectors)),
+                (Segments::One(start, len), Direction::Write, true) => {
+                    Some(file.append_raw(*start, *len))
+                }
+                (Segments::Many(vectors), Direction::Write, true) => {
+                    Some(file.append_vectored_raw(vectors))
+                }
             }
         };
         match result {

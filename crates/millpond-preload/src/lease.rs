@@ -120,9 +120,8 @@ fn watch() {
     loop {
         let mut info = std::mem::MaybeUninit::<Info>::zeroed();
         // SAFETY: the set is eight bytes; `info` is as large as the kernel's siginfo.
-        let signal = unsafe {
-            sys!(libc::SYS_rt_sigtimedwait, &raw const awaited, info.as_mut_ptr(), 0, 8)
-        };
+        let signal =
+            unsafe { sys!(libc::SYS_rt_sigtimedwait, &raw const awaited, info.as_mut_ptr(), 0, 8) };
         // SAFETY: zeroed, then filled by the kernel; all bytes are plain integers.
         let info = unsafe { info.assume_init() };
         match signal as i32 {

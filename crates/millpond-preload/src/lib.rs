@@ -26,10 +26,10 @@
 #![allow(clippy::missing_safety_doc)]
 #![cfg(target_os = "linux")]
 
-mod hooks_io;
-mod hooks_open;
 mod hooks_descriptor;
+mod hooks_io;
 mod hooks_kernel;
+mod hooks_open;
 mod hooks_process;
 mod hooks_signal;
 mod hooks_stdio;

@@ -298,9 +298,8 @@ impl Registry {
         }
         // Plain positional reads by the caller: no ring descriptors among the program's numbers,
         // and with the kernel's cache below they are as quick.
-        let mut builder = Engine::builder()
-            .backend(BackendChoice::Threads)
-            .hit_path(config::get().hit_path);
+        let mut builder =
+            Engine::builder().backend(BackendChoice::Threads).hit_path(config::get().hit_path);
         if let Some(bytes) = config::get().cache_bytes {
             builder = builder.cache_bytes(bytes);
         }

@@ -106,9 +106,9 @@ pub fn initialise() {
 
 fn keep_stderr(fd: RawFd) {
     // SAFETY: duplicating a descriptor touches no memory.
-    let copy = unsafe {
-        sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, config::get().internal_fd_min)
-    } as RawFd;
+    let copy =
+        unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, config::get().internal_fd_min) }
+            as RawFd;
     if copy >= 0 {
         STDERR.store(copy, Relaxed);
         table::set(copy, Slot::Internal);

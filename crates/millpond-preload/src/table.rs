@@ -17,8 +17,8 @@
 //! the library has started afresh there.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::description::Description;
 use crate::real::sys;

@@ -9,7 +9,9 @@ mod common;
 
 use std::io::{IoSlice, IoSliceMut};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View};
+use millpond::{
+    Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View,
+};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -54,8 +56,12 @@ fn spans() -> impl Strategy<Value = Span> {
         4 => 1u32..600_000,
     ];
     let within = prop_oneof![4 => Just(0u32), 2 => Just(255), 3 => 0u32..256];
-    (0..FILE_PAGES, within, -2i32..3, lens)
-        .prop_map(|(page, within, nudge, len)| Span { page, within, nudge, len })
+    (0..FILE_PAGES, within, -2i32..3, lens).prop_map(|(page, within, nudge, len)| Span {
+        page,
+        within,
+        nudge,
+        len,
+    })
 }
 
 fn steps() -> impl Strategy<Value = Step> {

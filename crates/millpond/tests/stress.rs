@@ -399,10 +399,8 @@ fn views_race_with_truncation_in_the_same_page() {
 #[test]
 fn failing_fills_concern_only_who_wants_the_page() {
     let mut random = Random::from_environment();
-    let sim = SimOptions::new(random.next())
-        .delay_us_max(50)
-        .short_per_mille(100)
-        .error_per_mille(100);
+    let sim =
+        SimOptions::new(random.next()).delay_us_max(50).short_per_mille(100).error_per_mille(100);
     let errors = sim.errors_switch();
     errors.store(false, SeqCst);
     let dir = temp_dir();
