@@ -50,38 +50,66 @@ struct Hold<L: RawRangeLock> {
     mode: Mode,
     /// `None` only after the release.
     held: Option<L::Held>,
+    /// Its number among the lock's holders.
+    #[cfg(debug_assertions)]
+    number: u64,
 }
 
 impl<L: RawRangeLock> Hold<L> {
     #[inline]
-    fn release(&mut self, raw: &L) {
-        if let Some(held) = self.held.take() {
-            raw.release(self.range, self.mode, held);
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn new(lock: &RangeLock<L>, range: ByteRange, mode: Mode, held: L::Held) -> Hold<L> {
+        #[cfg(not(debug_assertions))]
+        let _ = lock;
+        Hold {
+            range,
+            mode,
+            held: Some(held),
+            #[cfg(debug_assertions)]
+            number: lock.holders.add(range, mode),
         }
     }
 
-    fn try_upgrade(&mut self, raw: &L) -> bool {
+    #[inline(always)]
+    fn release(&mut self, lock: &RangeLock<L>) {
+        // Before the release: nobody who gets the range next is told about us.
+        #[cfg(debug_assertions)]
+        lock.holders.remove(self.number);
+        if let Some(held) = self.held.take() {
+            lock.raw().release(self.range, self.mode, held);
+        }
+    }
+
+    fn try_upgrade(&mut self, lock: &RangeLock<L>) -> bool {
         if self.mode == Mode::Exclusive {
             return true;
         }
         let Some(held) = &mut self.held else {
             return false;
         };
-        let upgraded = raw.try_upgrade(self.range, held);
+        let upgraded = lock.raw().try_upgrade(self.range, held);
         if upgraded {
-            self.mode = Mode::Exclusive;
+            self.set_mode(lock, Mode::Exclusive);
         }
         upgraded
     }
 
-    fn downgrade(&mut self, raw: &L) {
+    fn downgrade(&mut self, lock: &RangeLock<L>) {
         if self.mode == Mode::Shared {
             return;
         }
         if let Some(held) = &mut self.held {
-            raw.downgrade(self.range, held);
-            self.mode = Mode::Shared;
+            lock.raw().downgrade(self.range, held);
+            self.set_mode(lock, Mode::Shared);
         }
+    }
+
+    fn set_mode(&mut self, lock: &RangeLock<L>, mode: Mode) {
+        self.mode = mode;
+        #[cfg(debug_assertions)]
+        lock.holders.set_mode(self.number, mode);
+        #[cfg(not(debug_assertions))]
+        let _ = lock;
     }
 
     fn fmt(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,7 +153,7 @@ macro_rules! guard_methods {
         /// assert_eq!(guard.mode(), Mode::Exclusive);
         /// ```
         pub fn try_upgrade(&mut self) -> bool {
-            self.hold.try_upgrade(self.lock.raw())
+            self.hold.try_upgrade(&self.lock)
         }
 
         /// Makes an exclusive hold shared, at once and without letting go; shared requests that
@@ -140,20 +168,24 @@ macro_rules! guard_methods {
         /// assert!(lock.try_lock(ByteRange::ALL, Mode::Shared).is_some());
         /// ```
         pub fn downgrade(&mut self) {
-            self.hold.downgrade(self.lock.raw())
+            self.hold.downgrade(&self.lock)
         }
     };
 }
 
 impl<'a, L: RawRangeLock> Guard<'a, L> {
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn new(
         lock: &'a RangeLock<L>,
         range: ByteRange,
         mode: Mode,
         held: L::Held,
     ) -> Guard<'a, L> {
-        Guard { lock, hold: Hold { range, mode, held: Some(held) } }
+        {
+            let hold = Hold::new(lock, range, mode, held);
+            Guard { lock, hold }
+        }
     }
 
     guard_methods!();
@@ -161,29 +193,33 @@ impl<'a, L: RawRangeLock> Guard<'a, L> {
 
 impl<L: RawRangeLock> OwnedGuard<L> {
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn new(
         lock: Arc<RangeLock<L>>,
         range: ByteRange,
         mode: Mode,
         held: L::Held,
     ) -> OwnedGuard<L> {
-        OwnedGuard { lock, hold: Hold { range, mode, held: Some(held) } }
+        {
+            let hold = Hold::new(&lock, range, mode, held);
+            OwnedGuard { lock, hold }
+        }
     }
 
     guard_methods!();
 }
 
 impl<L: RawRangeLock> Drop for Guard<'_, L> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.hold.release(self.lock.raw());
+        self.hold.release(self.lock);
     }
 }
 
 impl<L: RawRangeLock> Drop for OwnedGuard<L> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.hold.release(self.lock.raw());
+        self.hold.release(&self.lock);
     }
 }
 

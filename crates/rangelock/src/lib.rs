@@ -3,11 +3,15 @@
 //! [`RangeLock`] locks ranges of `u64` bytes, the whole file included.
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks, missing_docs)]
 
-mod core;
+#[cfg(feature = "bench")]
+pub mod bench;
 mod future;
 mod guard;
+#[cfg(debug_assertions)]
+mod holders;
 mod lock;
 pub mod peers;
+mod queue;
 mod range;
 mod raw;
 mod striped;

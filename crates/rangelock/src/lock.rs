@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use crate::future::{Acquire, OwnedAcquire};
 use crate::guard::{Guard, OwnedGuard};
 use crate::raw::{RawRangeLock, Request};
-use crate::wait::ThreadWait;
+use crate::wait::{Backoff, ThreadWait};
 use crate::{ByteRange, Mode, Striped};
 
 /// Locks on ranges of bytes, shared or exclusive.
 ///
 /// - **Exact**: requests for ranges that share no byte never wait for each other.
-/// - **Fair**: a request waits for what is held and for every conflicting request that came
-///   before it, and for nothing that came after; so neither readers nor writers starve.
+/// - **Fair**: a request waits for what is held and for every conflicting request that queued
+///   before it, and for nothing that came after; so neither readers nor writers starve. (A thread
+///   spins for a few microseconds before it queues, unless others wait already.)
 /// - **Free of threads**: a [`Guard`] may be moved to, and released by, any thread.
 ///
 /// A lock neither orders nor checks several guards of one caller: who holds a range and then
@@ -42,6 +43,8 @@ use crate::{ByteRange, Mode, Striped};
 #[derive(Debug, Default)]
 pub struct RangeLock<L: RawRangeLock = Striped> {
     raw: L,
+    #[cfg(debug_assertions)]
+    pub(crate) holders: crate::holders::Holders,
 }
 
 impl RangeLock {
@@ -63,7 +66,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// let lock = RangeLock::<IntervalTree>::with_raw();
     /// ```
     pub fn with_raw() -> RangeLock<L> {
-        RangeLock { raw: L::default() }
+        RangeLock::default()
     }
 
     pub(crate) fn raw(&self) -> &L {
@@ -79,6 +82,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// assert_eq!(guard.mode(), Mode::Shared);
     /// ```
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn lock(&self, range: ByteRange, mode: Mode) -> Guard<'_, L> {
         Guard::new(self, range, mode, self.acquire(range, mode))
     }
@@ -95,6 +99,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// assert!(lock.try_lock(ByteRange::at(0, 1).unwrap(), Mode::Shared).is_none());
     /// ```
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_lock(&self, range: ByteRange, mode: Mode) -> Option<Guard<'_, L>> {
         let held = self.raw.try_request(range, mode)?;
         Some(Guard::new(self, range, mode, held))
@@ -112,6 +117,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// let late = lock.lock_timeout(ByteRange::ALL, Mode::Shared, Duration::from_millis(1));
     /// assert!(late.is_none());
     /// ```
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn lock_timeout(
         &self,
         range: ByteRange,
@@ -157,6 +163,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// let guard = lock.lock_owned(ByteRange::ALL, Mode::Exclusive);
     /// thread::spawn(move || drop(guard)).join().unwrap();
     /// ```
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn lock_owned(self: &Arc<Self>, range: ByteRange, mode: Mode) -> OwnedGuard<L> {
         let held = self.acquire(range, mode);
         OwnedGuard::new(Arc::clone(self), range, mode, held)
@@ -171,6 +178,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// let guard = lock.try_lock_owned(ByteRange::ALL, Mode::Exclusive);
     /// assert!(guard.is_some());
     /// ```
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_lock_owned(self: &Arc<Self>, range: ByteRange, mode: Mode) -> Option<OwnedGuard<L>> {
         let held = self.raw.try_request(range, mode)?;
         Some(OwnedGuard::new(Arc::clone(self), range, mode, held))
@@ -196,7 +204,20 @@ impl<L: RawRangeLock> RangeLock<L> {
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn acquire(&self, range: ByteRange, mode: Mode) -> L::Held {
+        match self.raw.claim(range, mode) {
+            Some(held) => held,
+            None => self.acquire_slow(range, mode),
+        }
+    }
+
+    #[cold]
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn acquire_slow(&self, range: ByteRange, mode: Mode) -> L::Held {
+        if let Some(held) = self.spin(range, mode) {
+            return held;
+        }
         let mut wait = None;
         let notify = || wait.insert(ThreadWait::begin()).notify();
         match self.raw.request(range, mode, notify) {
@@ -205,7 +226,23 @@ impl<L: RawRangeLock> RangeLock<L> {
         }
     }
 
-    #[cold]
+    /// Tries again for some microseconds, unless others wait already.
+    ///
+    /// A short hold is over before a queue is built and taken down, and while nobody queues, holders
+    /// need no hand-over: so two threads that fight for one range take turns of hundreds of
+    /// holds each, rather than of one. It is the only way to be overtaken, and bounded by its
+    /// time.
+    fn spin(&self, range: ByteRange, mode: Mode) -> Option<L::Held> {
+        let mut backoff = Backoff::new();
+        while !self.raw.is_crowded() && backoff.pause() {
+            if let Some(held) = self.raw.claim(range, mode) {
+                return Some(held);
+            }
+        }
+        None
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
     fn sleep(
         &self,
         range: ByteRange,
@@ -215,11 +252,29 @@ impl<L: RawRangeLock> RangeLock<L> {
     ) -> L::Held {
         // `request` asked for the notification before it queued.
         let wait = wait.expect("a queued request has somebody to tell");
+        #[cfg(debug_assertions)]
+        self.watch(range, mode, &wait);
         wait.wait(None);
         self.collect(range, mode, queued)
     }
 
+    /// Says so if this thread turns out to wait for itself.
+    #[cfg(debug_assertions)]
+    #[track_caller]
+    fn watch(&self, range: ByteRange, mode: Mode, wait: &ThreadWait) {
+        if cfg!(loom) || wait.wait_for(crate::holders::PATIENCE) {
+            return;
+        }
+        let place = std::panic::Location::caller();
+        if let Some(said) = self.holders.self_deadlock(range, mode, place) {
+            eprintln!("{said}");
+        }
+    }
+
     fn acquire_until(&self, range: ByteRange, mode: Mode, deadline: Instant) -> Option<L::Held> {
+        if let Some(held) = self.raw.claim(range, mode).or_else(|| self.spin(range, mode)) {
+            return Some(held);
+        }
         let mut wait = None;
         let notify = || wait.insert(ThreadWait::begin()).notify();
         match self.raw.request(range, mode, notify) {

@@ -45,6 +45,18 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
     /// Grants if nothing conflicting is held or waits.
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Self::Held>;
 
+    /// Grants if that takes no queue: what a blocking request spins on before it queues.
+    #[inline]
+    fn claim(&self, range: ByteRange, mode: Mode) -> Option<Self::Held> {
+        let _ = (range, mode);
+        None
+    }
+
+    /// Whether spinning on `claim` would be unfair to those who wait already, or futile: a hint.
+    fn is_crowded(&self) -> bool {
+        true
+    }
+
     /// Collects the grant of a queued request, or replaces whom to tell.
     fn poll(
         &self,

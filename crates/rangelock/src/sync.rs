@@ -4,6 +4,7 @@
 mod imp {
     pub(crate) use std::hint::spin_loop as spin_hint;
     pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic};
+    pub(crate) use std::thread::yield_now;
 
     use std::time::Duration;
 
@@ -21,6 +22,17 @@ mod imp {
         let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
     }
 
+    /// Waits for another thread that is between two instructions; patiently, should it have been
+    /// taken off its processor there.
+    pub(crate) fn relax(tries: &mut u32) {
+        *tries += 1;
+        match *tries {
+            0..=50 => std::hint::spin_loop(),
+            51..=200 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(50)),
+        }
+    }
+
     /// Wakes one sleeper on `word`.
     pub(crate) fn futex_wake_one(word: &AtomicU32) {
         let _ = futex::wake(word, futex::Flags::PRIVATE, 1);
@@ -30,7 +42,7 @@ mod imp {
 #[cfg(loom)]
 mod imp {
     pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, atomic};
-    pub(crate) use loom::thread::yield_now as spin_hint;
+    pub(crate) use loom::thread::{yield_now, yield_now as spin_hint};
 
     use std::time::Duration;
 
@@ -40,6 +52,10 @@ mod imp {
         _expected: u32,
         _timeout: Option<Duration>,
     ) {
+        loom::thread::yield_now();
+    }
+
+    pub(crate) fn relax(_tries: &mut u32) {
         loom::thread::yield_now();
     }
 

@@ -14,13 +14,17 @@
 //!   have 30 bits: the waker would have to be late by 2^30 waits of that thread.
 //! - S3. The wake is the waker's last touch, and the signal is reference-counted, so it
 //!   outlives that touch whatever the waiter does.
+//! - S4. Everything here is Relaxed: the signal only says when to look. Who is told takes the grant
+//!   under the mutex of the lock, and that is what orders it after the last holder.
 
 use std::cell::Cell;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+#[cfg(debug_assertions)]
+use std::time::Duration;
+use std::time::Instant;
 
 use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::{Arc, futex_wait, futex_wake_one, spin_hint};
+use crate::sync::{Arc, futex_wait, futex_wake_one, spin_hint, yield_now};
 
 const WAITING: u32 = 0;
 const SLEEPING: u32 = 1;
@@ -29,6 +33,37 @@ const STATE: u32 = 3;
 
 /// Polls of the word before sleeping: about 2 µs, the cost of one sleep and wake.
 const SPIN_POLLS: u32 = if cfg!(loom) { 1 } else { 100 };
+
+/// Pauses of growing length before a request queues: about 10 µs in all.
+///
+/// First without giving up the processor, since a hold may last less than a microsecond, then
+/// by yielding it, since the holder may be waiting for this very processor.
+pub(crate) struct Backoff {
+    round: u32,
+}
+
+impl Backoff {
+    const ROUNDS_BUSY: u32 = if cfg!(loom) { 0 } else { 5 };
+    const ROUNDS: u32 = if cfg!(loom) { 1 } else { 12 };
+
+    pub(crate) fn new() -> Backoff {
+        Backoff { round: 0 }
+    }
+
+    /// Pauses; false, at once, when it is time to queue.
+    pub(crate) fn pause(&mut self) -> bool {
+        if self.round == Backoff::ROUNDS {
+            return false;
+        }
+        if self.round < Backoff::ROUNDS_BUSY {
+            (0..4u32 << self.round).for_each(|_| spin_hint());
+        } else {
+            yield_now();
+        }
+        self.round += 1;
+        true
+    }
+}
 
 /// Where one thread waits.
 #[derive(Debug)]
@@ -57,13 +92,13 @@ impl Signal {
                 return;
             }
             let granted = ticket << 2 | GRANTED;
-            // Release: pairs with the Acquire in `wait`, handing over what the last holder wrote.
-            match self.word.compare_exchange_weak(
+            let exchanged = self.word.compare_exchange_weak(
                 word,
                 granted,
-                Ordering::Release,
                 Ordering::Relaxed,
-            ) {
+                Ordering::Relaxed,
+            );
+            match exchanged {
                 Ok(_) => break,
                 Err(now) => word = now,
             }
@@ -78,17 +113,15 @@ impl Signal {
     fn wait(&self, ticket: u32, deadline: Option<Instant>) -> bool {
         let granted = ticket << 2 | GRANTED;
         for _ in 0..SPIN_POLLS {
-            // Acquire: pairs with the Release in `grant`.
-            if self.word.load(Ordering::Acquire) == granted {
+            if self.word.load(Ordering::Relaxed) == granted {
                 return true;
             }
             spin_hint();
         }
         let sleeping = ticket << 2 | SLEEPING;
-        // Acquire on failure: the only other value is GRANTED, by `grant`'s Release.
         if self
             .word
-            .compare_exchange(ticket << 2 | WAITING, sleeping, Ordering::Relaxed, Ordering::Acquire)
+            .compare_exchange(ticket << 2 | WAITING, sleeping, Ordering::Relaxed, Ordering::Relaxed)
             .is_err_and(|word| word == granted)
         {
             return true;
@@ -98,12 +131,11 @@ impl Signal {
                 None => None,
                 Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
                     Some(left) if !left.is_zero() => Some(left),
-                    _ => return self.word.load(Ordering::Acquire) == granted,
+                    _ => return self.word.load(Ordering::Relaxed) == granted,
                 },
             };
             futex_wait(&self.word, sleeping, left);
-            // Acquire: pairs with the Release in `grant`.
-            if self.word.load(Ordering::Acquire) == granted {
+            if self.word.load(Ordering::Relaxed) == granted {
                 return true;
             }
         }
@@ -123,11 +155,6 @@ enum Kind {
 impl Notify {
     pub(crate) fn task(waker: &Waker) -> Notify {
         Notify(Kind::Task(waker.clone()))
-    }
-
-    /// Whether telling `self` already wakes the task of `waker`.
-    pub(crate) fn will_wake(&self, waker: &Waker) -> bool {
-        matches!(&self.0, Kind::Task(mine) if mine.will_wake(waker))
     }
 
     pub(crate) fn tell(self) {
@@ -152,8 +179,8 @@ pub(crate) struct ThreadWait {
 impl ThreadWait {
     /// Starts a wait. Allocates only the first time on each thread.
     pub(crate) fn begin() -> ThreadWait {
-        let signal =
-            SIGNAL.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Arc::new(Signal::new()));
+        let idle = SIGNAL.try_with(Cell::take).ok().flatten();
+        let signal = idle.unwrap_or_else(|| Arc::new(Signal::new()));
         let ticket = signal.begin();
         ThreadWait { signal, ticket }
     }
@@ -168,12 +195,13 @@ impl ThreadWait {
     }
 
     /// Waits for at most `timeout`; false when it has passed.
-    #[allow(dead_code)] // debug builds only
+    #[cfg(debug_assertions)]
     pub(crate) fn wait_for(&self, timeout: Duration) -> bool {
         self.wait(Instant::now().checked_add(timeout))
     }
 }
 
+#[cfg(not(loom))] // a model has no threads that outlive it
 impl Drop for ThreadWait {
     fn drop(&mut self) {
         let signal = Arc::clone(&self.signal);

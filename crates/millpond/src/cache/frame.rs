@@ -388,12 +388,14 @@ impl Drop for Frames {
 /// The same address, of which the compiler knows nothing: it can't derive it from a value that it
 /// was compared with, nor turn the branch around this into a selection.
 #[inline]
-fn opaque(mut at: *mut u8) -> *mut u8 {
-    // SAFETY: no instruction at all.
-    unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags));
-    }
-    at
+fn opaque(at: *mut u8) -> *mut u8 {
+    at.map_addr(|mut address| {
+        // SAFETY: no instruction at all.
+        unsafe {
+            std::arch::asm!("/* {0} */", inout(reg) address, options(nomem, nostack, preserves_flags));
+        }
+        address
+    })
 }
 
 fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {

@@ -151,7 +151,7 @@ pub(crate) struct Shown {
 
 impl Shown {
     fn bits(self) -> u64 {
-        u64::from(self.referenced) * REFERENCED | u64::from(self.marker) * MARKER
+        (u64::from(self.referenced) * REFERENCED) | (u64::from(self.marker) * MARKER)
     }
 }
 

@@ -113,7 +113,8 @@ impl Descriptors {
 
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
         let fd = self.any()?;
-        Ok(if data_only { rustix::fs::fdatasync(fd)? } else { rustix::fs::fsync(fd)? })
+        let synced = if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
+        Ok(synced?)
     }
 
     /// Closes a duplicate, for what the file system says about it.

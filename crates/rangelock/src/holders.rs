@@ -1,0 +1,116 @@
+//! Debug builds: who holds what, so that a thread that waits for itself is told.
+//!
+//! A guard belongs to no thread, so this is advice and not an error: another thread may yet release
+//! the guard. A thread that has waited for a while (`PATIENCE`) for a range that it locked
+//! itself says so on standard error, once, with both places in the source; and waits on.
+
+use std::collections::HashMap;
+use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use crate::{ByteRange, Mode};
+
+/// How long a wait is before it is looked into.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+struct Holder {
+    range: ByteRange,
+    mode: Mode,
+    thread: ThreadId,
+    place: &'static Location<'static>,
+}
+
+/// The guards of one lock, by number.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    next: u64,
+    guards: HashMap<u64, Holder>,
+}
+
+impl Holders {
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[track_caller]
+    pub(crate) fn add(&self, range: ByteRange, mode: Mode) -> u64 {
+        let (thread, place) = (thread::current().id(), Location::caller());
+        let mut inner = self.inner();
+        inner.next += 1;
+        let number = inner.next;
+        inner.guards.insert(number, Holder { range, mode, thread, place });
+        number
+    }
+
+    pub(crate) fn set_mode(&self, number: u64, mode: Mode) {
+        if let Some(holder) = self.inner().guards.get_mut(&number) {
+            holder.mode = mode;
+        }
+    }
+
+    pub(crate) fn remove(&self, number: u64) {
+        self.inner().guards.remove(&number);
+    }
+
+    /// What to say if the current thread holds what it waits for.
+    pub(crate) fn self_deadlock(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        place: &Location<'_>,
+    ) -> Option<String> {
+        let thread = thread::current();
+        let inner = self.inner();
+        let own = inner.guards.values().find(|holder| {
+            holder.thread == thread.id()
+                && holder.range.overlaps(range)
+                && holder.mode.conflicts_with(mode)
+        })?;
+        Some(format!(
+            "millpond-rangelock: thread {:?} waits at {place} for {range} ({mode:?}), which conflicts \
+             with {} ({:?}) that it locked itself at {}; unless another thread releases that, \
+             it waits for ever",
+            thread.name().unwrap_or("unnamed"),
+            own.range,
+            own.mode,
+            own.place,
+        ))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_both_places() {
+        let holders = Holders::default();
+        let range = ByteRange::raw(0, 10);
+        let number = holders.add(range, Mode::Shared);
+        let here = Location::caller();
+        assert!(holders.self_deadlock(range, Mode::Shared, here).is_none());
+        let said = holders.self_deadlock(ByteRange::raw(5, 6), Mode::Exclusive, here).unwrap();
+        assert_eq!(said.matches("holders.rs").count(), 2, "{said}");
+        assert!(said.contains("0..10 (Shared)"), "{said}");
+        holders.remove(number);
+        assert!(holders.self_deadlock(range, Mode::Exclusive, here).is_none());
+    }
+
+    #[test]
+    fn another_threads_guard_is_no_deadlock() {
+        let holders = Holders::default();
+        let range = ByteRange::raw(0, 10);
+        thread::scope(|scope| {
+            scope.spawn(|| holders.add(range, Mode::Exclusive));
+        });
+        assert!(holders.self_deadlock(range, Mode::Shared, Location::caller()).is_none());
+    }
+}

@@ -1,0 +1,97 @@
+//! An interval tree under one lock: what Davidlohr Bueso proposed for Linux.
+//!
+//! All requests, held and waiting, are nodes of one tree that is ordered by start and knows the largest
+//! end below each node; a request counts the nodes that it conflicts with and waits for
+//! the count to reach zero. Exact and fair, and every operation is a critical section of two or
+//! three tree walks, which one processor at a time can run: that is where it ends.
+//!
+//! The tree is the queue of the other implementations (`queue`), with nothing in front of it.
+
+use crate::queue::{Queue, Ticket, unlock_and_tell};
+use crate::raw::{RawRangeLock, Request};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::wait::Notify;
+use crate::{ByteRange, Mode};
+
+/// An interval tree under a mutex.
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::IntervalTree};
+/// let lock = RangeLock::<IntervalTree>::with_raw();
+/// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
+/// ```
+#[derive(Debug)]
+pub struct IntervalTree {
+    queue: Mutex<Queue>,
+}
+
+impl Default for IntervalTree {
+    fn default() -> IntervalTree {
+        IntervalTree { queue: Mutex::new(Queue::default()) }
+    }
+}
+
+impl IntervalTree {
+    fn unlock(&self, queue: MutexGuard<'_, Queue>) {
+        unlock_and_tell(&self.queue, queue, |queue| queue);
+    }
+}
+
+impl RawRangeLock for IntervalTree {
+    type Held = Ticket;
+    type Queued = Ticket;
+
+    const NAME: &'static str = "interval-tree";
+
+    fn request(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Ticket, Ticket> {
+        lock(&self.queue).insert(range, mode, 0, Some(notify)).expect("somebody to tell")
+    }
+
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Ticket> {
+        match lock(&self.queue).insert(range, mode, 0, None::<fn() -> Notify>)? {
+            Request::Granted(held) => Some(held),
+            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+        }
+    }
+
+    fn poll(
+        &self,
+        _range: ByteRange,
+        _mode: Mode,
+        queued: Ticket,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Ticket, Ticket> {
+        lock(&self.queue).poll(queued, notify)
+    }
+
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Ticket> {
+        let mut queue = lock(&self.queue);
+        if !queue.is_waiting(&queued) {
+            return Some(queued);
+        }
+        queue.remove(queued);
+        self.unlock(queue);
+        None
+    }
+
+    fn release(&self, _range: ByteRange, _mode: Mode, held: Ticket) {
+        let mut queue = lock(&self.queue);
+        queue.remove(held);
+        self.unlock(queue);
+    }
+
+    fn try_upgrade(&self, _range: ByteRange, held: &mut Ticket) -> bool {
+        lock(&self.queue).try_upgrade(held)
+    }
+
+    fn downgrade(&self, _range: ByteRange, held: &mut Ticket) {
+        let mut queue = lock(&self.queue);
+        queue.downgrade(held);
+        self.unlock(queue);
+    }
+}

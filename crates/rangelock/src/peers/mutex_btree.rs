@@ -1,0 +1,160 @@
+//! A B-tree under a mutex: Dave Chinner's first one.
+//!
+//! Better than an interval tree in the same place, since several records share a cache line and
+//! nothing is rebalanced on the way; but it is still one critical section for each operation.
+//!
+//! In front is a B+tree of the ranges that are held and disjoint; requests that overlap one another go
+//! to the queue. Both are under the one mutex. (A range that is shared by several is one record with
+//! a count; shared ranges that overlap only in part are held in the queue.)
+
+use super::btree::BTree;
+use crate::queue::{Queue, Ticket, unlock_and_tell};
+use crate::raw::{RawRangeLock, Request};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::wait::Notify;
+use crate::{ByteRange, Mode};
+
+/// A B-tree under a mutex.
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::MutexBTree};
+/// let lock = RangeLock::<MutexBTree>::with_raw();
+/// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
+/// ```
+#[derive(Debug)]
+pub struct MutexBTree {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tree: BTree,
+    queue: Queue,
+}
+
+/// Where a guard's range is held.
+#[derive(Debug)]
+pub enum Held {
+    /// In the tree.
+    Tree,
+    /// In the queue.
+    Queue(Ticket),
+}
+
+impl Default for MutexBTree {
+    fn default() -> MutexBTree {
+        MutexBTree { state: Mutex::new(State { tree: BTree::new(), queue: Queue::default() }) }
+    }
+}
+
+impl State {
+    fn request<N: FnOnce() -> Notify>(
+        &mut self,
+        range: ByteRange,
+        mode: Mode,
+        notify: Option<N>,
+    ) -> Option<Request<Held, Ticket>> {
+        // Nothing enters the tree over a queue entry (Q3).
+        if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
+            return Some(Request::Granted(Held::Tree));
+        }
+        let in_front = self.tree.conflicts(range, mode);
+        Some(match self.queue.insert(range, mode, in_front, notify)? {
+            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Queued(ticket) => Request::Queued(ticket),
+        })
+    }
+}
+
+impl MutexBTree {
+    fn unlock(&self, state: MutexGuard<'_, State>) {
+        unlock_and_tell(&self.state, state, |state| &mut state.queue);
+    }
+}
+
+impl RawRangeLock for MutexBTree {
+    type Held = Held;
+    type Queued = Ticket;
+
+    const NAME: &'static str = "mutex-btree";
+
+    fn request(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Held, Ticket> {
+        lock(&self.state).request(range, mode, Some(notify)).expect("somebody to tell")
+    }
+
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
+        match lock(&self.state).request(range, mode, None::<fn() -> Notify>)? {
+            Request::Granted(held) => Some(held),
+            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+        }
+    }
+
+    fn poll(
+        &self,
+        _range: ByteRange,
+        _mode: Mode,
+        queued: Ticket,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Held, Ticket> {
+        match lock(&self.state).queue.poll(queued, notify) {
+            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Queued(ticket) => Request::Queued(ticket),
+        }
+    }
+
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
+        let mut state = lock(&self.state);
+        if !state.queue.is_waiting(&queued) {
+            return Some(Held::Queue(queued));
+        }
+        state.queue.remove(queued);
+        self.unlock(state);
+        None
+    }
+
+    fn release(&self, range: ByteRange, mode: Mode, held: Held) {
+        let mut state = lock(&self.state);
+        match held {
+            Held::Tree => {
+                state.tree.remove(range);
+                state.queue.front_released(range, mode);
+            }
+            Held::Queue(ticket) => state.queue.remove(ticket),
+        }
+        self.unlock(state);
+    }
+
+    fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
+        let mut state = lock(&self.state);
+        let State { tree, queue } = &mut *state;
+        match held {
+            Held::Tree => {
+                let upgraded = !queue.is_held(range) && tree.try_upgrade(range);
+                if upgraded {
+                    queue.front_upgraded(range);
+                }
+                upgraded
+            }
+            Held::Queue(ticket) => {
+                tree.conflicts(range, Mode::Exclusive) == 0 && queue.try_upgrade(ticket)
+            }
+        }
+    }
+
+    fn downgrade(&self, range: ByteRange, held: &mut Held) {
+        let mut state = lock(&self.state);
+        match held {
+            Held::Tree => {
+                state.tree.downgrade(range);
+                state.queue.front_downgraded(range);
+            }
+            Held::Queue(ticket) => state.queue.downgrade(ticket),
+        }
+        self.unlock(state);
+    }
+}

@@ -1,0 +1,441 @@
+//! Every interleaving, at small sizes: `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+//!
+//! Under loom a stripe has 2 slots, a region 4 bytes, the larger table 2 stripes, a range at most
+//! 2 pieces, and waiting is yielding.
+//!
+//! `scripts/weaken` weakens each ordering in turn and expects one of these to fail. What loom does not
+//! show: it lets no load see a store that comes later in program order (load buffering), so the
+//! Release half of a claim, which keeps the looks at the slots above it, is argued in `stripe`.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+use crate::RangeLock;
+use crate::sync::atomic::AtomicU64;
+
+fn r(start: u64, end: u64) -> ByteRange {
+    ByteRange::raw(start, end)
+}
+
+/// What the ranges guard: loom fails if two threads touch it without an order between them.
+struct Bytes(UnsafeCell<u64>);
+
+// SAFETY: what is tested is that the lock makes this so.
+unsafe impl Sync for Bytes {}
+// SAFETY: as above.
+unsafe impl Send for Bytes {}
+
+impl Bytes {
+    fn new() -> Bytes {
+        Bytes(UnsafeCell::new(0))
+    }
+
+    fn write(&self) {
+        // SAFETY: loom checks it.
+        self.0.with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    fn read(&self) -> u64 {
+        // SAFETY: loom checks it.
+        self.0.with(|bytes| unsafe { *bytes })
+    }
+}
+
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(f);
+}
+
+fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<u32> {
+    match stripe.claim_first(range, mode) {
+        Ok(()) => Some(0),
+        Err(_) => match stripe.claim(range, mode, 2, &mut 0) {
+            Claim::Slot(slot) => Some(slot),
+            _ => None,
+        },
+    }
+}
+
+fn give_back(stripe: &Stripe, slot: u32, range: ByteRange) {
+    assert!(stripe.release_first(slot) || stripe.release(slot, range) == Release::Done);
+}
+
+/// Goal: overlapping exclusive claims of one stripe exclude each other and hand over the bytes,
+/// though slots are reused by other ranges in between (P2, P3).
+#[test]
+fn loom_claims_exclude() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let bytes = Arc::new(Bytes::new());
+        let other = thread::spawn({
+            let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
+            move || {
+                // Elsewhere first, in the slot that the conflict may then get.
+                if let Some(slot) = claim(&stripe, r(8, 9), Mode::Exclusive) {
+                    give_back(&stripe, slot, r(8, 9));
+                }
+                if let Some(slot) = claim(&stripe, r(0, 2), Mode::Exclusive) {
+                    bytes.write();
+                    give_back(&stripe, slot, r(0, 2));
+                }
+            }
+        });
+        if let Some(slot) = claim(&stripe, r(1, 3), Mode::Exclusive) {
+            bytes.write();
+            give_back(&stripe, slot, r(1, 3));
+        }
+        other.join().unwrap();
+        assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "left over");
+    });
+}
+
+/// Goal: shared claims see what the exclusive one before them wrote, and end before the next.
+#[test]
+fn loom_shared_claims_read() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let bytes = Arc::new(Bytes::new());
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
+                thread::spawn(move || {
+                    if let Some(slot) = claim(&stripe, r(0, 2), Mode::Shared) {
+                        bytes.read();
+                        give_back(&stripe, slot, r(0, 2));
+                    }
+                })
+            })
+            .collect();
+        if let Some(slot) = claim(&stripe, r(0, 2), Mode::Exclusive) {
+            bytes.write();
+            give_back(&stripe, slot, r(0, 2));
+        }
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+}
+
+/// Goal: under the gate a stripe stands still and shows whole ranges, though its owner was about
+/// to release (P1, P3).
+#[test]
+fn loom_gate_meets_claim_and_release() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let bytes = Arc::new(Bytes::new());
+        let owner = thread::spawn({
+            let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
+            move || {
+                let slot = claim(&stripe, r(0, 2), Mode::Exclusive)?;
+                bytes.write();
+                let released =
+                    stripe.release_first(slot) || stripe.release(slot, r(0, 2)) == Release::Done;
+                (!released).then_some(slot)
+            }
+        });
+        // As who holds the mutex does.
+        stripe.gate();
+        let mut held = 0;
+        stripe.for_each_held(|_, range, mode| {
+            assert_eq!((range, mode), (r(0, 2), Mode::Exclusive));
+            held += 1;
+        });
+        let mut again = 0;
+        stripe.for_each_held(|_, _, _| again += 1);
+        assert_eq!(held, again, "the stripe moved");
+        if held == 0 {
+            bytes.write();
+        }
+        stripe.ungate();
+        let left = owner.join().unwrap();
+        assert!(held == 1 || left.is_none(), "gated with nothing held");
+    });
+}
+
+/// Goal: a claim sees what was written under a gate that came and went since it first looked.
+#[test]
+fn loom_claim_follows_gate() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let bytes = Arc::new(Bytes::new());
+        let owner = thread::spawn({
+            let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
+            move || {
+                if let Claim::Slot(_) = stripe.claim(r(0, 2), Mode::Exclusive, 2, &mut 0) {
+                    bytes.write();
+                }
+            }
+        });
+        stripe.gate();
+        let mut held = 0;
+        stripe.for_each_held(|_, _, _| held += 1);
+        if held == 0 {
+            bytes.write();
+        }
+        stripe.ungate();
+        owner.join().unwrap();
+    });
+}
+
+fn blocking_pair(first: (ByteRange, Mode), second: (ByteRange, Mode), stripes: usize) {
+    let lock = Arc::new(RangeLock::new());
+    if stripes > 1 {
+        let raw: &Striped = lock.raw();
+        raw.grow(&mut crate::sync::lock(&raw.state), u32::MAX);
+    }
+    let bytes = Arc::new(Bytes::new());
+    let work = |lock: &RangeLock, bytes: &Bytes, (range, mode): (ByteRange, Mode)| {
+        let guard = lock.lock(range, mode);
+        match mode {
+            Mode::Exclusive => bytes.write(),
+            Mode::Shared => drop(bytes.read()),
+        }
+        drop(guard);
+    };
+    let other = thread::spawn({
+        let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+        move || work(&lock, &bytes, second)
+    });
+    work(&lock, &bytes, first);
+    other.join().unwrap();
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+}
+
+/// Goal: blocking requests for one range exclude each other, and none sleeps for ever: claim, queue,
+/// gate, grant, signal, all of it.
+#[test]
+fn loom_blocking_exclusives() {
+    model(|| {
+        blocking_pair((r(0, 2), Mode::Exclusive), (r(1, 3), Mode::Exclusive), 1);
+    });
+}
+
+/// Goal: the same of a range in one region against one in two.
+#[test]
+fn loom_narrow_meets_two_pieces() {
+    model(|| {
+        blocking_pair((r(5, 6), Mode::Exclusive), (r(2, 6), Mode::Exclusive), 2);
+    });
+}
+
+/// Goal: the same of a narrow range against one that takes every gate (R3).
+#[test]
+fn loom_narrow_meets_wide() {
+    model(|| {
+        blocking_pair((r(5, 6), Mode::Shared), (r(0, 100), Mode::Exclusive), 2);
+    });
+}
+
+/// Goal: two ranges of two pieces that meet in both never wait for each other's half (R2).
+#[test]
+fn loom_pieces_do_not_deadlock() {
+    model(|| {
+        blocking_pair((r(0, 8), Mode::Exclusive), (r(2, 7), Mode::Exclusive), 2);
+    });
+}
+
+/// Goal: whole-file shared holders in the counter exclude, and are excluded by, a narrow
+/// exclusive; the bias comes and goes (R4).
+#[test]
+fn loom_whole_shared_meets_exclusive() {
+    model(|| {
+        let lock = Arc::new(RangeLock::new());
+        let raw: &Striped = lock.raw();
+        raw.grow(&mut crate::sync::lock(&raw.state), u32::MAX);
+        // Two in a row open the counter.
+        drop(lock.lock(ByteRange::ALL, Mode::Shared));
+        let counted = lock.lock(ByteRange::ALL, Mode::Shared);
+        let bytes = Arc::new(Bytes::new());
+        let writer = thread::spawn({
+            let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+            move || {
+                let _guard = lock.lock(r(0, 2), Mode::Exclusive);
+                bytes.write();
+            }
+        });
+        bytes.read();
+        drop(counted);
+        if let Some(_guard) = lock.try_lock(ByteRange::ALL, Mode::Shared) {
+            bytes.read();
+        }
+        writer.join().unwrap();
+        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    });
+}
+
+/// A lock of several stripes whose counter is open, and one holder counted in it.
+fn opened() -> Arc<RangeLock> {
+    let lock = Arc::new(RangeLock::new());
+    let raw: &Striped = lock.raw();
+    raw.grow(&mut crate::sync::lock(&raw.state), u32::MAX);
+    drop(lock.lock(ByteRange::ALL, Mode::Shared));
+    drop(lock.lock(ByteRange::ALL, Mode::Shared));
+    lock
+}
+
+/// A thread that reads, if it gets the whole file shared at once.
+fn reader(lock: &Arc<RangeLock>, bytes: &Arc<Bytes>) -> thread::JoinHandle<()> {
+    let (lock, bytes) = (Arc::clone(lock), Arc::clone(bytes));
+    thread::spawn(move || {
+        if let Some(_guard) = lock.try_lock(ByteRange::ALL, Mode::Shared) {
+            bytes.read();
+        }
+    })
+}
+
+/// Goal: who drains the counter hands over for all who lowered it before.
+#[test]
+fn loom_last_counted_hands_over_for_all() {
+    model(|| {
+        let lock = opened();
+        let bytes = Arc::new(Bytes::new());
+        let reader = reader(&lock, &bytes);
+        let counted = lock.try_lock(ByteRange::ALL, Mode::Shared);
+        let writer = thread::spawn({
+            let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+            move || {
+                let _guard = lock.lock(r(0, 2), Mode::Exclusive);
+                bytes.write();
+            }
+        });
+        drop(counted);
+        reader.join().unwrap();
+        writer.join().unwrap();
+    });
+}
+
+/// Goal: who raises the counter sees what was written before it was opened.
+#[test]
+fn loom_opening_hands_over() {
+    model(|| {
+        let lock = Arc::new(RangeLock::new());
+        let raw: &Striped = lock.raw();
+        raw.grow(&mut crate::sync::lock(&raw.state), u32::MAX);
+        let bytes = Arc::new(Bytes::new());
+        let reader = reader(&lock, &bytes);
+        {
+            let _guard = lock.lock(r(0, 2), Mode::Exclusive);
+            bytes.write();
+        }
+        drop(lock.lock(ByteRange::ALL, Mode::Shared));
+        drop(lock.lock(ByteRange::ALL, Mode::Shared));
+        reader.join().unwrap();
+    });
+}
+
+/// Goal: the counter closed for a narrow shared request hands over to the exclusive after it.
+#[test]
+fn loom_closing_unused_hands_over() {
+    model(|| {
+        let lock = opened();
+        let bytes = Arc::new(Bytes::new());
+        let reader = reader(&lock, &bytes);
+        drop(lock.try_lock(r(0, 2), Mode::Shared));
+        if let Some(_guard) = lock.try_lock(r(0, 2), Mode::Exclusive) {
+            bytes.write();
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// Goal: an upgrade of the last counted holder sees that the others have finished reading.
+#[test]
+fn loom_upgrade_of_counted_hands_over() {
+    model(|| {
+        let lock = opened();
+        let bytes = Arc::new(Bytes::new());
+        let mut guard = lock.try_lock(ByteRange::ALL, Mode::Shared).unwrap();
+        let reader = reader(&lock, &bytes);
+        if guard.try_upgrade() {
+            bytes.write();
+        }
+        drop(guard);
+        reader.join().unwrap();
+    });
+}
+
+/// Told when its request is granted.
+fn notify(told: &std::sync::Arc<Told>) -> Notify {
+    Notify::task(&std::task::Waker::from(std::sync::Arc::clone(told)))
+}
+
+struct Told(AtomicU64);
+
+impl std::task::Wake for Told {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Goal: counts stay right when a release, a cancellation and a grant race: holder, then an
+/// exclusive that gives up, then a shared that waited for both.
+#[test]
+fn loom_cancel_counts() {
+    model(|| {
+        let lock = Arc::new(Striped::default());
+        let range = r(0, 2);
+        let Request::Granted(held) =
+            lock.request(range, Mode::Shared, || unreachable!("nobody holds"))
+        else {
+            panic!("nobody holds");
+        };
+        let (exclusive_told, shared_told) = (
+            std::sync::Arc::new(Told(AtomicU64::new(0))),
+            std::sync::Arc::new(Told(AtomicU64::new(0))),
+        );
+        let Request::Queued(exclusive) =
+            lock.request(range, Mode::Exclusive, || notify(&exclusive_told))
+        else {
+            panic!("held");
+        };
+        let Request::Queued(shared) = lock.request(range, Mode::Shared, || notify(&shared_told))
+        else {
+            panic!("behind the exclusive");
+        };
+        let canceller = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                if let Some(granted) = lock.cancel(range, Mode::Exclusive, exclusive) {
+                    lock.release(range, Mode::Exclusive, granted);
+                }
+            }
+        });
+        lock.release(range, Mode::Shared, held);
+        canceller.join().unwrap();
+        assert_eq!(shared_told.0.load(Ordering::Relaxed), 1, "told once");
+        assert!(exclusive_told.0.load(Ordering::Relaxed) <= 1);
+        match lock.poll(range, Mode::Shared, shared, || unreachable!("granted")) {
+            Request::Granted(held) => lock.release(range, Mode::Shared, held),
+            Request::Queued(_) => panic!("granted"),
+        }
+        assert!(lock.try_request(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    });
+}
+
+/// Goal: a range that is held, or being taken or given back, while the table grows is not lost.
+#[test]
+fn loom_grow_meets_claim_and_release() {
+    model(|| {
+        let lock = Arc::new(RangeLock::new());
+        let bytes = Arc::new(Bytes::new());
+        let other = thread::spawn({
+            let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+            move || {
+                let guard = lock.try_lock(r(2, 6), Mode::Exclusive);
+                if guard.is_some() {
+                    bytes.write();
+                }
+            }
+        });
+        let raw: &Striped = lock.raw();
+        let mut state = crate::sync::lock(&raw.state);
+        raw.grow(&mut state, u32::MAX);
+        raw.unlock(state);
+        if let Some(_guard) = lock.try_lock(r(5, 6), Mode::Exclusive) {
+            bytes.write();
+        }
+        other.join().unwrap();
+        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    });
+}

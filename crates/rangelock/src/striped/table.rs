@@ -1,0 +1,189 @@
+//! The stripes of a lock, and which of them a range belongs to.
+//!
+//! The file is cut in regions of 8 KiB, and each region hashes to a stripe. A range is held as
+//! *pieces*, one for each region that it touches. A new lock has a single stripe, inside itself, and
+//! there every range is one piece: an open file costs no more than that until several threads
+//! compete for it, or many ranges are held at once. Then the table grows, fourfold each time.
+//!
+//! ```text
+//! table(n stripes) -> grow -> table(4n stripes), the old stripes closed for ever
+//! ```
+//!
+//! - B1. `word` changes only under the lock's mutex; it only ever names larger tables. So equal
+//!   sizes mean the same table.
+//! - B2. A replaced table stays closed, and stays allocated until the lock is dropped: who still looks
+//!   at it finds every stripe gated, and starts over under the mutex.
+//! - B3. Growing moves every held piece. A piece that finds no slot is adopted by the queue.
+
+use std::ptr::NonNull;
+
+use super::stripe::Stripe;
+use super::whole::Whole;
+use crate::ByteRange;
+use crate::sync::atomic::{AtomicPtr, Ordering};
+
+/// log2 of the bytes in a region: 8 KiB, so that a few pages make one piece, and neighbours
+/// in a file that is written by many threads do not all meet in one stripe.
+const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 13 };
+
+/// A range of more pieces than this is held in the queue: 64 KiB fit wherever they start, and for
+/// more than that the work under the lock outweighs the lock.
+pub(super) const PIECES_MAX: usize = if cfg!(loom) { 2 } else { 10 };
+
+/// log2 of the stripes of the largest table, 2 MiB: 16,384 stripes.
+const LOG2_MAX: u32 = if cfg!(loom) { 1 } else { 14 };
+
+/// log2 of the factor between tables.
+const LOG2_STEP: u32 = if cfg!(loom) { 1 } else { 2 };
+const LOG2_FIRST: u32 = if cfg!(loom) { 1 } else { 6 };
+
+/// Stripes are aligned to this, which leaves room for the size in a pointer.
+const TAG: usize = align_of::<Stripe>() - 1;
+
+/// See the module. What is read by every request is apart from what is written.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Table {
+    first: Stripe,
+    /// The stripes' address and log2 of their number; null for the one in here.
+    word: AtomicPtr<Stripe>,
+    pub(super) whole: Whole,
+}
+
+/// A table as it was when it was looked up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    stripes: &'a [Stripe],
+    log2: u32,
+}
+
+/// Tables of a lock that live on the heap, current and replaced.
+pub(super) type Allocated = Vec<NonNull<[Stripe]>>;
+
+impl Table {
+    pub(super) fn new() -> Table {
+        let word = AtomicPtr::new(std::ptr::null_mut());
+        Table { first: Stripe::new(), word, whole: Whole::new() }
+    }
+
+    #[inline]
+    pub(super) fn view(&self) -> View<'_> {
+        // Acquire: pairs with the Release in `publish`: the stripes are filled.
+        let word = self.word.load(Ordering::Acquire);
+        if word.is_null() {
+            return View { stripes: std::slice::from_ref(&self.first), log2: 0 };
+        }
+        let log2 = word.addr() & TAG;
+        let stripes = word.map_addr(|addr| addr & !TAG);
+        // SAFETY: a non-null word was stored by `publish`, and names an allocation of 2^log2
+        // initialised stripes, which is shared from then on and lives until `free_all`, which
+        // needs the lock for itself (B2).
+        let stripes = unsafe { std::slice::from_raw_parts(stripes, 1 << log2) };
+        View { stripes, log2: log2 as u32 }
+    }
+
+    /// An empty table of the next size, not yet in use; `None` if there is none.
+    pub(super) fn allocate_next(&self, log2_max: u32) -> Option<(Box<[Stripe]>, u32)> {
+        let log2 = match self.view().log2 {
+            0 => LOG2_FIRST,
+            log2 => log2 + LOG2_STEP,
+        };
+        let stripes = || (0..1usize << log2).map(|_| Stripe::new()).collect();
+        (log2 <= log2_max.min(LOG2_MAX)).then(|| (stripes(), log2))
+    }
+
+    /// Puts a larger table in place; the caller has closed the old one and filled this one (B1).
+    pub(super) fn publish(&self, stripes: Box<[Stripe]>, allocated: &mut Allocated) {
+        let log2 = stripes.len().trailing_zeros() as usize;
+        let stripes = NonNull::from(Box::leak(stripes));
+        allocated.push(stripes);
+        let word = stripes.as_ptr().cast::<Stripe>().map_addr(|addr| addr | log2);
+        // Release: pairs with the Acquire in `view`.
+        self.word.store(word, Ordering::Release);
+    }
+
+    /// Frees every table, replaced or not.
+    pub(super) fn free_all(&mut self, allocated: &mut Allocated) {
+        self.word = AtomicPtr::new(std::ptr::null_mut());
+        for stripes in allocated.drain(..) {
+            // SAFETY: `publish` leaked a box for each, it is dropped once, and `&mut self` proves
+            // that no view of this lock is left (B2).
+            drop(unsafe { Box::from_raw(stripes.as_ptr()) });
+        }
+    }
+}
+
+impl<'a> View<'a> {
+    pub(super) fn of(stripes: &'a [Stripe], log2: u32) -> View<'a> {
+        View { stripes, log2 }
+    }
+
+    #[inline]
+    pub(super) fn log2(self) -> u32 {
+        self.log2
+    }
+
+    pub(super) fn stripes(self) -> &'a [Stripe] {
+        self.stripes
+    }
+
+    #[inline]
+    fn region(offset: u64) -> u64 {
+        offset >> REGION_SHIFT
+    }
+
+    /// The stripe of the region of `offset`.
+    #[inline]
+    pub(super) fn stripe(self, offset: u64) -> &'a Stripe {
+        // Fibonacci hashing: consecutive regions spread evenly over the stripes. Shifted
+        // twice, since 64 is not a shift.
+        let hash = View::region(offset).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let index = (hash >> 1) >> (63 - self.log2);
+        // SAFETY: there are 2^log2 stripes, and the top log2 bits of a word are below that.
+        unsafe { self.stripes.get_unchecked(index as usize) }
+    }
+
+    /// The one stripe of `range`, if it is a single piece.
+    #[inline]
+    pub(super) fn single(self, range: ByteRange) -> Option<&'a Stripe> {
+        let one = View::region(range.start()) == View::region(range.end() - 1) || self.log2 == 0;
+        one.then(|| self.stripe(range.start()))
+    }
+
+    /// How many pieces `range` has.
+    #[inline]
+    pub(super) fn pieces(self, range: ByteRange) -> u64 {
+        if self.log2 == 0 {
+            return 1;
+        }
+        View::region(range.end() - 1) - View::region(range.start()) + 1
+    }
+
+    /// Cuts the first piece off `range`: it, and the rest.
+    #[inline]
+    pub(super) fn split(self, range: ByteRange) -> (ByteRange, Option<ByteRange>) {
+        let cut = (range.start() | ((1 << REGION_SHIFT) - 1)).saturating_add(1);
+        if cut < range.end() && self.log2 != 0 {
+            let rest = ByteRange::raw(cut, range.end());
+            (ByteRange::raw(range.start(), cut), Some(rest))
+        } else {
+            (range, None)
+        }
+    }
+
+    /// Calls `f` for each piece and its stripe.
+    pub(super) fn for_each_piece(self, range: ByteRange, mut f: impl FnMut(ByteRange, &'a Stripe)) {
+        let mut rest = Some(range);
+        while let Some(range) = rest {
+            let (piece, next) = self.split(range);
+            f(piece, self.stripe(piece.start()));
+            rest = next;
+        }
+    }
+
+    /// Whether both are in one region, so that no table would keep them apart.
+    pub(super) fn same_region(a: ByteRange, b: ByteRange) -> bool {
+        View::region(a.start()) == View::region(b.start())
+            && View::region(a.end() - 1) == View::region(b.end() - 1)
+    }
+}

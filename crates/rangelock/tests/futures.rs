@@ -1,0 +1,142 @@
+//! Requests as futures: what happens when they are dropped, moved, woken late.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+
+use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock};
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Woken {
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll<F: Future>(future: Pin<&mut F>, woken: &Arc<Woken>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(&Waker::from(Arc::clone(woken))))
+}
+
+fn r(start: u64, end: u64) -> ByteRange {
+    ByteRange::new(start, end).unwrap()
+}
+
+#[test]
+fn a_future_that_was_never_polled_is_not_in_the_queue() {
+    let lock = RangeLock::new();
+    let _idle = lock.lock_async(r(0, 10), Mode::Exclusive);
+    assert!(lock.try_lock(r(0, 10), Mode::Exclusive).is_some());
+}
+
+#[test]
+fn dropping_a_waiting_future_lets_those_behind_it_go() {
+    let lock = RangeLock::new();
+    let shared = lock.lock(r(0, 10), Mode::Shared);
+    let (writer, reader) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+    let mut exclusive = Box::pin(lock.lock_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(exclusive.as_mut(), &writer).is_pending());
+    let mut behind = pin!(lock.lock_async(r(5, 6), Mode::Shared));
+    assert!(poll(behind.as_mut(), &reader).is_pending());
+    drop(exclusive);
+    assert_eq!((writer.count(), reader.count()), (0, 1));
+    assert!(poll(behind, &reader).is_ready());
+    drop(shared);
+}
+
+#[test]
+fn dropping_a_granted_future_releases_the_range() {
+    let lock = RangeLock::new();
+    let first = lock.lock(r(0, 10), Mode::Exclusive);
+    let (second, third) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+    let mut granted = Box::pin(lock.lock_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(granted.as_mut(), &second).is_pending());
+    let mut behind = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(behind.as_mut(), &third).is_pending());
+    drop(first);
+    assert_eq!((second.count(), third.count()), (1, 0));
+    // Granted, told, and never polled again.
+    drop(granted);
+    assert_eq!(third.count(), 1);
+    assert!(poll(behind, &third).is_ready());
+}
+
+#[test]
+fn the_last_waker_is_the_one_that_is_told() {
+    let lock = RangeLock::new();
+    let first = lock.lock(r(0, 10), Mode::Exclusive);
+    let (before, after) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+    let mut future = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(future.as_mut(), &before).is_pending());
+    assert!(poll(future.as_mut(), &after).is_pending());
+    drop(first);
+    assert_eq!((before.count(), after.count()), (0, 1));
+    assert!(poll(future, &after).is_ready());
+}
+
+#[test]
+fn an_owned_future_may_go_anywhere() {
+    fn is_static_and_send<T: Send + 'static>(value: T) -> T {
+        value
+    }
+    let lock = Arc::new(RangeLock::new());
+    let first = lock.lock_owned(r(0, 10), Mode::Exclusive);
+    let future = is_static_and_send(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
+    let waiter = thread::spawn(move || block_on(future));
+    drop(first);
+    let guard: OwnedGuard = is_static_and_send(waiter.join().unwrap());
+    assert_eq!(guard.range(), r(0, 10));
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Goal: however many polls a future gets before it is dropped, while the holder releases
+/// at some moment, the next in line always gets the range.
+#[test]
+fn cancelled_at_every_poll_while_the_holder_releases() {
+    for polls in 0..4 {
+        for _ in 0..2_000 {
+            let lock = Arc::new(RangeLock::new());
+            let holder = lock.lock_owned(r(0, 10), Mode::Exclusive);
+            let mut cancelled = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
+            let woken = Arc::new(Woken::default());
+            let pending = (0..polls).all(|_| poll(cancelled.as_mut(), &woken).is_pending());
+            assert!(pending, "held");
+            let next = Arc::new(Woken::default());
+            let mut behind = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
+            assert!(poll(behind.as_mut(), &next).is_pending());
+            let releaser = thread::spawn(move || drop(holder));
+            drop(cancelled);
+            releaser.join().unwrap();
+            assert_eq!(next.count(), 1, "told once, after {polls} polls");
+            assert!(poll(behind.as_mut(), &next).is_ready());
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Debug builds tell a thread that waits for its own guard.
+#![cfg(debug_assertions)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use millpond_rangelock::{ByteRange, Mode, RangeLock};
+
+/// The process that does it; run by the test below.
+#[test]
+#[ignore = "waits for itself; run by `a_thread_that_waits_for_itself_is_told`"]
+fn waits_for_itself() {
+    std::thread::spawn(|| {
+        // Should nobody kill us.
+        std::thread::sleep(Duration::from_secs(20));
+        std::process::exit(1);
+    });
+    let lock = RangeLock::new();
+    let _own = lock.lock(ByteRange::at(0, 10).unwrap(), Mode::Shared);
+    let _never = lock.lock(ByteRange::at(5, 10).unwrap(), Mode::Exclusive);
+}
+
+#[test]
+fn a_thread_that_waits_for_itself_is_told() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "waits_for_itself", "--ignored", "--nocapture"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(child.stderr.take().unwrap())
+        .lines()
+        .map_while(Result::ok)
+        .find(|line| line.contains("locked itself"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = said.expect("told");
+    assert_eq!(said.matches("self_deadlock.rs").count(), 2, "both places: {said}");
+}
