@@ -344,7 +344,8 @@ impl Frames {
         self.uncharge(class.charge());
     }
 
-    /// Makes all frames, tables and file objects read-only, or writable again where they were.
+    /// Makes all frames, tables, file objects and their metadata read-only, or writable again where
+    /// they were.
     #[cfg(test)]
     pub(crate) fn protect(&self, read_only: bool) {
         let used = self.next_chunk.load(Relaxed) as usize * CHUNK_BYTES as usize;
@@ -355,6 +356,9 @@ impl Frames {
         };
         // SAFETY: our own mapping; tests call it while nobody writes.
         unsafe { rustix::mm::mprotect(self.base.cast(), used, access) }.unwrap();
+        let metas_bytes = self.units as usize * size_of::<FrameMeta>();
+        // SAFETY: as above.
+        unsafe { rustix::mm::mprotect(self.metas.cast(), metas_bytes, access) }.unwrap();
     }
 }
 
