@@ -54,6 +54,8 @@ mod memory;
 mod options;
 mod stats;
 mod sync;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use advice::Advice;
 pub use engine::Engine;

@@ -101,7 +101,7 @@ impl CachedFile {
                 unpin_only(self, pinned.0);
                 continue;
             }
-            if let Some(pinned) = self.fill_pinned(page)? {
+            if let Some(pinned) = self.fill_pinned(offset)? {
                 return Ok(Some(pinned));
             }
         }
@@ -132,12 +132,13 @@ impl CachedFile {
         None
     }
 
-    /// Fills a page and pins its frame before anyone can evict it. `None`: try again.
-    fn fill_pinned(&self, page: PageIndex) -> Result<Option<(FrameIndex, u64)>> {
-        let start = self.start_of(page);
-        let guard = self.lock(start, start + 1, Mode::Shared);
+    /// Fills the page at `offset` and pins its frame before anyone can evict it. `None`: try again.
+    fn fill_pinned(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
+        let page = self.page_of(offset);
+        let guard = self.lock(offset, offset + 1, Mode::Shared);
+        // May have shrunk below the offset since it was looked at.
         let size = self.core().size.load(Acquire);
-        if start >= size {
+        if offset >= size {
             return Ok(None);
         }
         let mut pinned = None;

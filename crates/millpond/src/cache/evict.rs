@@ -9,7 +9,9 @@
 //! A program that reads a file in pieces smaller than a page hits each page several times at once,
 //! and read-ahead brings pages before their first read. Neither is a second use, as 2Q's
 //! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their
-//! first time in the *young* queue, 1/64 of the cache, and REFERENCED is cleared as they leave it.
+//! first time in the *young* queue, 1/64 of the cache, and REFERENCED is cleared as they leave it. A
+//! page that read-ahead brought so early that it left the young queue unread goes through the small
+//! queue once more after its first reads.
 //!
 //! ```text
 //!   fill --> young --> small --- referenced ---> main <--+ referenced: once more around
@@ -187,11 +189,12 @@ impl Queues {
         }
         with_word(cache, frame, |held, word, seen| {
             let referenced = seen.is_referenced();
-            self.count_prefetched(meta, referenced);
+            let prefetched = self.count_prefetched(meta, referenced);
             if referenced && !force {
                 word.take_referenced();
-                let young = name == QueueName::Young;
-                return Verdict::Stays(if young { QueueName::Small } else { QueueName::Main });
+                // The first reads of a page that read-ahead brought too early for the young queue.
+                let first_use = prefetched || name == QueueName::Young;
+                return Verdict::Stays(if first_use { QueueName::Small } else { QueueName::Main });
             }
             if !word.try_evict(seen, &held.core().epoch) {
                 return Verdict::Stays(name);
@@ -219,15 +222,16 @@ impl Queues {
         }
     }
 
-    /// Settles whether a page that read-ahead brought was of use.
-    fn count_prefetched(&mut self, meta: &FrameMeta, used: bool) {
-        if meta.tags.fetch_and(!PREFETCHED, Relaxed) & PREFETCHED != 0 {
-            if used {
-                self.readahead.used += 1;
-            } else {
-                self.readahead.wasted += 1;
-            }
+    /// Settles whether a page that read-ahead brought was of use; whether it is such a page, and
+    /// was not settled before.
+    fn count_prefetched(&mut self, meta: &FrameMeta, used: bool) -> bool {
+        let prefetched = meta.tags.fetch_and(!PREFETCHED, Relaxed) & PREFETCHED != 0;
+        if prefetched && used {
+            self.readahead.used += 1;
+        } else if prefetched {
+            self.readahead.wasted += 1;
         }
+        prefetched
     }
 
     /// The use of read-ahead so far, pages that are still cached included.

@@ -9,8 +9,8 @@
 //! its class, so address and metadata are found without knowing the class.
 //!
 //! - **The limit.** `committed` counts what may be resident: each frame that was ever touched and
-//!   not given back, with its metadata, and what [`Frames::try_charge`] was told of (objects of
-//!   open files). It never exceeds the limit. A free frame of one class counts until
+//!   not given back, the metadata of each that was ever touched, and what [`Frames::try_charge`]
+//!   was told of (objects of open files). It never exceeds the limit. A free frame of one class counts until
 //!   [`Frames::decommit`] returns its memory to the system for another class.
 //! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
 //!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
@@ -89,7 +89,8 @@ impl Class {
         self.0
     }
 
-    /// What one frame counts against the limit.
+    /// What one frame counts against the limit from its first use on. The part for its metadata,
+    /// which stays resident, is never given back.
     pub(crate) fn charge(self) -> u64 {
         (self.bytes() + self.units() as usize * size_of::<FrameMeta>()) as u64
     }
@@ -251,13 +252,16 @@ impl Frames {
             return Some(frame);
         }
         if free.fresh.is_empty() || !free.fresh_is_warm {
-            if !self.try_charge(class.charge()) {
-                return None;
-            }
             if free.cold != 0 {
+                if !self.try_charge(class.bytes() as u64) {
+                    return None;
+                }
                 let frame = FrameIndex(free.cold);
                 free.cold = self.meta(frame).next.load(Relaxed);
                 return Some(frame);
+            }
+            if !self.try_charge(class.charge()) {
+                return None;
             }
             if free.fresh.is_empty() {
                 self.uncharge(class.charge());
@@ -356,10 +360,11 @@ impl Frames {
         // SAFETY: the frame is free, so nobody relies on its bytes; late readers find zeros (W8).
         let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), Advice::LinuxDontNeed) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
-        self.uncharge(class.charge());
+        self.uncharge(class.bytes() as u64);
     }
 
-    /// Makes all frames, tables and file objects read-only, or writable again where they were.
+    /// Makes all frames, tables, file objects and their metadata read-only, or writable again where
+    /// they were.
     #[cfg(test)]
     pub(crate) fn protect(&self, read_only: bool) {
         let used = self.next_chunk.load(Relaxed) as usize * CHUNK_BYTES as usize;
@@ -370,6 +375,9 @@ impl Frames {
         };
         // SAFETY: our own mapping; tests call it while nobody writes.
         unsafe { rustix::mm::mprotect(self.base.cast(), used, access) }.unwrap();
+        let metas_bytes = self.units as usize * size_of::<FrameMeta>();
+        // SAFETY: as above.
+        unsafe { rustix::mm::mprotect(self.metas.cast(), metas_bytes, access) }.unwrap();
     }
 }
 

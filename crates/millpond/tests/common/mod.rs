@@ -189,3 +189,11 @@ pub fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> b
     // SAFETY: the argument is valid for the call.
     unsafe { libc::setrlimit(resource, &limit) == 0 }
 }
+
+/// What this process may raise a limit to.
+pub fn hard_limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the argument is valid for the call.
+    assert_eq!(unsafe { libc::getrlimit(resource, &mut limit) }, 0);
+    limit.rlim_max
+}

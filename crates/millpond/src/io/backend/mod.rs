@@ -13,6 +13,9 @@ pub(crate) mod sim;
 
 pub(crate) mod descriptors;
 
+#[cfg(test)]
+mod conformance;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

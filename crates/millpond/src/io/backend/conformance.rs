@@ -1,0 +1,404 @@
+//! What every back end must do, over the trait alone.
+//!
+//! Each test runs on each back end that works here, with both backings where it has a choice. The
+//! memory is aligned, as frames are; what is not aligned is said so.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use crate::io::backend::BackingFile;
+use crate::io::backend::memory::MemoryFile;
+use crate::io::backend::sim::{SimFile, SimOptions};
+use crate::io::backend::threads::{Pool, ThreadsFile};
+use crate::io::backend::uring::{self, Driver, UringFile};
+use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::options::Backing;
+
+const BLOCK: usize = 4096;
+
+/// Memory aligned to a block, like frames.
+struct Memory {
+    bytes: Vec<u8>,
+    skip: usize,
+}
+
+impl Memory {
+    fn new(len: usize, fill: impl Fn(usize) -> u8) -> Memory {
+        let mut bytes = vec![0; len + BLOCK];
+        let skip = bytes.as_ptr().align_offset(BLOCK);
+        for i in 0..len {
+            bytes[skip + i] = fill(i);
+        }
+        Memory { bytes, skip }
+    }
+
+    fn zeroed(len: usize) -> Memory {
+        Memory::new(len, |_| 0)
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.bytes[self.skip..self.bytes.len() - BLOCK + self.skip]
+    }
+
+    /// Segments of `piece` bytes each.
+    fn segments(&mut self, piece: usize) -> Vec<Segment<'static>> {
+        let end = self.bytes.len() - BLOCK + self.skip;
+        self.bytes[self.skip..end]
+            .chunks_mut(piece)
+            // SAFETY: the tests keep the memory until the transfers have ended.
+            .map(|piece| unsafe { Segment::new(piece.as_mut_ptr(), piece.len()) })
+            .collect()
+    }
+}
+
+/// A back end and how to make a file of it.
+struct Subject {
+    name: &'static str,
+    file: Arc<dyn BackingFile>,
+    path: std::path::PathBuf,
+    stop: Box<dyn Fn()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        (self.stop)();
+    }
+}
+
+/// One of each, over a new file that holds `content`.
+fn subjects(content: &[u8]) -> Vec<Subject> {
+    let mut all = Vec::new();
+    let mut add = |name, make: &dyn Fn(&OwnedFd, &Arc<Pool>) -> io::Result<Made>| {
+        let dir = tempfile::tempdir_in(target_dir()).unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, content).unwrap();
+        let fd: OwnedFd =
+            std::fs::File::options().read(true).write(true).open(&path).unwrap().into();
+        let pool: Arc<Pool> = Arc::default();
+        match make(&fd, &pool) {
+            Ok((file, driver)) => {
+                file.attach(fd, true, true).unwrap();
+                let stop = Box::new(move || {
+                    pool.stop();
+                    driver.iter().for_each(|driver| driver.stop());
+                });
+                all.push(Subject { name, file, path, stop, _dir: dir });
+            }
+            Err(error) => println!("skipped: {name}: {error}"),
+        }
+    };
+    for (name, backing) in
+        [("uring", Backing::Buffered), ("uring, direct", Backing::Direct)]
+    {
+        add(name, &|fd, _| {
+            uring::probe()?;
+            let driver = Arc::new(Driver::new()?);
+            let file = UringFile::new(fd.as_fd(), backing, &driver)?;
+            Ok((Arc::new(file), Some(driver)))
+        });
+    }
+    for (name, backing) in
+        [("threads", Backing::Buffered), ("threads, direct", Backing::Direct)]
+    {
+        add(name, &|fd, pool| {
+            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?), None))
+        });
+    }
+    add("memory", &|_, pool| Ok((Arc::new(MemoryFile::new(content.to_vec(), pool)), None)));
+    add("sim", &|_, pool| {
+        let options = SimOptions::new(1).delay_us_max(20).short_per_mille(500);
+        Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
+    });
+    all
+}
+
+type Made = (Arc<dyn BackingFile>, Option<Arc<Driver>>);
+
+/// On the disk that the build is on, as /tmp may not know O_DIRECT.
+fn target_dir() -> std::path::PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    exe.parent().unwrap().to_path_buf()
+}
+
+fn pattern(i: usize) -> u8 {
+    (i / BLOCK * 31 + i % 251) as u8
+}
+
+fn content(len: usize) -> Vec<u8> {
+    (0..len).map(pattern).collect()
+}
+
+/// One transfer, brought to its end.
+fn transfer(
+    file: &dyn BackingFile,
+    direction: Direction,
+    offset: u64,
+    segments: &[Segment<'_>],
+) -> (u64, Option<io::Error>) {
+    let mut batch = [Transfer::new(direction, offset, segments)];
+    request::run(file, &mut batch);
+    let [transfer] = batch;
+    (transfer.moved, transfer.error)
+}
+
+fn read(file: &dyn BackingFile, offset: u64, len: usize) -> Vec<u8> {
+    let mut memory = Memory::zeroed(len);
+    let (moved, error) = transfer(file, Direction::Read, offset, &memory.segments(len.max(1)));
+    assert!(error.is_none(), "{error:?}");
+    memory.get()[..moved as usize].to_vec()
+}
+
+#[test]
+fn reads_what_is_there_and_stops_at_the_end() {
+    let content = content(5 * BLOCK + 100);
+    for subject in subjects(&content) {
+        let file = &*subject.file;
+        assert_eq!(file.len().unwrap(), content.len() as u64, "{}", subject.name);
+        assert_eq!(read(file, 0, 6 * BLOCK), content, "{}", subject.name);
+        assert_eq!(read(file, 4096, 4096), content[4096..8192], "{}", subject.name);
+        assert_eq!(read(file, 5 * 4096, BLOCK), content[5 * BLOCK..], "{}", subject.name);
+        assert_eq!(read(file, 6 * 4096, BLOCK), [], "{}", subject.name);
+        assert_eq!(read(file, 1 << 40, BLOCK), [], "{}", subject.name);
+    }
+}
+
+#[test]
+fn an_empty_file_ends_at_once() {
+    for subject in subjects(&[]) {
+        assert_eq!(subject.file.len().unwrap(), 0);
+        assert_eq!(read(&*subject.file, 0, BLOCK), [], "{}", subject.name);
+    }
+}
+
+#[test]
+fn writes_are_read_back_whatever_their_alignment() {
+    for subject in subjects(&content(4 * BLOCK)) {
+        let file = &*subject.file;
+        let mut expected = content(4 * BLOCK);
+        // Aligned, within a block, across blocks, at the end, beyond the end.
+        for (offset, len) in
+            [(4096, 4096), (0, 8192), (100, 7), (4000, 5000), (16384, 4096), (20480, 10), (30000, 1)]
+        {
+            let mut memory = Memory::new(len, |i| pattern(i + offset) ^ 0xA5);
+            let segments = memory.segments(len);
+            let (moved, error) = transfer(file, Direction::Write, offset as u64, &segments);
+            assert!(error.is_none() && moved == len as u64, "{}: {error:?}", subject.name);
+            expected.resize(expected.len().max(offset + len), 0);
+            expected[offset..offset + len].copy_from_slice(memory.get());
+            assert_eq!(file.len().unwrap(), expected.len() as u64, "{}", subject.name);
+        }
+        assert!(read(file, 0, 8 * BLOCK) == expected, "{}", subject.name);
+        if !matches!(subject.name, "memory" | "sim") {
+            assert!(std::fs::read(&subject.path).unwrap() == expected, "{}", subject.name);
+        }
+    }
+}
+
+/// Goal: vectors of any shape go through, longer ones than a system call takes, too.
+/// Method: 1, 2, 1024, 1025 and 3000 segments of a block and of odd lengths, empty ones among them.
+#[test]
+fn vectors_of_any_length_go_through() {
+    for subject in subjects(&[]) {
+        let file = &*subject.file;
+        for count in [1usize, 2, 1024, 1025, 3000] {
+            for piece in [BLOCK, 512, 7] {
+                let len = count * piece;
+                let mut memory = Memory::new(len, |i| pattern(i + count));
+                let mut segments = memory.segments(piece);
+                if piece == 7 {
+                    // SAFETY: no byte of it is used.
+                    segments.insert(count / 2, unsafe { Segment::new(std::ptr::null_mut(), 0) });
+                }
+                let (moved, error) = transfer(file, Direction::Write, 0, &segments);
+                assert!(error.is_none() && moved == len as u64, "{}: {error:?}", subject.name);
+                // Direct reads want aligned pieces.
+                let aligned = len.next_multiple_of(BLOCK);
+                let mut back = Memory::zeroed(aligned);
+                let piece = if file.read_alignment().offset_bytes > 1 { BLOCK } else { piece };
+                let segments = back.segments(piece);
+                let (moved, error) = transfer(file, Direction::Read, 0, &segments);
+                assert!(error.is_none() && moved >= len as u64, "{}: {error:?}", subject.name);
+                assert!(back.get()[..len] == *memory.get(), "{}: {count}", subject.name);
+            }
+        }
+    }
+}
+
+/// Goal: a batch is carried out whole, however long, and each transfer gets its own outcome.
+/// Method: batches up to several rings long, some transfers of which lie beyond the end.
+#[test]
+fn batches_of_any_length_end_with_their_own_outcomes() {
+    const BLOCKS: usize = 100;
+    for subject in subjects(&content(BLOCKS * BLOCK)) {
+        for count in [1usize, 2, 64, 65, 200] {
+            let mut memories: Vec<Memory> = (0..count).map(|_| Memory::zeroed(BLOCK)).collect();
+            let segments: Vec<_> = memories.iter_mut().map(|it| it.segments(BLOCK)).collect();
+            let place = |i: usize| i * 7 % (BLOCKS + 20);
+            let mut batch: Vec<Transfer<'_>> = (0..count)
+                .map(|i| Transfer::new(Direction::Read, (place(i) * BLOCK) as u64, &segments[i]))
+                .collect();
+            request::run(&*subject.file, &mut batch);
+            for (i, transfer) in batch.iter().enumerate() {
+                let expected = if place(i) < BLOCKS { BLOCK } else { 0 };
+                assert!(transfer.error.is_none(), "{}: {:?}", subject.name, transfer.error);
+                assert_eq!(transfer.moved, expected as u64, "{}", subject.name);
+                let at = place(i) * BLOCK;
+                assert!((0..expected).all(|b| memories[i].get()[b] == pattern(at + b)));
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_change_and_new_bytes_are_zero() {
+    for subject in subjects(&content(3 * BLOCK)) {
+        let file = &*subject.file;
+        for len in [100u64, 3 * 4096, 0, 5000, 1 << 20] {
+            file.set_len(len).unwrap();
+            assert_eq!(file.len().unwrap(), len, "{}", subject.name);
+        }
+        let bytes = read(file, 0, 1 << 20);
+        assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0));
+        file.sync(true).unwrap();
+        file.sync(false).unwrap();
+        file.flush().unwrap();
+    }
+}
+
+#[test]
+fn lengths_that_no_file_can_have_are_refused() {
+    for subject in subjects(&content(10)) {
+        let error = subject.file.set_len(i64::MAX as u64).unwrap_err();
+        let errno = error.raw_os_error();
+        assert!(matches!(errno, Some(libc::EFBIG | libc::EINVAL)), "{}: {error}", subject.name);
+        assert_eq!(subject.file.len().unwrap(), 10);
+    }
+}
+
+/// Goal: a background read tells its end once, with its bytes in place; who is refused gets the
+/// read back whole.
+/// Method: more reads at once than any back end queues, in segments, with some beyond the end.
+#[test]
+fn background_reads_end_once_each() {
+    const BLOCKS: usize = 40;
+    for subject in subjects(&content(BLOCKS * BLOCK)) {
+        let (send, ended) = mpsc::channel();
+        let (mut started, mut refused) = (0, 0);
+        for i in 0..300usize {
+            let at = i % (BLOCKS + 2);
+            let mut memory = Memory::zeroed(2 * BLOCK);
+            let segments = memory.segments(BLOCK).into_boxed_slice();
+            let send = send.clone();
+            let read = BackgroundRead {
+                offset: (at * BLOCK) as u64,
+                segments,
+                done: Box::new(move |outcome| send.send((at, outcome, memory)).unwrap()),
+            };
+            match Arc::clone(&subject.file).start(read) {
+                Ok(()) => started += 1,
+                Err(read) => {
+                    assert_eq!(read.segments.len(), 2);
+                    refused += 1;
+                }
+            }
+        }
+        for _ in 0..started {
+            let (at, outcome, memory) =
+                ended.recv_timeout(Duration::from_secs(20)).expect("every read ends");
+            let moved = outcome.unwrap();
+            let there = (BLOCKS.saturating_sub(at) * BLOCK).min(2 * BLOCK);
+            assert!(moved <= there && (moved > 0) == (there > 0), "{}: {moved}", subject.name);
+            assert!((0..moved).all(|b| memory.get()[b] == pattern(at * BLOCK + b)));
+        }
+        assert!(ended.recv_timeout(Duration::from_millis(5)).is_err(), "told twice");
+        assert!(started > 0 && started + refused == 300);
+        println!("{}: {started} started, {refused} refused", subject.name);
+    }
+}
+
+/// Goal: signals that arrive all the time do not make a transfer fail or end short.
+/// Method: another thread sends this one a signal, whose handler restarts nothing, every few
+/// microseconds while it writes and reads batches.
+#[test]
+fn interrupted_transfers_are_continued() {
+    static CAUGHT: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn caught(_: libc::c_int) {
+        CAUGHT.fetch_add(1, SeqCst);
+    }
+    let handler: extern "C" fn(libc::c_int) = caught;
+    // SAFETY: a zeroed sigaction is valid: no flags, an empty mask; the handler only counts.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()), 0);
+    }
+    // SAFETY: no arguments.
+    let target = unsafe { libc::pthread_self() } as usize;
+    let stop = Arc::new(AtomicBool::new(false));
+    let sender = std::thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            while !stop.load(SeqCst) {
+                // SAFETY: the target joins this thread before it ends.
+                unsafe { libc::pthread_kill(target as libc::pthread_t, libc::SIGUSR2) };
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    });
+    let outcome = std::panic::catch_unwind(|| {
+        for subject in subjects(&[]) {
+            let started = Instant::now();
+            for round in 0.. {
+                if started.elapsed() > Duration::from_millis(150) {
+                    break;
+                }
+                let mut memory = Memory::new(64 * BLOCK, |i| pattern(i + round));
+                let segments = memory.segments(BLOCK);
+                for direction in [Direction::Write, Direction::Read] {
+                    let mut batch: Vec<Transfer<'_>> = segments
+                        .chunks(8)
+                        .zip(0u64..)
+                        .map(|(part, i)| Transfer::new(direction, i * 8 * BLOCK as u64, part))
+                        .collect();
+                    request::run(&*subject.file, &mut batch);
+                    for transfer in &batch {
+                        assert!(transfer.error.is_none(), "{}: {:?}", subject.name, transfer.error);
+                        assert_eq!(transfer.moved, 8 * BLOCK as u64);
+                    }
+                }
+                assert!((0..64 * BLOCK).all(|i| memory.get()[i] == pattern(i + round)));
+            }
+        }
+    });
+    stop.store(true, SeqCst);
+    sender.join().unwrap();
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+    assert!(CAUGHT.load(SeqCst) > 0);
+}
+
+/// Goal: what the device refuses is an error, not the end of the file.
+/// Method: a descriptor for one direction only, offered for that one.
+#[test]
+fn a_direction_without_a_descriptor_is_an_error() {
+    let dir = tempfile::tempdir_in(target_dir()).unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, content(BLOCK)).unwrap();
+    let pool: Arc<Pool> = Arc::default();
+    let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
+    assert!(fd.as_raw_fd() >= 0);
+    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &pool).unwrap();
+    assert!(file.attach(fd, true, false).unwrap().is_none());
+    assert!(file.permits(false) && !file.permits(true));
+    let mut memory = Memory::new(BLOCK, |_| 9);
+    let (moved, error) = transfer(&file, Direction::Write, 0, &memory.segments(BLOCK));
+    assert_eq!((moved, error.unwrap().raw_os_error()), (0, Some(libc::EBADF)));
+    assert!(file.set_len(0).is_err());
+    assert_eq!(read(&file, 0, BLOCK), content(BLOCK));
+}

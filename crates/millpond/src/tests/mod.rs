@@ -1,0 +1,3 @@
+//! Tests of the whole engine that need to look inside it.
+
+mod no_shared_write;

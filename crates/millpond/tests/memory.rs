@@ -1,0 +1,213 @@
+//! The memory limit is one: what the kernel says is resident grows by no more than that.
+//!
+//! Each test runs in a process of its own. Numbers are printed.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use millpond::{Advice, BackendChoice, Engine, Error};
+
+use common::{Random, engine, in_own_process, read_write, rss_bytes, temp_dir};
+
+const SLACK_BYTES: u64 = 4 << 20;
+
+/// Runs everything once, small, so that what the program itself needs is resident already.
+fn warm_up() {
+    let dir = temp_dir();
+    let engine = engine(1 << 20, BackendChoice::Auto);
+    let file = engine.open(dir.path().join("file"), &read_write()).unwrap();
+    file.truncate(8 << 20).unwrap();
+    let mut bytes = vec![0; 4096];
+    for page in 0..2048u64 {
+        file.read_at(&mut bytes, page * 4096).unwrap();
+    }
+    file.write_all_at(&vec![1; 1 << 20], 0).unwrap();
+    let _ = file.view(0, 100).unwrap();
+    println!("{:?}", engine.stats());
+}
+
+struct Watch {
+    base: u64,
+    peak: u64,
+}
+
+impl Watch {
+    fn new() -> Watch {
+        let base = rss_bytes();
+        Watch { base, peak: base }
+    }
+
+    fn check(&mut self, engine: &Engine, what: &str) {
+        let stats = engine.stats();
+        assert!(stats.memory_bytes <= engine.cache_bytes(), "{what}: {stats:?}");
+        self.peak = self.peak.max(rss_bytes());
+        let grown = self.peak - self.base;
+        assert!(
+            grown <= engine.cache_bytes() + SLACK_BYTES,
+            "{what}: {grown} bytes resident, of {} allowed and {} counted",
+            engine.cache_bytes(),
+            stats.memory_bytes
+        );
+    }
+
+    fn report(&self, engine: &Engine, what: &str) {
+        println!(
+            "{what}: cache_bytes {}, counted {}, resident set grew by {} ({:+} of the limit)",
+            engine.cache_bytes(),
+            engine.stats().memory_bytes,
+            self.peak - self.base,
+            (self.peak - self.base) as i64 - engine.cache_bytes() as i64,
+        );
+    }
+}
+
+/// Goal: tables of a huge sparse file, in which each page needs a leaf of its own, stay within the
+/// limit.
+/// Method: 10^6 random pages of 1 TiB.
+#[test]
+fn random_pages_of_a_sparse_terabyte() {
+    in_own_process("random_pages_of_a_sparse_terabyte", Duration::from_secs(300), || {
+        warm_up();
+        let sizes: &[u64] = if cfg!(debug_assertions) { &[64] } else { &[8, 64, 256] };
+        for &cache_mib in sizes {
+            let cache_bytes = cache_mib << 20;
+            let dir = temp_dir();
+            let path = dir.path().join("file");
+            std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+            let mut bytes = vec![0; 4096];
+            let mut watch = Watch::new();
+            let engine = engine(cache_bytes, BackendChoice::Auto);
+            let file = engine.open(&path, &read_write()).unwrap();
+            let mut random = Random(1);
+            let started = Instant::now();
+            for number in 0..1_000_000 {
+                let page = random.below(1 << 28);
+                assert_eq!(file.read_at(&mut bytes, page * 4096).unwrap(), 4096);
+                if number % 50_000 == 0 {
+                    watch.check(&engine, "sparse terabyte");
+                }
+            }
+            watch.check(&engine, "sparse terabyte");
+            watch.report(&engine, &format!("sparse terabyte, {:.1?}", started.elapsed()));
+        }
+    });
+}
+
+/// Goal: the objects of open files count in the limit.
+/// Method: 32,768 files of one page, all open, each read once, and then again; fewer where the
+/// system allows no more.
+#[test]
+fn many_open_files() {
+    const WANTED: u64 = 32_768;
+    const SPARE: u64 = 100;
+    in_own_process("many_open_files", Duration::from_secs(300), || {
+        let mut files_max = WANTED;
+        if !common::set_limit(libc::RLIMIT_NOFILE, WANTED + SPARE, WANTED + SPARE) {
+            let hard = common::hard_limit(libc::RLIMIT_NOFILE);
+            assert!(common::set_limit(libc::RLIMIT_NOFILE, hard, hard));
+            files_max = hard - SPARE;
+            println!("skipped: {WANTED} open files; RLIMIT_NOFILE allows {files_max}");
+        }
+        warm_up();
+        let dir = temp_dir();
+        let path = |number: u64| dir.path().join(format!("{}/{number}", number % 64));
+        for sub in 0..64 {
+            std::fs::create_dir(dir.path().join(format!("{sub}"))).unwrap();
+        }
+        for number in 0..files_max {
+            std::fs::write(path(number), [number as u8; 4096]).unwrap();
+        }
+        // The list of handles is the caller's memory: resident before it is measured.
+        let mut files = Vec::with_capacity(files_max as usize);
+        for cache_bytes in [64u64 << 20, 512 << 20] {
+            files.resize_with(files_max as usize, || None);
+            let mut watch = Watch::new();
+            let engine = engine(cache_bytes, BackendChoice::Auto);
+            let mut bytes = vec![0; 8192];
+            let started = Instant::now();
+            for number in 0..files_max {
+                let file = engine.open(path(number), &read_write()).unwrap();
+                assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 4096);
+                assert_eq!(bytes[77], number as u8);
+                files[number as usize] = Some(file);
+                if number % 4096 == 0 {
+                    watch.check(&engine, "open files");
+                }
+            }
+            for number in 0..files_max {
+                let file = files[number as usize].as_ref().unwrap();
+                assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 4096);
+                assert_eq!(bytes[77], number as u8);
+            }
+            watch.check(&engine, "open files");
+            watch.report(&engine, &format!("{files_max} open files, {:.1?}", started.elapsed()));
+            files.clear();
+            println!("all closed: counted {}", engine.stats().memory_bytes);
+        }
+    });
+}
+
+/// Goal: an engine whose limit has no room for another file says so, and works on.
+#[test]
+fn too_many_files_for_the_limit_are_refused() {
+    in_own_process("too_many_files_for_the_limit_are_refused", Duration::from_secs(60), || {
+        let dir = temp_dir();
+        let engine = engine(64 << 10, BackendChoice::Auto);
+        let mut files = Vec::new();
+        let refused = loop {
+            let path = dir.path().join(files.len().to_string());
+            match engine.open(&path, &read_write()) {
+                Ok(file) => files.push(file),
+                Err(error) => break error,
+            }
+            assert!(files.len() < 100, "more files than the limit has room for");
+        };
+        assert!(matches!(refused, Error::NoBuffers { .. }), "{refused}");
+        assert_eq!(refused.errno(), libc::ENOBUFS);
+        for (number, file) in files.iter().enumerate() {
+            file.write_all_at(&[number as u8; 9000], 0).unwrap();
+        }
+        let mut bytes = [0; 10_000];
+        for (number, file) in files.iter().enumerate() {
+            assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 9000);
+            assert_eq!(bytes[..9000], [number as u8; 9000]);
+        }
+        assert!(engine.stats().memory_bytes <= engine.cache_bytes());
+        files.truncate(files.len() / 2);
+        let file = engine.open(dir.path().join("0"), &read_write()).unwrap();
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 9000);
+    });
+}
+
+/// Goal: memory that was of one page size is of another one later, and is never both.
+/// Method: files of every page size in turn fill the cache, several times around, with reads in
+/// sequence, so that read-ahead takes part.
+#[test]
+fn page_sizes_take_turns() {
+    in_own_process("page_sizes_take_turns", Duration::from_secs(300), || {
+        warm_up();
+        for cache_bytes in [8u64 << 20, 128 << 20] {
+            let mut bytes = vec![0; 1 << 16];
+            let mut watch = Watch::new();
+            let engine = engine(cache_bytes, BackendChoice::Auto);
+            for _ in 0..2 {
+                for page_shift in [12, 16, 13, 15, 14] {
+                    let dir = temp_dir();
+                    let path = dir.path().join("file");
+                    let len = cache_bytes + cache_bytes / 2;
+                    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+                    let options = read_write().page_bytes(1 << page_shift);
+                    let file = engine.open(&path, &options).unwrap();
+                    for at in (0..len).step_by(bytes.len()) {
+                        assert_eq!(file.read_at(&mut bytes, at).unwrap(), bytes.len());
+                    }
+                    watch.check(&engine, "page sizes");
+                    file.advise(0, 0, Advice::DontNeed).unwrap();
+                    watch.check(&engine, "page sizes");
+                }
+            }
+            watch.report(&engine, "page sizes in turn");
+        }
+    });
+}

@@ -1,0 +1,152 @@
+//! What the engine does not do: work while it is idle, and start or wake threads for a miss.
+//!
+//! Each test runs in a process of its own, whose threads are the engine's alone.
+
+mod common;
+
+use std::time::Duration;
+
+use millpond::{Advice, BackendChoice, Backing, File};
+
+use common::{Random, context_switches, engine, has_uring, in_own_process, read_write, temp_dir};
+use common::threads;
+
+fn ours() -> Vec<(u64, String)> {
+    threads().into_iter().filter(|(_, name)| name.starts_with("millpond-")).collect()
+}
+
+/// Wakes the engine's threads, by read-ahead.
+fn use_the_driver(file: &File) {
+    let mut bytes = vec![0; 4096];
+    for page in 0..512u64 {
+        file.read_at(&mut bytes, page * 4096).unwrap();
+    }
+    file.advise(8 << 20, 1 << 20, Advice::WillNeed).unwrap();
+    let mut last = u64::MAX;
+    // Until nothing is in flight any more.
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = ours().iter().map(|(id, _)| context_switches(*id).0).sum();
+        if now == last {
+            return;
+        }
+        last = now;
+    }
+    panic!("the threads do not come to rest");
+}
+
+fn back_ends() -> Vec<(&'static str, BackendChoice)> {
+    let mut all = vec![("threads", BackendChoice::Threads)];
+    if has_uring() {
+        all.push(("uring", BackendChoice::Uring));
+    }
+    all
+}
+
+/// Goal: an engine that has nothing to do takes no CPU, also after its threads were used.
+/// Method: the context switches and the CPU time of its threads do not grow for 2 seconds.
+#[test]
+fn an_idle_engine_does_nothing() {
+    in_own_process("an_idle_engine_does_nothing", Duration::from_secs(30), || {
+        for (name, backend) in back_ends() {
+            let dir = temp_dir();
+            let path = dir.path().join("file");
+            std::fs::write(&path, vec![1; 16 << 20]).unwrap();
+            let engine = engine(64 << 20, backend);
+            let file = engine.open(&path, &read_write()).unwrap();
+            use_the_driver(&file);
+            let threads = ours();
+            assert!(!threads.is_empty(), "{name}: read-ahead used no thread");
+            let activity = || -> Vec<_> {
+                threads.iter().map(|(id, name)| (name.clone(), context_switches(*id))).collect()
+            };
+            let before = activity();
+            std::thread::sleep(Duration::from_secs(2));
+            assert_eq!(activity(), before, "{name}");
+            // And it still works, and ends with the engine.
+            file.advise(12 << 20, 1 << 20, Advice::WillNeed).unwrap();
+            drop(file);
+            drop(engine);
+            for _ in 0..500 {
+                if ours().is_empty() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert_eq!(ours(), [], "{name}: threads outlive the engine");
+        }
+    });
+}
+
+/// Goal: a synchronous miss is the caller's own work: no thread is started or woken for it.
+/// Method: random reads, of one page and of several with holes between cached ones, through caches
+/// that miss; the process's threads stay the same, and those that exist do not run.
+#[test]
+fn a_synchronous_miss_wakes_no_thread() {
+    in_own_process("a_synchronous_miss_wakes_no_thread", Duration::from_secs(60), || {
+        for (name, backend) in back_ends() {
+            for backing in [Backing::Buffered, Backing::Direct] {
+                let dir = temp_dir();
+                let path = dir.path().join("file");
+                std::fs::write(&path, vec![1; 16 << 20]).unwrap();
+                let engine = engine(1 << 20, backend.clone());
+                let options = read_write().backing(backing);
+                let file = engine.open(&path, &options).unwrap();
+                let before = threads().len();
+                let mut random = Random(1);
+                let mut read = |count: u64| {
+                    let misses = engine.stats().misses;
+                    let mut bytes = vec![0; 9 * 4096];
+                    for _ in 0..count {
+                        // Never one after the other: that would be a sequence.
+                        let page = 2 + random.below(2000) * 2;
+                        let pages = if random.chance(200) { 9 } else { 1 };
+                        let at = page * 4096;
+                        assert_eq!(
+                            file.read_at(&mut bytes[..pages * 4096], at).unwrap(),
+                            pages * 4096
+                        );
+                    }
+                    assert!(engine.stats().misses > misses + count / 2, "{name}: too few misses");
+                };
+                read(10);
+                file.advise(0, 0, Advice::Random).unwrap();
+                read(1000);
+                assert_eq!(threads().len(), before, "{name}: {:?}", threads());
+                file.advise(0, 0, Advice::Normal).unwrap();
+                // With a thread that sleeps: it stays asleep.
+                use_the_driver(&file);
+                file.advise(0, 0, Advice::Random).unwrap();
+                let driver = ours();
+                assert!(!driver.is_empty());
+                let switches = || -> Vec<_> {
+                    driver.iter().map(|(id, _)| context_switches(*id).0).collect()
+                };
+                let (slept, count) = (switches(), threads().len());
+                read(1000);
+                assert_eq!(switches(), slept, "{name}: a thread was woken");
+                assert_eq!(threads().len(), count, "{name}");
+                drop((file, engine));
+                while !ours().is_empty() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    });
+}
+
+/// Goal: building an engine and opening files starts no thread.
+#[test]
+fn building_and_opening_start_no_thread() {
+    in_own_process("building_and_opening_start_no_thread", Duration::from_secs(20), || {
+        let before = threads().len();
+        for (_, backend) in back_ends() {
+            let dir = temp_dir();
+            let engine = engine(1 << 20, backend);
+            let file = engine.open(dir.path().join("file"), &read_write()).unwrap();
+            file.write_all_at(&[1; 100_000], 0).unwrap();
+            file.truncate(5).unwrap();
+            assert_eq!(threads().len(), before);
+        }
+    });
+}
