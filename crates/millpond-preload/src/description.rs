@@ -28,7 +28,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use millpond::File;
 
@@ -81,6 +81,8 @@ pub struct Cold {
     /// The program has locked it by flock or an open-file-description lock, which must end with
     /// the program's last descriptor, not with ours.
     pub is_locked: bool,
+    /// Where the offset was when it was left to the kernel, to see what libc has moved since.
+    pub offset_given: Option<u64>,
 }
 
 /// See the module header.
@@ -92,6 +94,8 @@ pub struct Description {
     access: AtomicU32,
     reason: AtomicU32,
     kernel_fd: AtomicI32,
+    /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
+    moved_in_kernel: AtomicU64,
     references: AtomicU32,
     file: UnsafeCell<Option<Box<File>>>,
     cold: UnsafeCell<Cold>,
@@ -118,9 +122,10 @@ impl Description {
         let description = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
         // SAFETY: taken from the pool, so nobody else can reach it (D2).
         unsafe {
-            *description.cold.get() = Cold { id, slots: 0, is_locked: false };
+            *description.cold.get() = Cold { id, slots: 1, ..Cold::default() };
             *description.file.get() = None;
         }
+        description.moved_in_kernel.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
@@ -153,6 +158,7 @@ impl Description {
             access: AtomicU32::new(0),
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
+            moved_in_kernel: AtomicU64::new(0),
             references: AtomicU32::new(0),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
@@ -184,6 +190,14 @@ impl Description {
     /// file was never served. Valid while pinned.
     pub fn kernel_fd(&self) -> RawFd {
         self.kernel_fd.load(Relaxed)
+    }
+
+    pub fn moved_in_kernel(&self) -> u64 {
+        self.moved_in_kernel.load(Relaxed)
+    }
+
+    pub fn add_moved_in_kernel(&self, bytes: u64) {
+        self.moved_in_kernel.fetch_add(bytes, Relaxed);
     }
 
     /// The fields that the registry lock protects.

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::description::Pin;
-use crate::offset::OFFSET_END;
+use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::{fail, libc_calls, sys, to_libc};
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
@@ -199,7 +199,7 @@ pub fn tell_offset(fd: c_int) {
     section::run(|_| {
         if let Some(pin) = Pin::of(fd) {
             let offset = pin.offset.lock();
-            if pin.is_served() {
+            if pin.is_served() && offset != IN_KERNEL {
                 registry::push_offset(pin.kernel_fd(), offset);
             }
             pin.offset.unlock(offset);
@@ -279,14 +279,22 @@ fn seek_slow(fd: c_int, offset: Off, whence: c_int) -> Option<isize> {
             return None;
         }
         let kernel_fd = pin.kernel_fd();
+        let before = registry::kernel_offset(kernel_fd);
         // SAFETY: no memory involved. The kernel knows what is valid on this file system, and
         // where the file ends and its holes are.
         let result = unsafe {
-            if whence == libc::SEEK_CUR {
+            if whence == libc::SEEK_CUR && old != IN_KERNEL {
                 registry::push_offset(kernel_fd, old);
             }
             sys!(libc::SYS_lseek, kernel_fd, offset, whence)
         };
+        if old == IN_KERNEL {
+            if result >= 0 {
+                pin.add_moved_in_kernel(result.wrapping_sub(before) as u64);
+            }
+            pin.offset.unlock(old);
+            return Some(result);
+        }
         let is_ours = (0..OFFSET_END as isize).contains(&result);
         pin.offset.unlock(if is_ours { result as u64 } else { old });
         if result >= 0 && !is_ours {

@@ -29,9 +29,11 @@ fn pass(fd: c_int, reason: Reason) {
     }
 }
 
-/// Before libc writes to `fd` by itself.
+/// Before libc reads or writes `fd` by itself.
 pub fn give_to_libc(fd: c_int) {
-    pass(fd, Reason::InLibc);
+    if is_served(fd) && !thread::record().is_inside() {
+        section::run(|_| lock().share_with_libc(fd));
+    }
 }
 
 fn is_served(fd: c_int) -> bool {
@@ -365,7 +367,7 @@ unsafe fn pass_sent(message: *const libc::msghdr) {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while let Some(control) = header.as_ref() {
             if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let bytes = control.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let bytes = control.cmsg_len - libc::CMSG_LEN(0) as usize;
                 let fds = libc::CMSG_DATA(header).cast::<c_int>();
                 for index in 0..bytes / size_of::<c_int>() {
                     pass(fds.add(index).read_unaligned(), Reason::Given);

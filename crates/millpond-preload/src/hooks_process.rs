@@ -321,6 +321,14 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn quick_exit(status: c_int) -> ! {
+    report::say();
+    // SAFETY: as the caller vouches to `quick_exit`.
+    unsafe { libc_calls::quick_exit(status) };
+    std::process::abort();
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: the same function under its other name.
     unsafe { _exit(status) }

@@ -19,7 +19,6 @@ use crate::hooks_io::{read, write};
 use crate::hooks_open::open_at;
 use crate::lock::Lock;
 use crate::real::{fail, libc_calls, set_errno, sys};
-use crate::report::Reason;
 use crate::table::{self, Slot};
 use crate::{registry, section, thread};
 
@@ -142,9 +141,7 @@ impl StreamMode {
 unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut FILE {
     let is_ours = matches!(table::get(fd), Slot::File(_)) && !has_charset && !wide::is_used();
     if !is_ours {
-        if let Slot::File(_) = table::get(fd) {
-            section::run(|_| registry::lock().pass_fd(fd, Reason::InLibc));
-        }
+        crate::hooks_kernel::give_to_libc(fd);
         // SAFETY: the caller's duty.
         return unsafe { libc_calls::fdopen(fd, mode) };
     }

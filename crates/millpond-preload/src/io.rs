@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use millpond::{Error, File};
 
 use crate::description::{Access, Description, Pin};
-use crate::offset::OFFSET_END;
+use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
 use crate::registry;
 use crate::report::{self, Reason};
@@ -267,11 +267,17 @@ unsafe fn transfer(
                 .map(|(_, bytes)| bytes)
         }
         At::Offset => {
-            let offset = description.offset.lock();
+            let locked = description.offset.lock();
             if !description.is_served() {
-                description.offset.unlock(offset);
+                description.offset.unlock(locked);
                 return Err(Step::Kernel(description.reason()));
             }
+            let is_kernels = locked == IN_KERNEL;
+            let offset = if is_kernels {
+                registry::kernel_offset(description.kernel_fd()).max(0) as u64
+            } else {
+                locked
+            };
             // SAFETY: the caller's duty.
             let result = unsafe { segments.transfer(description, file, offset, direction, append) };
             let moved = match &result {
@@ -280,7 +286,12 @@ unsafe fn transfer(
                 Err(Step::Passed(bytes)) if *bytes > 0 => offset + *bytes as u64,
                 Err(_) => offset,
             };
-            description.offset.unlock(moved.min(OFFSET_END - 1));
+            let moved = moved.min(OFFSET_END - 1);
+            if is_kernels && moved != offset {
+                registry::push_offset(description.kernel_fd(), moved);
+                description.add_moved_in_kernel(moved.saturating_sub(offset));
+            }
+            description.offset.unlock(if is_kernels { locked } else { moved });
             result.map(|(_, bytes)| bytes)
         }
     }

@@ -11,6 +11,9 @@
 //! It takes no lock, so a signal handler may do it at any time. Everything else locks the offset
 //! with signals blocked.
 //!
+//! A description may leave its offset to the kernel ([`IN_KERNEL`]): those on the standard streams'
+//! numbers do, where libc reads and writes by itself. Then every use asks the kernel and tells it.
+//!
 //! Offsets reach up to 2^62 - 2; the two bits above are LOCKED and WAITERS. Lock order: registry ->
 //! offset; who holds an offset takes no lock of this library but the heap's.
 
@@ -23,9 +26,9 @@ const LOCKED: u64 = 1 << 63;
 const WAITERS: u64 = 1 << 62;
 /// Offsets from here on are left to the kernel.
 pub const OFFSET_END: u64 = WAITERS - 1;
-/// What a passed description's offset says: no other value, so that a compare-exchange begun
-/// before fails.
-pub const PASSED: u64 = OFFSET_END;
+/// Says that the kernel has the offset: of a passed description, or of one that libc's own streams
+/// use too. No other value, so that a compare-exchange begun before fails.
+pub const IN_KERNEL: u64 = OFFSET_END;
 
 pub struct Offset {
     word: AtomicU64,
@@ -41,13 +44,13 @@ impl Offset {
         self.word.store(offset, Release);
     }
 
-    /// The offset, unless somebody has it locked.
+    /// The offset, unless somebody has it locked or the kernel has it.
     #[inline]
     pub fn peek(&self) -> Option<u64> {
         // Acquire: pairs with the Release of `unlock`, so that who sees an offset that a write
         // left also sees that write.
         let word = self.word.load(Acquire);
-        (word & LOCKED == 0).then_some(word)
+        (word < IN_KERNEL).then_some(word)
     }
 
     /// Moves the offset from `old` to `new` unless it changed.
@@ -57,7 +60,7 @@ impl Offset {
         self.word.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
     }
 
-    /// Locks the offset and returns it. Signals are blocked.
+    /// Locks the offset and returns it, or [`IN_KERNEL`]. Signals are blocked.
     pub fn lock(&self) -> u64 {
         let mut spins = 0;
         loop {
@@ -85,7 +88,7 @@ impl Offset {
 
     /// Sets the offset and unlocks it.
     pub fn unlock(&self, offset: u64) {
-        debug_assert!(offset <= PASSED);
+        debug_assert!(offset <= IN_KERNEL);
         // Release: pairs with the Acquire in `lock` and `peek`. One swap, so that a waiter's mark
         // is never overwritten unseen (W6).
         if self.word.swap(offset, Release) & WAITERS != 0 {

@@ -208,6 +208,7 @@ libc_calls! {
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int
         = libc::EAGAIN;
     fn fork() -> libc::pid_t = -1;
+    fn quick_exit(status: c_int) -> c_int = -1;
     fn system(command: *const c_char) -> c_int = -1;
     fn popen(command: *const c_char, mode: *const c_char) -> *mut File = std::ptr::null_mut();
     fn execve(path: *const c_char, argv: Argv, env: Argv) -> c_int = -1;

@@ -26,11 +26,12 @@ use millpond::{BackendChoice, Backing, Engine, File, OpenOptions};
 
 use crate::description::{Access, Description, FileId};
 use crate::lock::{Lock, LockGuard};
+use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
 use crate::thread::Snapshot;
-use crate::{config, fault, lease, offset};
+use crate::{config, fault, lease};
 
 /// See the module header.
 pub struct Registry {
@@ -51,6 +52,8 @@ struct Inode {
 }
 
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
+/// The highest number of a standard stream.
+const STDERR: RawFd = 2;
 /// Files that hold leases: zero means that an open can't meet one of ours.
 static FILES_LEASED: AtomicUsize = AtomicUsize::new(0);
 
@@ -208,16 +211,14 @@ impl Registry {
         let description =
             Description::acquire(id, access, 0, internal_fd, served.map(|(_, file)| file));
         inode.descriptions.push(description);
-        // SAFETY: the registry is locked.
-        unsafe { description.cold() }.slots = 1;
         table::set(fd, Slot::File(description));
+        if fd <= STDERR {
+            self.share_with_libc(fd);
+        }
     }
 
     /// Why the file can't be served, as far as can be told without trying.
     fn refusal(&mut self, fd: RawFd, id: FileId, access: Access, flags: i32) -> Option<Reason> {
-        if fd <= 2 {
-            return Some(Reason::Stdio);
-        }
         if flags & libc::O_DIRECT != 0 {
             return Some(Reason::Direct);
         }
@@ -339,6 +340,37 @@ impl Registry {
         }
     }
 
+    /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
+    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back:
+    /// harmless where nobody can read them from its cache, that is through a description that can't
+    /// read, the only one of its file (R2); else, or where the engine must know the end of the
+    /// file, the file is passed.
+    pub fn share_with_libc(&mut self, fd: RawFd) {
+        let Some(description) = table::description(fd) else { return };
+        if !description.is_served() {
+            return;
+        }
+        let access = description.access();
+        if access.write && (access.read || access.append) {
+            self.pass_fd(fd, Reason::Stdio);
+            return;
+        }
+        let offset = description.offset.lock();
+        if offset != IN_KERNEL {
+            push_offset(description.kernel_fd(), offset);
+            // SAFETY: the registry is locked.
+            unsafe { description.cold() }.offset_given = Some(offset);
+        }
+        description.offset.unlock(IN_KERNEL);
+    }
+
+    /// Counts what libc has moved by itself since it shares descriptions.
+    pub fn count_moved_by_libc(&self) {
+        for inode in self.inodes.values() {
+            inode.descriptions.iter().for_each(|description| count_moved_by_libc(description));
+        }
+    }
+
     /// Leaves every served file to the kernel for which `chosen` says so.
     pub fn pass_where(&mut self, reason: Reason, mut chosen: impl FnMut(FileId) -> bool) {
         let ids: Vec<FileId> = self
@@ -382,9 +414,11 @@ impl Registry {
                 if table::set(new, Slot::File(description)) {
                     cold.slots += 1;
                 }
-                let id = cold.id;
-                if new <= 2 || new as usize >= table::SLOTS {
-                    self.pass_file(id, Reason::Stdio);
+                if new as usize >= table::SLOTS {
+                    let id = cold.id;
+                    self.pass_file(id, Reason::Descriptors);
+                } else if new <= STDERR {
+                    self.share_with_libc(new);
                 }
             }
             Slot::Foreign => {
@@ -419,6 +453,7 @@ impl Registry {
                 self.inodes.remove(&id);
             }
         }
+        count_moved_by_libc(description);
         if description.is_served() {
             lease::give_up(description.kernel_fd());
         }
@@ -451,9 +486,11 @@ fn pass_description(description: &'static Description, reason: Reason) {
     }
     let fd = description.kernel_fd();
     let offset = description.offset.lock();
-    push_offset(fd, offset);
+    if offset != IN_KERNEL {
+        push_offset(fd, offset);
+    }
     description.set_passed(reason);
-    description.offset.unlock(offset::PASSED);
+    description.offset.unlock(IN_KERNEL);
     report::count_file_passed(reason);
     if let Some(file) = description.file() {
         // Nobody will ask for the cached bytes again. If they can't be dropped they are forgotten
@@ -463,9 +500,27 @@ fn pass_description(description: &'static Description, reason: Reason) {
     lease::give_up(fd);
 }
 
+fn count_moved_by_libc(description: &Description) {
+    // SAFETY: the registry is locked.
+    let cold = unsafe { description.cold() };
+    let Some(given) = cold.offset_given else { return };
+    if let Ok(now) = u64::try_from(kernel_offset(description.kernel_fd())) {
+        let ours = description.moved_in_kernel();
+        let moved = now.wrapping_sub(given).wrapping_sub(ours);
+        report::count_bytes_passed(Reason::Stdio, moved as isize);
+        cold.offset_given = Some(now.wrapping_sub(ours));
+    }
+}
+
+/// The kernel's offset of the description behind `fd`.
+pub fn kernel_offset(fd: RawFd) -> isize {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR) }
+}
+
 /// Tells the kernel the offset of the description behind `fd`.
 pub fn push_offset(fd: RawFd, offset: u64) {
-    debug_assert!(offset < offset::OFFSET_END);
+    debug_assert!(offset < OFFSET_END);
     // SAFETY: no memory involved.
     unsafe { sys!(libc::SYS_lseek, fd, offset, libc::SEEK_SET) };
 }

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64};
 
 use crate::config;
 use crate::real::sys;
+use crate::registry;
 use crate::section;
 use crate::table::{self, Slot};
 use crate::thread;
@@ -37,7 +38,7 @@ macro_rules! reasons {
 reasons! {
     /// Open when the program started, or received, or opened past the hooks.
     Inherited => "inherited",
-    /// Standard input, output or error: libc writes there by itself.
+    /// Standard input, output or error: libc reads and writes there by itself.
     Stdio => "stdio",
     /// Somebody else had it open in a way that allows changes.
     OpenElsewhere => "open-elsewhere",
@@ -139,6 +140,7 @@ pub fn after_fork() {
 /// Says what has happened since the last report, if anything has. At exit and before exec.
 pub fn say() {
     section::run(|_| {
+        registry::lock().count_moved_by_libc();
         let files_served = FILES_SERVED.swap(0, Relaxed);
         let all = thread::bytes_served();
         let bytes_served = all.saturating_sub(BYTES_TOLD.swap(all, Relaxed));

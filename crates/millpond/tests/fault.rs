@@ -78,24 +78,20 @@ fn check_all(file: &File, expected: &[u8]) {
 /// operation on; cached and not, one page and many, with the lock-free path and without.
 #[test]
 fn faults_are_errors_and_leave_the_cache_intact() {
-    in_own_process(
-        "faults_are_errors_and_leave_the_cache_intact",
-        Duration::from_secs(60),
-        || {
-            install();
-            for (name, backend) in common::back_ends(1) {
-                if matches!(backend, BackendChoice::Memory | BackendChoice::Sim(_)) {
-                    // They touch the memory themselves, where a kernel says EFAULT.
-                    continue;
-                }
-                for cache_bytes in [16 << 10, 64 << 10, 4 << 20] {
-                    for hit_path in [true, false] {
-                        faults(name, backend.clone(), cache_bytes, hit_path);
-                    }
+    in_own_process("faults_are_errors_and_leave_the_cache_intact", Duration::from_secs(60), || {
+        install();
+        for (name, backend) in common::back_ends(1) {
+            if matches!(backend, BackendChoice::Memory | BackendChoice::Sim(_)) {
+                // They touch the memory themselves, where a kernel says EFAULT.
+                continue;
+            }
+            for cache_bytes in [16 << 10, 64 << 10, 4 << 20] {
+                for hit_path in [true, false] {
+                    faults(name, backend.clone(), cache_bytes, hit_path);
                 }
             }
-        },
-    );
+        }
+    });
 }
 
 fn faults(name: &str, backend: BackendChoice, cache_bytes: u64, hit_path: bool) {

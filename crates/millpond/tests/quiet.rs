@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use millpond::{Advice, BackendChoice, Backing, File};
 
-use common::{Random, context_switches, engine, has_uring, in_own_process, read_write, temp_dir};
 use common::threads;
+use common::{Random, context_switches, engine, has_uring, in_own_process, read_write, temp_dir};
 
 fn ours() -> Vec<(u64, String)> {
     threads().into_iter().filter(|(_, name)| name.starts_with("millpond-")).collect()
@@ -119,9 +119,8 @@ fn a_synchronous_miss_wakes_no_thread() {
                 file.advise(0, 0, Advice::Random).unwrap();
                 let driver = ours();
                 assert!(!driver.is_empty());
-                let switches = || -> Vec<_> {
-                    driver.iter().map(|(id, _)| context_switches(*id).0).collect()
-                };
+                let switches =
+                    || -> Vec<_> { driver.iter().map(|(id, _)| context_switches(*id).0).collect() };
                 let (slept, count) = (switches(), threads().len());
                 read(1000);
                 assert_eq!(switches(), slept, "{name}: a thread was woken");

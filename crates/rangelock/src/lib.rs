@@ -14,6 +14,8 @@ pub mod peers;
 mod queue;
 mod range;
 mod raw;
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
 mod striped;
 mod sync;
 mod wait;

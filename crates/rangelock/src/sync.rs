@@ -1,6 +1,7 @@
-//! The primitives that the protocols are written in: `std`'s, or loom's under `cfg(loom)`.
+//! The primitives that the protocols are written in: `std`'s, or loom's or shuttle's under the `cfg`
+//! of that name.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod imp {
     pub(crate) use std::hint::spin_loop as spin_hint;
     pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic};
@@ -42,9 +43,12 @@ mod imp {
 #[cfg(loom)]
 mod imp {
     pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, atomic};
-    pub(crate) use loom::thread::{yield_now, yield_now as spin_hint};
+    pub(crate) use loom::thread::yield_now;
 
     use std::time::Duration;
+
+    /// Not a yield: loom would run all others first, and so skip the interleavings of interest.
+    pub(crate) fn spin_hint() {}
 
     /// Loom has no futex: sleeping is yielding.
     pub(crate) fn futex_wait(
@@ -57,6 +61,30 @@ mod imp {
 
     pub(crate) fn relax(_tries: &mut u32) {
         loom::thread::yield_now();
+    }
+
+    pub(crate) fn futex_wake_one(_word: &atomic::AtomicU32) {}
+}
+
+#[cfg(shuttle)]
+mod imp {
+    pub(crate) use shuttle::hint::spin_loop as spin_hint;
+    pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard, atomic};
+    pub(crate) use shuttle::thread::yield_now;
+
+    use std::time::Duration;
+
+    /// Shuttle has no futex: sleeping is yielding.
+    pub(crate) fn futex_wait(
+        _word: &atomic::AtomicU32,
+        _expected: u32,
+        _timeout: Option<Duration>,
+    ) {
+        yield_now();
+    }
+
+    pub(crate) fn relax(_tries: &mut u32) {
+        yield_now();
     }
 
     pub(crate) fn futex_wake_one(_word: &atomic::AtomicU32) {}

@@ -32,7 +32,7 @@ const GRANTED: u32 = 2;
 const STATE: u32 = 3;
 
 /// Polls of the word before sleeping: about 2 µs, the cost of one sleep and wake.
-const SPIN_POLLS: u32 = if cfg!(loom) { 1 } else { 100 };
+const SPIN_POLLS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
 
 /// Pauses of growing length before a request queues: about 10 µs in all.
 ///
@@ -43,8 +43,14 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    const ROUNDS_BUSY: u32 = if cfg!(loom) { 0 } else { 5 };
-    const ROUNDS: u32 = if cfg!(loom) { 1 } else { 12 };
+    const ROUNDS_BUSY: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 5 };
+    const ROUNDS: u32 = if cfg!(loom) {
+        0
+    } else if cfg!(shuttle) {
+        1
+    } else {
+        12
+    };
 
     pub(crate) fn new() -> Backoff {
         Backoff { round: 0 }
@@ -201,7 +207,7 @@ impl ThreadWait {
     }
 }
 
-#[cfg(not(loom))] // a model has no threads that outlive it
+#[cfg(not(any(loom, shuttle)))] // a model has no threads that outlive it
 impl Drop for ThreadWait {
     fn drop(&mut self) {
         let signal = Arc::clone(&self.signal);

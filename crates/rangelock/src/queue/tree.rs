@@ -230,7 +230,7 @@ impl Tree {
     }
 
     /// Checks T1 to T3 everywhere.
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn check(&self) {
         fn below(tree: &Tree, at: u32, parent: u32, keys: &mut Vec<(u64, u32)>) {
             if at == NIL {
@@ -267,7 +267,7 @@ impl IndexMut<u32> for Tree {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::Mode;

@@ -92,9 +92,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
             Err(error) => println!("skipped: {name}: {error}"),
         }
     };
-    for (name, backing) in
-        [("uring", Backing::Buffered), ("uring, direct", Backing::Direct)]
-    {
+    for (name, backing) in [("uring", Backing::Buffered), ("uring, direct", Backing::Direct)] {
         add(name, &|fd, _| {
             uring::probe()?;
             let driver = Arc::new(Driver::new()?);
@@ -102,12 +100,8 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
             Ok((Arc::new(file), Some(driver)))
         });
     }
-    for (name, backing) in
-        [("threads", Backing::Buffered), ("threads, direct", Backing::Direct)]
-    {
-        add(name, &|fd, pool| {
-            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?), None))
-        });
+    for (name, backing) in [("threads", Backing::Buffered), ("threads, direct", Backing::Direct)] {
+        add(name, &|fd, pool| Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?), None)));
     }
     add("memory", &|_, pool| Ok((Arc::new(MemoryFile::new(content.to_vec(), pool)), None)));
     add("sim", &|_, pool| {
@@ -181,9 +175,15 @@ fn writes_are_read_back_whatever_their_alignment() {
         let file = &*subject.file;
         let mut expected = content(4 * BLOCK);
         // Aligned, within a block, across blocks, at the end, beyond the end.
-        for (offset, len) in
-            [(4096, 4096), (0, 8192), (100, 7), (4000, 5000), (16384, 4096), (20480, 10), (30000, 1)]
-        {
+        for (offset, len) in [
+            (4096, 4096),
+            (0, 8192),
+            (100, 7),
+            (4000, 5000),
+            (16384, 4096),
+            (20480, 10),
+            (30000, 1),
+        ] {
             let mut memory = Memory::new(len, |i| pattern(i + offset) ^ 0xA5);
             let segments = memory.segments(len);
             let (moved, error) = transfer(file, Direction::Write, offset as u64, &segments);

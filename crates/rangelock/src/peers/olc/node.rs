@@ -14,13 +14,12 @@
 //!   ever stored, so every field is atomic, and it follows a child only after validating.
 //! - N3. A retired node never changes again; who finds one starts over at the root.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
-
 use crate::ByteRange;
+use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::relax;
 
 /// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels.
-pub(super) const FAN_OUT: usize = 14;
+pub(super) const FAN_OUT: usize = if cfg!(any(loom, shuttle)) { 4 } else { 14 };
 
 const LOCKED: u64 = 1;
 const OBSOLETE: u64 = 1 << 63;
@@ -72,7 +71,7 @@ impl Node {
             keys: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             ends: std::array::from_fn(|_| AtomicU64::new(0)),
             shares: std::array::from_fn(|_| AtomicU32::new(0)),
-            children: std::array::from_fn(|_| AtomicPtr::default()),
+            children: std::array::from_fn(|_| AtomicPtr::new(std::ptr::null_mut())),
             low: AtomicU64::new(0),
             high: AtomicU64::new(u64::MAX),
             spill: AtomicU64::new(0),

@@ -11,11 +11,10 @@
 //! - O5. The `gate` is read under the locks of all the leaves that a change touches. Who sets
 //!   it and then locks those leaves either sees the change, or has it go to the mutex.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-
 use crossbeam_epoch::{self as epoch, Guard, Shared};
 
 use super::node::{EXCLUSIVE, FAN_OUT, Node, Record, Version};
+use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::{ByteRange, Mode};
 
 /// A range that touches more leaves than this is held in the queue.
@@ -439,6 +438,6 @@ impl Drop for Tree {
                 (0..node.len()).for_each(|at| free(node.child(at)));
             }
         }
-        free(*self.root.get_mut());
+        free(self.root.load(Ordering::Relaxed));
     }
 }

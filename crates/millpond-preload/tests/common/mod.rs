@@ -1,0 +1,197 @@
+//! Running programs under the preload library, and reading what it reports.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+/// The preload library, built with the profile of this test: cargo does not build a cdylib for
+/// the tests of its own package.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let this = std::env::current_exe().unwrap();
+        let profile_dir = this.parent().and_then(Path::parent).unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "millpond-preload", "--target-dir"]);
+        build.arg(profile_dir.parent().unwrap());
+        if profile_dir.ends_with("release") {
+            build.arg("--release");
+        }
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(build.status().unwrap().success(), "cargo could not build the preload library");
+        let library = profile_dir.join("libmillpond_preload.so");
+        assert!(library.exists(), "{} was not built", library.display());
+        library
+    })
+}
+
+/// A directory that is served, and one that is not, for reports and compiled programs.
+pub struct Pond {
+    served: tempfile::TempDir,
+    aside: tempfile::TempDir,
+    cache_bytes: u64,
+}
+
+/// What the processes of a run reported, together.
+#[derive(Debug, Default, PartialEq)]
+pub struct Report {
+    pub served_files: u64,
+    pub served_bytes: u64,
+    pub passed_files: u64,
+    pub passed_bytes: u64,
+    pub lines: String,
+}
+
+impl Report {
+    /// Of the bytes moved, the share that the library served.
+    pub fn served_share(&self) -> f64 {
+        self.served_bytes as f64 / (self.served_bytes + self.passed_bytes) as f64
+    }
+
+    #[track_caller]
+    pub fn assert_served(&self, bytes_min: u64) {
+        assert!(self.served_bytes >= bytes_min, "served too little:\n{}", self.lines);
+        assert!(self.served_share() >= 0.95, "passed too much:\n{}", self.lines);
+    }
+
+    /// Files passed for a reason.
+    pub fn passed_for(&self, reason: &str) -> u64 {
+        self.lines
+            .split_whitespace()
+            .filter_map(|field| field.strip_prefix(&format!("passed:{reason}=")))
+            .filter_map(|counts| counts.split('/').next()?.parse::<u64>().ok())
+            .sum()
+    }
+}
+
+impl Pond {
+    pub fn new() -> Self {
+        Self {
+            served: tempfile::tempdir().unwrap(),
+            aside: tempfile::tempdir().unwrap(),
+            cache_bytes: 64 << 20,
+        }
+    }
+
+    pub fn with_cache_bytes(cache_bytes: u64) -> Self {
+        Self { cache_bytes, ..Self::new() }
+    }
+
+    /// A path in the served directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.served.path().join(name)
+    }
+
+    /// A path outside it.
+    pub fn aside(&self, name: &str) -> PathBuf {
+        self.aside.path().join(name)
+    }
+
+    /// A command that runs in the served directory, on the kernel alone.
+    pub fn plain(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.served.path()).stdin(Stdio::null());
+        command.env("LC_ALL", "C").env_remove("LD_PRELOAD");
+        command
+    }
+
+    /// A command that runs in the served directory, under the library.
+    pub fn served(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.plain(program);
+        command
+            .env("LD_PRELOAD", library())
+            .env("MILLPOND_PATHS", self.served.path().canonicalize().unwrap())
+            .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
+            .env("MILLPOND_REPORT_FILE", self.aside("report"))
+            .env("MILLPOND_QUIET", "1");
+        command
+    }
+
+    /// Runs a program under the library; it must succeed. Returns what it printed.
+    #[track_caller]
+    pub fn run(&self, program: &str, args: &[&str]) -> String {
+        succeed(self.served(program).args(args))
+    }
+
+    /// What was reported since the last call.
+    pub fn report(&self) -> Report {
+        let lines = std::fs::read_to_string(self.aside("report")).unwrap_or_default();
+        let _ = std::fs::remove_file(self.aside("report"));
+        let mut report = Report::default();
+        for field in lines.split_whitespace() {
+            let Some((name, value)) = field.split_once('=') else { continue };
+            let sum = match name {
+                "served_files" => &mut report.served_files,
+                "served_bytes" => &mut report.served_bytes,
+                "passed_files" => &mut report.passed_files,
+                "passed_bytes" => &mut report.passed_bytes,
+                _ => continue,
+            };
+            *sum += value.parse::<u64>().unwrap();
+        }
+        report.lines = lines;
+        report
+    }
+
+    /// Compiles a C program of `tests/programs`.
+    pub fn compile(&self, source: &str, options: &[&str]) -> PathBuf {
+        require("gcc", "gcc");
+        let binary = self.aside(source.trim_end_matches(".c"));
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-w", "-pthread"]).args(options);
+        gcc.arg("-o").arg(&binary).arg(programs.join(source));
+        assert!(gcc.status().unwrap().success(), "gcc failed on {source}");
+        binary
+    }
+}
+
+/// Runs a command that must succeed; returns its standard output.
+#[track_caller]
+pub fn succeed(command: &mut Command) -> String {
+    let output = finish(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command to its end; a hang ends it, with all its children.
+pub fn finish(command: &mut Command) -> Output {
+    use std::os::unix::process::CommandExt;
+    command.process_group(0);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if is_done.recv_timeout(std::time::Duration::from_secs(60)).is_err() {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    let _ = done.send(());
+    watchdog.join().unwrap();
+    output
+}
+
+/// Fails with the package's name where a program is missing: the set-up script installs it.
+#[track_caller]
+pub fn require(program: &str, package: &str) {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).exists()));
+    assert!(found, "{program} is missing: install the package {package}");
+}
+
+/// Numbered lines, which compress badly enough to be seen when they move.
+pub fn lines(count: usize) -> Vec<u8> {
+    (0..count)
+        .flat_map(|n| format!("{} {n}\n", n * 2_654_435_761 % 1_000_003).into_bytes())
+        .collect()
+}

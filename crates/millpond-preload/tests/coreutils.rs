@@ -1,0 +1,117 @@
+//! coreutils, grep, sed and awk on files: the same bytes as on the kernel alone, and served.
+
+mod common;
+
+use common::{Pond, lines, require, succeed};
+
+/// Runs each shell line with the library and without, in directories of their own, and compares
+/// output and files.
+fn same(commands: &[&str]) -> common::Report {
+    let (with, without) = (Pond::new(), Pond::new());
+    for pond in [&with, &without] {
+        std::fs::write(pond.path("a"), lines(60_000)).unwrap();
+        std::fs::write(pond.path("b"), lines(500)).unwrap();
+    }
+    for command in commands {
+        let mut words = command.split_whitespace();
+        let program = words.next().unwrap();
+        let arguments: Vec<&str> = words.collect();
+        let found = succeed(with.served(program).args(&arguments));
+        let expected = succeed(without.plain(program).args(&arguments));
+        assert!(found == expected, "{command}: the output differs");
+    }
+    let digest = "sha256sum * | sort";
+    let expected = succeed(without.plain("sh").args(["-c", digest]));
+    assert_eq!(succeed(with.plain("sh").args(["-c", digest])), expected);
+    with.report()
+}
+
+#[test]
+fn readers() {
+    require("grep", "grep");
+    same(&[
+        "cat a b",
+        "wc a b",
+        "wc -l a",
+        "head -c 100000 a",
+        "head -n 7 a",
+        "tail -n 9 a",
+        "tail -c 70000 a",
+        "tail -c +500000 a",
+        "cut -c 1-4 a",
+        "sort a",
+        "sort -n -k 2 a",
+        "uniq a",
+        "md5sum a b",
+        "sha256sum a",
+        "cksum a",
+        "od -A d -j 1000 -N 5000 a",
+        "tac a",
+        "nl b",
+        "fold -w 5 b",
+        "paste a b",
+        "join -j 2 b b",
+        "comm b b",
+        "cmp a a",
+        "grep -c 77 a",
+        "grep -n 1234 a",
+        "sed -n 5,9p a",
+        "awk {s+=$1}END{print(s)} a",
+        "base64 b",
+        "expand b",
+        "fmt b",
+        "tsort b",
+        "shuf --random-source=a b",
+    ])
+    .assert_served(8 << 20);
+}
+
+#[test]
+fn writers() {
+    same(&[
+        "cp a c",
+        "cp --sparse=always a d",
+        "dd if=a of=e bs=1000 status=none",
+        "dd if=a of=e bs=512 seek=3 skip=7 count=100 conv=notrunc status=none",
+        "dd if=b of=f oflag=append conv=notrunc status=none",
+        "dd if=a of=g bs=4k conv=fsync,sync status=none",
+        "split -b 100000 a part.",
+        "csplit -q -f cs. b 100 200",
+        "truncate -s 12345 c",
+        "truncate -s +5000 c",
+        "truncate -s 500000 d",
+        "sed -i s/1/22/ b",
+        "cp b h",
+        "mv h i",
+        "ln i j",
+        "cat j",
+        "install -m 600 a k",
+        "tee -a l",
+        "touch m",
+        "rm m",
+    ])
+    .assert_served(5 << 20);
+}
+
+/// `sort -o` writes through libc's own standard output: those bytes are passed, and say so.
+#[test]
+fn output_by_the_standard_stream() {
+    let report = same(&["sort -r a -o c", "sort -n c -o c", "shred -n 1 --random-source=a -x b"]);
+    assert!(report.lines.contains("passed:stdio="), "{}", report.lines);
+    assert!(report.served_bytes > 700_000, "{}", report.lines);
+}
+
+/// The line for people, on the stderr of the start, which coreutils close before they end.
+#[test]
+fn the_report_is_one_line_on_stderr() {
+    let pond = Pond::new();
+    std::fs::write(pond.path("a"), lines(1000)).unwrap();
+    let output = common::finish(pond.served("cat").arg("a").env("MILLPOND_QUIET", "0"));
+    let text = String::from_utf8(output.stderr).unwrap();
+    let size = std::fs::metadata(pond.path("a")).unwrap().len();
+    let expected =
+        format!("millpond: served 1 files, {size} bytes; passed 0 files, 0 bytes to the kernel\n");
+    assert_eq!(text, expected);
+    let output = common::finish(pond.served("true").env("MILLPOND_QUIET", "0"));
+    assert!(output.stderr.is_empty(), "a program without files says nothing");
+}

@@ -1,0 +1,44 @@
+//! fio with verification: data that it wrote is what it reads, and the kernel agrees.
+
+mod common;
+
+use common::{Pond, require};
+
+fn fio(pond: &Pond, options: &[&str]) {
+    require("fio", "fio");
+    let mut all = vec!["--name=t", "--filename=data", "--ioengine=psync", "--output=fio.log"];
+    all.extend(options);
+    pond.run("fio", &all);
+}
+
+#[test]
+fn random_writes_verified() {
+    for engine in ["--ioengine=sync", "--ioengine=psync", "--ioengine=vsync", "--ioengine=pvsync"] {
+        let pond = Pond::with_cache_bytes(2 << 20);
+        let options =
+            ["--rw=randwrite", "--bs=4k", "--size=4m", "--verify=crc32c", "--thread", engine];
+        fio(&pond, &options);
+        pond.report().assert_served(8 << 20);
+        // Without the library, so by what the kernel has.
+        let verify = "fio --name=t --filename=data --rw=randwrite --bs=4k --size=4m --verify=crc32c \
+                      --verify_only --output=/dev/null";
+        common::succeed(pond.plain("sh").args(["-c", verify]));
+    }
+}
+
+#[test]
+fn mixed_sizes_verified_by_processes() {
+    let pond = Pond::new();
+    fio(&pond, &["--rw=randrw", "--bsrange=512-64k", "--size=8m", "--verify=crc32c"]);
+    pond.report().assert_served(8 << 20);
+}
+
+#[test]
+fn threads_read_one_file() {
+    let pond = Pond::new();
+    std::fs::write(pond.path("data"), common::lines(300_000)).unwrap();
+    let options =
+        ["--rw=randread", "--bs=4k", "--size=3m", "--thread", "--numjobs=4", "--readonly"];
+    fio(&pond, &options);
+    pond.report().assert_served(12 << 20);
+}

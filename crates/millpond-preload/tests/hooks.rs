@@ -1,0 +1,38 @@
+//! Every function that the library replaces, under each of its names: what it returns, and errno,
+//! must be what the kernel says without the library.
+
+mod common;
+
+use common::{Pond, succeed};
+
+fn same_with_and_without(options: &[&str]) {
+    let (with, without) = (Pond::new(), Pond::new());
+    let program = with.compile("every_name.c", options);
+    let expected = succeed(&mut without.plain(&program));
+    let found = succeed(&mut with.served(&program));
+    for (line, (expected, found)) in expected.lines().zip(found.lines()).enumerate() {
+        assert_eq!(found, expected, "line {line}, of {}", program.display());
+    }
+    assert_eq!(found.lines().count(), expected.lines().count());
+    let files = |pond: &Pond| {
+        ["a", "b", "c", "s", "w", "left_open"].map(|name| std::fs::read(pond.path(name)).unwrap())
+    };
+    assert!(files(&with) == files(&without), "the files differ");
+    let report = with.report();
+    assert!(report.served_bytes > 500_000, "{}", report.lines);
+}
+
+#[test]
+fn plain_names() {
+    same_with_and_without(&["-O0"]);
+}
+
+#[test]
+fn fortified_names() {
+    same_with_and_without(&["-O2", "-D_FORTIFY_SOURCE=2"]);
+}
+
+#[test]
+fn large_file_names() {
+    same_with_and_without(&["-O2", "-D_FILE_OFFSET_BITS=64"]);
+}

@@ -1,0 +1,510 @@
+/* One scenario each, by name. Prints nothing and returns 0 where all is as the kernel has it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
+			_exit(1); \
+		} \
+	} while (0)
+
+enum { PAGE = 4096, PAGES = 256 };
+
+static int make(const char *name, int flags)
+{
+	char page[PAGE];
+	int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(fd >= 0);
+	for (int i = 0; i < PAGES; i++) {
+		memset(page, i, PAGE);
+		CHECK(write(fd, page, PAGE) == PAGE);
+	}
+	CHECK(close(fd) == 0);
+	fd = open(name, flags);
+	CHECK(fd >= 0);
+	return fd;
+}
+
+static int is_all(const unsigned char *p, size_t n, int value)
+{
+	for (size_t i = 0; i < n; i++)
+		if (p[i] != (value & 0xff))
+			return 0;
+	return 1;
+}
+
+/* The kernel's view, past every hook: this file's own system call, on a new description. */
+static long raw(long number, long a, long b, long c, long d)
+{
+	long result;
+	register long r10 __asm__("r10") = d;
+	__asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+	return result;
+}
+
+/* ---- close racing with reads on other threads ---- */
+
+static volatile int race_fd, race_over;
+
+static void *race_reader(void *unused)
+{
+	unsigned char page[PAGE];
+	while (!race_over) {
+		for (int i = 0; i < PAGES; i += 7) {
+			ssize_t n = pread(race_fd, page, PAGE, (off_t)i * PAGE);
+			if (n < 0) {
+				CHECK(errno == EBADF);
+				continue;
+			}
+			/* Two files take turns under one number: one page is of one of them. */
+			CHECK(n == PAGE && (is_all(page, PAGE, i) || is_all(page, PAGE, i + 1)));
+		}
+	}
+	return NULL;
+}
+
+static void close_race(void)
+{
+	int a = make("a", O_RDONLY), b = make("b", O_RDWR);
+	unsigned char page[PAGE];
+	for (int i = 0; i < PAGES; i++) {
+		memset(page, i + 1, PAGE);
+		CHECK(pwrite(b, page, PAGE, (off_t)i * PAGE) == PAGE);
+	}
+	close(a);
+	close(b);
+	race_fd = open("a", O_RDONLY);
+	pthread_t threads[3];
+	for (int i = 0; i < 3; i++)
+		pthread_create(&threads[i], NULL, race_reader, NULL);
+	for (int i = 0; i < 4000; i++) {
+		CHECK(close(race_fd) == 0);
+		CHECK(open(i & 1 ? "a" : "b", O_RDONLY) == race_fd);
+		if (i % 3 == 0)
+			for (int j = 0; j < 20; j++)
+				pread(race_fd, page, PAGE, (off_t)(j * 7) * PAGE);
+	}
+	race_over = 1;
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+}
+
+/* ---- one offset, many threads ---- */
+
+static int shared_fd;
+static unsigned char seen[1 << 16];
+
+static void *offset_reader(void *unused)
+{
+	uint32_t record[4];
+	ssize_t n;
+	while ((n = read(shared_fd, record, sizeof record)) > 0) {
+		CHECK(n == sizeof record);
+		CHECK(record[0] == record[3] && record[0] < sizeof seen);
+		CHECK(__atomic_fetch_add(&seen[record[0]], 1, __ATOMIC_RELAXED) == 0);
+	}
+	CHECK(n == 0);
+	return NULL;
+}
+
+static void shared_offset(void)
+{
+	int fd = open("records", O_RDWR | O_CREAT, 0644);
+	for (uint32_t i = 0; i < sizeof seen; i++) {
+		uint32_t record[4] = {i, i, i, i};
+		CHECK(write(fd, record, sizeof record) == sizeof record);
+	}
+	for (int round = 0; round < 3; round++) {
+		memset(seen, 0, sizeof seen);
+		CHECK(lseek(fd, 0, SEEK_SET) == 0);
+		shared_fd = round ? dup(fd) : fd;
+		pthread_t threads[4];
+		for (int i = 0; i < 4; i++)
+			pthread_create(&threads[i], NULL, offset_reader, NULL);
+		for (int i = 0; i < 4; i++)
+			pthread_join(threads[i], NULL);
+		CHECK(is_all(seen, sizeof seen, 1));
+		CHECK(lseek(fd, 0, SEEK_CUR) == sizeof seen * 16L);
+	}
+}
+
+/* ---- appends from two descriptors and two threads ---- */
+
+static void *appender(void *argument)
+{
+	int fd = (int)(intptr_t)argument;
+	char line[32];
+	for (int i = 0; i < 2000; i++) {
+		int n = snprintf(line, sizeof line, "%d %06d\n", fd % 10, i);
+		CHECK(write(fd, line, n) == n);
+	}
+	return NULL;
+}
+
+static void append(void)
+{
+	int a = open("log", O_WRONLY | O_CREAT | O_APPEND, 0644), b = open("log", O_WRONLY | O_APPEND);
+	pthread_t threads[3];
+	pthread_create(&threads[0], NULL, appender, (void *)(intptr_t)a);
+	pthread_create(&threads[1], NULL, appender, (void *)(intptr_t)b);
+	pthread_create(&threads[2], NULL, appender, (void *)(intptr_t)a);
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+	struct stat st;
+	CHECK(fstat(a, &st) == 0 && st.st_size == 6000 * 9);
+	close(b);
+	close(a);
+	a = open("log", O_RDWR | O_APPEND);
+	CHECK(write(a, "x", 1) == 1 && lseek(a, 0, SEEK_CUR) == 54001);
+	CHECK(pwrite(a, "y", 1, 0) == 1 && lseek(a, 0, SEEK_CUR) == 54001);
+	char end[2];
+	CHECK(pread(a, end, 2, 54000) == 2 && memcmp(end, "xy", 2) == 0);
+}
+
+/* ---- bad memory ---- */
+
+static volatile sig_atomic_t handled;
+static sigjmp_buf out;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+	handled++;
+	siglongjmp(out, 1);
+}
+
+static void faults(void)
+{
+	int fd = make("f", O_RDWR);
+	char *bad = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char good[2 * PAGE];
+	memset(bad, 'b', 3 * PAGE);
+	mprotect(bad + PAGE, PAGE, PROT_NONE);
+	mprotect(bad + 2 * PAGE, PAGE, PROT_READ);
+	int other = open("short", O_RDWR | O_CREAT, 0644);
+	char *beyond = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, other, 0);
+	for (int round = 0; round < 3; round++) {
+		errno = 0;
+		CHECK(pread(fd, bad + PAGE, 100, 0) == -1 && errno == EFAULT);
+		errno = 0;
+		CHECK(pread(fd, bad + 2 * PAGE, 100, 0) == -1 && errno == EFAULT);
+		errno = 0;
+		CHECK(pwrite(fd, bad + PAGE, 100, 0) == -1 && errno == EFAULT);
+		CHECK(pwrite(fd, bad + 2 * PAGE, 1, 5 * PAGE) == 1);
+		errno = 0;
+		CHECK(read(fd, beyond, 100) == -1 && errno == EFAULT && lseek(fd, 0, SEEK_CUR) == 0);
+		errno = 0;
+		CHECK(write(fd, beyond, 100) == -1 && errno == EFAULT && lseek(fd, 0, SEEK_CUR) == 0);
+		/* Partly good: as many bytes as the kernel says, and no more. */
+		ssize_t n = pread(fd, bad + PAGE - 50, 100, 0);
+		CHECK(n == raw(SYS_pread64, fd, (long)(bad + PAGE - 50), 100, 0));
+		n = pwrite(fd, bad + PAGE - 50, 100, 3 * PAGE + 10);
+		CHECK(n == -1 || (n > 0 && n <= 50));
+		CHECK(pread(fd, good, 200, 3 * PAGE) == 200);
+		char kernel[200];
+		CHECK(raw(SYS_pread64, fd, (long)kernel, 200, 3 * PAGE) == 200 && memcmp(good, kernel, 200) == 0);
+	}
+	/* The program's own handler: set late, asked for, called, reset. */
+	struct sigaction act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, old;
+	CHECK(sigaction(SIGSEGV, &act, &old) == 0 && old.sa_handler == SIG_DFL);
+	CHECK(sigaction(SIGBUS, &act, NULL) == 0);
+	CHECK(sigaction(SIGSEGV, NULL, &old) == 0 && old.sa_sigaction == on_fault);
+	for (int i = 0; i < 3; i++) {
+		if (sigsetjmp(out, 1) == 0)
+			*(volatile char *)(bad + PAGE) = 1;
+		if (sigsetjmp(out, 1) == 0)
+			*(volatile char *)beyond = 1;
+		errno = 0;
+		CHECK(pread(fd, bad + PAGE, 100, 0) == -1 && errno == EFAULT);
+	}
+	CHECK(handled == 6);
+	CHECK(signal(SIGSEGV, SIG_DFL) == (void *)on_fault);
+	pid_t child = fork();
+	if (child == 0) {
+		*(volatile char *)(bad + PAGE) = 1;
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+/* ---- handlers that use the file their thread is in ---- */
+
+static int sig_fd;
+static volatile long sig_calls;
+
+static void on_alarm(int signal)
+{
+	int e = errno;
+	unsigned char page[PAGE];
+	int i = sig_calls++ % PAGES;
+	CHECK(pread(sig_fd, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, i));
+	CHECK(pwrite(sig_fd, page, PAGE, (off_t)i * PAGE) == PAGE);
+	off_t at = lseek(sig_fd, 0, SEEK_CUR);
+	CHECK(at >= 0);
+	int fd = open("other", O_RDWR | O_CREAT, 0644);
+	CHECK(fd >= 0 && write(fd, "x", 1) == 1 && close(fd) == 0);
+	errno = e;
+}
+
+static void signals(void)
+{
+	sig_fd = make("f", O_RDWR);
+	struct sigaction act = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+	sigaction(SIGALRM, &act, NULL);
+	struct itimerval timer = {{0, 300}, {0, 300}};
+	setitimer(ITIMER_REAL, &timer, NULL);
+	unsigned char page[PAGE];
+	time_t end = time(NULL) + 3;
+	while (time(NULL) < end) {
+		for (int i = 0; i < PAGES; i++) {
+			CHECK(lseek(sig_fd, (off_t)i * PAGE, SEEK_SET) == (off_t)i * PAGE);
+			CHECK(read(sig_fd, page, PAGE) == PAGE && is_all(page, PAGE, i));
+			CHECK(pwrite(sig_fd, page, PAGE, (off_t)i * PAGE) == PAGE);
+			int fd = open("more", O_RDWR | O_CREAT, 0644);
+			CHECK(fd >= 0 && close(fd) == 0);
+			free(malloc(100));
+		}
+	}
+	timer = (struct itimerval){{0, 0}, {0, 0}};
+	setitimer(ITIMER_REAL, &timer, NULL);
+	CHECK(sig_calls > 100);
+}
+
+/* ---- fork, exec, spawn ---- */
+
+static void forks(void)
+{
+	int fd = make("f", O_RDWR), to_child[2], to_parent[2];
+	unsigned char page[PAGE];
+	CHECK(pipe(to_child) == 0 && pipe(to_parent) == 0);
+	CHECK(read(fd, page, PAGE) == PAGE && is_all(page, PAGE, 0));
+	CHECK(lseek(fd, 5 * PAGE, SEEK_SET) == 5 * PAGE);
+	pid_t child = fork();
+	if (child == 0) {
+		CHECK(read(fd, page, PAGE) == PAGE && is_all(page, PAGE, 5));
+		memset(page, 0xcc, PAGE);
+		CHECK(pwrite(fd, page, PAGE, 9 * PAGE) == PAGE);
+		CHECK(write(to_parent[1], "x", 1) == 1 && read(to_child[0], page, 1) == 1);
+		CHECK(pread(fd, page, PAGE, 10 * PAGE) == PAGE && is_all(page, PAGE, 0xdd));
+		/* The child's own opens are served. */
+		int own = make("own", O_RDWR);
+		for (int i = 0; i < PAGES; i++)
+			CHECK(pread(own, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, i));
+		exit(0);
+	}
+	CHECK(read(to_parent[0], page, 1) == 1);
+	CHECK(lseek(fd, 0, SEEK_CUR) == 6 * PAGE);
+	CHECK(read(fd, page, PAGE) == PAGE && is_all(page, PAGE, 6));
+	CHECK(pread(fd, page, PAGE, 9 * PAGE) == PAGE && is_all(page, PAGE, 0xcc));
+	memset(page, 0xdd, PAGE);
+	CHECK(pwrite(fd, page, PAGE, 10 * PAGE) == PAGE);
+	CHECK(write(to_child[1], "y", 1) == 1);
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	/* And so are the parent's, afterwards. */
+	int again = make("again", O_RDWR);
+	for (int i = 0; i < PAGES; i++)
+		CHECK(pread(again, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, i));
+	/* A spawned program continues at our offset, on its standard input. */
+	CHECK(lseek(again, 3, SEEK_SET) == 3);
+	posix_spawn_file_actions_t actions;
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_adddup2(&actions, again, 0);
+	posix_spawn_file_actions_addopen(&actions, 1, "copy", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	char *argv[] = {"cat", NULL};
+	extern char **environ;
+	CHECK(posix_spawnp(&child, "cat", &actions, NULL, argv, environ) == 0);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	struct stat st;
+	CHECK(stat("copy", &st) == 0 && st.st_size == PAGES * PAGE - 3);
+	CHECK(lseek(again, 0, SEEK_CUR) == PAGES * PAGE);
+	/* exec keeps descriptors that are not close-on-exec, at their offset. */
+	int last = make("last", O_RDONLY);
+	CHECK(lseek(last, 7, SEEK_SET) == 7);
+	child = vfork();
+	if (child == 0) {
+		char command[64];
+		snprintf(command, sizeof command, "cat <&%d >copy2", last);
+		execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+		_exit(1);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(stat("copy2", &st) == 0 && st.st_size == PAGES * PAGE - 7);
+}
+
+/* ---- another process ---- */
+
+static void other_process(void)
+{
+	/* Forked before anything is open, so that nothing is passed for that reason. */
+	int to_helper[2], to_us[2];
+	CHECK(pipe(to_helper) == 0 && pipe(to_us) == 0);
+	pid_t helper = fork();
+	if (helper == 0) {
+		unsetenv("LD_PRELOAD");
+		dup2(to_helper[0], 0);
+		dup2(to_us[1], 1);
+		close(to_helper[1]);
+		close(to_us[0]);
+		execl("/bin/sh", "sh", "-c",
+		      "read x; printf changed >> f; printf CHANGED | dd of=f conv=notrunc status=none; echo ok;"
+		      "read x; exec 5<>g; echo ok; read x; printf held >&5; echo ok; read x", (char *)NULL);
+		_exit(1);
+	}
+	unsigned char page[PAGE];
+	int fd = make("f", O_RDONLY);
+	for (int i = 0; i < PAGES; i++)
+		CHECK(pread(fd, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, i));
+	CHECK(lseek(fd, 3, SEEK_SET) == 3);
+	CHECK(write(to_helper[1], "\n", 1) == 1 && read(to_us[0], page, 3) == 3);
+	/* What it wrote through an open after ours. */
+	CHECK(pread(fd, page, 7, 0) == 7 && memcmp(page, "CHANGED", 7) == 0);
+	CHECK(pread(fd, page, 100, PAGES * PAGE) == 7 && memcmp(page, "changed", 7) == 0);
+	CHECK(read(fd, page, 4) == 4 && memcmp(page, "NGED", 4) == 0);
+	/* A file that it holds open for writing when we open it. */
+	close(make("g", O_RDONLY));
+	CHECK(write(to_helper[1], "\n", 1) == 1 && read(to_us[0], page, 3) == 3);
+	fd = open("g", O_RDONLY);
+	CHECK(pread(fd, page, PAGE, 0) == PAGE && is_all(page, PAGE, 0));
+	CHECK(write(to_helper[1], "\n", 1) == 1 && read(to_us[0], page, 3) == 3);
+	CHECK(pread(fd, page, 4, 0) == 4 && memcmp(page, "held", 4) == 0);
+	close(to_helper[1]);
+	int status;
+	CHECK(waitpid(helper, &status, 0) == helper);
+}
+
+/* ---- a descriptor sent to another process ---- */
+
+static void sent(void)
+{
+	int pair[2];
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	pid_t child = fork();
+	char control[CMSG_SPACE(sizeof(int))], byte = 'x';
+	struct iovec v = {&byte, 1};
+	struct msghdr message = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	unsigned char page[PAGE];
+	if (child == 0) {
+		CHECK(recvmsg(pair[1], &message, 0) == 1);
+		int fd;
+		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+		CHECK(read(fd, page, PAGE) == PAGE && is_all(page, PAGE, 20));
+		memset(page, 0xee, PAGE);
+		CHECK(write(fd, page, PAGE) == PAGE);
+		exit(0);
+	}
+	int fd = make("f", O_RDWR);
+	CHECK(lseek(fd, 20 * PAGE, SEEK_SET) == 20 * PAGE);
+	CHECK(pread(fd, page, PAGE, 21 * PAGE) == PAGE);
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(header), &fd, sizeof fd);
+	CHECK(sendmsg(pair[0], &message, 0) == 1);
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(lseek(fd, 0, SEEK_CUR) == 22 * PAGE);
+	CHECK(pread(fd, page, PAGE, 21 * PAGE) == PAGE && is_all(page, PAGE, 0xee));
+}
+
+/* ---- locks and closes ---- */
+
+static void locks(void)
+{
+	int a = make("f", O_RDWR);
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_CUR, .l_start = 10, .l_len = 5}, probe;
+	CHECK(lseek(a, 100, SEEK_SET) == 100);
+	CHECK(fcntl(a, F_SETLK, &lock) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		int fd = open("f", O_RDWR);
+		probe = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0};
+		CHECK(fcntl(fd, F_GETLK, &probe) == 0);
+		CHECK(probe.l_type == F_WRLCK && probe.l_start == 110 && probe.l_len == 5);
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	/* All of ours closed by a daemon's loop: the library's own survive, the program's do not. */
+	int b = make("b", O_RDWR);
+	char byte;
+	CHECK(pread(b, &byte, 1, 0) == 1);
+	for (int fd = 3; fd < 2000; fd++)
+		close(fd);
+	CHECK(pread(b, &byte, 1, 0) == -1 && errno == EBADF);
+	b = make("b", O_RDWR);
+	CHECK(b == 3 && pread(b, &byte, 1, 5 * PAGE) == 1 && byte == 5);
+	CHECK(close_range(3, ~0U, 0) == 0);
+	CHECK(pread(b, &byte, 1, 0) == -1 && errno == EBADF);
+	b = make("b", O_RDWR);
+	CHECK(b == 3 && pread(b, &byte, 1, 6 * PAGE) == 1 && byte == 6);
+	closefrom(3);
+	CHECK(pread(b, &byte, 1, 0) == -1 && errno == EBADF);
+	/* The lowest number is always the one that POSIX says. */
+	int first = open("b", O_RDONLY), second = open("f", O_RDWR), third = open("b", O_RDONLY);
+	CHECK(first == 3 && second == 4 && third == 5);
+	close(second);
+	CHECK(dup(first) == 4);
+}
+
+/* ---- file removed, renamed, cut by path ---- */
+
+static void under_foot(void)
+{
+	int fd = make("f", O_RDWR);
+	unsigned char page[PAGE];
+	CHECK(pread(fd, page, PAGE, 7 * PAGE) == PAGE);
+	CHECK(unlink("f") == 0);
+	CHECK(pread(fd, page, PAGE, 7 * PAGE) == PAGE && is_all(page, PAGE, 7));
+	CHECK(pwrite(fd, "new", 3, 7 * PAGE) == 3 && pread(fd, page, PAGE, 7 * PAGE) == PAGE);
+	CHECK(memcmp(page, "new", 3) == 0);
+	int other = make("f", O_RDWR);
+	CHECK(pread(other, page, PAGE, 7 * PAGE) == PAGE && is_all(page, PAGE, 7));
+	CHECK(rename("f", "g") == 0 && pread(other, page, PAGE, 8 * PAGE) == PAGE && is_all(page, PAGE, 8));
+	CHECK(truncate("g", 2 * PAGE) == 0);
+	CHECK(pread(other, page, PAGE, 7 * PAGE) == 0 && pread(other, page, PAGE, PAGE) == PAGE);
+	int third = open("g", O_RDWR | O_TRUNC);
+	CHECK(third >= 0 && pread(other, page, PAGE, PAGE) == 0);
+	struct stat st;
+	CHECK(fstat(other, &st) == 0 && st.st_size == 0);
+}
+
+int main(int count, char **arguments)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} all[] = {
+		{"close_race", close_race}, {"shared_offset", shared_offset}, {"append", append},
+		{"faults", faults}, {"signals", signals}, {"forks", forks},
+		{"other_process", other_process}, {"sent", sent}, {"locks", locks},
+		{"under_foot", under_foot},
+	};
+	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+		if (count > 1 && strcmp(arguments[1], all[i].name) == 0) {
+			all[i].run();
+			return 0;
+		}
+	return 2;
+}

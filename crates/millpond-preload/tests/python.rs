@@ -1,0 +1,21 @@
+//! python3: random operations against a model, threads, mappings, forks.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Pond, require};
+
+#[test]
+fn operations_against_a_model() {
+    require("python3", "python3");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/model.py");
+    for seed in [1, 2, 3] {
+        let pond = Pond::with_cache_bytes(if seed == 1 { 256 << 10 } else { 8 << 20 });
+        pond.run("python3", &["-B", program.to_str().unwrap(), &seed.to_string()]);
+        // Written to a second file by the program, and both read by the kernel here.
+        let files = ["data", "expected"].map(|name| std::fs::read(pond.path(name)).unwrap());
+        assert!(files[0] == files[1], "seed {seed}");
+        pond.report().assert_served(30 << 20);
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong around descriptors: races, faults, signals, forks, other processes. Each
+//! scenario is a C program's function that checks itself; it must pass on the kernel alone too,
+//! else it checks the wrong thing.
+
+mod common;
+
+use common::{Pond, Report, succeed};
+
+fn run(scenario: &str) -> Report {
+    let pond = Pond::new();
+    let program = pond.compile("scenario.c", &["-O1"]);
+    let alone = Pond::new();
+    succeed(alone.plain(&program).arg(scenario));
+    succeed(pond.served(&program).arg(scenario));
+    pond.report()
+}
+
+/// Goal: a read that races with close and reopen sees one of the two files, whole, or EBADF.
+#[test]
+fn close_racing_with_pread() {
+    let report = run("close_race");
+    assert!(report.served_bytes > 1 << 20, "{}", report.lines);
+}
+
+/// Goal: threads that read through one offset, duplicated or not, get every byte once.
+#[test]
+fn one_offset_for_all() {
+    run("shared_offset").assert_served(3 << 20);
+}
+
+/// Goal: appends from two descriptors all land at the end, whole.
+#[test]
+fn appends_from_two_descriptors() {
+    run("append");
+}
+
+/// Goal: bad memory gives EFAULT, also partly; the program's own handlers work as ever.
+#[test]
+fn faulting_buffers() {
+    assert!(run("faults").served_bytes > 1 << 20);
+}
+
+/// Goal: handlers may read, write, seek, open and close, whatever they interrupt.
+#[test]
+fn handlers_that_do_io() {
+    run("signals").assert_served(1 << 20);
+}
+
+/// Goal: descriptions shared with a child stay coherent, offset included; new ones are served.
+#[test]
+fn fork_spawn_and_exec() {
+    let report = run("forks");
+    assert!(report.passed_for("forked") >= 1, "{}", report.lines);
+    assert!(report.served_bytes > 3 << 20, "{}", report.lines);
+}
+
+/// Goal: what another process writes is read, whether it opened the file before us or after.
+#[test]
+fn files_changed_by_others() {
+    let report = run("other_process");
+    assert!(report.passed_for("opened-elsewhere") >= 1, "{}", report.lines);
+    assert!(report.passed_for("open-elsewhere") >= 1, "{}", report.lines);
+}
+
+/// Goal: a description sent over a socket is shared, offset included.
+#[test]
+fn descriptors_sent_away() {
+    assert!(run("sent").passed_for("given") >= 1);
+}
+
+/// Goal: locks relative to the offset, closing of everything, and the numbers that open gives.
+#[test]
+fn locks_and_numbers() {
+    run("locks");
+}
+
+/// Goal: unlink, rename, truncate and O_TRUNC by path, with the file open.
+#[test]
+fn changes_by_path() {
+    run("under_foot");
+}

@@ -1,0 +1,107 @@
+//! What a lock costs: bytes while idle, allocations while in use.
+
+// Debug builds run the first test only: their list of holders allocates.
+#![cfg_attr(debug_assertions, allow(dead_code, unused_imports))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::thread;
+
+use millpond_rangelock::{ByteRange, Mode, RangeLock, Striped, peers};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to `System` as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise about `layout` is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+fn allocations() -> usize {
+    ALLOCATIONS.with(Cell::get)
+}
+
+fn block(number: u64) -> ByteRange {
+    ByteRange::at(number * 4096, 4096).unwrap()
+}
+
+/// An engine keeps one lock for each of its open files.
+#[test]
+fn an_idle_lock_is_small() {
+    assert!(size_of::<Striped>() <= 512, "{}", size_of::<Striped>());
+}
+
+#[cfg(not(debug_assertions))]
+mod release {
+    use super::*;
+
+    #[test]
+    fn one_thread_allocates_nothing_at_all() {
+        let before = allocations();
+        let lock = RangeLock::new();
+        for i in 0..1000 {
+            drop(lock.lock(block(i), Mode::Exclusive));
+            drop(lock.lock(ByteRange::at(i * 5000, 100_000).unwrap(), Mode::Shared));
+            drop(lock.lock(ByteRange::ALL, Mode::Shared));
+        }
+        assert_eq!(allocations() - before, 0);
+    }
+
+    fn steady_many<L: millpond_rangelock::RawRangeLock>() {
+        let lock = RangeLock::<L>::with_raw();
+        let mut held: Vec<_> = Vec::with_capacity(200);
+        let mut round = || {
+            held.extend((0..200).map(|i| lock.lock(block(i), Mode::Exclusive)));
+            // Wide ones that go to the queue, and conflicts that give up.
+            assert!(lock.try_lock(ByteRange::ALL, Mode::Shared).is_none());
+            held.clear();
+            drop(lock.lock(ByteRange::at(0, 1 << 30).unwrap(), Mode::Exclusive));
+        };
+        (0..3).for_each(|_| round());
+        let before = allocations();
+        (0..10).for_each(|_| round());
+        assert_eq!(allocations() - before, 0, "{}", L::NAME);
+    }
+
+    #[test]
+    fn many_ranges_allocate_nothing_once_there_is_room() {
+        steady_many::<Striped>();
+        steady_many::<peers::IntervalTree>();
+        steady_many::<peers::MutexBTree>();
+    }
+
+    #[test]
+    fn waiting_allocates_nothing_after_the_first_time() {
+        let lock = RangeLock::new();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut counted = 0;
+                    for i in 0..2000 {
+                        let before = allocations();
+                        let guard = lock.lock(block(0), Mode::Exclusive);
+                        counted += if i >= 500 { allocations() - before } else { 0 };
+                        thread::yield_now();
+                        drop(guard);
+                    }
+                    assert_eq!(counted, 0);
+                });
+            }
+        });
+    }
+}
