@@ -27,9 +27,11 @@ use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
 
-/// What an open file costs beside its core: its object, range lock, registry entry and the
-/// allocator's overhead, measured generously.
-const FILE_BYTES: u64 = 1024;
+/// What an open file costs beside its core: its object and range lock; its backing, its entry in the
+/// registry and what the allocator adds, rounded up; and in debug builds what the range lock
+/// remembers of its holders.
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 512) as u64
+    + if cfg!(debug_assertions) { 384 } else { 0 };
 
 /// What the handles of an engine share.
 pub(crate) struct Shared {

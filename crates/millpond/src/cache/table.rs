@@ -12,8 +12,9 @@
 //!
 //! *Everyone else* holds the leaf that it works on ([`Held`]):
 //!
-//! - **T1** A node's holds count its users, its slots that are not empty, and one if it is the
-//!   root. So a node that can be reached from a held one or a READY word is held itself.
+//! - **T1** A node's holds count its users and its slots that are not empty. So all nodes on the
+//!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
+//!   nothing is cached has no nodes.
 //! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
 //!   still names that child afterwards. Who finds a dead child restarts at the root.
 //! - **T3** Who drops the last hold makes the node DEAD in the same step, unlinks it, raises the
@@ -160,27 +161,9 @@ impl FileCore {
         page: PageIndex,
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
+        let holds = |node| &cache.frames.meta(node).pins;
         'restart: loop {
-            let root = Link(self.root.load(Acquire));
-            let levels = root.levels();
-            if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
-                if !create {
-                    return Err(Unheld::Absent);
-                }
-                self.grow(cache, root)?;
-                continue;
-            }
-            let node = root.node();
-            let holds = |node| &cache.frames.meta(node).pins;
-            if !holds(node).try_hold() {
-                continue;
-            }
-            let mut held = Held { cache, core: self, node, level: levels - 1, page };
-            // T2. Acquire: see `try_hold`.
-            if !Link(self.root.load(Acquire)).same_node(root) {
-                held.give_back();
-                continue;
-            }
+            let Some(mut held) = self.try_hold_root(cache, page, create)? else { continue };
             while held.level > 0 {
                 let slot = &held.slots()[slot_of(page, held.level)];
                 let mut link = slot.load(Acquire);
@@ -219,27 +202,60 @@ impl FileCore {
         }
     }
 
-    /// Adds a level on top of `root`, or makes the first leaf.
-    fn grow(&self, cache: &Cache, root: Link) -> Result<(), Unheld> {
+    /// Holds a root that covers `page`; `None` if the root changed meanwhile.
+    fn try_hold_root<'c>(
+        &'c self,
+        cache: &'c Cache,
+        page: PageIndex,
+        create: bool,
+    ) -> Result<Option<Held<'c>>, Unheld> {
+        let root = Link(self.root.load(Acquire));
         let levels = root.levels();
-        let class = if levels == 0 { Class::LEAF } else { Class::INNER };
-        let new = alloc(cache, class).ok_or(Unheld::NoMemory)?;
-        // The hold that `alloc` left is the root's own (T1).
-        let holds = &cache.frames.meta(new).pins;
-        if levels > 0 {
-            let slot = &slots(&cache.frames, new).expect("allocated")[0];
+        if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
+            return if create { self.try_grow(cache, root, page) } else { Err(Unheld::Absent) };
+        }
+        if !cache.frames.meta(root.node()).pins.try_hold() {
+            return Ok(None);
+        }
+        let held = Held { cache, core: self, node: root.node(), level: levels - 1, page };
+        // T2. Acquire: see `try_hold`.
+        if !Link(self.root.load(Acquire)).same_node(root) {
+            held.give_back();
+            return Ok(None);
+        }
+        Ok(Some(held))
+    }
+
+    /// Puts a root on top of `root`, or makes the first one, high enough for `page`, and holds it.
+    fn try_grow<'c>(
+        &'c self,
+        cache: &'c Cache,
+        root: Link,
+        page: PageIndex,
+    ) -> Result<Option<Held<'c>>, Unheld> {
+        let levels = match root.levels() {
+            0 => (u64::BITS - page.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
+            levels => levels + 1,
+        };
+        let class = if levels == 1 { Class::LEAF } else { Class::INNER };
+        let node = alloc(cache, class).ok_or(Unheld::NoMemory)?;
+        let holds = &cache.frames.meta(node).pins;
+        let children = u32::from(root.levels() > 0);
+        if children > 0 {
+            // The old root may be dead already; then who killed it finds it here (`unlink`).
+            let slot = &slots(&cache.frames, node).expect("allocated")[0];
             slot.store(root.0 & !LEVELS, Relaxed);
             holds.hold_again();
         }
-        let link = Link::new(new, u64::from(levels) + 1);
+        let link = Link::new(node, u64::from(levels));
         if self.root.compare_exchange(root.0, link.0, AcqRel, Relaxed).is_err() {
-            holds.bury(if levels > 0 { 2 } else { 1 });
-            cache.frames.free(new, class);
-        } else if levels > 0 {
-            // The old root's own hold goes, and the old root with it if it is empty.
-            drop(Held { cache, core: self, node: root.node(), level: levels - 1, page: 0 });
+            holds.bury(1 + children);
+            cache.frames.free(node, class);
+            return Ok(None);
         }
-        Ok(())
+        let held = Held { cache, core: self, node, level: levels - 1, page };
+        // One level at a time: the next turn adds the next.
+        Ok((page >> (NODE_SHIFT * levels) == 0).then_some(held))
     }
 
     /// Calls `visit` with each page from `first` to `last` whose word is not EMPTY, holding its
@@ -293,23 +309,23 @@ impl FileCore {
     pub(crate) fn tear_down(&self, cache: &Cache) {
         let root = Link(self.root.swap(0, AcqRel));
         if root.levels() > 0 {
-            bury(cache, root.node(), root.levels() - 1, 1);
+            bury(cache, root.node(), root.levels() - 1);
         }
     }
 }
 
-fn bury(cache: &Cache, node: FrameIndex, level: u32, own: u32) {
+fn bury(cache: &Cache, node: FrameIndex, level: u32) {
     let mut children = 0;
     if level > 0 {
         for slot in slots(&cache.frames, node).expect("linked") {
             let link = slot.load(Relaxed);
             if link != 0 {
                 children += 1;
-                bury(cache, Link(link).node(), level - 1, 0);
+                bury(cache, Link(link).node(), level - 1);
             }
         }
     }
-    cache.frames.meta(node).pins.bury(own + children);
+    cache.frames.meta(node).pins.bury(children);
     cache.frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
 
@@ -381,6 +397,24 @@ impl<'c> Held<'c> {
         }
     }
 
+    /// Removes the link to our node, which is dead; returns the parent, whose hold for the link is
+    /// ours to drop, unless the node was the root.
+    fn unlink(&self) -> Option<FrameIndex> {
+        loop {
+            let root = self.core.root.load(Acquire);
+            if Link(root).node() != self.node {
+                let (parent, slot) = self.parent_slot();
+                debug_assert_eq!(Link(slot.load(Relaxed)).node(), self.node);
+                slot.store(0, Release);
+                return Some(parent);
+            }
+            // Fails if somebody puts another root on top.
+            if self.core.root.compare_exchange(root, 0, AcqRel, Relaxed).is_ok() {
+                return None;
+            }
+        }
+    }
+
     /// Follows the links to the slot that names our node, which is linked and not the root; so all
     /// nodes above are held (T1).
     fn parent_slot(&self) -> (FrameIndex, &'c AtomicU64) {
@@ -402,17 +436,12 @@ impl<'c> Held<'c> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // T3, upwards as long as parents become empty.
-        loop {
-            let holds = &self.cache.frames.meta(self.node).pins;
-            if !holds.unhold_or_kill() {
-                return;
-            }
-            let (parent, slot) = self.parent_slot();
-            debug_assert_eq!(Link(slot.load(Relaxed)).node(), self.node);
-            slot.store(0, Release);
+        while self.cache.frames.meta(self.node).pins.unhold_or_kill() {
+            let parent = self.unlink();
             self.core.epoch.raise();
             let class = if self.level == 0 { Class::LEAF } else { Class::INNER };
             self.cache.frames.free(self.node, class);
+            let Some(parent) = parent else { return };
             self.node = parent;
             self.level += 1;
         }
