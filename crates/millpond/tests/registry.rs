@@ -75,7 +75,8 @@ fn refused_opens_race_with_the_last_close() {
                 });
             }
         });
-        assert!(engine.stats().memory_bytes < 64 << 10, "{:?}", engine.stats());
+        // Free frames of three sizes, as many as were in use at once.
+        assert!(engine.stats().memory_bytes < 256 << 10, "{:?}", engine.stats());
     });
 }
 
