@@ -300,6 +300,12 @@ fn forget_closed() {
     });
 }
 
+/// Whether the engine may still hold a descriptor of an ended description of the file.
+pub fn is_lingering(id: FileId) -> bool {
+    forget_closed();
+    LINGERING.lock().iter().any(|(_, other)| *other == id)
+}
+
 /// See [`forget_closed`]; for a forked child to close.
 pub fn lingering() -> Vec<RawFd> {
     LINGERING.lock().iter().map(|(fd, _)| *fd).collect()

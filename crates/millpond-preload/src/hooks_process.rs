@@ -18,7 +18,7 @@ use crate::real::{libc_calls, sys};
 use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
-use crate::{HEAP, description, fault, hooks_stdio, lease, registry, thread};
+use crate::{HEAP, description, fault, hooks_stdio, lease, registry, tally, thread};
 
 type Argv = *const *const c_char;
 
@@ -91,6 +91,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
     }
     table::initialise();
     report::after_fork();
+    tally::after_fork();
 }
 
 /// Called first by hooks that describe files: notices a child of a fork that no handler saw.
@@ -159,7 +160,8 @@ extern "C" fn before_exec() {
     if !thread::record().is_inside() {
         give_inherited();
         // Nothing of this program is left after exec to tell it.
-        report::say();
+        report::put_by();
+        tally::keep_over_exec(true);
     }
 }
 
@@ -169,7 +171,9 @@ macro_rules! exec {
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
             before_exec();
             // SAFETY: as the caller vouches to the function of this name.
-            unsafe { libc_calls::$name($($arg),*) }
+            let failed = unsafe { libc_calls::$name($($arg),*) };
+            tally::keep_over_exec(false);
+            failed
         }
     )*};
 }

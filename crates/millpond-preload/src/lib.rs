@@ -47,6 +47,7 @@ mod registry;
 mod report;
 mod section;
 mod table;
+mod tally;
 mod thread;
 
 #[global_allocator]
@@ -58,6 +59,7 @@ extern "C" fn load() {
     section::run(|_| {
         table::initialise();
         config::get();
+        tally::initialise();
         report::initialise();
         hooks_process::initialise();
     });

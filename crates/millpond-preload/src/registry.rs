@@ -21,10 +21,11 @@ use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use millpond::{BackendChoice, Backing, Engine, File, OpenOptions};
 
-use crate::description::{Access, Description, FileId};
+use crate::description::{Access, Description, FileId, is_lingering};
 use crate::lock::{Lock, LockGuard};
 use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
@@ -263,7 +264,7 @@ impl Registry {
             Err(reason)
         };
         // R4: the lease first.
-        if let Err(reason) = lease::take(copy, access) {
+        if let Err(reason) = self.take_lease(copy, id, access) {
             return forget(owned, reason);
         }
         // Direct backing opens the file again, which a write lease of our own would keep waiting.
@@ -291,6 +292,27 @@ impl Registry {
                 Err(Reason::Engine)
             }
         }
+    }
+
+    /// Takes the lease; waits a moment where it is our own last description of the file that
+    /// stands in the way: a read on another thread, or read-ahead, may not be done with it yet.
+    fn take_lease(&mut self, fd: RawFd, id: FileId, access: Access) -> Result<(), Reason> {
+        const TRIES_MAX: usize = 100;
+        const PAUSE: Duration = Duration::from_micros(100);
+        for _ in 0..TRIES_MAX {
+            let taken = lease::take(fd, access);
+            if taken != Err(Reason::OpenElsewhere) {
+                return taken;
+            }
+            self.end_closing();
+            // SAFETY: the registry is locked.
+            let is_same = |other: &'static Description| unsafe { other.cold() }.id == id;
+            if !is_lingering(id) && !self.closing.iter().any(|(_, other)| is_same(other)) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        lease::take(fd, access)
     }
 
     fn engine(&mut self) -> Result<Engine, Reason> {

@@ -8,6 +8,7 @@
 //!     passed:inherited=1/9
 //! ```
 //!
+//! Of a program and its children only the program itself speaks to people, for all; see `tally`.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
 //! Nothing can be lost at an end without a report: every write was through to the kernel.
@@ -22,6 +23,7 @@ use crate::real::sys;
 use crate::registry;
 use crate::section;
 use crate::table::{self, Slot};
+use crate::tally;
 use crate::thread;
 
 macro_rules! reasons {
@@ -100,7 +102,7 @@ pub fn count_bytes_passed(reason: Reason, result: isize) {
 
 /// Keeps a duplicate of stderr: programs close it before they end.
 pub fn initialise() {
-    if !config::get().is_quiet {
+    if !config::get().is_quiet && tally::is_own() {
         keep_stderr(2);
     }
 }
@@ -131,63 +133,155 @@ pub fn after_fork() {
     for count in FILES_PASSED.iter().chain(&BYTES_PASSED) {
         count.store(0, Relaxed);
     }
-    let stderr = STDERR.load(Relaxed);
+    let stderr = STDERR.swap(-1, Relaxed);
     if stderr >= 0 {
-        table::set(stderr, Slot::Internal);
+        // SAFETY: the duplicate of the library's own descriptor that fork made.
+        unsafe { sys!(libc::SYS_close, stderr) };
     }
 }
 
-/// Says what has happened since the last report, if anything has. At exit and before exec.
+/// What was counted, by whom.
+#[derive(Default)]
+struct Counts {
+    served_files: u64,
+    served_bytes: u64,
+    /// Per reason: files, bytes.
+    passed: [(u64, u64); REASONS.len()],
+}
+
+impl Counts {
+    /// What this process has counted since the last time.
+    fn take() -> Self {
+        let all = thread::bytes_served();
+        let mut counts = Self {
+            served_files: FILES_SERVED.swap(0, Relaxed),
+            served_bytes: all.saturating_sub(BYTES_TOLD.swap(all, Relaxed)),
+            ..Self::default()
+        };
+        for (index, passed) in counts.passed.iter_mut().enumerate() {
+            *passed = (FILES_PASSED[index].swap(0, Relaxed), BYTES_PASSED[index].swap(0, Relaxed));
+        }
+        counts
+    }
+
+    fn passed_files(&self) -> u64 {
+        self.passed.iter().map(|(files, _)| files).sum()
+    }
+
+    fn passed_bytes(&self) -> u64 {
+        self.passed.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.served_files + self.served_bytes + self.passed_files() + self.passed_bytes() == 0
+    }
+
+    /// The reasons that count, in words.
+    fn reasons(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
+        REASONS
+            .iter()
+            .zip(self.passed)
+            .filter(|(_, (files, bytes))| files + bytes > 0)
+            .map(|((_, text), (files, bytes))| (*text, files, bytes))
+    }
+
+    /// The line for programs.
+    fn fields(&self) -> String {
+        let mut line = format!(
+            "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
+            std::process::id(),
+            config::get().program,
+            self.served_files,
+            self.served_bytes,
+            self.passed_files(),
+            self.passed_bytes(),
+        );
+        for (text, files, bytes) in self.reasons() {
+            let _ = write!(line, " passed:{text}={files}/{bytes}");
+        }
+        line.push('\n');
+        line
+    }
+
+    /// Adds what lines for programs say.
+    fn add(&mut self, lines: &str) {
+        for (name, value) in lines.split_whitespace().filter_map(|field| field.split_once('=')) {
+            let number = value.parse().unwrap_or(0);
+            match name {
+                "served_files" => self.served_files += number,
+                "served_bytes" => self.served_bytes += number,
+                _ => {
+                    let Some(reason) = name.strip_prefix("passed:") else { continue };
+                    let index = REASONS.iter().position(|(_, text)| *text == reason);
+                    let parts = value.split_once('/').unwrap_or_default();
+                    if let Some(index) = index {
+                        self.passed[index].0 += parts.0.parse::<u64>().unwrap_or(0);
+                        self.passed[index].1 += parts.1.parse::<u64>().unwrap_or(0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The line for people.
+    fn sentence(&self) -> String {
+        let mut line = format!(
+            "millpond: served {} files, {} bytes; passed {} files, {} bytes to the kernel",
+            self.served_files,
+            self.served_bytes,
+            self.passed_files(),
+            self.passed_bytes(),
+        );
+        for (index, (text, files, bytes)) in self.reasons().enumerate() {
+            let lead = if index == 0 { " (" } else { "; " };
+            let _ = write!(line, "{lead}{text}: {files} files, {bytes} bytes");
+        }
+        line.push_str(if self.passed_files() + self.passed_bytes() > 0 { ")\n" } else { "\n" });
+        line
+    }
+}
+
+/// At the end of the process: says what it and its children did, or tells the main process.
 pub fn say() {
     section::run(|_| {
-        registry::lock().count_moved_by_libc();
-        let files_served = FILES_SERVED.swap(0, Relaxed);
-        let all = thread::bytes_served();
-        let bytes_served = all.saturating_sub(BYTES_TOLD.swap(all, Relaxed));
-        let mut passed = Vec::new();
-        let (mut files_passed, mut bytes_passed) = (0, 0);
-        for (reason, text) in REASONS {
-            let files = FILES_PASSED[*reason as usize].swap(0, Relaxed);
-            let bytes = BYTES_PASSED[*reason as usize].swap(0, Relaxed);
-            if files + bytes > 0 {
-                passed.push((*text, files, bytes));
-                files_passed += files;
-                bytes_passed += bytes;
+        let mut counts = tell_programs();
+        if !tally::is_own() {
+            if !counts.is_empty() {
+                tally::append(&counts.fields());
             }
-        }
-        if files_served + files_passed + bytes_served + bytes_passed == 0 {
             return;
         }
-        if let Some(path) = &config::get().report_file {
-            let mut line = format!(
-                "pid={} program={} served_files={files_served} served_bytes={bytes_served} \
-                 passed_files={files_passed} passed_bytes={bytes_passed}",
-                std::process::id(),
-                config::get().program,
-            );
-            for (text, files, bytes) in &passed {
-                let _ = write!(line, " passed:{text}={files}/{bytes}");
-            }
-            line.push('\n');
-            append(path, &line);
-        }
+        counts.add(&tally::take());
         let stderr = STDERR.load(Relaxed);
-        if stderr >= 0 && !config::get().is_quiet {
-            let mut line = format!(
-                "millpond: served {files_served} files, {bytes_served} bytes; passed {files_passed} \
-                 files, {bytes_passed} bytes to the kernel"
-            );
-            for (index, (text, files, bytes)) in passed.iter().enumerate() {
-                let lead = if index == 0 { " (" } else { "; " };
-                let _ = write!(line, "{lead}{text}: {files} files, {bytes} bytes");
-            }
-            line.push_str(if passed.is_empty() { "\n" } else { ")\n" });
-            write(stderr, &line);
+        if stderr >= 0 && !config::get().is_quiet && !counts.is_empty() {
+            write(stderr, &counts.sentence());
         }
     });
 }
 
-fn append(path: &std::ffi::CStr, line: &str) {
+/// Before exec: the same program goes on under another name, so the line for people can wait.
+pub fn put_by() {
+    section::run(|_| {
+        let counts = tell_programs();
+        if !counts.is_empty() {
+            tally::append(&counts.fields());
+        }
+    });
+}
+
+fn tell_programs() -> Counts {
+    registry::lock().count_moved_by_libc();
+    let counts = Counts::take();
+    if let Some(path) = &config::get().report_file
+        && !counts.is_empty()
+    {
+        append(path, &counts.fields());
+    }
+    counts
+}
+
+/// Appends a line to a file, by one write.
+pub fn append(path: &std::ffi::CStr, line: &str) {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.
     let fd = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644) };

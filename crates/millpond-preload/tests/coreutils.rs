@@ -115,3 +115,18 @@ fn the_report_is_one_line_on_stderr() {
     let output = common::finish(pond.served("true").env("MILLPOND_QUIET", "0"));
     assert!(output.stderr.is_empty(), "a program without files says nothing");
 }
+
+/// A shell, its children, and what it execs, are one program to the reader of the line.
+#[test]
+fn children_are_part_of_the_report() {
+    let pond = Pond::new();
+    std::fs::write(pond.path("a"), lines(1000)).unwrap();
+    let size = std::fs::metadata(pond.path("a")).unwrap().len();
+    let script = "cat a >/dev/null; (cat a | wc -c) >/dev/null 2>err; exec tail -c 10 a";
+    let output = common::finish(pond.served("sh").args(["-c", script]).env("MILLPOND_QUIET", "0"));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let served = format!(" files, {} bytes; passed", 2 * size + 10);
+    assert!(text.starts_with("millpond: served ") && text.contains(&served), "{text}");
+    assert!(std::fs::read(pond.path("err")).unwrap().is_empty(), "a child spoke");
+}

@@ -42,3 +42,31 @@ fn threads_read_one_file() {
     fio(&pond, &options);
     pond.report().assert_served(12 << 20);
 }
+
+#[test]
+fn direct_backing() {
+    let pond = Pond::with_cache_bytes(2 << 20);
+    require("fio", "fio");
+    std::fs::write(pond.path("data"), common::lines(300_000)).unwrap();
+    let size = format!("--size={}", std::fs::metadata(pond.path("data")).unwrap().len());
+    for options in [
+        ["--rw=randread", "--bs=4k", "--readonly"],
+        ["--rw=randwrite", "--bs=4k", "--verify=crc32c"],
+    ] {
+        let mut command = pond.served("fio");
+        command.args(["--name=t", "--filename=data", "--ioengine=psync", "--thread", &size]);
+        common::succeed(command.args(options).env("MILLPOND_BACKING", "direct"));
+        pond.report().assert_served(3 << 20);
+    }
+}
+
+/// The emergency stop: everything takes the slow path, and nothing else changes.
+#[test]
+fn without_the_hit_path() {
+    let pond = Pond::new();
+    require("fio", "fio");
+    let mut command = pond.served("fio");
+    command.args(["--name=t", "--filename=data", "--rw=randrw", "--bs=4k", "--size=2m"]);
+    common::succeed(command.arg("--verify=crc32c").env("MILLPOND_HIT_PATH", "0"));
+    pond.report().assert_served(2 << 20);
+}

@@ -75,9 +75,9 @@ impl Holders {
                 && holder.mode.conflicts_with(mode)
         })?;
         Some(format!(
-            "millpond-rangelock: thread {:?} waits at {place} for {range} ({mode:?}), which conflicts \
-             with {} ({:?}) that it locked itself at {}; unless another thread releases that, \
-             it waits for ever",
+            "millpond-rangelock: thread {:?} waits at {place} for {range} ({mode:?}), which \
+             conflicts with {} ({:?}) that it locked itself at {}; unless another thread releases \
+             that, it waits for ever",
             thread.name().unwrap_or("unnamed"),
             own.range,
             own.mode,

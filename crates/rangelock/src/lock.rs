@@ -228,9 +228,9 @@ impl<L: RawRangeLock> RangeLock<L> {
 
     /// Tries again for some microseconds, unless others wait already.
     ///
-    /// A short hold is over before a queue is built and taken down, and while nobody queues, holders
-    /// need no hand-over: so two threads that fight for one range take turns of hundreds of
-    /// holds each, rather than of one. It is the only way to be overtaken, and bounded by its
+    /// A short hold is over before a queue is built and taken down, and while nobody queues,
+    /// holders need no hand-over: so two threads that fight for one range take turns of hundreds
+    /// of holds each, rather than of one. It is the only way to be overtaken, and bounded by its
     /// time.
     fn spin(&self, range: ByteRange, mode: Mode) -> Option<L::Held> {
         let mut backoff = Backoff::new();

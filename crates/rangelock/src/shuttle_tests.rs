@@ -2,8 +2,8 @@
 //! --release --lib shuttle`.
 //!
 //! Three threads make a few random requests each of one lock; a shadow of the file checks
-//! exclusion, and shuttle checks that nobody waits for ever. Shuttle is sequentially consistent: this is
-//! about the protocols, not the orderings. `MILLPOND_SHUTTLE` sets the number of runs.
+//! exclusion, and shuttle checks that nobody waits for ever. Shuttle is sequentially consistent:
+//! this is about the protocols, not the orderings. `MILLPOND_SHUTTLE` sets the number of runs.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -16,8 +16,8 @@ use crate::{ByteRange, Mode, RangeLock, RawRangeLock, Striped, peers};
 /// Bytes of the file.
 const BYTES: u64 = 40;
 
-/// Owners of each byte: -1 an exclusive one, else the number of shared ones. Not shuttle's atomics: no
-/// switch happens in here.
+/// Owners of each byte: -1 an exclusive one, else the number of shared ones. Not shuttle's
+/// atomics: no switch happens in here.
 struct Shadow([AtomicI32; BYTES as usize]);
 
 impl Shadow {

@@ -1,5 +1,5 @@
-//! The primitives that the protocols are written in: `std`'s, or loom's or shuttle's under the `cfg`
-//! of that name.
+//! The primitives that the protocols are written in: `std`'s, or loom's or shuttle's under the
+//! `cfg` of that name.
 
 #[cfg(not(any(loom, shuttle)))]
 mod imp {

@@ -1,8 +1,8 @@
 //! Every lock against a list of what is held: `cargo +nightly fuzz run locks`.
 //!
-//! Each four bytes of input are one step: lock some range in some mode if that needs no waiting, release,
-//! upgrade or downgrade one that is held. The trees are the target: `IntervalTree` and its kind are
-//! searched, split, merged and rebalanced in every order that the fuzzer finds.
+//! Each four bytes of input are one step: lock some range in some mode if that needs no waiting,
+//! release, upgrade or downgrade one that is held. The trees are the target: `IntervalTree` and
+//! its kind are searched, split, merged and rebalanced in every order that the fuzzer finds.
 
 #![no_main]
 

@@ -1,11 +1,11 @@
 //! A B+tree of disjoint ranges, for one thread at a time.
 //!
 //! Leaves hold up to 14 ranges, sorted by start, the starts in an array of their own: a search
-//! compares whole cache lines of them at once. Nodes live in two arenas and are named by index; freed
-//! ones are reused, so that a tree as full as it has been before allocates nothing.
+//! compares whole cache lines of them at once. Nodes live in two arenas and are named by index;
+//! freed ones are reused, so that a tree as full as it has been before allocates nothing.
 //!
-//! - M1. Ranges in the tree are disjoint. A range that is held shared by several has one record with
-//!   their number; ranges that overlap in any other way do not go in.
+//! - M1. Ranges in the tree are disjoint. A range that is held shared by several has one record
+//!   with their number; ranges that overlap in any other way do not go in.
 //! - M2. Unused places of a node hold `u64::MAX`, which no start is: a search may compare all 14.
 //! - M3. `keys[i]` is at most the first start below child i, and more than any start below
 //!   child i-1; `keys[0]` is 0. No leaf but the root is empty: a node goes when
@@ -180,7 +180,8 @@ impl BTree {
         node
     }
 
-    /// Adds `range`; false, and nothing happened, if it overlaps a record that it cannot share (M1).
+    /// Adds `range`; false, and nothing happened, if it overlaps a record that it cannot share
+    /// (M1).
     pub(super) fn insert(&mut self, range: ByteRange, mode: Mode) -> bool {
         if self.root == NIL {
             self.root = self.new_leaf(Leaf::new());
@@ -413,43 +414,58 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    /// Starts, lengths, and what to do.
+    fn steps() -> impl Strategy<Value = Vec<(u64, u64, u8)>> {
+        prop::collection::vec((0u64..4000, 1u64..6, 0u8..3), 1..2500)
+    }
+
     proptest! {
         /// Goal: agrees with a map of disjoint ranges, through splits and frees at every level.
         #[test]
-        fn agrees_with_a_map(steps in prop::collection::vec((0u64..4000, 1u64..6, 0u8..3), 1..2500)) {
+        fn agrees_with_a_map(steps in steps()) {
             let mut tree = BTree::new();
-            let mut map: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+            let mut map = BTreeMap::new();
             for (start, len, kind) in steps {
-                if kind == 0 {
-                    // Remove the next record.
-                    let Some((&start, &(end, shares))) = map.range(start..).next() else { continue };
-                    tree.remove(ByteRange::raw(start, end));
-                    if shares > 1 { map.insert(start, (end, shares - 1)); } else { map.remove(&start); }
-                } else {
-                    let range = ByteRange::raw(start, start + len);
-                    let mode = if kind == 1 { Mode::Shared } else { Mode::Exclusive };
-                    let before = map.range(..range.end()).next_back();
-                    let overlap = before.filter(|(_, (end, _))| *end > start).map(|(&s, &v)| (s, v));
-                    let expected = match overlap {
-                        None => { map.insert(start, (range.end(), u32::from(kind == 1))); true }
-                        Some((s, (end, shares)))
-                            if s == start && end == range.end() && kind == 1 && shares > 0 =>
-                        {
-                            map.insert(start, (end, shares + 1));
-                            true
-                        }
-                        Some(_) => false,
-                    };
-                    prop_assert_eq!(tree.insert(range, mode), expected);
+                let range = ByteRange::raw(start, start + len);
+                match kind {
+                    0 => remove_next(&mut tree, &mut map, start),
+                    1 => insert(&mut tree, &mut map, range, Mode::Shared),
+                    _ => insert(&mut tree, &mut map, range, Mode::Exclusive),
                 }
                 let probe = ByteRange::raw(start / 2, start / 2 + 40);
-                let expected: u32 = map
-                    .iter()
-                    .filter(|(s, (end, _))| ByteRange::raw(**s, *end).overlaps(probe))
-                    .map(|(_, (_, shares))| (*shares).max(1))
-                    .sum();
-                prop_assert_eq!(tree.conflicts(probe, Mode::Exclusive), expected);
+                let overlaps = |(s, (end, _)): &(&u64, &(u64, u32))| {
+                    ByteRange::raw(**s, *end).overlaps(probe)
+                };
+                let holds = map.iter().filter(overlaps).map(|(_, (_, shares))| (*shares).max(1));
+                prop_assert_eq!(tree.conflicts(probe, Mode::Exclusive), holds.sum::<u32>());
             }
+        }
+    }
+
+    type Map = BTreeMap<u64, (u64, u32)>;
+
+    fn remove_next(tree: &mut BTree, map: &mut Map, from: u64) {
+        let Some((&start, &(end, shares))) = map.range(from..).next() else { return };
+        tree.remove(ByteRange::raw(start, end));
+        if shares > 1 {
+            map.insert(start, (end, shares - 1));
+        } else {
+            map.remove(&start);
+        }
+    }
+
+    fn insert(tree: &mut BTree, map: &mut Map, range: ByteRange, mode: Mode) {
+        let before = map.range(..range.end()).next_back().map(|(&start, &value)| (start, value));
+        let expected = match before {
+            Some((start, (end, shares))) if end > range.start() => {
+                let same = (start, end) == (range.start(), range.end());
+                (same && mode == Mode::Shared && shares != EXCLUSIVE).then_some(shares + 1)
+            }
+            _ => Some(shares(mode)),
+        };
+        assert_eq!(tree.insert(range, mode), expected.is_some());
+        if let Some(shares) = expected {
+            map.insert(range.start(), (range.end(), shares));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! An interval tree under one lock: what Davidlohr Bueso proposed for Linux.
 //!
-//! All requests, held and waiting, are nodes of one tree that is ordered by start and knows the largest
-//! end below each node; a request counts the nodes that it conflicts with and waits for
+//! All requests, held and waiting, are nodes of one tree that is ordered by start and knows the
+//! largest end below each node; a request counts the nodes that it conflicts with and waits for
 //! the count to reach zero. Exact and fair, and every operation is a critical section of two or
 //! three tree walks, which one processor at a time can run: that is where it ends.
 //!

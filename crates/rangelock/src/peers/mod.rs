@@ -1,4 +1,14 @@
 //! The byte-range locks that others built, behind the same face, to compare with.
+//!
+//! | lock | held ranges are in | where it ends |
+//! |---|---|---|
+//! | [`WholeFile`] | one counter | every writer excludes everybody |
+//! | [`IntervalTree`] | an interval tree under a mutex | one tree walk at a time |
+//! | [`MutexBTree`] | a B+tree under a mutex | the same, with shorter walks |
+//! | [`OlcBTree`] | a B+tree, each leaf locked alone | all meet in one leaf if few are held |
+//!
+//! All of them queue those who wait as [`Striped`](crate::Striped) does, so that what is compared
+//! is the way without waiting.
 
 mod btree;
 mod interval_tree;

@@ -3,9 +3,9 @@
 //! Better than an interval tree in the same place, since several records share a cache line and
 //! nothing is rebalanced on the way; but it is still one critical section for each operation.
 //!
-//! In front is a B+tree of the ranges that are held and disjoint; requests that overlap one another go
-//! to the queue. Both are under the one mutex. (A range that is shared by several is one record with
-//! a count; shared ranges that overlap only in part are held in the queue.)
+//! In front is a B+tree of the ranges that are held and disjoint; requests that overlap one
+//! another go to the queue. Both are under the one mutex. (A range that is shared by several is
+//! one record with a count; shared ranges that overlap only in part are held in the queue.)
 
 use super::btree::BTree;
 use crate::queue::{Queue, Ticket, unlock_and_tell};

@@ -250,3 +250,69 @@ impl RawRangeLock for WholeFile {
         self.settle(queue);
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+    use crate::RangeLock;
+
+    struct Bytes(UnsafeCell<u64>);
+
+    // SAFETY: what is tested is that the lock makes this so.
+    unsafe impl Sync for Bytes {}
+    // SAFETY: as above.
+    unsafe impl Send for Bytes {}
+
+    impl Bytes {
+        fn touch(&self, mode: Mode) {
+            match mode {
+                // SAFETY: loom checks it.
+                Mode::Shared => self.0.with(|bytes| assert!(unsafe { *bytes } < 3)),
+                // SAFETY: loom checks it.
+                Mode::Exclusive => self.0.with_mut(|bytes| unsafe { *bytes += 1 }),
+            }
+        }
+    }
+
+    fn pair(modes: [Mode; 2], blocking: bool) {
+        loom::model(move || {
+            let lock = Arc::new(RangeLock::<WholeFile>::with_raw());
+            let bytes = Arc::new(Bytes(UnsafeCell::new(0)));
+            let work = move |lock: &RangeLock<WholeFile>, bytes: &Bytes, mode| {
+                let guard = match blocking {
+                    true => Some(lock.lock(ByteRange::ALL, mode)),
+                    false => lock.try_lock(ByteRange::ALL, mode),
+                };
+                if guard.is_some() {
+                    bytes.touch(mode);
+                }
+            };
+            let other = thread::spawn({
+                let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+                move || work(&lock, &bytes, modes[1])
+            });
+            work(&lock, &bytes, modes[0]);
+            other.join().unwrap();
+            assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        });
+    }
+
+    #[test]
+    fn loom_whole_file_exclusives() {
+        pair([Mode::Exclusive, Mode::Exclusive], true);
+    }
+
+    #[test]
+    fn loom_whole_file_shared_and_exclusive() {
+        pair([Mode::Shared, Mode::Exclusive], true);
+    }
+
+    #[test]
+    fn loom_whole_file_tries() {
+        pair([Mode::Shared, Mode::Exclusive], false);
+    }
+}

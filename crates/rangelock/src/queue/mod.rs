@@ -100,7 +100,8 @@ impl Queue {
     }
 
     /// Appends a request that has `in_front` blockers in the front: held if it has none at all,
-    /// else waiting. `None`, and nothing happened, if it would have to wait and there is nobody to tell.
+    /// else waiting. `None`, and nothing happened, if it would have to wait and there is nobody to
+    /// tell.
     pub(crate) fn insert<N: FnOnce() -> Notify>(
         &mut self,
         range: ByteRange,

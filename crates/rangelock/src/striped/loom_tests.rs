@@ -3,9 +3,10 @@
 //! Under loom a stripe has 2 slots, a region 4 bytes, the larger table 2 stripes, a range at most
 //! 2 pieces, and waiting is yielding.
 //!
-//! `scripts/weaken` weakens each ordering in turn and expects one of these to fail. What loom does not
-//! show: it lets no load see a store that comes later in program order (load buffering), so the
-//! Release half of a claim, which keeps the looks at the slots above it, is argued in `stripe`.
+//! `scripts/weaken` weakens each ordering in turn and expects one of these to fail. What loom does
+//! not show: it lets no load see a store that comes later in program order (load buffering), so
+//! the Release half of a claim, which keeps the looks at the slots above it, is argued in
+//! `stripe`.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -89,6 +90,31 @@ fn loom_claims_exclude() {
         }
         other.join().unwrap();
         assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "left over");
+    });
+}
+
+/// Goal: a claim that lost a race looks at the slots again, as they are now.
+#[test]
+fn loom_claim_looks_again() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let bytes = Arc::new(Bytes::new());
+        let other = thread::spawn({
+            let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
+            move || {
+                if let Claim::Slot(_) = stripe.claim(r(1, 3), Mode::Exclusive, 2, &mut 0) {
+                    bytes.write();
+                }
+            }
+        });
+        let elsewhere = claim(&stripe, r(8, 9), Mode::Exclusive);
+        if let Some(slot) = elsewhere {
+            give_back(&stripe, slot, r(8, 9));
+        }
+        if claim(&stripe, r(0, 2), Mode::Exclusive).is_some() {
+            bytes.write();
+        }
+        other.join().unwrap();
     });
 }
 
@@ -202,8 +228,8 @@ fn blocking_pair(first: (ByteRange, Mode), second: (ByteRange, Mode), stripes: u
     assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
 }
 
-/// Goal: blocking requests for one range exclude each other, and none sleeps for ever: claim, queue,
-/// gate, grant, signal, all of it.
+/// Goal: blocking requests for one range exclude each other, and none sleeps for ever: claim,
+/// queue, gate, grant, signal, all of it.
 #[test]
 fn loom_blocking_exclusives() {
     model(|| {

@@ -14,9 +14,9 @@
 //!   set they change only under the lock's mutex, which is also needed to set and clear it. So
 //!   under the mutex a gated stripe stands still.
 //! - P2. The version grows with every claim. A claim's compare-exchange therefore proves that the
-//!   occupied slots are the same, held by the same, as those that were looked at before it:
-//!   no conflicting range came in between. (A release in between changes the occupied bits; to
-//!   bring them back takes a claim.) The version has 49 bits: a claimer would have to stand still for
+//!   occupied slots are the same, held by the same, as those that were looked at before it: no
+//!   conflicting range came in between. (A release in between changes the occupied bits; to bring
+//!   them back takes a claim.) The version has 49 bits: a claimer would have to stand still for
 //!   exactly 2^49 claims of its stripe, 60 days at 100 million a second.
 //! - P3. `end` is 0 exactly while a slot is not HELD: its owner has claimed it and not yet
 //!   stored the range, or is about to release it. Whoever meets an occupied slot with end 0

@@ -7,8 +7,8 @@
 //!
 //! - A1. `open` and the two `close` run under the lock's mutex; raising and lowering do not.
 //! - A2. Who raises and finds the word closed holds nothing: it lowers again, and that may be the
-//!   one that drains. So a closed count can rise from 0 for a moment. Whoever lowers it, or undoes a
-//!   raise, then looks under the mutex whether it is drained; the last of them finds that it is.
+//!   one that drains. So a closed count can rise from 0 for a moment. Whoever lowers it, or undoes
+//!   a raise, then looks under the mutex whether it is drained; the last of them finds that it is.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 

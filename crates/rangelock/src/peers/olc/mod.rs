@@ -1,12 +1,13 @@
 //! A B-tree with optimistic lock coupling: Dave Chinner's second one, after Leis and others.
 //!
-//! Requests descend by comparing versions, without writing to any node above the leaf, and lock just
-//! the leaf that they change; freed nodes wait for readers. So requests in different leaves run at the same
-//! time; but with few ranges held there is one leaf, and everybody writes to its version.
+//! Requests descend by comparing versions, without writing to any node above the leaf, and lock
+//! just the leaf that they change; freed nodes wait for readers. So requests in different leaves
+//! run at the same time; but with few ranges held there is one leaf, and everybody writes to its
+//! version.
 //!
-//! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there goes
-//! to the queue under a mutex. While the queue has an entry the gate is set, and every change of the tree
-//! is made under the mutex too: so blockers can be counted (Q3).
+//! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there
+//! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
+//! of the tree is made under the mutex too: so blockers can be counted (Q3).
 
 mod node;
 mod tree;

@@ -7,8 +7,8 @@
 //!                              LOCKED -> retire -> OBSOLETE
 //! ```
 //!
-//! - N1. The fields of a node change only while it is LOCKED, by who locked it. Each unlocking gives
-//!   a version that was never there before.
+//! - N1. The fields of a node change only while it is LOCKED, by who locked it. Each unlocking
+//!   gives a version that was never there before.
 //! - N2. A reader takes the version, reads, and compares the version again: equal and even means
 //!   that what it read was there at one moment. Until then it may have read anything that was
 //!   ever stored, so every field is atomic, and it follows a child only after validating.
@@ -34,8 +34,8 @@ pub(super) struct Node {
     version: AtomicU64,
     len: AtomicU32,
     pub(super) is_leaf: bool,
-    /// In a leaf: starts, sorted. In an inner node: the least start below each child; the first is 0.
-    /// Unused places hold `u64::MAX`.
+    /// In a leaf: starts, sorted. In an inner node: the least start below each child; the first is
+    /// 0. Unused places hold `u64::MAX`.
     keys: [AtomicU64; FAN_OUT],
     /// In a leaf: the end of each record.
     ends: [AtomicU64; FAN_OUT],

@@ -1,9 +1,10 @@
 //! The OLC B-tree: descents that lock nothing, changes that lock what they change.
 //!
-//! - O1. Ranges in the tree are disjoint; one that several hold shared is one record with their number.
-//! - O2. A leaf has the records whose starts are within its fences, and knows (`spill`) how far the one
-//!   before it reaches into it. So whether a range fits is decided by the leaves that it touches, all
-//!   of which its inserter locks, from left to right.
+//! - O1. Ranges in the tree are disjoint; one that several hold shared is one record with their
+//!   number.
+//! - O2. A leaf has the records whose starts are within its fences, and knows (`spill`) how far
+//!   the one before it reaches into it. So whether a range fits is decided by the leaves that it
+//!   touches, all of which its inserter locks, from left to right.
 //! - O3. Descents lock nothing. Splits and merges lock parent, then node, then sibling, never
 //!   waiting: who does not get one lets go of all and starts over. Waiting is only for a leaf, by
 //!   who holds none or leaves to its left: so there is no cycle.
@@ -325,8 +326,8 @@ impl Tree {
         }
     }
 
-    /// Unlinks the empty leaf of `key`, and thins out the nodes above it; best effort, since an empty
-    /// leaf is no harm: the next to empty a leaf here tries again.
+    /// Unlinks the empty leaf of `key`, and thins out the nodes above it; best effort, since an
+    /// empty leaf is no harm: the next to empty a leaf here tries again.
     #[cold]
     fn merge(&self, key: u64, guard: &Guard) {
         for _ in 0..4 {
@@ -431,8 +432,8 @@ impl Tree {
 impl Drop for Tree {
     fn drop(&mut self) {
         fn free(node: *mut Node) {
-            // SAFETY: linked nodes come from boxes, each from one parent, and `&mut self` proves that
-            // nobody else looks at them.
+            // SAFETY: linked nodes come from boxes, each from one parent, and `&mut self` proves
+            // that nobody else looks at them.
             let node = unsafe { Box::from_raw(node) };
             if !node.is_leaf {
                 (0..node.len()).for_each(|at| free(node.child(at)));

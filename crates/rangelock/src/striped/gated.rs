@@ -1,0 +1,303 @@
+//! What a stripe alone cannot decide: everything under the lock's mutex.
+//!
+//! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
+//! looks at are gated for as long as it does: by a queue entry that covers them (R1), or by itself.
+
+use super::stripe::Stripe;
+use super::table::{PIECES_MAX, View};
+use super::{Held, Place, SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
+use crate::queue::{Ticket, unlock_and_tell};
+use crate::raw::Request;
+use crate::sync::atomic::Ordering;
+use crate::sync::{MutexGuard, lock};
+use crate::wait::Notify;
+use crate::{ByteRange, Mode};
+
+impl Striped {
+    /// Replaces the table by a larger one, if there is one and nothing stands against it (B3).
+    pub(super) fn grow(&self, state: &mut State, log2_max: u32) -> bool {
+        let old = self.table.view();
+        // Leaving the single stripe cuts ranges in pieces, and those who wait have counted
+        // the whole: so that step waits for an empty queue.
+        if old.log2() == 0 && !state.queue.is_empty() {
+            return false;
+        }
+        let Some((stripes, log2)) = self.table.allocate_next(log2_max) else {
+            return false;
+        };
+        let new = View::of(&stripes, log2);
+        // The entries that are queued now; the adopted below gate for themselves.
+        state.queue.for_each_range(|range| Striped::gate(new, range));
+        for stripe in old.stripes() {
+            stripe.close();
+            stripe.for_each_held(|_, range, mode| {
+                if new.pieces(range) > PIECES_MAX as u64 {
+                    state.queue.adopt(range, mode);
+                    Striped::gate(new, range);
+                    return;
+                }
+                new.for_each_piece(range, |piece, stripe| {
+                    if !stripe.fill_moved(piece, mode) {
+                        state.queue.adopt(piece, mode);
+                        Striped::gate(new, piece);
+                    }
+                });
+            });
+        }
+        self.table.publish(stripes, &mut state.allocated);
+        self.lost.store(0, Ordering::Relaxed);
+        true
+    }
+
+    /// Sets the gate of every stripe that `range` covers, one more time (R1).
+    pub(super) fn gate(view: View<'_>, range: ByteRange) {
+        if view.pieces(range) >= view.stripes().len() as u64 {
+            view.stripes().iter().for_each(Stripe::gate);
+        } else {
+            view.for_each_piece(range, |_, stripe| stripe.gate());
+        }
+    }
+
+    fn ungate(view: View<'_>, range: ByteRange) {
+        if view.pieces(range) >= view.stripes().len() as u64 {
+            view.stripes().iter().for_each(Stripe::ungate);
+        } else {
+            view.for_each_piece(range, |_, stripe| stripe.ungate());
+        }
+    }
+
+    /// How many pieces in the front overlap `range` and satisfy `wanted`. Gated.
+    pub(super) fn count_front(
+        view: View<'_>,
+        range: ByteRange,
+        wanted: impl Fn(Mode) -> bool,
+    ) -> u32 {
+        let mut count = 0;
+        if view.pieces(range) >= view.stripes().len() as u64 {
+            for stripe in view.stripes() {
+                stripe.for_each_held(|_, held, mode| {
+                    count += u32::from(held.overlaps(range) && wanted(mode));
+                });
+            }
+        } else {
+            // Two regions may share a stripe: only what overlaps this very piece counts here.
+            view.for_each_piece(range, |piece, stripe| {
+                stripe.for_each_held(|_, held, mode| {
+                    count += u32::from(held.overlaps(piece) && wanted(mode));
+                });
+            });
+        }
+        count
+    }
+
+    /// The way through the mutex. `None` if it would have to wait and there is nobody to tell.
+    #[cold]
+    pub(super) fn enqueue<N: FnOnce() -> Notify>(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        why: Why,
+        notify: Option<N>,
+    ) -> Option<Request<Held, Ticket>> {
+        let mut state = lock(&self.state);
+        if why == Why::Full && self.should_grow(range) && self.grow(&mut state, u32::MAX) {
+            // The claim must not meet the mutex. At most once for each size of table.
+            self.unlock(state);
+            return match self.claim_front(range, mode) {
+                Ok(held) => Some(Request::Granted(held)),
+                Err(why) => self.enqueue(range, mode, why, notify),
+            };
+        }
+        self.close_whole(&mut state, range, mode);
+        let view = self.table.view();
+        Striped::gate(view, range);
+        let in_front = Striped::count_front(view, range, |held| held.conflicts_with(mode));
+        let request = match state.queue.insert(range, mode, in_front, notify) {
+            None => {
+                Striped::ungate(view, range);
+                None
+            }
+            Some(Request::Queued(ticket)) => Some(Request::Queued(ticket)),
+            Some(Request::Granted(ticket)) => {
+                let place = if is_whole_shared(range, mode) {
+                    self.open_whole(&mut state, ticket)
+                } else {
+                    Place::Queue(ticket)
+                };
+                Some(Request::Granted(Held(place)))
+            }
+        };
+        self.unlock(state);
+        request
+    }
+
+    /// Whether the stripes of `range` are full of ranges that a larger table would keep apart.
+    fn should_grow(&self, range: ByteRange) -> bool {
+        let view = self.table.view();
+        let mut useful = false;
+        view.for_each_piece(range, |piece, stripe| {
+            useful |= stripe.any_held(|other| !View::same_region(piece, other));
+        });
+        useful
+    }
+
+    /// Before a request that is counted in the queue: closes the counter if its holders block
+    /// the request, or if it has none; and removes the bias if nobody is counted (R4).
+    fn close_whole(&self, state: &mut State, range: ByteRange, mode: Mode) {
+        if state.bias.is_none() {
+            return;
+        }
+        let whole = &self.table.whole;
+        let unused = match mode {
+            Mode::Exclusive => whole.close(),
+            Mode::Shared if is_whole_shared(range, mode) => whole.is_drained(),
+            Mode::Shared => whole.is_drained() || whole.close_if_unused(),
+        };
+        if unused {
+            self.remove_bias(state);
+        }
+    }
+
+    fn remove_bias(&self, state: &mut State) {
+        if let Some(bias) = state.bias.take() {
+            state.whole_requests = 0;
+            self.remove(state, bias);
+        }
+    }
+
+    /// A whole-file shared request has been granted in the queue: the second in a row opens the
+    /// counter, with its own entry for a bias.
+    fn open_whole(&self, state: &mut State, ticket: Ticket) -> Place {
+        state.whole_requests += 1;
+        if state.bias.is_some() || state.whole_requests < 2 {
+            return Place::Queue(ticket);
+        }
+        state.bias = Some(ticket);
+        self.table.whole.open();
+        Place::Whole
+    }
+
+    /// Removes a queue entry, and opens its gates.
+    pub(super) fn remove(&self, state: &mut State, ticket: Ticket) {
+        let range = state.queue.range_of(&ticket);
+        state.queue.remove(ticket);
+        Striped::ungate(self.table.view(), range);
+    }
+
+    /// Releases pieces under the mutex, and unblocks who counted them (R1).
+    #[cold]
+    pub(super) fn release_gated(&self, range: ByteRange, mode: Mode, log2: u8, slots: u32) {
+        let mut state = lock(&self.state);
+        self.with_pieces(&mut state, range, mode, log2, slots, |state, piece, found| match found {
+            Found::Slot(stripe, slot) => {
+                stripe.clear(slot);
+                state.queue.front_released(piece, mode);
+            }
+            Found::Adopted(ticket) => self.remove(state, ticket),
+        });
+        self.unlock(state);
+    }
+
+    /// Calls `f` for each piece of a range that is held in the front, gated, wherever growing has
+    /// left it.
+    fn with_pieces(
+        &self,
+        state: &mut State,
+        range: ByteRange,
+        mode: Mode,
+        log2: u8,
+        mut slots: u32,
+        mut f: impl FnMut(&mut State, ByteRange, Found<'_>),
+    ) {
+        let view = self.table.view();
+        let stayed = view.log2() == u32::from(log2);
+        if !stayed && view.pieces(range) > PIECES_MAX as u64 {
+            let ticket = state.queue.find_adopted(range, mode).expect("adopted whole (B3)");
+            return f(state, range, Found::Adopted(ticket));
+        }
+        Striped::gate(view, range);
+        view.for_each_piece(range, |piece, stripe| {
+            let slot =
+                if stayed { Some(slots & SLOT_BITS_MASK) } else { stripe.find_moved(piece, mode) };
+            slots >>= SLOT_BITS;
+            let found = match slot {
+                Some(slot) => Found::Slot(stripe, slot),
+                None => {
+                    let ticket = state.queue.find_adopted(piece, mode);
+                    Found::Adopted(ticket.expect("moved or adopted (B3)"))
+                }
+            };
+            f(state, piece, found);
+        });
+        Striped::ungate(view, range);
+    }
+
+    #[cold]
+    pub(super) fn release_queued(&self, ticket: Ticket) {
+        let mut state = lock(&self.state);
+        self.remove(&mut state, ticket);
+        self.unlock(state);
+    }
+
+    #[cold]
+    pub(super) fn drained(&self) {
+        let mut state = lock(&self.state);
+        if self.table.whole.is_drained() {
+            self.remove_bias(&mut state);
+        }
+        self.unlock(state);
+    }
+
+    pub(super) fn unlock(&self, state: MutexGuard<'_, State>) {
+        self.waiting.store(state.queue.waiting() as u32, Ordering::Relaxed);
+        unlock_and_tell(&self.state, state, |state| &mut state.queue);
+    }
+
+    pub(super) fn upgrade_front(
+        &self,
+        state: &mut State,
+        range: ByteRange,
+        log2: u8,
+        slots: u32,
+    ) -> bool {
+        let view = self.table.view();
+        Striped::gate(view, range);
+        // Held in the queue are others, or pieces of ours that were adopted: rare, and then
+        // we refuse.
+        let alone = !state.queue.is_held(range)
+            && u64::from(Striped::count_front(view, range, |_| true)) == view.pieces(range);
+        if alone {
+            self.with_pieces(state, range, Mode::Shared, log2, slots, |state, piece, found| {
+                if let Found::Slot(stripe, slot) = found {
+                    stripe.set_mode(slot, Mode::Exclusive);
+                    state.queue.front_upgraded(piece);
+                }
+            });
+        }
+        Striped::ungate(view, range);
+        alone
+    }
+
+    pub(super) fn downgrade_front(
+        &self,
+        state: &mut State,
+        range: ByteRange,
+        log2: u8,
+        slots: u32,
+    ) {
+        let mode = Mode::Exclusive;
+        self.with_pieces(state, range, mode, log2, slots, |state, piece, found| match found {
+            Found::Slot(stripe, slot) => {
+                stripe.set_mode(slot, Mode::Shared);
+                state.queue.front_downgraded(piece);
+            }
+            Found::Adopted(ticket) => state.queue.downgrade(&ticket),
+        });
+    }
+}
+
+/// A piece of a range, found again under the mutex.
+enum Found<'a> {
+    Slot(&'a Stripe, u32),
+    Adopted(Ticket),
+}
