@@ -53,7 +53,8 @@ fn ranges_past_the_largest_offset() {
     for (_, backend) in back_ends(1) {
         let engine = engine(1 << 20, backend);
         let file = engine.open(&path, &read_write()).unwrap();
-        for (offset, len) in [(MAX, 1), (MAX - 3, 4 + 1), (MAX + 1, 0), (u64::MAX, 1), (u64::MAX, 0)]
+        for (offset, len) in
+            [(MAX, 1), (MAX - 3, 4 + 1), (MAX + 1, 0), (u64::MAX, 1), (u64::MAX, 0)]
         {
             let place = format!("{len} bytes at offset {offset}");
             let mut bytes = vec![0; len];

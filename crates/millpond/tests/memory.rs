@@ -127,9 +127,9 @@ fn many_open_files() {
             let mut bytes = vec![0; 8192];
             let started = Instant::now();
             for number in 0..files_max {
-                let file = engine.open(path(number), &read_write()).unwrap_or_else(|error| {
-                    panic!("file {number}: {error}: {:?}", engine.stats())
-                });
+                let file = engine
+                    .open(path(number), &read_write())
+                    .unwrap_or_else(|error| panic!("file {number}: {error}: {:?}", engine.stats()));
                 assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 4096);
                 assert_eq!(bytes[77], number as u8);
                 files[number as usize] = Some(file);
