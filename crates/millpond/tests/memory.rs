@@ -120,14 +120,16 @@ fn many_open_files() {
         }
         // The list of handles is the caller's memory: resident before it is measured.
         let mut files = Vec::with_capacity(files_max as usize);
-        for cache_bytes in [64u64 << 20, 512 << 20] {
+        for cache_bytes in [files_max * 2048, 512 << 20] {
             files.resize_with(files_max as usize, || None);
             let mut watch = Watch::new();
             let engine = engine(cache_bytes, BackendChoice::Auto);
             let mut bytes = vec![0; 8192];
             let started = Instant::now();
             for number in 0..files_max {
-                let file = engine.open(path(number), &read_write()).unwrap();
+                let file = engine
+                    .open(path(number), &read_write())
+                    .unwrap_or_else(|error| panic!("file {number}: {error}: {:?}", engine.stats()));
                 assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 4096);
                 assert_eq!(bytes[77], number as u8);
                 files[number as usize] = Some(file);

@@ -70,17 +70,20 @@ impl Descriptors {
         if write && self.write.get().is_none() {
             let flags = rustix::fs::fcntl_getfl(&fd)?;
             let appends = flags.contains(OFlags::APPEND);
-            let fd = if appends && !can_ignore_append(fd.as_fd()) {
-                Arc::new(reopen(fd.as_fd(), OFlags::WRONLY)?)
-            } else {
-                self.write_appends.store(appends, Relaxed);
-                let fd = Arc::new(fd);
-                if wants_read {
-                    // The same number: a duplicate would take one that the program expects.
-                    let _ = self.read.set(Arc::clone(&fd));
+            if appends && !can_ignore_append(fd.as_fd()) {
+                let _ = self.write.set(Arc::new(reopen(fd.as_fd(), OFlags::WRONLY)?));
+                // For reads the caller's own serves.
+                if !wants_read {
+                    return Ok(Some(fd));
                 }
-                fd
-            };
+                return Ok(self.read.set(Arc::new(fd)).err().and_then(Arc::into_inner));
+            }
+            self.write_appends.store(appends, Relaxed);
+            let fd = Arc::new(fd);
+            if wants_read {
+                // The same number: a duplicate would take one that the program expects.
+                let _ = self.read.set(Arc::clone(&fd));
+            }
             return Ok(self.write.set(fd).err().and_then(Arc::into_inner));
         }
         if wants_read {
