@@ -36,7 +36,7 @@ use crate::lock::Lock;
 use crate::offset::Offset;
 use crate::report::Reason;
 use crate::thread::record;
-use crate::{registry, table};
+use crate::{identity, table};
 
 const FREE: u32 = 0;
 const SERVED: u32 = 1;
@@ -292,7 +292,7 @@ impl Drop for Pin {
 /// Frees the numbers in the table that the engine has closed.
 fn forget_closed() {
     LINGERING.lock().retain(|(fd, id)| {
-        let is_open = registry::identify(*fd).is_some_and(|found| found.id == *id);
+        let is_open = identity::identify(*fd).is_some_and(|found| found.id == *id);
         if !is_open {
             table::forget_internal(*fd);
         }

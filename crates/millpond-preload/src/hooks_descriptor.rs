@@ -185,7 +185,10 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
         }
         // Locks may be relative to the file offset.
-        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
+            tell_offset(fd);
+            section::run(|_| registry::lock().note_process_lock(fd));
+        }
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
             tell_offset(fd);
             section::run(|_| registry::lock().note_lock(fd));
@@ -221,6 +224,7 @@ pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
     if let Slot::File(_) = table::get(fd) {
         tell_offset(fd);
+        section::run(|_| registry::lock().note_process_lock(fd));
     }
     // SAFETY: as the caller vouches to `lockf64`.
     unsafe { libc_calls::lockf64(fd, command, len) }

@@ -15,7 +15,7 @@ use crate::real::{libc_calls, sys, to_libc};
 use crate::registry::{self, lock};
 use crate::report::Reason;
 use crate::table::{self, Slot};
-use crate::{hooks_io, section, thread};
+use crate::{hooks_io, identity, section, thread};
 
 type Off = libc::off64_t;
 
@@ -81,7 +81,7 @@ pub unsafe extern "C-unwind" fn truncate64(path: *const c_char, len: Off) -> c_i
     if registry::holds_leases() && !thread::record().is_inside() {
         // The kernel would wait for our lease.
         section::run(|_| {
-            if let Some(identity) = registry::identify_path(libc::AT_FDCWD, path, true) {
+            if let Some(identity) = identity::identify_path(libc::AT_FDCWD, path, true) {
                 lock().pass_file(identity.id, Reason::Changed);
             }
         });
@@ -305,7 +305,7 @@ fn copy_served(
 
 /// Whether both are the same file: overlapping ranges are the kernel's to refuse.
 fn identical(from: c_int, to: c_int) -> bool {
-    let id = |fd| registry::identify(fd).map(|identity| identity.id);
+    let id = |fd| identity::identify(fd).map(|identity| identity.id);
     id(from) == id(to)
 }
 

@@ -7,9 +7,9 @@
 use std::ffi::{c_char, c_int};
 
 use crate::description::Access;
-use crate::real::{libc_calls, sys, to_libc};
+use crate::real::{errno, libc_calls, sys, to_libc};
 use crate::table::{self, Slot};
-use crate::{registry, section, thread};
+use crate::{identity, registry, section, thread};
 
 type Mode = libc::mode_t;
 
@@ -29,7 +29,12 @@ pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode)
         make_way(dir, path, flags);
     }
     // SAFETY: the caller's duty.
-    let fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    let mut fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    if fd < 0 && errno() == libc::EMFILE && section::run(|_| registry::lock().shed()) {
+        // The numbers that the engine had are free now.
+        // SAFETY: as above.
+        fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    }
     if fd >= 0 {
         describe(fd, flags);
     }
@@ -43,7 +48,7 @@ fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
     }
     section::run(|_| {
         let follow = flags & libc::O_NOFOLLOW == 0;
-        if let Some(identity) = registry::identify_path(dir, path, follow)
+        if let Some(identity) = identity::identify_path(dir, path, follow)
             && identity.is_regular
         {
             let truncates = flags & libc::O_TRUNC != 0;
@@ -55,14 +60,14 @@ fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
 /// Describes a descriptor that was just opened with `flags`.
 pub fn describe(fd: c_int, flags: c_int) {
     let is_directory = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
-    if flags & libc::O_PATH != 0 || is_directory {
+    if flags & libc::O_PATH != 0 || is_directory || fd as usize >= table::SLOTS {
         describe_foreign(fd);
         return;
     }
     section::run(|_| {
-        if let Some(identity) = registry::identify(fd)
+        if let Some(identity) = identity::identify(fd)
             && identity.is_regular
-            && registry::is_in_served_directory(fd)
+            && identity::is_in_served_directory(fd)
         {
             registry::lock().adopt(fd, identity.id, flags, None);
         } else if matches!(table::get(fd), Slot::File(_)) {

@@ -20,7 +20,7 @@ use crate::hooks_open::open_at;
 use crate::lock::Lock;
 use crate::real::{fail, libc_calls, set_errno, sys};
 use crate::table::{self, Slot};
-use crate::{registry, section, thread};
+use crate::{identity, registry, section, thread};
 
 /// Descriptors of our streams, by address.
 static STREAMS: Lock<BTreeMap<usize, c_int>> = Lock::new(BTreeMap::new());
@@ -304,7 +304,7 @@ unsafe fn reopen_ours(
         libc::fflush(stream);
         let mut link = [0u8; 32];
         let path = if path.is_null() {
-            registry::format_link(fd, &mut link).as_ptr().cast()
+            identity::format_link(fd, &mut link).as_ptr().cast()
         } else {
             path
         };
@@ -417,6 +417,8 @@ mod wide {
                 }
                 entry = entry.add(1);
             }
+            // glibc relocates this address in place; not every loader does.
+            let start = if start < base { start + base } else { start };
             (start != 0).then(|| std::slice::from_raw_parts(start as *const u8, len))
         }
     }

@@ -14,11 +14,11 @@ use millpond::{Error, File};
 use crate::description::{Access, Description, Pin};
 use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
-use crate::registry;
 use crate::report::{self, Reason};
 use crate::section;
 use crate::table::{self, Slot};
 use crate::thread::Record;
+use crate::{identity, registry};
 
 /// The kernel transfers at most this much in one call, and so do we.
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
@@ -198,8 +198,8 @@ fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
 /// passed, anything else is foreign.
 #[cold]
 fn describe_unknown(fd: RawFd) -> Option<Reason> {
-    let identity = registry::identify(fd)?;
-    if !identity.is_regular || !registry::is_in_served_directory(fd) {
+    let identity = identity::identify(fd)?;
+    if !identity.is_regular || !identity::is_in_served_directory(fd) {
         table::note_foreign(fd);
         return None;
     }

@@ -18,6 +18,11 @@ pub fn fail(errno: c_int) -> isize {
     -1
 }
 
+pub fn errno() -> c_int {
+    // SAFETY: libc gives every thread an errno that lives as long as the thread.
+    unsafe { *libc::__errno_location() }
+}
+
 pub fn set_errno(errno: c_int) {
     // SAFETY: libc gives every thread an errno that lives as long as the thread.
     unsafe { *libc::__errno_location() = errno }

@@ -31,8 +31,8 @@ use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
-use crate::thread::Snapshot;
-use crate::{config, fault, lease};
+use crate::thread::{Snapshot, record};
+use crate::{config, fault, identity, lease};
 
 /// See the module header.
 pub struct Registry {
@@ -42,6 +42,8 @@ pub struct Registry {
     closing: Vec<(Snapshot, &'static Description)>,
     /// Per device, whether its file system is one that can be served.
     devices: BTreeMap<u64, bool>,
+    /// The program has met the limit of open descriptors.
+    is_crowded: bool,
 }
 
 /// A regular file that the program has open.
@@ -50,6 +52,8 @@ struct Inode {
     descriptions: Vec<&'static Description>,
     /// Set once the file was left to the kernel.
     passed: Option<Reason>,
+    /// The process has POSIX locks on it, perhaps: they end when any descriptor of it is closed.
+    has_process_locks: bool,
 }
 
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
@@ -113,61 +117,6 @@ pub fn lease_broken(fd: Option<RawFd>) -> bool {
     !broken.is_empty()
 }
 
-/// What `fstat` says of a descriptor, as far as it matters here.
-pub struct Identity {
-    pub id: FileId,
-    pub is_regular: bool,
-}
-
-pub fn identify(fd: RawFd) -> Option<Identity> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
-    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
-    unsafe {
-        (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0)
-            .then(|| Identity::of(stat.assume_init_ref()))
-    }
-}
-
-pub fn identify_path(dir: RawFd, path: *const libc::c_char, follow: bool) -> Option<Identity> {
-    let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
-    // SAFETY: as in `identify`; a bad `path` makes the kernel return EFAULT.
-    unsafe {
-        (sys!(libc::SYS_newfstatat, dir, path, stat.as_mut_ptr(), flags) == 0)
-            .then(|| Identity::of(stat.assume_init_ref()))
-    }
-}
-
-impl Identity {
-    fn of(stat: &libc::stat64) -> Self {
-        Self {
-            id: (stat.st_dev, stat.st_ino),
-            is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
-        }
-    }
-}
-
-/// Whether the file behind `fd` lies in a served directory, whatever path it was opened by.
-pub fn is_in_served_directory(fd: RawFd) -> bool {
-    let mut link = [0u8; 32];
-    let text = format_link(fd, &mut link);
-    let mut path = [0u8; libc::PATH_MAX as usize];
-    // SAFETY: `text` is NUL-terminated, and the kernel writes at most the length of `path`.
-    let len = unsafe {
-        sys!(libc::SYS_readlinkat, libc::AT_FDCWD, text.as_ptr(), path.as_mut_ptr(), path.len())
-    };
-    len > 0 && config::is_served_path(&path[..len as usize])
-}
-
-/// `/proc/self/fd/N`, NUL-terminated.
-pub fn format_link(fd: RawFd, buffer: &mut [u8; 32]) -> &[u8] {
-    use std::io::Write;
-    let mut rest = &mut buffer[..31];
-    // 31 bytes hold the longest number.
-    let _ = write!(rest, "/proc/self/fd/{fd}");
-    &buffer[..]
-}
-
 impl Registry {
     const fn new() -> Self {
         Self {
@@ -175,6 +124,7 @@ impl Registry {
             engine: None,
             closing: Vec::new(),
             devices: BTreeMap::new(),
+            is_crowded: false,
         }
     }
 
@@ -220,13 +170,16 @@ impl Registry {
 
     /// Why the file can't be served, as far as can be told without trying.
     fn refusal(&mut self, fd: RawFd, id: FileId, access: Access, flags: i32) -> Option<Reason> {
+        if self.is_crowded && fd >= config::get().internal_fd_min / 2 {
+            return Some(Reason::Descriptors);
+        }
         if flags & libc::O_DIRECT != 0 {
             return Some(Reason::Direct);
         }
-        if !*self.devices.entry(id.0).or_insert_with(|| is_local(fd)) {
+        if !*self.devices.entry(id.0).or_insert_with(|| identity::is_local(fd)) {
             return Some(Reason::FileSystem);
         }
-        if access.append && !can_ignore_append(fd) {
+        if access.append && !identity::can_ignore_append(fd) {
             return Some(Reason::Append);
         }
         let inode = self.inodes.get(&id)?;
@@ -297,8 +250,8 @@ impl Registry {
     /// Takes the lease; waits a moment where it is our own last description of the file that
     /// stands in the way: a read on another thread, or read-ahead, may not be done with it yet.
     fn take_lease(&mut self, fd: RawFd, id: FileId, access: Access) -> Result<(), Reason> {
-        const TRIES_MAX: usize = 100;
-        const PAUSE: Duration = Duration::from_micros(100);
+        const TRIES_MAX: usize = 500;
+        const PAUSE: Duration = Duration::from_micros(200);
         for _ in 0..TRIES_MAX {
             let taken = lease::take(fd, access);
             if taken != Err(Reason::OpenElsewhere) {
@@ -307,7 +260,9 @@ impl Registry {
             self.end_closing();
             // SAFETY: the registry is locked.
             let is_same = |other: &'static Description| unsafe { other.cold() }.id == id;
-            if !is_lingering(id) && !self.closing.iter().any(|(_, other)| is_same(other)) {
+            let is_ours = is_lingering(id) || self.closing.iter().any(|(_, other)| is_same(other));
+            // In a handler that interrupted a hit, what we would wait for is ourselves.
+            if !is_ours || record().is_reading() {
                 break;
             }
             std::thread::sleep(PAUSE);
@@ -403,6 +358,55 @@ impl Registry {
             .collect();
         for id in ids {
             self.pass_file(id, reason);
+        }
+    }
+
+    /// The program finds no free descriptor: gives it those of the engine's. Their files are
+    /// passed, and described anew without one. Not those that the process may have locked. Returns
+    /// whether there were any.
+    pub fn shed(&mut self) -> bool {
+        self.is_crowded = true;
+        let ids: Vec<FileId> = self
+            .inodes
+            .iter()
+            .filter(|(_, inode)| !inode.has_process_locks)
+            .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.kernel_fd() >= 0))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &ids {
+            self.pass_file(*id, Reason::Descriptors);
+            let Some(inode) = self.inodes.get_mut(id) else { continue };
+            for description in &mut inode.descriptions {
+                let old = *description;
+                let fresh = Description::acquire(
+                    *id,
+                    old.access(),
+                    IN_KERNEL,
+                    -1,
+                    Err(Reason::Descriptors),
+                );
+                // SAFETY: the registry is locked.
+                unsafe { fresh.cold().slots = old.cold().slots };
+                for (fd, slot) in table::known(0, u32::MAX) {
+                    if matches!(slot, Slot::File(other) if std::ptr::eq(other, old)) {
+                        table::set(fd, Slot::File(fresh));
+                    }
+                }
+                *description = fresh;
+                self.closing.push((Snapshot::take(), old));
+            }
+        }
+        self.end_closing();
+        !ids.is_empty()
+    }
+
+    /// The program takes or asks for a POSIX lock on the file behind `fd`.
+    pub fn note_process_lock(&mut self, fd: RawFd) {
+        let Some(description) = table::description(fd) else { return };
+        // SAFETY: the registry is locked.
+        let id = unsafe { description.cold() }.id;
+        if let Some(inode) = self.inodes.get_mut(&id) {
+            inode.has_process_locks = true;
         }
     }
 
@@ -556,36 +560,5 @@ fn end_locks(fd: RawFd) {
     unsafe {
         sys!(libc::SYS_flock, fd, libc::LOCK_UN);
         sys!(libc::SYS_fcntl, fd, libc::F_OFD_SETLK, &raw const whole);
-    }
-}
-
-/// Whether the kernel can write at an offset to a descriptor with `O_APPEND` (Linux 6.9).
-fn can_ignore_append(fd: RawFd) -> bool {
-    const RWF_NOAPPEND: i32 = 0x20;
-    // SAFETY: no vectors, so no memory is touched.
-    unsafe { sys!(libc::SYS_pwritev2, fd, 0, 0, 0, 0, RWF_NOAPPEND) == 0 }
-}
-
-/// Whether the file system behind `fd` is a local one, whose files change only through this
-/// kernel's system calls, and which knows leases.
-fn is_local(fd: RawFd) -> bool {
-    const LOCAL: &[i64] = &[
-        0xEF53,      // ext2, ext3, ext4
-        0x5846_5342, // XFS
-        0x9123_683E, // btrfs
-        0x0102_1994, // tmpfs
-        0x794C_7630, // overlay
-        0xF2F5_2010, // F2FS
-        0x2FC1_2FC1, // ZFS
-        0xCA45_1A4E, // bcachefs
-        0x3153_464A, // JFS
-        0x5265_4973, // ReiserFS
-        0x8584_58F6, // ramfs
-    ];
-    let mut info = std::mem::MaybeUninit::<libc::statfs64>::uninit();
-    // SAFETY: the kernel fills `info`.
-    unsafe {
-        sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) == 0
-            && LOCAL.contains(&info.assume_init_ref().f_type)
     }
 }

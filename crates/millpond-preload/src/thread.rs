@@ -67,6 +67,11 @@ impl Record {
         }
     }
 
+    /// Whether the thread is in a reading section: a signal handler may have interrupted one.
+    pub fn is_reading(&self) -> bool {
+        self.active.load(Relaxed) & DEPTH_MASK != 0
+    }
+
     /// Leaves a reading section.
     #[inline]
     pub fn exit(&self) {

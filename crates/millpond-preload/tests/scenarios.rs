@@ -79,3 +79,17 @@ fn locks_and_numbers() {
 fn changes_by_path() {
     run("under_foot");
 }
+
+/// Goal: the engine's descriptors make way when the program needs the numbers.
+#[test]
+fn as_many_files_as_the_limit_allows() {
+    assert!(run("many_files").passed_for("descriptors") >= 1);
+}
+
+/// Goal: two served processes with the same file open see each other's writes at once.
+#[test]
+fn processes_that_take_turns() {
+    let report = run("take_turns");
+    assert!(report.passed_for("opened-elsewhere") >= 50, "{}", report.lines);
+    assert!(report.served_bytes > 1 << 20, "{}", report.lines);
+}

@@ -84,6 +84,46 @@ fn the_last_waker_is_the_one_that_is_told() {
     assert!(poll(future, &after).is_ready());
 }
 
+/// A waker that uses the lock whenever it is woken or dropped, as one does that holds the last
+/// reference to a task with guards in it.
+struct Meddler(Arc<RangeLock>);
+
+impl Meddler {
+    fn meddle(&self) {
+        drop(self.0.try_lock(r(5, 6), Mode::Exclusive));
+        drop(self.0.try_lock(ByteRange::ALL, Mode::Shared));
+    }
+}
+
+impl Wake for Meddler {
+    fn wake(self: Arc<Self>) {
+        self.meddle();
+    }
+}
+
+impl Drop for Meddler {
+    fn drop(&mut self) {
+        self.meddle();
+    }
+}
+
+#[test]
+fn wakers_may_use_the_lock() {
+    let lock = Arc::new(RangeLock::new());
+    let waker = || Waker::from(Arc::new(Meddler(Arc::clone(&lock))));
+    let first = lock.lock(r(0, 10), Mode::Exclusive);
+    let mut told = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
+    let mut cancelled = Box::pin(lock.lock_async(r(0, 10), Mode::Exclusive));
+    for _ in 0..2 {
+        // The second time the first waker is dropped.
+        assert!(told.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
+        assert!(cancelled.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
+    }
+    drop(cancelled);
+    drop(first);
+    assert!(told.poll(&mut Context::from_waker(&waker())).is_ready());
+}
+
 #[test]
 fn an_owned_future_may_go_anywhere() {
     fn is_static_and_send<T: Send + 'static>(value: T) -> T {

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -242,6 +243,17 @@ static void kernel_calls(void)
 	munmap(map, 8192); close(fd);
 }
 
+static void by_number(void)
+{
+	int fd = syscall(SYS_openat, AT_FDCWD, "a", O_RDWR);
+	printf("fd %d\n", fd);
+	SAY(syscall(SYS_read, fd, buf, 100)); SAY(syscall(SYS_pread64, fd, buf, 100, 5L)); position(fd);
+	SAY(syscall(SYS_pwrite64, fd, "N", 1, 7L)); SAY(syscall(SYS_write, fd, "M", 1)); SAY(pread(fd, buf, 200, 0));
+	SAY(syscall(SYS_lseek, fd, 9L, SEEK_SET)); SAY(syscall(SYS_read, -1, buf, 1)); SAY(syscall(SYS_dup, fd));
+	SAY(syscall(SYS_close, fd)); SAY(read(fd, buf, 1)); SAY(open("w", O_RDONLY)); SAY(read(fd, buf, 10));
+	SAY(syscall(SYS_close_range, 3, 100, 0)); SAY(read(fd, buf, 1)); SAY(syscall(SYS_getppid) > 0); SAY(syscall(-1));
+}
+
 static void streams(void)
 {
 	FILE *f = fopen("s", "w+");
@@ -276,6 +288,7 @@ int main(void)
 	writes();
 	offsets();
 	kernel_calls();
+	by_number();
 	streams();
 	return 0;
 }

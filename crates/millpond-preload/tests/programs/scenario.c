@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -271,7 +272,7 @@ static void signals(void)
 	sig_fd = make("f", O_RDWR);
 	struct sigaction act = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
 	sigaction(SIGALRM, &act, NULL);
-	struct itimerval timer = {{0, 300}, {0, 300}};
+	struct itimerval timer = {{0, 2000}, {0, 2000}};
 	setitimer(ITIMER_REAL, &timer, NULL);
 	unsigned char page[PAGE];
 	time_t end = time(NULL) + 3;
@@ -490,6 +491,114 @@ static void under_foot(void)
 	CHECK(fstat(other, &st) == 0 && st.st_size == 0);
 }
 
+/* ---- as many open files as the limit allows ---- */
+
+static void many_files(void)
+{
+	struct rlimit limit = {256, 256};
+	unsigned char page[PAGE];
+	char name[32];
+	int fds[400], n;
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (n = 0; n < 250; n++) {
+		snprintf(name, sizeof name, "many%d", n);
+		memset(page, n, PAGE);
+		CHECK((fds[n] = open(name, O_RDWR | O_CREAT, 0644)) >= 0);
+		CHECK(write(fds[n], page, PAGE) == PAGE);
+	}
+	while (open("many0", O_RDONLY) >= 0)
+		;
+	CHECK(errno == EMFILE);
+	for (n = 0; n < 250; n++) {
+		CHECK(lseek(fds[n], 0, SEEK_CUR) == PAGE);
+		CHECK(pread(fds[n], page, PAGE, 0) == PAGE && is_all(page, PAGE, n));
+		CHECK(close(fds[n]) == 0);
+	}
+}
+
+/* ---- two processes that take turns, both served, each with the file open when the other writes */
+
+static void *storm_reader(void *argument)
+{
+	/* Hits all the time; whole pages only. */
+	int fd = (int)(intptr_t)argument;
+	unsigned char page[PAGE];
+	while (!race_over)
+		for (int i = 0; i < 16; i++)
+			if (pread(fd, page, PAGE, (off_t)i * PAGE) == PAGE)
+				CHECK(is_all(page, PAGE, page[0]));
+	return NULL;
+}
+
+static void write_all(int value)
+{
+	unsigned char page[PAGE];
+	int fd = open("f", O_RDWR);
+	CHECK(fd >= 0);
+	memset(page, value, PAGE);
+	for (int i = 0; i < 16; i++)
+		CHECK(pwrite(fd, page, PAGE, (off_t)i * PAGE) == PAGE);
+	CHECK(close(fd) == 0);
+}
+
+static void read_all(int fd, int value)
+{
+	unsigned char page[PAGE];
+	for (int i = 0; i < 16; i++)
+		CHECK(pread(fd, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, value));
+}
+
+static void turn_taker(int in, int out, int first)
+{
+	char byte;
+	for (int round = first; round < 200; round += 2) {
+		int fd = open("f", O_RDONLY);
+		CHECK(fd >= 0);
+		pthread_t thread;
+		race_over = 0;
+		pthread_create(&thread, NULL, storm_reader, (void *)(intptr_t)fd);
+		/* The other's turn: it opens, writes and closes while our reader runs. */
+		if (round > 0) {
+			CHECK(read(in, &byte, 1) == 1 && (unsigned char)byte == round);
+			read_all(fd, round);
+		}
+		race_over = 1;
+		pthread_join(thread, NULL);
+		close(fd);
+		fd = open("f", O_RDONLY);
+		if (round > 0)
+			read_all(fd, round);
+		if (round & 2)
+			close(fd);
+		write_all(round + 1);
+		if (!(round & 2)) {
+			read_all(fd, round + 1);
+			close(fd);
+		}
+		byte = (char)(round + 1);
+		CHECK(write(out, &byte, 1) == 1);
+	}
+}
+
+static void take_turns(void)
+{
+	int there[2], back[2];
+	CHECK(pipe(there) == 0 && pipe(back) == 0);
+	close(make("f", O_RDONLY));
+	pid_t child = fork();
+	if (child == 0) {
+		close(there[1]);
+		close(back[0]);
+		turn_taker(there[0], back[1], 1);
+		exit(0);
+	}
+	close(there[0]);
+	close(back[1]);
+	turn_taker(back[0], there[1], 0);
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -499,7 +608,8 @@ int main(int count, char **arguments)
 		{"close_race", close_race}, {"shared_offset", shared_offset}, {"append", append},
 		{"faults", faults}, {"signals", signals}, {"forks", forks},
 		{"other_process", other_process}, {"sent", sent}, {"locks", locks},
-		{"under_foot", under_foot},
+		{"under_foot", under_foot}, {"many_files", many_files},
+		{"take_turns", take_turns},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
 		if (count > 1 && strcmp(arguments[1], all[i].name) == 0) {

@@ -49,11 +49,16 @@ impl RawRangeLock for IntervalTree {
         mode: Mode,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Ticket, Ticket> {
-        lock(&self.queue).insert(range, mode, 0, Some(notify)).expect("somebody to tell")
+        let request = lock(&self.queue).insert(range, mode, 0, &mut None);
+        request.unwrap_or_else(|| {
+            let mut notify = Some(notify());
+            let request = lock(&self.queue).insert(range, mode, 0, &mut notify);
+            request.expect("somebody to tell")
+        })
     }
 
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Ticket> {
-        match lock(&self.queue).insert(range, mode, 0, None::<fn() -> Notify>)? {
+        match lock(&self.queue).insert(range, mode, 0, &mut None)? {
             Request::Granted(held) => Some(held),
             Request::Queued(_) => unreachable!("queued with nobody to tell"),
         }
@@ -66,7 +71,8 @@ impl RawRangeLock for IntervalTree {
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Ticket, Ticket> {
-        lock(&self.queue).poll(queued, notify)
+        let mut notify = notify();
+        lock(&self.queue).poll(queued, &mut notify)
     }
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Ticket> {
@@ -74,14 +80,15 @@ impl RawRangeLock for IntervalTree {
         if !queue.is_waiting(&queued) {
             return Some(queued);
         }
-        queue.remove(queued);
+        let notify = queue.remove(queued);
         self.unlock(queue);
+        drop(notify);
         None
     }
 
     fn release(&self, _range: ByteRange, _mode: Mode, held: Ticket) {
         let mut queue = lock(&self.queue);
-        queue.remove(held);
+        queue.release(held);
         self.unlock(queue);
     }
 

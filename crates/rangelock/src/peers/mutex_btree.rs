@@ -48,11 +48,11 @@ impl Default for MutexBTree {
 }
 
 impl State {
-    fn request<N: FnOnce() -> Notify>(
+    fn request(
         &mut self,
         range: ByteRange,
         mode: Mode,
-        notify: Option<N>,
+        notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
         // Nothing enters the tree over a queue entry (Q3).
         if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
@@ -84,11 +84,16 @@ impl RawRangeLock for MutexBTree {
         mode: Mode,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        lock(&self.state).request(range, mode, Some(notify)).expect("somebody to tell")
+        let request = lock(&self.state).request(range, mode, &mut None);
+        request.unwrap_or_else(|| {
+            let mut notify = Some(notify());
+            let request = lock(&self.state).request(range, mode, &mut notify);
+            request.expect("somebody to tell")
+        })
     }
 
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
-        match lock(&self.state).request(range, mode, None::<fn() -> Notify>)? {
+        match lock(&self.state).request(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
             Request::Queued(_) => unreachable!("queued with nobody to tell"),
         }
@@ -101,7 +106,9 @@ impl RawRangeLock for MutexBTree {
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        match lock(&self.state).queue.poll(queued, notify) {
+        let mut notify = notify();
+        let request = lock(&self.state).queue.poll(queued, &mut notify);
+        match request {
             Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
@@ -112,8 +119,9 @@ impl RawRangeLock for MutexBTree {
         if !state.queue.is_waiting(&queued) {
             return Some(Held::Queue(queued));
         }
-        state.queue.remove(queued);
+        let notify = state.queue.remove(queued);
         self.unlock(state);
+        drop(notify);
         None
     }
 
@@ -124,7 +132,7 @@ impl RawRangeLock for MutexBTree {
                 state.tree.remove(range);
                 state.queue.front_released(range, mode);
             }
-            Held::Queue(ticket) => state.queue.remove(ticket),
+            Held::Queue(ticket) => state.queue.release(ticket),
         }
         self.unlock(state);
     }

@@ -103,11 +103,7 @@ impl WholeFile {
         unlock_and_tell(&self.queue, queue, |queue| queue);
     }
 
-    fn enqueue<N: FnOnce() -> Notify>(
-        &self,
-        mode: Mode,
-        notify: Option<N>,
-    ) -> Option<Request<Held, Ticket>> {
+    fn enqueue(&self, mode: Mode, notify: &mut Option<Notify>) -> Option<Request<Held, Ticket>> {
         let mut queue = lock(&self.queue);
         let word = self.gate();
         let blockers = match mode {
@@ -150,14 +146,14 @@ impl RawRangeLock for WholeFile {
         if self.claim_word(mode) {
             return Request::Granted(Held::Front);
         }
-        self.enqueue(mode, Some(notify)).expect("somebody to tell")
+        self.enqueue(mode, &mut Some(notify())).expect("somebody to tell")
     }
 
     fn try_request(&self, _range: ByteRange, mode: Mode) -> Option<Held> {
         if self.claim_word(mode) {
             return Some(Held::Front);
         }
-        match self.enqueue(mode, None::<fn() -> Notify>)? {
+        match self.enqueue(mode, &mut None)? {
             Request::Granted(held) => Some(held),
             Request::Queued(_) => unreachable!("queued with nobody to tell"),
         }
@@ -179,7 +175,9 @@ impl RawRangeLock for WholeFile {
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        match lock(&self.queue).poll(queued, notify) {
+        let mut notify = notify();
+        let request = lock(&self.queue).poll(queued, &mut notify);
+        match request {
             Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
@@ -190,8 +188,9 @@ impl RawRangeLock for WholeFile {
         if !queue.is_waiting(&queued) {
             return Some(Held::Queue(queued));
         }
-        queue.remove(queued);
+        let notify = queue.remove(queued);
         self.settle(queue);
+        drop(notify);
         None
     }
 
@@ -199,7 +198,7 @@ impl RawRangeLock for WholeFile {
     fn release(&self, _range: ByteRange, mode: Mode, held: Held) {
         if let Held::Queue(ticket) = held {
             let mut queue = lock(&self.queue);
-            queue.remove(ticket);
+            queue.release(ticket);
             return self.settle(queue);
         }
         let mut word = self.word.load(Ordering::Relaxed);

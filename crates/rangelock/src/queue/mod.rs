@@ -22,6 +22,8 @@
 //!   any set of waiting entries is blocked by held entries alone.
 //! - Q5. Grants are told after the mutex is released, each to its own waiter: telling is the last
 //!   touch of that waiter, and nobody else is woken.
+//! - Q6. No waker is cloned, woken or dropped under the mutex: that is the caller's code, and may
+//!   come back to this very lock.
 
 mod tree;
 
@@ -100,20 +102,20 @@ impl Queue {
     }
 
     /// Appends a request that has `in_front` blockers in the front: held if it has none at all,
-    /// else waiting. `None`, and nothing happened, if it would have to wait and there is nobody to
-    /// tell.
-    pub(crate) fn insert<N: FnOnce() -> Notify>(
+    /// else waiting, and then it takes `notify`. `None`, and nothing happened, if it would have to
+    /// wait and there is nobody to tell.
+    pub(crate) fn insert(
         &mut self,
         range: ByteRange,
         mode: Mode,
         in_front: u32,
-        notify: Option<N>,
+        notify: &mut Option<Notify>,
     ) -> Option<Request<Ticket, Ticket>> {
         let blockers = in_front + self.blockers(range, mode);
         if blockers == 0 {
             return Some(Request::Granted(self.append(range, mode, 0, None)));
         }
-        let notify = notify?();
+        let notify = notify.take()?;
         self.waiting += 1;
         Some(Request::Queued(self.append(range, mode, blockers, Some(notify))))
     }
@@ -159,17 +161,13 @@ impl Queue {
         }))
     }
 
-    /// Collects a grant, or replaces whom to tell.
-    pub(crate) fn poll(
-        &mut self,
-        ticket: Ticket,
-        notify: impl FnOnce() -> Notify,
-    ) -> Request<Ticket, Ticket> {
-        let entry = &mut self.tree[ticket.0];
-        if !entry.is_waiting() {
-            return Request::Granted(ticket);
+    /// Collects a grant, or else exchanges whom to tell with `notify`.
+    pub(crate) fn poll(&mut self, ticket: Ticket, notify: &mut Notify) -> Request<Ticket, Ticket> {
+        match &mut self.tree[ticket.0].notify {
+            Some(mine) => std::mem::swap(mine, notify),
+            // Taken when it was granted.
+            None => return Request::Granted(ticket),
         }
-        entry.notify = Some(notify());
         Request::Queued(ticket)
     }
 
@@ -177,11 +175,20 @@ impl Queue {
         self.tree[ticket.0].is_waiting()
     }
 
-    /// Ends a hold or a wait (Q2).
-    pub(crate) fn remove(&mut self, ticket: Ticket) {
+    /// Ends a hold or a wait (Q2). Who would have been told comes back, to be dropped outside
+    /// of the mutex (Q6).
+    #[must_use]
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
         let entry = self.tree.remove(ticket.0);
         self.waiting -= usize::from(entry.is_waiting());
         self.unblock(entry.range, entry.sequence, |mode| mode.conflicts_with(entry.mode));
+        entry.notify
+    }
+
+    /// Ends a hold (Q2).
+    pub(crate) fn release(&mut self, ticket: Ticket) {
+        let notify = self.remove(ticket);
+        debug_assert!(notify.is_none(), "told when it was granted");
     }
 
     /// Shared to exclusive; true if nobody who overlaps holds, or waits from before.

@@ -92,12 +92,12 @@ impl Striped {
 
     /// The way through the mutex. `None` if it would have to wait and there is nobody to tell.
     #[cold]
-    pub(super) fn enqueue<N: FnOnce() -> Notify>(
+    pub(super) fn enqueue(
         &self,
         range: ByteRange,
         mode: Mode,
         why: Why,
-        notify: Option<N>,
+        notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
         let mut state = lock(&self.state);
         if why == Why::Full && self.should_grow(range) && self.grow(&mut state, u32::MAX) {
@@ -141,6 +141,14 @@ impl Striped {
         useful
     }
 
+    /// Before an upgrade, which an unused bias must not refuse: removes it.
+    pub(super) fn remove_unused_bias(&self, state: &mut State) {
+        let whole = &self.table.whole;
+        if state.bias.is_some() && (whole.is_drained() || whole.close_if_unused()) {
+            self.remove_bias(state);
+        }
+    }
+
     /// Before a request that is counted in the queue: closes the counter if its holders block
     /// the request, or if it has none; and removes the bias if nobody is counted (R4).
     fn close_whole(&self, state: &mut State, range: ByteRange, mode: Mode) {
@@ -161,7 +169,7 @@ impl Striped {
     fn remove_bias(&self, state: &mut State) {
         if let Some(bias) = state.bias.take() {
             state.whole_requests = 0;
-            self.remove(state, bias);
+            let _nobody = self.remove(state, bias);
         }
     }
 
@@ -177,11 +185,13 @@ impl Striped {
         Place::Whole
     }
 
-    /// Removes a queue entry, and opens its gates.
-    pub(super) fn remove(&self, state: &mut State, ticket: Ticket) {
+    /// Removes a queue entry, and opens its gates. Who would have been told is to be dropped
+    /// outside of the mutex (Q6); a held entry has nobody.
+    pub(super) fn remove(&self, state: &mut State, ticket: Ticket) -> Option<Notify> {
         let range = state.queue.range_of(&ticket);
-        state.queue.remove(ticket);
+        let notify = state.queue.remove(ticket);
         Striped::ungate(self.table.view(), range);
+        notify
     }
 
     /// Releases pieces under the mutex, and unblocks who counted them (R1).
@@ -193,7 +203,7 @@ impl Striped {
                 stripe.clear(slot);
                 state.queue.front_released(piece, mode);
             }
-            Found::Adopted(ticket) => self.remove(state, ticket),
+            Found::Adopted(ticket) => drop(self.remove(state, ticket)),
         });
         self.unlock(state);
     }
@@ -235,7 +245,7 @@ impl Striped {
     #[cold]
     pub(super) fn release_queued(&self, ticket: Ticket) {
         let mut state = lock(&self.state);
-        self.remove(&mut state, ticket);
+        let _nobody = self.remove(&mut state, ticket);
         self.unlock(state);
     }
 

@@ -431,10 +431,8 @@ fn loom_cancel_counts() {
         canceller.join().unwrap();
         assert_eq!(shared_told.0.load(Ordering::Relaxed), 1, "told once");
         assert!(exclusive_told.0.load(Ordering::Relaxed) <= 1);
-        match lock.poll(range, Mode::Shared, shared, || unreachable!("granted")) {
-            Request::Granted(held) => lock.release(range, Mode::Shared, held),
-            Request::Queued(_) => panic!("granted"),
-        }
+        let held = lock.cancel(range, Mode::Shared, shared).expect("granted");
+        lock.release(range, Mode::Shared, held);
         assert!(lock.try_request(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
     });
 }

@@ -26,6 +26,20 @@
 //!   word; whoever lowers a closed count to 0 removes the bias. The word opens and closes only
 //!   under the mutex.
 //!
+//! Why one mutex, when the first design had a lock, a queue and a tree in each stripe and a count
+//! of wide requests beside them: who waits is about to sleep or has just woken, so that is not
+//! where the time goes; and all that has to be decided together (order, counts, grants,
+//! cancellation, upgrades, growing) is then decided in one critical section. What stays in a
+//! stripe is what does not wait, and that needs no lock there at all, only P2. Measured with 2
+//! threads that fight for one range, the mutex is not what limits them: they mostly take turns in
+//! the front.
+//!
+//! Why a table that grows, when it could be shared by all locks: an idle lock has to be small, as
+//! there is one for each open file, and a shared table would be as small; but wide requests visit
+//! all of the stripes where their lock may hold something, and gates would close the stripes of
+//! unrelated files. A lock starts with one stripe inside itself (512 bytes in all); growing is the
+//! only change of shape, it goes one way, and it happens under the mutex with every stripe closed.
+//!
 //! Locks: the mutex; nothing is acquired under it, and nobody sleeps under it.
 //!
 //! Trade-offs. A long-held wide range sends all requests under it through the mutex and the
@@ -110,6 +124,8 @@ enum Place {
 /// Why a request has to see the mutex.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
+    /// Somebody holds some of it, for certain: who does not wait need not go there.
+    Held,
     Conflict,
     Full,
     Whole,
@@ -177,6 +193,7 @@ impl Striped {
         match claim {
             Claim::Slot(slot) => Ok(Held(place(slot))),
             Claim::Full => Err(Why::Full),
+            Claim::Held => Err(Why::Held),
             Claim::Conflict | Claim::Gated | Claim::Raced => Err(Why::Conflict),
         }
     }
@@ -297,7 +314,10 @@ impl RawRangeLock for Striped {
     ) -> Request<Held, Ticket> {
         match self.claim_front(range, mode) {
             Ok(held) => Request::Granted(held),
-            Err(why) => self.enqueue(range, mode, why, Some(notify)).expect("somebody to tell"),
+            Err(why) => {
+                let mut notify = Some(notify());
+                self.enqueue(range, mode, why, &mut notify).expect("somebody to tell")
+            }
         }
     }
 
@@ -305,7 +325,8 @@ impl RawRangeLock for Striped {
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
         match self.claim_front(range, mode) {
             Ok(held) => Some(held),
-            Err(why) => match self.enqueue(range, mode, why, None::<fn() -> Notify>)? {
+            Err(Why::Held) => None,
+            Err(why) => match self.enqueue(range, mode, why, &mut None)? {
                 Request::Granted(held) => Some(held),
                 Request::Queued(_) => unreachable!("queued with nobody to tell"),
             },
@@ -328,7 +349,9 @@ impl RawRangeLock for Striped {
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        match lock(&self.state).queue.poll(queued, notify) {
+        let mut notify = notify();
+        let request = lock(&self.state).queue.poll(queued, &mut notify);
+        match request {
             Request::Granted(ticket) => Request::Granted(Held(Place::Queue(ticket))),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
@@ -339,8 +362,9 @@ impl RawRangeLock for Striped {
         if !state.queue.is_waiting(&queued) {
             return Some(Held(Place::Queue(queued)));
         }
-        self.remove(&mut state, queued);
+        let notify = self.remove(&mut state, queued);
         self.unlock(state);
+        drop(notify);
         None
     }
 
@@ -353,6 +377,7 @@ impl RawRangeLock for Striped {
 
     fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
         let mut state = lock(&self.state);
+        self.remove_unused_bias(&mut state);
         if matches!(held.0, Place::Whole) {
             if !self.table.whole.close_if_alone() {
                 return false;

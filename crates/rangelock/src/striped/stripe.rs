@@ -27,7 +27,7 @@
 //! Orderings. All RMWs of `control` form one release sequence, so an Acquire load of it sees
 //! everything before each Release in it: who claims a range sees what its last holder wrote.
 
-use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{relax, spin_hint};
 use crate::{ByteRange, Mode};
 
@@ -66,7 +66,9 @@ struct Slot {
 pub(super) enum Claim {
     /// The slot is ours.
     Slot(u32),
-    /// Held by another in a conflicting mode; or it may be (P3).
+    /// Held by another in a conflicting mode, at one moment for certain.
+    Held,
+    /// It may be held by another, or was (P3).
     Conflict,
     /// No slot is free.
     Full,
@@ -101,6 +103,14 @@ fn mode_bit(slot: u32, mode: Mode) -> u64 {
     match mode {
         Mode::Shared => 0,
         Mode::Exclusive => exclusive_bit(slot),
+    }
+}
+
+/// The slots that conflict with `mode` where they overlap.
+fn against(control: u64, mode: Mode) -> u64 {
+    match mode {
+        Mode::Exclusive => bits(control, OCCUPIED_SHIFT),
+        Mode::Shared => bits(control, EXCLUSIVE_SHIFT),
     }
 }
 
@@ -167,7 +177,7 @@ impl Stripe {
             }
             let occupied = bits(control, OCCUPIED_SHIFT);
             if occupied != 0 && self.may_conflict(control, range, mode) {
-                return Claim::Conflict;
+                return self.name_conflict(control, range, mode);
             }
             let slot = (!occupied).trailing_zeros();
             if slot >= SLOTS as u32 {
@@ -205,11 +215,22 @@ impl Stripe {
     /// Whether an occupied slot conflicts, or may (P3).
     #[inline]
     fn may_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> bool {
-        let against = match mode {
-            Mode::Exclusive => bits(control, OCCUPIED_SHIFT),
-            Mode::Shared => bits(control, EXCLUSIVE_SHIFT),
-        };
-        ones(against).any(|slot| self.read(slot).is_none_or(|held| held.overlaps(range)))
+        ones(against(control, mode)).any(|slot| self.read(slot).is_none_or(|r| r.overlaps(range)))
+    }
+
+    /// Whether the conflict that `may_conflict` found is certain.
+    #[cold]
+    fn name_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
+        let conflicts = |slot| self.read(slot).is_some_and(|held| held.overlaps(range));
+        let found = ones(against(control, mode)).any(conflicts);
+        // Acquire: keeps the looks at the slots above the load: if the word is still the same, so
+        // were their owners (P2).
+        fence(Ordering::Acquire);
+        if found && self.control.load(Ordering::Relaxed) == control {
+            Claim::Held
+        } else {
+            Claim::Conflict
+        }
     }
 
     /// The range of an occupied slot, if it is HELD (P3).

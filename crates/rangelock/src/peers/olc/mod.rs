@@ -81,11 +81,11 @@ impl OlcBTree {
     }
 
     #[cold]
-    fn enqueue<N: FnOnce() -> Notify>(
+    fn enqueue(
         &self,
         range: ByteRange,
         mode: Mode,
-        notify: Option<N>,
+        notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
         let mut queue = self.gated();
         // Nothing enters the tree over a queue entry (Q3).
@@ -127,7 +127,7 @@ impl RawRangeLock for OlcBTree {
     ) -> Request<Held, Ticket> {
         match self.tree.insert(range, mode, false) {
             Outcome::Done => Request::Granted(Held::Tree),
-            _ => self.enqueue(range, mode, Some(notify)).expect("somebody to tell"),
+            _ => self.enqueue(range, mode, &mut Some(notify())).expect("somebody to tell"),
         }
     }
 
@@ -135,7 +135,7 @@ impl RawRangeLock for OlcBTree {
         if self.tree.insert(range, mode, false) == Outcome::Done {
             return Some(Held::Tree);
         }
-        match self.enqueue(range, mode, None::<fn() -> Notify>)? {
+        match self.enqueue(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
             Request::Queued(_) => unreachable!("queued with nobody to tell"),
         }
@@ -148,7 +148,9 @@ impl RawRangeLock for OlcBTree {
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        match lock(&self.queue).poll(queued, notify) {
+        let mut notify = notify();
+        let request = lock(&self.queue).poll(queued, &mut notify);
+        match request {
             Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
@@ -159,8 +161,9 @@ impl RawRangeLock for OlcBTree {
         if !queue.is_waiting(&queued) {
             return Some(Held::Queue(queued));
         }
-        queue.remove(queued);
+        let notify = queue.remove(queued);
         self.settle(queue);
+        drop(notify);
         None
     }
 
@@ -174,7 +177,7 @@ impl RawRangeLock for OlcBTree {
             }
             Held::Queue(ticket) => {
                 let mut queue = self.gated();
-                queue.remove(ticket);
+                queue.release(ticket);
                 self.settle(queue);
             }
         }

@@ -1,0 +1,67 @@
+//! `syscall(2)`: the system calls of the other hooks, asked for by number.
+//!
+//! Programs do so where libc had no function once (`close_range`, `copy_file_range`). A close past
+//! the hooks is what must not happen: the table would take the next file under that number for the
+//! one before.
+
+use std::ffi::{c_int, c_long};
+
+use crate::real::{sys, to_libc};
+use crate::{hooks_descriptor, hooks_io, hooks_kernel, hooks_open, thread};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let fd = a as c_int;
+    if !thread::record().is_inside() {
+        // SAFETY: as the caller vouches to the system call of this number; arguments that it did
+        // not give are not looked at.
+        let result = unsafe {
+            match number {
+                libc::SYS_read => Some(hooks_io::read(fd, b as _, c)),
+                libc::SYS_write => Some(hooks_io::write(fd, b as _, c)),
+                libc::SYS_pread64 => Some(hooks_io::pread64(fd, b as _, c, d as i64)),
+                libc::SYS_pwrite64 => Some(hooks_io::pwrite64(fd, b as _, c, d as i64)),
+                libc::SYS_readv => Some(hooks_io::readv(fd, b as _, c as c_int)),
+                libc::SYS_writev => Some(hooks_io::writev(fd, b as _, c as c_int)),
+                libc::SYS_openat => {
+                    Some(hooks_open::open_at(fd, b as _, c as c_int, d as libc::mode_t) as isize)
+                }
+                #[cfg(target_arch = "x86_64")]
+                libc::SYS_open => Some(hooks_open::open(a as _, b as c_int, c as u32) as isize),
+                #[cfg(target_arch = "x86_64")]
+                libc::SYS_dup2 => Some(hooks_descriptor::dup2(fd, b as c_int) as isize),
+                libc::SYS_close => Some(hooks_descriptor::close(fd) as isize),
+                libc::SYS_close_range => {
+                    Some(hooks_descriptor::close_range(a as u32, b as u32, c as c_int) as isize)
+                }
+                libc::SYS_dup => Some(hooks_descriptor::dup(fd) as isize),
+                libc::SYS_dup3 => Some(hooks_descriptor::dup3(fd, b as c_int, c as c_int) as isize),
+                libc::SYS_fcntl => Some(hooks_descriptor::fcntl64(fd, b as c_int, c) as isize),
+                libc::SYS_lseek => {
+                    Some(hooks_descriptor::lseek64(fd, b as i64, c as c_int) as isize)
+                }
+                libc::SYS_ftruncate => Some(hooks_descriptor::ftruncate64(fd, b as i64) as isize),
+                libc::SYS_fallocate => {
+                    Some(hooks_kernel::fallocate64(fd, b as c_int, c as i64, d as i64) as isize)
+                }
+                libc::SYS_copy_file_range => {
+                    Some(hooks_kernel::copy_file_range(fd, b as _, c as c_int, d as _, e, f as u32))
+                }
+                _ => None,
+            }
+        };
+        if let Some(result) = result {
+            return result as c_long;
+        }
+    }
+    // SAFETY: as above.
+    to_libc(unsafe { sys!(number, a, b, c, d, e, f) }) as c_long
+}

@@ -1,0 +1,95 @@
+//! What a descriptor or a path is: which file, where it lies, and what its file system can do.
+//!
+//! All by system calls of our own, without memory from the heap: an answer may be needed anywhere.
+
+use std::os::fd::RawFd;
+
+use crate::config;
+use crate::description::FileId;
+use crate::real::sys;
+
+/// What `fstat` says of a descriptor, as far as it matters here.
+pub struct Identity {
+    pub id: FileId,
+    pub is_regular: bool,
+}
+
+pub fn identify(fd: RawFd) -> Option<Identity> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
+    unsafe {
+        (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0)
+            .then(|| Identity::of(stat.assume_init_ref()))
+    }
+}
+
+pub fn identify_path(dir: RawFd, path: *const libc::c_char, follow: bool) -> Option<Identity> {
+    let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: as in `identify`; a bad `path` makes the kernel return EFAULT.
+    unsafe {
+        (sys!(libc::SYS_newfstatat, dir, path, stat.as_mut_ptr(), flags) == 0)
+            .then(|| Identity::of(stat.assume_init_ref()))
+    }
+}
+
+impl Identity {
+    fn of(stat: &libc::stat64) -> Self {
+        Self {
+            id: (stat.st_dev, stat.st_ino),
+            is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
+        }
+    }
+}
+
+/// Whether the file behind `fd` lies in a served directory, whatever path it was opened by.
+pub fn is_in_served_directory(fd: RawFd) -> bool {
+    let mut link = [0u8; 32];
+    let text = format_link(fd, &mut link);
+    let mut path = [0u8; libc::PATH_MAX as usize];
+    // SAFETY: `text` is NUL-terminated, and the kernel writes at most the length of `path`.
+    let len = unsafe {
+        sys!(libc::SYS_readlinkat, libc::AT_FDCWD, text.as_ptr(), path.as_mut_ptr(), path.len())
+    };
+    len > 0 && config::is_served_path(&path[..len as usize])
+}
+
+/// `/proc/self/fd/N`, NUL-terminated.
+pub fn format_link(fd: RawFd, buffer: &mut [u8; 32]) -> &[u8] {
+    use std::io::Write;
+    let mut rest = &mut buffer[..31];
+    // 31 bytes hold the longest number.
+    let _ = write!(rest, "/proc/self/fd/{fd}");
+    &buffer[..]
+}
+
+/// Whether the kernel can write at an offset to a descriptor with `O_APPEND` (Linux 6.9).
+pub fn can_ignore_append(fd: RawFd) -> bool {
+    const RWF_NOAPPEND: i32 = 0x20;
+    // SAFETY: no vectors, so no memory is touched.
+    unsafe { sys!(libc::SYS_pwritev2, fd, 0, 0, 0, 0, RWF_NOAPPEND) == 0 }
+}
+
+/// Whether the file system behind `fd` is a local one, whose files change only through this
+/// kernel's system calls, and which knows leases.
+pub fn is_local(fd: RawFd) -> bool {
+    const LOCAL: &[i64] = &[
+        0xEF53,      // ext2, ext3, ext4
+        0x5846_5342, // XFS
+        0x9123_683E, // btrfs
+        0x0102_1994, // tmpfs
+        0x794C_7630, // overlay
+        0xF2F5_2010, // F2FS
+        0x2FC1_2FC1, // ZFS
+        0xCA45_1A4E, // bcachefs
+        0x3153_464A, // JFS
+        0x5265_4973, // ReiserFS
+        0x8584_58F6, // ramfs
+    ];
+    let mut info = std::mem::MaybeUninit::<libc::statfs64>::uninit();
+    // SAFETY: the kernel fills `info`.
+    unsafe {
+        sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) == 0
+            && LOCAL.contains(&info.assume_init_ref().f_type)
+    }
+}
