@@ -57,7 +57,7 @@ impl Default for EngineBuilder {
 
 impl EngineBuilder {
     /// The hard memory limit, in bytes: page frames, the tables that find them and the objects of
-    /// open files together. At least 12 KiB. Default: a quarter of the machine's memory or of the
+    /// open files together. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
     /// cgroup's limit, whichever is less.
     #[must_use]
     pub fn cache_bytes(mut self, cache_bytes: u64) -> Self {

@@ -157,10 +157,14 @@ impl Queues {
     pub(crate) fn evict_one(&mut self, cache: &Cache) -> bool {
         let rounds = self.young.frames + self.small.frames + self.main.frames;
         for round in 0..3 * rounds {
-            let name = if self.small.bytes > self.small_bytes_max || self.main.frames == 0 {
-                if self.small.frames > 0 { QueueName::Small } else { QueueName::Young }
-            } else {
-                QueueName::Main
+            // After a round without success, all of main may be pinned: the others have a turn, too.
+            let others = self.small.bytes > self.small_bytes_max
+                || self.main.frames == 0
+                || (round > rounds && round % 2 == 0 && self.main.frames < rounds);
+            let name = match (others, self.small.frames > 0) {
+                (false, _) => QueueName::Main,
+                (true, true) => QueueName::Small,
+                (true, false) => QueueName::Young,
             };
             let frame = FrameIndex(self.queue(name).head);
             if frame == FrameIndex::NONE {

@@ -158,13 +158,15 @@ impl Frames {
         // Room to align the base to a chunk.
         let mapped = map(bytes + CHUNK_BYTES as usize, ProtFlags::READ)?;
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
-        let metas =
-            map(units as usize * size_of::<FrameMeta>(), ProtFlags::READ | ProtFlags::WRITE)?
-                .cast();
+        let metas_bytes = units as usize * size_of::<FrameMeta>();
+        let metas = map(metas_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        // As for small chunks: it is charged frame by frame.
+        // SAFETY: our own mapping; the advice does not change its contents.
+        let _ = unsafe { rustix::mm::madvise(metas.cast(), metas_bytes, Advice::LinuxNoHugepage) };
         Ok(Frames {
             mapped,
             base,
-            metas,
+            metas: metas.cast(),
             units,
             limit_bytes,
             committed_bytes: AtomicU64::new(0),
@@ -303,6 +305,11 @@ impl Frames {
             // system has no huge pages, small ones serve.
             let _ = unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxHugepage) };
             self.huge_chunks[chunk as usize].store(true, Relaxed);
+        } else {
+            // Where the system gives huge pages to everyone, one touched frame would bring 2 MiB.
+            // SAFETY: as above.
+            let _ =
+                unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
         free.fresh = first..first + CHUNK_UNITS;
         free.fresh_is_warm = huge;
