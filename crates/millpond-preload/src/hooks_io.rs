@@ -293,8 +293,7 @@ pub unsafe extern "C-unwind" fn __pread_chk(
     unsafe { __pread64_chk(fd, buf, len, offset, buf_len) }
 }
 
-/// glibc exports these under the names without `64` too, and under two internal ones that old
-/// programs were linked to.
+/// One of libc's internal names, exported too, which old programs and libraries were linked to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn __read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
     // SAFETY: the same function under its other name.

@@ -88,13 +88,10 @@ unsafe fn try_first_hit(fd: RawFd, memory: Memory, at: At, record: &Record) -> O
     if record.is_warm() {
         return None;
     }
+    table::description(fd)?.hit()?.prepare_thread();
+    record.set_warm();
     // SAFETY: the caller's duty.
-    let bytes = unsafe { try_hit_inner(fd, dst, len, at) }?;
-    if bytes > 0 {
-        // It was counted, so the thread is known from now on.
-        record.set_warm();
-    }
-    Some(bytes)
+    unsafe { try_hit_inner(fd, dst, len, at) }
 }
 
 #[inline]

@@ -24,7 +24,7 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
-use crate::io::backend::uring::{Driver, UringFile};
+use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
@@ -149,6 +149,7 @@ fn registry() -> &'static Registry {
 /// no file that the child opens is taken for one that the parent had.
 pub(crate) fn forget_parent() {
     REGISTRY.store(std::ptr::null_mut(), Release);
+    uring::forget_parent();
 }
 
 impl CachedFile {

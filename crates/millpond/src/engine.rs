@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::cache::Cache;
 use crate::cached::{Backend, BackendKind, CachedFile, Shared};
@@ -90,15 +91,14 @@ impl Engine {
             (false, true) => OFlags::WRONLY,
             _ => OFlags::RDONLY,
         };
-        // A FIFO must be refused, not waited for.
-        flags |= OFlags::CLOEXEC | OFlags::NONBLOCK;
+        flags |= OFlags::CLOEXEC;
         if options.create {
             flags |= OFlags::CREATE;
         }
         if options.create_new {
             flags |= OFlags::CREATE | OFlags::EXCL;
         }
-        let fd = rustix::fs::open(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
+        let fd = open_regular(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
             .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
         self.from_fd(fd, options)
     }
@@ -189,6 +189,20 @@ impl std::fmt::Debug for Engine {
             .field("cache_bytes", &self.cache_bytes())
             .field("back_end", &self.shared.backend.name())
             .finish_non_exhaustive()
+    }
+}
+
+/// Opens a file without waiting for the other end of a FIFO, which is to be refused.
+fn open_regular(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::open(path, flags | OFlags::NONBLOCK, mode) {
+        Ok(fd) => {
+            let set = rustix::fs::fcntl_getfl(&fd)?;
+            rustix::fs::fcntl_setfl(&fd, set - OFlags::NONBLOCK)?;
+            Ok(fd)
+        }
+        // A lease of somebody else: wait until it is given up, as everyone does.
+        Err(Errno::WOULDBLOCK) => rustix::fs::open(path, flags, mode),
+        Err(error) => Err(error),
     }
 }
 

@@ -31,6 +31,8 @@ impl CachedFile {
         if len >= size {
             self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
             self.core().size.store(len, Release);
+            // Before this returns, as after a write: see `write::Write::replace`.
+            fence(SeqCst);
             return Ok(());
         }
         let first = self.page_of(len);

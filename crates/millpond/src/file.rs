@@ -303,9 +303,10 @@ impl File {
     #[inline]
     pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
         if self.read && in_range(offset, len as u64) {
+            let shared = &*self.cached.shared;
+            let slot = shared.cache.counters.mine();
             // SAFETY: the caller's promise is the same.
-            let hit =
-                unsafe { read::try_hit(&self.cached.shared, self.cached.core(), dst, len, offset) };
+            let hit = unsafe { read::try_hit(shared, slot, self.cached.core(), dst, len, offset) };
             if let Some(moved) = hit {
                 return Ok(moved);
             }
@@ -315,9 +316,16 @@ impl File {
         self.read_missed(&segment, len as u64, offset)
     }
 
+    /// Gives the calling thread counters of its own, which [`File::try_read_hit_raw`] can't do:
+    /// call it once per thread and engine, not in a signal handler.
+    pub fn prepare_thread(&self) {
+        self.cached.cache().counters.mine();
+    }
+
     /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may
     /// run in a signal handler. `None`: not all is cached, or something is in the way; the memory
-    /// is unspecified.
+    /// is unspecified. Hits of a thread that used another engine last, or none, share counters and
+    /// may go uncounted: see [`File::prepare_thread`].
     ///
     /// # Safety
     ///
@@ -327,8 +335,10 @@ impl File {
         if !self.read || !in_range(offset, len as u64) {
             return None;
         }
+        let shared = &*self.cached.shared;
+        let slot = shared.cache.counters.mine_if_known();
         // SAFETY: the caller's promise is the same.
-        unsafe { read::try_hit(&self.cached.shared, self.cached.core(), dst, len, offset) }
+        unsafe { read::try_hit(shared, slot, self.cached.core(), dst, len, offset) }
     }
 
     /// [`File::read_vectored_at`] into memory that need not be initialised.
@@ -346,7 +356,9 @@ impl File {
         let len = checked_len(Op::Read, segments, offset)?;
         if self.read && in_range(offset, len) {
             let shared = &self.cached.shared;
-            let hit = read::try_hit_vectored(shared, self.cached.core(), segments, len, offset);
+            let slot = shared.cache.counters.mine();
+            let hit =
+                read::try_hit_vectored(shared, slot, self.cached.core(), segments, len, offset);
             if let Some(moved) = hit {
                 return Ok(moved);
             }

@@ -25,6 +25,7 @@ use crate::cache::table::FileCore;
 use crate::cached::{CachedFile, Shared};
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, pieces};
+use crate::stats::Slot;
 use crate::sync::fence;
 
 /// Pages that one lock-free read covers; longer reads take the slow path.
@@ -45,7 +46,8 @@ enum Attempt {
     Fault,
 }
 
-/// Reads into one piece of memory without locks, if all is cached. `None`: take the slow path.
+/// Reads into one piece of memory without locks, if all is cached, and counts in `slot`. `None`:
+/// take the slow path.
 ///
 /// # Safety
 ///
@@ -54,6 +56,7 @@ enum Attempt {
 #[inline]
 pub(crate) unsafe fn try_hit(
     shared: &Shared,
+    slot: &Slot,
     core: &FileCore,
     dst: *mut u8,
     len: usize,
@@ -66,15 +69,15 @@ pub(crate) unsafe fn try_hit(
         let in_page = offset as usize & (core.page_bytes() - 1);
         let attempt = if in_page + len <= core.page_bytes() {
             // SAFETY: the caller's promise is the same.
-            unsafe { attempt_page(shared, core, dst, len, offset) }
+            unsafe { attempt_page(shared, slot, core, dst, len, offset) }
         } else {
             // SAFETY: the caller's promise is the same.
             let segment = unsafe { [Segment::new(dst, len)] };
-            attempt_pages(shared, core, &segment, len as u64, offset)
+            attempt_pages(shared, slot, core, &segment, len as u64, offset)
         };
         match attempt {
             Attempt::Read(moved) => return Some(moved),
-            Attempt::Retry => shared.cache.counters.mine().retried(),
+            Attempt::Retry => slot.retried(),
             Attempt::Miss | Attempt::Fault => return None,
         }
     }
@@ -89,6 +92,7 @@ pub(crate) unsafe fn try_hit(
 #[inline]
 unsafe fn attempt_page(
     shared: &Shared,
+    slot: &Slot,
     core: &FileCore,
     dst: *mut u8,
     len: usize,
@@ -122,7 +126,7 @@ unsafe fn attempt_page(
         return Attempt::Fault;
     }
     word.mark_referenced(seen);
-    shared.cache.counters.mine().hit(1, len as u64);
+    slot.hit(1, len as u64);
     Attempt::Read(len)
 }
 
@@ -135,6 +139,7 @@ fn at_end(core: &FileCore, offset: u64) -> Attempt {
 /// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
 fn attempt_pages(
     shared: &Shared,
+    slot: &Slot,
     core: &FileCore,
     dst: &[Segment<'_>],
     len: u64,
@@ -192,7 +197,7 @@ fn attempt_pages(
         return Attempt::Fault;
     }
     words.for_each(|(word, seen)| word.mark_referenced(*seen));
-    shared.cache.counters.mine().hit(pages as u64, end - offset);
+    slot.hit(pages as u64, end - offset);
     Attempt::Read((end - offset) as usize)
 }
 
@@ -224,6 +229,7 @@ pub(crate) unsafe fn copy_out(
 /// Reads into several pieces of memory without locks, if all is cached.
 pub(crate) fn try_hit_vectored(
     shared: &Shared,
+    slot: &Slot,
     core: &FileCore,
     dst: &[Segment<'_>],
     len: u64,
@@ -233,9 +239,9 @@ pub(crate) fn try_hit_vectored(
         return None;
     }
     for _ in 0..TRIES_MAX {
-        match attempt_pages(shared, core, dst, len, offset) {
+        match attempt_pages(shared, slot, core, dst, len, offset) {
             Attempt::Read(moved) => return Some(moved),
-            Attempt::Retry => shared.cache.counters.mine().retried(),
+            Attempt::Retry => slot.retried(),
             Attempt::Miss | Attempt::Fault => return None,
         }
     }

@@ -5,8 +5,8 @@
 //! thread that ends leaves its slot, and what it counted, to the next one.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, compiler_fence};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_utils::CachePadded;
@@ -102,17 +102,29 @@ pub(crate) struct Counters {
 }
 
 thread_local! {
-    /// The engine used last by this thread, and the thread's slot there.
-    static LAST: Cell<(u64, *const Slot)> = const { Cell::new((0, std::ptr::null())) };
+    /// The engine used last by this thread; 0 is none.
+    static LAST_ENGINE: Cell<u64> = const { Cell::new(0) };
+    /// The thread's slot there.
+    static LAST_SLOT: Cell<*const Slot> = const { Cell::new(std::ptr::null()) };
     /// Keeps the slots alive, and gives them back when the thread ends.
     static TAKEN: RefCell<Taken> = const { RefCell::new(Taken(Vec::new())) };
+}
+
+/// Changes the engine used last. A signal handler may look at any moment: it finds no engine, or
+/// one with its slot.
+fn set_last(engine: u64, slot: *const Slot) {
+    LAST_ENGINE.set(0);
+    compiler_fence(SeqCst);
+    LAST_SLOT.set(slot);
+    compiler_fence(SeqCst);
+    LAST_ENGINE.set(engine);
 }
 
 struct Taken(Vec<(u64, Arc<CachePadded<Slot>>)>);
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        LAST.set((0, std::ptr::null()));
+        set_last(0, std::ptr::null());
         for (_, slot) in &self.0 {
             slot.taken.store(false, std::sync::atomic::Ordering::Release);
         }
@@ -135,20 +147,31 @@ impl Counters {
         }
     }
 
+    /// The calling thread's slot if it is at hand, else one for all: for those who may run in a
+    /// signal handler, and so can't take locks or memory.
+    #[inline]
+    pub(crate) fn mine_if_known(&self) -> &Slot {
+        if LAST_ENGINE.get() == self.id {
+            // SAFETY: as in `mine`.
+            return unsafe { &*LAST_SLOT.get() };
+        }
+        &self.orphan
+    }
+
     /// The calling thread's slot.
     #[inline]
     pub(crate) fn mine(&self) -> &Slot {
-        let (id, slot) = LAST.get();
-        if id == self.id {
+        if LAST_ENGINE.get() == self.id {
             // SAFETY: set by `find` for this engine, whose `slots` keep every slot alive, to a
-            // slot that is this thread's until its thread-local storage ends and resets LAST.
-            return unsafe { &*slot };
+            // slot that is this thread's until its thread-local storage ends and resets it.
+            return unsafe { &*LAST_SLOT.get() };
         }
         self.find()
     }
 
     #[cold]
     fn find(&self) -> &Slot {
+        set_last(0, std::ptr::null());
         let found = TAKEN.try_with(|taken| {
             let mut taken = taken.borrow_mut();
             let slot = match taken.0.iter().find(|(id, _)| *id == self.id) {
@@ -162,7 +185,7 @@ impl Counters {
                 }
             };
             let slot: *const Slot = &**slot;
-            LAST.set((self.id, slot));
+            set_last(self.id, slot);
             slot
         });
         match found {

@@ -254,6 +254,10 @@ impl Write<'_> {
             };
             let word = held.word(page);
             if word.load().state() != State::Hidden {
+                // Had no leaf in the first pass, and was not hidden.
+                if frame != FrameIndex::NONE {
+                    cache.frames.free(frame, class);
+                }
                 continue;
             }
             let acknowledged = self.part(page).1 <= self.offset + moved;

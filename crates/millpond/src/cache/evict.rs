@@ -21,7 +21,8 @@
 //! ```
 //!
 //! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: who tears
-//!   a file down first removes its frames here, under the lock.
+//!   a file down first removes its frames here, under the lock, and takes the lock once more
+//!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around; a DIRTY one will, too (W4).
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
@@ -155,26 +156,21 @@ impl Queues {
 
     /// Evicts one page and frees its frame; false if none can go now.
     pub(crate) fn evict_one(&mut self, cache: &Cache) -> bool {
-        let rounds = self.young.frames + self.small.frames + self.main.frames;
-        for round in 0..3 * rounds {
-            // After a round without success, all of main may be pinned: the others have a turn, too.
-            let others = self.small.bytes > self.small_bytes_max
-                || self.main.frames == 0
-                || (round > rounds && round % 2 == 0 && self.main.frames < rounds);
-            let name = match (others, self.small.frames > 0) {
-                (false, _) => QueueName::Main,
-                (true, true) => QueueName::Small,
-                (true, false) => QueueName::Young,
-            };
-            let frame = FrameIndex(self.queue(name).head);
-            if frame == FrameIndex::NONE {
-                return false;
-            }
+        // How often each queue was looked at in vain.
+        let mut vain = [0; 4];
+        while let Some(name) = self.next_queue(&vain) {
+            let tries = vain[name as usize];
+            let queue = self.queue(name);
+            let frame = FrameIndex(queue.head);
             // Once every page had its second chance, REFERENCED no longer protects.
-            let verdict = self.judge(cache, name, frame, round > 2 * rounds);
+            let force = tries > queue.frames;
+            let verdict = self.judge(cache, name, frame, force);
             self.unlink(&cache.frames, frame);
             match verdict {
-                Verdict::Stays(queue) => self.push(&cache.frames, queue, frame),
+                Verdict::Stays(to) => {
+                    self.push(&cache.frames, to, frame);
+                    vain[name as usize] += 1;
+                }
                 Verdict::Evicted => {
                     let class = class_of(cache.frames.meta(frame));
                     cache.frames.release(frame, class);
@@ -183,6 +179,22 @@ impl Queues {
             }
         }
         false
+    }
+
+    /// The queue to evict from: small while it is over its share, else main; where all of a queue
+    /// is pinned or in transition, the next one.
+    fn next_queue(&self, vain: &[u64; 4]) -> Option<QueueName> {
+        use QueueName::{Main, Small, Young};
+        let can = |name: QueueName, queue: &Queue| {
+            (vain[name as usize] <= 2 * queue.frames && queue.frames > 0).then_some(name)
+        };
+        let (young, small, main) =
+            (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
+        if self.small.bytes > self.small_bytes_max {
+            small.or(main).or(young)
+        } else {
+            main.or(small).or(young)
+        }
     }
 
     /// Decides about the page at the head of queue `name`, and makes it EMPTY if it goes.

@@ -39,6 +39,9 @@ pub(crate) const UNIT_BYTES: usize = 4096;
 pub(crate) const UNIT_SHIFT: u32 = 12;
 const CHUNK_UNITS: u32 = 512;
 const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
+/// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
+/// the largest class.
+const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
 /// Below this limit no memory is committed ahead of its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
 /// The same for leaves of page tables.
@@ -155,8 +158,7 @@ impl Frames {
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
         let units = chunks as u32 * CHUNK_UNITS;
         let bytes = units as usize * UNIT_BYTES;
-        // Room to align the base to a chunk.
-        let mapped = map(bytes + CHUNK_BYTES as usize, ProtFlags::READ)?;
+        let mapped = map(bytes + SLACK_BYTES, ProtFlags::READ)?;
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
         let metas_bytes = units as usize * size_of::<FrameMeta>();
         let metas = map(metas_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -364,6 +366,8 @@ impl Frames {
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
         let at = self.bytes(frame).cast();
+        // As in `try_alloc`: a late reader that sees the zeros also sees that the frame left.
+        fence(Release);
         // SAFETY: the frame is free, so nobody relies on its bytes; late readers find zeros (W8).
         let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), Advice::LinuxDontNeed) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
@@ -390,7 +394,7 @@ impl Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        let bytes = self.units as usize * UNIT_BYTES + CHUNK_BYTES as usize;
+        let bytes = self.units as usize * UNIT_BYTES + SLACK_BYTES;
         let metas_bytes = self.units as usize * size_of::<FrameMeta>();
         // SAFETY: the mappings of `new`; `&mut self` says that nobody uses them any more.
         unsafe {

@@ -152,6 +152,9 @@ impl Cache {
                 self.frames.release(seen.frame(), class);
             }
         });
+        // An evictor that emptied a page of ours just before may still be on its way out of the
+        // table. It works under the lock all the time, and a later one finds no frame of ours.
+        drop(self.queues.lock().expect("no panic under the lock"));
         core.tear_down(self);
     }
 }

@@ -31,8 +31,9 @@
 //!
 //! *Wrap-around.* 27 bits of version wrap after 134 million departures from READY, which a reader
 //! that was descheduled in mid-copy could sleep through. So the version alone is not trusted: a
-//! transition that makes a version wrap first raises the file's *epoch* (64 bits: never wraps),
-//! and a reader compares the epoch, too. A word that equals the one seen before the copy was
+//! transition that makes a version wrap, or reach half its range, first raises the file's *epoch*
+//! (64 bits: never wraps), and a reader compares the epoch, too. (Twice a round, as a reader may
+//! begin between a raise and the transition that it belongs to.) A word that equals the one seen before the copy was
 //! either never changed or was written after the epoch rose; reading it (Acquire, by the fence
 //! between) makes the new epoch visible, and the reader discards the copy. Recycling a table leaf
 //! raises the epoch for the same reason (see `table`).
@@ -385,10 +386,11 @@ impl PageWord {
 use std::sync::atomic::AtomicU32;
 
 /// The version after `seen`, without state or frame. Raises the epoch before a wrapped one is
-/// used.
+/// used, and half-way to it.
 fn next_version(seen: u64, epoch: &Epoch) -> u64 {
+    const HALF: u64 = 1 << (VERSION_SHIFT + VERSION_BITS - 1);
     let next = (seen & VERSION).wrapping_add(1 << VERSION_SHIFT) & VERSION;
-    if next == 0 {
+    if next == 0 || next == HALF {
         epoch.raise();
     }
     next

@@ -163,7 +163,11 @@ impl FileCore {
     ) -> Result<Held<'c>, Unheld> {
         let holds = |node| &cache.frames.meta(node).pins;
         'restart: loop {
-            let Some(mut held) = self.try_hold_root(cache, page, create)? else { continue };
+            let Some(mut held) = self.try_hold_root(cache, page, create)? else {
+                // Somebody is about to unlink a dead node.
+                std::thread::yield_now();
+                continue;
+            };
             while held.level > 0 {
                 let slot = &held.slots()[slot_of(page, held.level)];
                 let mut link = slot.load(Acquire);
@@ -190,6 +194,7 @@ impl FileCore {
                 }
                 let child = Link(link).node();
                 if !holds(child).try_hold() {
+                    std::thread::yield_now();
                     continue 'restart;
                 }
                 if !Link(slot.load(Acquire)).same_node(Link(link)) {
@@ -294,7 +299,9 @@ impl FileCore {
                 return None;
             }
             for level in (1..levels).rev() {
-                link = Link(slots(frames, link.node())?[slot_of(page, level)].load(Acquire));
+                // A node that was recycled under us may hold anything.
+                let Some(slots) = slots(frames, link.node()) else { continue 'restart };
+                link = Link(slots[slot_of(page, level)].load(Acquire));
                 if link.0 == 0 {
                     // Skip all that this slot stands for.
                     page = ((page >> (NODE_SHIFT * level)) + 1) << (NODE_SHIFT * level);

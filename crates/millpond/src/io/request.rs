@@ -54,8 +54,13 @@ pub(crate) fn run(file: &dyn BackingFile, batch: &mut [Transfer<'_>]) {
 /// Continues after a first attempt that moved less than all.
 #[cold]
 fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>, total: u64) {
-    // What an attempt that moved nothing means depends on whether it was the first.
-    let mut ended = transfer.error.is_none() && transfer.moved == 0;
+    // Direct reads can't go on from within a block; they stop there at the end of the file only.
+    let block_bytes = match transfer.direction {
+        Direction::Read => u64::from(file.read_alignment().offset_bytes),
+        Direction::Write => 1,
+    };
+    let is_end = |moved: u64| moved == 0 || !moved.is_multiple_of(block_bytes);
+    let mut ended = transfer.error.is_none() && is_end(transfer.moved);
     loop {
         match transfer.error.take() {
             Some(error) if is_transient(&error) => {}
@@ -72,7 +77,7 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>, total: u64) {
         let mut attempt = [Transfer::new(transfer.direction, offset, &rest)];
         file.try_all(&mut attempt);
         let [attempt] = attempt;
-        ended = attempt.error.is_none() && attempt.moved == 0;
+        ended = attempt.error.is_none() && is_end(attempt.moved);
         transfer.moved += attempt.moved;
         transfer.error = attempt.error;
     }

@@ -45,7 +45,6 @@ impl Striped {
             });
         }
         self.table.publish(stripes, &mut state.allocated);
-        self.lost.store(0, Ordering::Relaxed);
         true
     }
 

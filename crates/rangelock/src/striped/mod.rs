@@ -242,13 +242,17 @@ impl Striped {
     /// Remembers races lost to neighbours in other regions, whom a larger table would keep apart.
     #[cold]
     fn count_lost(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
-        if !stripe.any_held(|other| !View::same_region(range, other)) {
+        if self.table.view().log2() >= LOG2_MAX_CONTENDED
+            || !stripe.any_held(|other| !View::same_region(range, other))
+        {
             return;
         }
         let before = self.lost.fetch_add(lost, Ordering::Relaxed);
         if before < LOST_MAX && before + lost >= LOST_MAX {
             let mut state = lock(&self.state);
             self.grow(&mut state, LOG2_MAX_CONTENDED);
+            // If it could not grow now, then after as many more.
+            self.lost.store(0, Ordering::Relaxed);
             self.unlock(state);
         }
     }

@@ -8,10 +8,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags};
 
 use crate::io::backend::Alignment;
 use crate::io::request::{Direction, Transfer};
@@ -29,8 +28,6 @@ pub(crate) struct Descriptors {
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     direct: Option<Alignment>,
-    /// The write descriptor has O_APPEND, which positioned writes must not honour.
-    write_appends: AtomicBool,
 }
 
 impl Descriptors {
@@ -45,7 +42,6 @@ impl Descriptors {
             direct_read: OnceLock::new(),
             direct_write: OnceLock::new(),
             direct,
-            write_appends: AtomicBool::new(false),
         })
     }
 
@@ -70,7 +66,7 @@ impl Descriptors {
         if write && self.write.get().is_none() {
             let flags = rustix::fs::fcntl_getfl(&fd)?;
             let appends = flags.contains(OFlags::APPEND);
-            if appends && !can_ignore_append(fd.as_fd()) {
+            if appends && !can_ignore_append() {
                 let _ = self.write.set(Arc::new(reopen(fd.as_fd(), OFlags::WRONLY)?));
                 // For reads the caller's own serves.
                 if !wants_read {
@@ -78,7 +74,6 @@ impl Descriptors {
                 }
                 return Ok(self.read.set(Arc::new(fd)).err().and_then(Arc::into_inner));
             }
-            self.write_appends.store(appends, Relaxed);
             let fd = Arc::new(fd);
             if wants_read {
                 // The same number: a duplicate would take one that the program expects.
@@ -142,7 +137,8 @@ impl Descriptors {
                     (self.direct_write.get().ok_or_else(bad)?.as_raw_fd(), 0)
                 }
                 _ => {
-                    let flags = if self.write_appends.load(Relaxed) { RWF_NOAPPEND } else { 0 };
+                    // O_APPEND may be set at any time, by whoever shares the description.
+                    let flags = if can_ignore_append() { RWF_NOAPPEND } else { 0 };
                     (self.write.get().ok_or_else(bad)?.as_raw_fd(), flags)
                 }
             },
@@ -187,22 +183,30 @@ fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Whether pwritev2 takes RWF_NOAPPEND: tried with no bytes.
-fn can_ignore_append(fd: BorrowedFd<'_>) -> bool {
-    let none: [libc::iovec; 0] = [];
-    // SAFETY: no segments, so no memory is touched.
-    let outcome = unsafe {
-        libc::syscall(
-            libc::SYS_pwritev2,
-            fd.as_raw_fd(),
-            none.as_ptr(),
-            0,
-            0u64,
-            0u64,
-            RWF_NOAPPEND,
-        )
-    };
-    outcome == 0
+/// Whether pwritev2 takes RWF_NOAPPEND: tried once, on a file in memory.
+fn can_ignore_append() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(|| {
+        let Ok(file) = rustix::fs::memfd_create("millpond", MemfdFlags::CLOEXEC) else {
+            return false;
+        };
+        let mut byte = 0u8;
+        let iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // SAFETY: the vector describes `byte`, which is only read. (An empty vector would do
+        // without looking at the flags.)
+        let outcome = unsafe {
+            libc::syscall(
+                libc::SYS_pwritev2,
+                file.as_raw_fd(),
+                &raw const iovec,
+                1,
+                0u64,
+                0u64,
+                RWF_NOAPPEND,
+            )
+        };
+        outcome == 1
+    })
 }
 
 fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {

@@ -58,19 +58,37 @@ pub(crate) fn probe() -> io::Result<()> {
     // SAFETY: `byte` and `file` live until the completion was reaped below; should that fail, the
     // ring is torn down first, which ends the request.
     unsafe { ring.submission().push(&read) }.map_err(|_| io::Error::other("the ring is full"))?;
-    ring.submit_and_wait(1)?;
-    let done = ring.completion().next().ok_or_else(|| io::Error::other("no completion"))?;
+    let done = loop {
+        // What was submitted is in flight until it is reaped, whatever interrupts the wait.
+        match ring.submit_and_wait(1) {
+            Err(error) if ring.submission().is_empty() && !is_interrupt(&error) => {
+                return Err(error);
+            }
+            _ => {}
+        }
+        if let Some(done) = ring.completion().next() {
+            break done;
+        }
+    };
     match done.result() {
         1 => Ok(()),
         error => Err(io::Error::from_raw_os_error(-error)),
     }
 }
 
+fn is_interrupt(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
+}
+
 fn new_ring(entries: u32) -> io::Result<IoUring> {
     // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
-    let modern = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+    // A forked child must not find the queues in its memory: they are the parent's.
+    let modern =
+        IoUring::builder().setup_single_issuer().setup_defer_taskrun().dontfork().build(entries);
     match modern {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().dontfork().build(entries)
+        }
         other => other,
     }
 }
@@ -92,6 +110,12 @@ impl UringFile {
 
 thread_local! {
     static RING: RefCell<Option<IoUring>> = const { RefCell::new(None) };
+}
+
+/// In a forked child: gives up the ring that this thread had in the parent, whose memory the two
+/// share.
+pub(crate) fn forget_parent() {
+    let _ = RING.try_with(|ring| ring.try_borrow_mut().map(|mut ring| *ring = None));
 }
 
 impl BackingFile for UringFile {
@@ -295,6 +319,16 @@ impl Driver {
     }
 }
 
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 /// The driver's thread: its ring, and the reads that are in flight.
 struct Reaper<'d> {
     driver: &'d Driver,
@@ -311,6 +345,8 @@ impl<'d> Reaper<'d> {
     }
 
     fn serve(mut self) {
+        // R1: unwinding would free the memory of reads that are in flight.
+        let _abort = AbortOnUnwind;
         self.arm_bell();
         loop {
             // Errors: interrupted, or short of memory for a moment (R2).
