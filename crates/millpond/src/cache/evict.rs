@@ -30,14 +30,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::frame::{Class, FrameIndex, FrameMeta, Frames};
+use crate::cache::frame::{CLASS_SHIFT, Class, FrameIndex, FrameMeta, Frames};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held, PageIndex};
 use crate::cache::{Cache, ghost::Ghost};
 
 const QUEUE: u32 = 0b11;
 const PREFETCHED: u32 = 1 << 2;
-const CLASS_SHIFT: u32 = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum QueueName {

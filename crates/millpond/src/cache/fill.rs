@@ -287,6 +287,7 @@ fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
     let class = Class::page(file.core().page_shift);
     let mut leaves = Leaves::new(file);
     let mut claimed = 0;
+    let alone = claims.len() == 1;
     for (page, claim) in (first..).zip(claims) {
         let Ok(held) = leaves.hold(page, true) else {
             *claim = Claim::Around;
@@ -296,7 +297,7 @@ fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
         if word.load().state() != State::Empty {
             continue;
         }
-        *claim = match file.cache().take_frame(class) {
+        *claim = match file.cache().take_page_frame(held, page, alone) {
             Some(frame) if try_claim(held, word, frame) => {
                 claimed += 1;
                 Claim::Own(frame)

@@ -37,7 +37,7 @@ use crate::cache::pin::Pins;
 /// The unit of frame indexes, and the size of table nodes.
 pub(crate) const UNIT_BYTES: usize = 4096;
 pub(crate) const UNIT_SHIFT: u32 = 12;
-const CHUNK_UNITS: u32 = 512;
+pub(crate) const CHUNK_UNITS: u32 = 512;
 const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
@@ -67,6 +67,8 @@ impl Class {
     pub(crate) const LEAF: Class = Class(1);
     /// Slabs of file objects: 4 KiB.
     pub(crate) const SLAB: Class = Class(2);
+    /// Pages of one unit.
+    pub(crate) const UNIT_PAGE: Class = Class(3);
     const COUNT: usize = 8;
 
     /// Pages of `1 << page_shift` bytes.
@@ -102,6 +104,11 @@ impl Class {
         (0..Self::COUNT as u8).map(Class)
     }
 }
+
+/// In a frame's tags: it waits in a nest. The other low bits are the evictor's.
+pub(crate) const NESTED: u32 = 1 << 7;
+/// In a frame's tags: where its class stands.
+pub(crate) const CLASS_SHIFT: u32 = 8;
 
 /// What is known about a frame beside its bytes.
 ///
@@ -143,6 +150,8 @@ pub(crate) struct Frames {
     next_chunk: AtomicU32,
     huge_chunks: Box<[AtomicBool]>,
     classes: [Mutex<FreeList>; Class::COUNT],
+    /// The first units of chunks that wait for the pages of a leaf: see `nest`.
+    pub(crate) nests: Mutex<Vec<u32>>,
 }
 
 // SAFETY: the raw pointers are to mappings that live as long as the value; frames are handed to
@@ -176,6 +185,7 @@ impl Frames {
             next_chunk: AtomicU32::new(1),
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             classes: Default::default(),
+            nests: Mutex::default(),
         })
     }
 
@@ -282,6 +292,34 @@ impl Frames {
 
     /// Gives the class another chunk; `None` if address space or the system's memory ran out.
     fn add_chunk(&self, free: &mut FreeList, class: Class) -> Option<()> {
+        let (first, huge) = self.new_chunk(class)?;
+        free.fresh = first..first + CHUNK_UNITS;
+        free.fresh_is_warm = huge;
+        Some(())
+    }
+
+    /// Takes a whole chunk, committed, while half of the limit is free and the class has no free
+    /// frames; its first unit.
+    pub(crate) fn take_chunk(&self, class: Class) -> Option<u32> {
+        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes / 2;
+        if !room || free.warm != 0 || self.limit_bytes < HUGE_LIMIT_BYTES_MIN {
+            return None;
+        }
+        let (first, huge) = self.new_chunk(class)?;
+        if huge {
+            return Some(first);
+        }
+        // Somebody took the room: the chunk serves as any other, after the one in use.
+        for frame in (first..first + CHUNK_UNITS).step_by(class.units() as usize) {
+            self.meta(FrameIndex(frame)).next.store(free.cold, Relaxed);
+            free.cold = frame;
+        }
+        None
+    }
+
+    /// Sets up a chunk; its first unit, and whether it is committed as a whole.
+    fn new_chunk(&self, class: Class) -> Option<(u32, bool)> {
         let chunks = self.units / CHUNK_UNITS;
         let chunk = self
             .next_chunk
@@ -313,9 +351,7 @@ impl Frames {
             let _ =
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
-        free.fresh = first..first + CHUNK_UNITS;
-        free.fresh_is_warm = huge;
-        Some(())
+        Some((first, huge))
     }
 
     /// Puts a frame that belongs to nobody any more on its free list.

@@ -16,6 +16,8 @@ pub(crate) mod readahead;
 
 pub(crate) mod frame;
 
+mod nest;
+
 pub(crate) mod pin;
 
 pub(crate) mod evict;
@@ -28,11 +30,12 @@ mod loom_tests;
 
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::evict::{Arrival, Queues, ReadaheadUse};
 use crate::cache::frame::{Class, FrameIndex, Frames};
 use crate::cache::slab::Slab;
-use crate::cache::table::{FileCore, PageIndex};
+use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
 
 /// The cache of one engine.
@@ -62,10 +65,39 @@ impl Cache {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
             }
-            if !self.frames.decommit_one(Some(class)) && !self.evict_one() {
+            if !self.frames.break_nest()
+                && !self.frames.decommit_one(Some(class))
+                && !self.evict_one()
+            {
                 return None;
             }
         }
+    }
+
+    /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
+    /// the page is filled on its own, and so may be the first of many that come in no order.
+    pub(crate) fn take_page_frame(
+        &self,
+        held: &Held<'_>,
+        page: PageIndex,
+        alone: bool,
+    ) -> Option<FrameIndex> {
+        let core = held.core();
+        let class = Class::page(core.page_shift);
+        if class == Class::UNIT_PAGE {
+            if let Some(frame) = self.frames.take_nested(held, page) {
+                return Some(frame);
+            }
+            // Most of the leaf's pages must exist.
+            let half = ((page & !(SLOTS as u64 - 1)) + SLOTS as u64 / 2) << core.page_shift;
+            let fits = core.size.load(Relaxed) >= half && !held.has_guess();
+            if let Some(frame) =
+                (alone && fits).then(|| self.frames.make_nest(held, page)).flatten()
+            {
+                return Some(frame);
+            }
+        }
+        self.take_frame(class)
     }
 
     /// Counts `bytes` of other memory against the limit, evicting what must go for it.
@@ -74,7 +106,7 @@ impl Cache {
             if self.frames.try_charge(bytes) {
                 return true;
             }
-            if !self.frames.decommit_one(None) && !self.evict_one() {
+            if !self.frames.break_nest() && !self.frames.decommit_one(None) && !self.evict_one() {
                 return false;
             }
         }

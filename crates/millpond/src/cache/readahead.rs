@@ -173,7 +173,7 @@ fn start_run(
         };
         let word = held.word(page);
         let claimed = word.load().state() == State::Empty
-            && match file.cache().take_frame(class) {
+            && match file.cache().take_page_frame(held, page, false) {
                 None => {
                     short_of_frames = true;
                     false

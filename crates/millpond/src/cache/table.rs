@@ -38,7 +38,7 @@ use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES, UNIT_SHIFT};
 use crate::cache::page::{Epoch, FRAMES_MAX, PageWord};
 
 const NODE_SHIFT: u32 = 9;
-const SLOTS: usize = 1 << NODE_SHIFT;
+pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
 const LEVELS: u64 = 0xff;
 const LINK_NODE_SHIFT: u32 = 8;
 const LINK_GUESS_SHIFT: u32 = 36;
@@ -389,6 +389,18 @@ impl<'c> Held<'c> {
     fn give_back(self) {
         self.cache.frames.meta(self.node).pins.unhold();
         std::mem::forget(self);
+    }
+
+    /// The frame that `page` may have, or that waits for it: see "Guesses".
+    pub(crate) fn guess(&self, page: PageIndex) -> FrameIndex {
+        let root = Link(self.core.root.load(Acquire));
+        let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
+        Link(link.load(Acquire)).guess(slot_of(page, 0), self.core.page_shift)
+    }
+
+    pub(crate) fn has_guess(&self) -> bool {
+        let first = self.page & !(SLOTS as u64 - 1);
+        self.guess(first) != FrameIndex::NONE
     }
 
     /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".

@@ -1,3 +1,4 @@
 //! Tests of the whole engine that need to look inside it.
 
+mod nests;
 mod no_shared_write;

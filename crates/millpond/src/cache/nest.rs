@@ -1,0 +1,66 @@
+//! Nests: a chunk of frames kept for the pages of one leaf, so that they lie in a row.
+//!
+//! A lock-free read guesses the frame of a page from the leaf that it is in (see `table`,
+//! "Guesses"). The guess is right where a file was filled in order. Where it is filled at random,
+//! the first page of a leaf claims a chunk, and each page then takes the frame at its own place.
+//!
+//! A frame that waits in a nest carries NESTED in its tags; who clears that bit has the frame.
+//! Nothing says whose nest it is but the leaf's guess, so a leaf that goes away, or is told
+//! another guess, leaves its nest behind. That costs memory and nothing else: nests count as
+//! committed, are made only while half of the limit is free and the class has no free frames, and
+//! are broken up before anything is evicted.
+//!
+//! Locks: the list of nests; class locks are taken under it.
+
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::atomic::fence;
+
+use crate::cache::frame::{CHUNK_UNITS, CLASS_SHIFT, Class, FrameIndex, Frames, NESTED};
+use crate::cache::table::{Held, PageIndex, SLOTS};
+
+/// Nests are for pages of one unit: a chunk then has as many frames as a leaf has words.
+const CLASS: Class = Class::UNIT_PAGE;
+const _: () = assert!(CHUNK_UNITS as usize == SLOTS);
+
+impl Frames {
+    /// Takes the frame that waits for `page` in the nest of its leaf.
+    pub(crate) fn take_nested(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
+        let frame = held.guess(page);
+        (self.address(frame).is_some() && self.claim_nested(frame)).then(|| {
+            // As in `try_alloc`.
+            fence(Release);
+            frame
+        })
+    }
+
+    /// Makes a nest for the leaf of `page`, if there is room, and takes the frame for `page`.
+    pub(crate) fn make_nest(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
+        let first = self.take_chunk(CLASS)?;
+        for unit in first..first + CHUNK_UNITS {
+            let tags = NESTED | u32::from(CLASS.tag()) << CLASS_SHIFT;
+            // Release: pairs with the claim.
+            self.meta(FrameIndex(unit)).tags.store(tags, Release);
+        }
+        self.nests.lock().expect("no panic under the lock").push(first);
+        held.note_run(page, FrameIndex(first + page as u32 % CHUNK_UNITS));
+        self.take_nested(held, page)
+    }
+
+    /// Puts the frames that wait in a nest on the free list; false if there are no nests.
+    pub(crate) fn break_nest(&self) -> bool {
+        let mut nests = self.nests.lock().expect("no panic under the lock");
+        let Some(first) = nests.pop() else { return false };
+        for frame in (first..first + CHUNK_UNITS).map(FrameIndex) {
+            if self.claim_nested(frame) {
+                self.free(frame, CLASS);
+            }
+        }
+        true
+    }
+
+    fn claim_nested(&self, frame: FrameIndex) -> bool {
+        let tags = &self.meta(frame).tags;
+        // The first look spares others' frames the write.
+        tags.load(Relaxed) & NESTED != 0 && tags.fetch_and(!NESTED, AcqRel) & NESTED != 0
+    }
+}
