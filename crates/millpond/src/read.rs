@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use millpond_rangelock::Mode;
 
-use crate::cache::copy;
+use crate::cache::copy::{self, Source};
 use crate::cache::fill::{self, Shrunk};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::FileCore;
@@ -30,6 +30,8 @@ use crate::sync::fence;
 
 /// Pages that one lock-free read covers; longer reads take the slow path.
 const HIT_PAGES_MAX: usize = 64;
+/// Files from this size on are taken to be in memory rather than in the processor's caches.
+const FAR_BYTES_MIN: u64 = 32 << 20;
 /// Lock-free attempts before the slow path.
 const TRIES_MAX: usize = 8;
 /// Times that a read starts over because the file below shrank under it.
@@ -114,9 +116,10 @@ unsafe fn attempt_page(
     let size = core.size.load(Acquire);
     let len = (len as u64).min(size.saturating_sub(offset)) as usize;
     let in_page = offset as usize & (core.page_bytes() - 1);
+    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
     // a page's; it may change under the copy. `dst` is the caller's promise.
-    let left = unsafe { copy::copy(dst, frame.add(in_page), len) };
+    let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
     // Keeps the copy above the reloading; pairs with the release of who took the frame away.
     fence(Acquire);
     if !word.is_unchanged(seen) || !core.epoch.is_unchanged(begun) {

@@ -10,7 +10,8 @@
 //! routines. The plain one is a `rep movsb`. Where the processor has AVX2, copies of 32 bytes and
 //! more go through its registers instead: those loads start before the page word that names the
 //! frame has arrived (see `Frames::address_guessed`), which string instructions do not. Copies of
-//! more than 4 KiB ask for the source 4 KiB ahead, as hardware prefetching ends with each page.
+//! more than 4 KiB, or from 4 KiB on where the source is likely to be in memory only, ask for the
+//! source 4 KiB ahead, as hardware prefetching ends with each page.
 
 /// Copies `len` bytes from `src` to `dst`; returns 0 when all were copied, and something else if an
 /// access faulted and a handler resumed the copy.
@@ -24,7 +25,28 @@
 #[must_use]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise is the same.
-    unsafe { arch::copy(dst, src, len) }
+    unsafe { arch::copy(dst, src, len, Source::Near) }
+}
+
+/// [`copy`] from a source that may be farther away.
+///
+/// # Safety
+///
+/// As for [`copy`].
+#[inline]
+#[must_use]
+pub(crate) unsafe fn copy_from(dst: *mut u8, src: *const u8, len: usize, source: Source) -> usize {
+    // SAFETY: the caller's promise is the same.
+    unsafe { arch::copy(dst, src, len, source) }
+}
+
+/// Where a source is likely to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// In one of the processor's caches.
+    Near,
+    /// In memory.
+    Far,
 }
 
 /// Sets `len` bytes at `dst` to zero; late readers of the frame may race with it.
@@ -73,14 +95,15 @@ mod arch {
         ".globl millpond_copy_wide",
         ".type millpond_copy_wide,@function",
         "millpond_copy_wide:",
-        // r10: the end of the source. rax, rcx: the last 128 bytes of both.
+        // r10: the end of the source. rax, rcx: the last 128 bytes of both. The fourth argument,
+        // in rcx at first, is the length from which to ask for the source ahead.
         "lea r10, [rsi + rdx]",
         "cmp rdx, 256",
         "jb 4f",
+        "cmp rdx, rcx",
         "lea rax, [rdi + rdx - 128]",
         "lea rcx, [rsi + rdx - 128]",
-        "cmp rdx, 4096",
-        "jbe 3f",
+        "jb 3f",
         // Ask for the first 4 KiB.
         "mov r8, rsi",
         "lea r9, [rsi + 4096]",
@@ -151,7 +174,8 @@ mod arch {
         fn millpond_copy_plain(dst: *mut u8, src: *const u8, len: usize) -> usize;
         fn millpond_copy_plain_access();
         fn millpond_copy_plain_resume();
-        fn millpond_copy_wide(dst: *mut u8, src: *const u8, len: usize) -> usize;
+        fn millpond_copy_wide(dst: *mut u8, src: *const u8, len: usize, ahead_from: usize)
+        -> usize;
         fn millpond_copy_wide_resume();
     }
 
@@ -159,12 +183,19 @@ mod arch {
     const WIDE_BYTES_MIN: usize = 32;
 
     #[inline]
-    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
+    pub(super) unsafe fn copy(
+        dst: *mut u8,
+        src: *const u8,
+        len: usize,
+        source: super::Source,
+    ) -> usize {
         // SAFETY: both routines read and write exactly the two ranges that the caller vouches for
         // and keep to the C ABI; the wide one needs the length and the instructions tested for.
         unsafe {
             if len >= WIDE_BYTES_MIN && is_x86_feature_detected!("avx2") {
-                millpond_copy_wide(dst, src, len)
+                // The routine asks for 4 KiB at once, so no less than that.
+                let ahead_from = 4096 + usize::from(source == super::Source::Near);
+                millpond_copy_wide(dst, src, len, ahead_from)
             } else {
                 millpond_copy_plain(dst, src, len)
             }
@@ -199,7 +230,12 @@ mod arch {
 mod arch {
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
+    pub(super) unsafe fn copy(
+        dst: *mut u8,
+        src: *const u8,
+        len: usize,
+        _source: super::Source,
+    ) -> usize {
         let mut done = 0;
         if (dst as usize | src as usize) % 8 == 0 {
             while done + 8 <= len {
