@@ -85,21 +85,26 @@ mod release {
         steady_many::<peers::MutexBTree>();
     }
 
+    /// Goal: what waiting allocates does not grow with the number of waits.
+    /// Method: two threads hand one range to and fro. When the first real wait comes, and whether
+    /// lost races make the table grow (once per size), is the scheduler's affair, so a few
+    /// allocations may come at any time; thousands of hand-overs make no more of them.
     #[test]
-    fn waiting_allocates_nothing_after_the_first_time() {
+    fn waiting_allocates_a_few_times_in_all() {
+        const GROWTHS_MAX: usize = 10;
         let lock = RangeLock::new();
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let mut counted = 0;
-                    for i in 0..2000 {
+                    for _ in 0..5000 {
                         let before = allocations();
                         let guard = lock.lock(block(0), Mode::Exclusive);
-                        counted += if i >= 500 { allocations() - before } else { 0 };
+                        counted += allocations() - before;
                         thread::yield_now();
                         drop(guard);
                     }
-                    assert_eq!(counted, 0);
+                    assert!(counted as usize <= GROWTHS_MAX, "{counted}");
                 });
             }
         });
