@@ -104,7 +104,7 @@ mod release {
                         thread::yield_now();
                         drop(guard);
                     }
-                    assert!(counted as usize <= GROWTHS_MAX, "{counted}");
+                    assert!(counted <= GROWTHS_MAX, "{counted}");
                 });
             }
         });
