@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
 use millpond_rangelock::{ByteRange, Guard, Mode, RangeLock};
@@ -25,7 +25,8 @@ use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
-use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
+use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
+use crate::writeback::{Flusher, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
 /// registry and what the allocator adds, rounded up; and in debug builds what the range lock
@@ -40,6 +41,13 @@ pub(crate) struct Shared {
     pub(crate) backend: Backend,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
+    pub(crate) flusher: Arc<Flusher>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.flusher.stop();
+    }
 }
 
 /// The back end of an engine.
@@ -115,6 +123,10 @@ pub(crate) struct CachedFile {
     pub(crate) ranges: Arc<RangeLock>,
     pub(crate) appending: Mutex<()>,
     pub(crate) backing: Arc<dyn BackingFile>,
+    pub(crate) write_mode: WriteMode,
+    pub(crate) writeback: Writeback,
+    pub(crate) handles: AtomicUsize,
+    pub(crate) this: Weak<CachedFile>,
     id: FileId,
 }
 
@@ -192,7 +204,7 @@ impl CachedFile {
                     Ok(size) => size,
                     Err(_) => file_size(&fd).map_err(failed)?,
                 };
-                file = Arc::new(Self::new(shared, backing, id, size, page_bytes)?);
+                file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
                 files.insert(id, Arc::downgrade(&file));
             }
         }
@@ -207,7 +219,8 @@ impl CachedFile {
         id: FileId,
         size: u64,
         page_bytes: u32,
-    ) -> Result<CachedFile> {
+        write_mode: WriteMode,
+    ) -> Result<Arc<CachedFile>> {
         let no_buffers = || Error::NoBuffers { op: Op::Open };
         if !shared.cache.try_charge(FILE_BYTES) {
             return Err(no_buffers());
@@ -216,14 +229,18 @@ impl CachedFile {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
-        Ok(CachedFile {
+        Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
             ranges: Arc::new(RangeLock::new()),
             appending: Mutex::new(()),
             backing,
+            write_mode,
+            writeback: Writeback::default(),
+            handles: AtomicUsize::new(0),
+            this: Weak::clone(this),
             id,
-        })
+        }))
     }
 
     #[inline]

@@ -20,9 +20,9 @@ use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::sync::fence;
 use crate::write::{drop_pages, hide_pages};
+use crate::writeback::{self, LAST_PAGE};
 
-const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
-const SHOWN: Shown = Shown { referenced: true, marker: false };
+const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
 impl CachedFile {
     /// Sets the file's size.
@@ -37,7 +37,12 @@ impl CachedFile {
         }
         let first = self.page_of(len);
         let tail = (len > self.start_of(first)).then_some(first);
+        if let Some(page) = tail {
+            // It may be dropped below, for want of a frame.
+            writeback::write_back(self, page, page, Op::Truncate)?;
+        }
         hide_pages(self, first, LAST_PAGE);
+        writeback::await_ends(self, first, LAST_PAGE);
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
             self.show_hidden(first);
@@ -91,7 +96,8 @@ impl CachedFile {
         let held = self.core().hold(self.cache(), page, false).expect("hidden pages hold a leaf");
         let word = held.word(page);
         let old = word.load().frame();
-        word.wake(word.show(fresh, SHOWN));
+        let change = word.show(fresh, SHOWN);
+        word.wake(change.sleepers());
         self.cache().replaced(old, fresh, Class::page(self.core().page_shift));
     }
 
@@ -100,9 +106,9 @@ impl CachedFile {
         self.core().for_each_page(self.cache(), first, LAST_PAGE, &mut |held, _, word| {
             let seen = word.load();
             if seen.state() == State::Hidden && seen.frame() != FrameIndex::NONE {
-                word.wake(word.show(seen.frame(), SHOWN));
+                word.wake(word.show(seen.frame(), SHOWN).sleepers());
             } else if seen.state() == State::Hidden {
-                word.wake(word.drop_hidden());
+                word.wake(word.drop_hidden().sleepers());
                 held.vacated();
             }
         });
@@ -114,7 +120,9 @@ impl CachedFile {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+            writeback::write_back(self, first, last, Op::Stat)?;
             hide_pages(self, first, last);
+            writeback::await_ends(self, first, last);
             drop_pages(self, first, last);
             drop(guard);
         }
@@ -128,12 +136,14 @@ impl CachedFile {
             return Ok(self.core().size.load(Acquire));
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        // The back end's length counts only when it has everything.
+        writeback::write_back(self, 0, LAST_PAGE, Op::Stat)?;
         let (old, new) = (self.core().size.load(Acquire), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
             let first = self.page_of(old.min(new));
             hide_pages(self, first, LAST_PAGE);
-            fence(SeqCst);
+            writeback::await_ends(self, first, LAST_PAGE);
             self.core().size.store(new, Release);
             drop_pages(self, first, LAST_PAGE);
         }

@@ -42,6 +42,8 @@ mod cache;
 
 mod write;
 
+mod writeback;
+
 mod extent;
 
 mod io;
@@ -63,7 +65,7 @@ pub use error::{Error, Op, Result};
 pub use file::File;
 pub use io::backend::sim::SimOptions;
 pub use options::{
-    BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
+    BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
 pub use stats::Stats;
 pub use view::View;

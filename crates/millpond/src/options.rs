@@ -1,5 +1,7 @@
 //! How an engine is built and how a file is opened.
 
+use std::time::Duration;
+
 use crate::cache::readahead::WINDOW_BYTES_MAX;
 use crate::engine::Engine;
 use crate::error::{Error, Op, Result};
@@ -35,6 +37,19 @@ pub enum Backing {
     Direct,
 }
 
+/// When a write reaches the back end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WriteMode {
+    /// Before it returns (the default).
+    #[default]
+    Through,
+    /// Later: written pages stay in the cache, and reach the back end by age, by amount, or with a
+    /// sync. They are written back, too, when the last handle of the file is dropped. A process
+    /// that is killed before loses them, unless the engine has a keeper.
+    Back,
+}
+
 /// Options of an [`Engine`]; see [`Engine::builder`].
 #[derive(Debug, Clone)]
 pub struct EngineBuilder {
@@ -42,6 +57,8 @@ pub struct EngineBuilder {
     pub(crate) backend: BackendChoice,
     pub(crate) hit_path: bool,
     pub(crate) readahead_bytes_max: u64,
+    pub(crate) dirty_bytes_max: Option<u64>,
+    pub(crate) dirty_age_max: Duration,
 }
 
 impl Default for EngineBuilder {
@@ -51,6 +68,8 @@ impl Default for EngineBuilder {
             backend: BackendChoice::Auto,
             hit_path: true,
             readahead_bytes_max: WINDOW_BYTES_MAX,
+            dirty_bytes_max: None,
+            dirty_age_max: Duration::from_secs(30),
         }
     }
 }
@@ -87,6 +106,21 @@ impl EngineBuilder {
         self
     }
 
+    /// How much of the cache may be waiting to be written back, in bytes; beyond it, writers write
+    /// back themselves before they go on. Default, and at most: half of the cache.
+    #[must_use]
+    pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
+        self.dirty_bytes_max = Some(bytes);
+        self
+    }
+
+    /// How long a written page may wait to be written back. Default 30 s.
+    #[must_use]
+    pub fn dirty_age_max(mut self, age: Duration) -> Self {
+        self.dirty_age_max = age;
+        self
+    }
+
     /// Builds the engine. Starts no thread.
     ///
     /// # Errors
@@ -110,6 +144,8 @@ pub struct OpenOptions {
     pub(crate) mode: u32,
     pub(crate) page_bytes: Option<u32>,
     pub(crate) backing: Backing,
+    pub(crate) write_mode: WriteMode,
+    pub(crate) dsync: bool,
 }
 
 impl Default for OpenOptions {
@@ -137,6 +173,8 @@ impl OpenOptions {
             mode: 0o666,
             page_bytes: None,
             backing: Backing::Buffered,
+            write_mode: WriteMode::Through,
+            dsync: false,
         }
     }
 
@@ -204,6 +242,22 @@ impl OpenOptions {
     #[must_use]
     pub fn backing(mut self, backing: Backing) -> Self {
         self.backing = backing;
+        self
+    }
+
+    /// When writes reach the back end. Where the file is open already, the first opener's choice
+    /// stands. [`WriteMode::Back`] goes best with [`Backing::Direct`]: else each byte is cached
+    /// twice.
+    #[must_use]
+    pub fn write_mode(mut self, mode: WriteMode) -> Self {
+        self.write_mode = mode;
+        self
+    }
+
+    /// Each write through this handle returns when it is durable, as with `O_DSYNC`.
+    #[must_use]
+    pub fn dsync(mut self, on: bool) -> Self {
+        self.dsync = on;
         self
     }
 

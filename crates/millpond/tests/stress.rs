@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, SimOptions};
+use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, SimOptions, WriteMode};
 
 use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
 
@@ -164,6 +164,7 @@ struct Setup {
     page_bytes: u64,
     cache_pages: u64,
     files: usize,
+    write_mode: WriteMode,
 }
 
 fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
@@ -173,7 +174,10 @@ fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
     let len = GROUPS * bytes;
     let cache_bytes = cache_for(setup.cache_pages, setup.page_bytes);
     let engine = engine(cache_bytes, setup.backend.clone());
-    let options = read_write().page_bytes(setup.page_bytes as u32).backing(setup.backing);
+    let options = read_write()
+        .page_bytes(setup.page_bytes as u32)
+        .backing(setup.backing)
+        .write_mode(setup.write_mode);
     let paths: Vec<_> = (0..setup.files).map(|i| dir.path().join(format!("file-{i}"))).collect();
     let groups: Vec<Groups> = paths.iter().map(|_| Groups::new(bytes)).collect();
     let open = |which: usize| engine.open(&paths[which], &options).unwrap();
@@ -221,6 +225,7 @@ fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
     });
     for (which, groups) in groups.iter().enumerate() {
         let file = open(which);
+        file.write_back().unwrap();
         for group in 0..GROUPS {
             let ended = groups.ended[group as usize].load(SeqCst);
             let mut bytes = vec![0; bytes as usize];
@@ -255,6 +260,7 @@ fn reads_are_atomic_and_current() {
                 page_bytes,
                 cache_pages: [3, 12, 100][round],
                 files: [1, 1, 3][round],
+                write_mode: if random.chance(500) { WriteMode::Back } else { WriteMode::Through },
             };
             let time = stress_time(0.6);
             let mut random = random.fork();
