@@ -2,7 +2,7 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read, and the order in which.
-//! - [`cached_read`], [`fio`]: the suites and what they measure.
+//! - [`cached_read`], [`fio`], [`range_lock`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
@@ -14,6 +14,7 @@ mod harness;
 mod html;
 mod load;
 mod machine;
+mod range_lock;
 mod report;
 
 use std::fs;
@@ -65,6 +66,8 @@ pub struct Args {
 enum Suite {
     /// Reads of data that is cached, and what a miss costs
     CachedRead,
+    /// Locks on ranges of bytes: Millpond's, and those that others built
+    RangeLock,
     /// All of them
     All,
 }
@@ -73,6 +76,7 @@ impl Suite {
     fn name(self) -> &'static str {
         match self {
             Suite::CachedRead => "cached-read",
+            Suite::RangeLock => "range-lock",
             Suite::All => "all",
         }
     }
@@ -94,6 +98,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {
         outcome.extend(cached_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::RangeLock | Suite::All) {
+        outcome.extend(range_lock::run(&plan)?);
     }
     if outcome.is_empty() {
         return Err(Failure::new(REFUSED, "--case: no case has such a name"));
