@@ -20,7 +20,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::copy;
 use crate::cache::evict::Arrival;
@@ -32,6 +32,7 @@ use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, pieces};
+use crate::range_lock::Guard;
 use crate::sync::fence;
 
 /// Pages that a write puts in place together; longer ones are not cached.
