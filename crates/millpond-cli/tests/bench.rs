@@ -20,6 +20,7 @@ fn bad_arguments_are_refused() {
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
         (&["cached-read", "--json", "/no/such/file"], "/no/such/file"),
+        (&["cached-read", "--range-lock", "rcu"], "interval-tree, mutex-btree"),
         (&["cached-read", "--case", "no-such-case"], "no case has such a name"),
     ] {
         let output = bench(words);

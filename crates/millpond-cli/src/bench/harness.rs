@@ -15,6 +15,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millpond::RangeLockKind;
 use millpond_bench_peers::Usage;
 use serde::Serialize;
 
@@ -28,6 +29,8 @@ pub struct Plan {
     pub dir: PathBuf,
     pub rounds: u32,
     pub quick: bool,
+    /// Of the engines of Millpond's that are measured.
+    pub range_lock: RangeLockKind,
     shrink: u32,
     only: Option<String>,
     threads_max: u32,
@@ -41,7 +44,8 @@ impl Plan {
             (_, true) => 5,
             (_, false) => 15,
         };
-        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
+        let range_lock = RangeLockKind::default();
+        Self { dir, rounds, quick, range_lock, shrink, only, threads_max: cores.max(2) }
     }
 
     pub fn wants(&self, case: &str) -> bool {

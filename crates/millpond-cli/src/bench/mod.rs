@@ -21,6 +21,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use millpond::RangeLockKind;
 
 use self::harness::{Outcome, Plan};
 use self::report::Report;
@@ -51,6 +52,11 @@ pub struct Args {
     /// Write a report with charts to FILE, one self-contained page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+
+    /// Build Millpond's engines with this range lock: striped (the default), whole-file,
+    /// interval-tree, mutex-btree or olc-btree
+    #[arg(long, value_name = "KIND", default_value_t, hide_default_value = true)]
+    range_lock: RangeLockKind,
 
     /// Measure only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
@@ -93,7 +99,8 @@ pub fn run(args: &Args) -> Result<()> {
     for file in [&args.json, &args.html].into_iter().flatten() {
         fs::write(file, []).context(file.display())?;
     }
-    let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    let mut plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    plan.range_lock = args.range_lock;
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {
