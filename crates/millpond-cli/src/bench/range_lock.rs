@@ -5,6 +5,7 @@
 //! and a `BTreeMap` under a `Mutex`, the floor of what keeps ranges in a tree. Loads and threads are
 //! [`rangelock::bench`]'s, an operation is a pair of lock and unlock.
 
+use std::thread;
 use std::time::Duration;
 
 use millpond_rangelock::bench::{self as rangelock, Case, Engine, Latencies};
@@ -15,20 +16,26 @@ use crate::failure::Result;
 /// Slices that are taken to see how long single operations take: the longest are rare.
 const LATENCY_SLICES: u32 = 4;
 
+/// With less than this part of the processors, threads don't meet as they would: the figures say
+/// little.
+const PROCESSORS_SHARE_MIN: f64 = 0.9;
+
 /// Measures all cases.
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
+    let mut occupied = Occupied::default();
     for case in rangelock::cases(&rangelock::Options::default()) {
         if plan.wants(case.name) {
             eprintln!("measuring {} with {} thread(s)", case.name, case.threads);
             outcome.note(format!("{} is Millpond's own lock", Engine::Striped.name()));
-            compare(&case, plan, &mut outcome)?;
+            compare(&case, plan, &mut outcome, &mut occupied)?;
         }
     }
+    outcome.notes.extend(occupied.note());
     Ok(outcome)
 }
 
-fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
     let length = plan.slice(50, 15);
     let latencies = latencies(case, length * LATENCY_SLICES);
     let subject = Engine::Striped;
@@ -45,6 +52,9 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         };
         let measure = |engine| move || Ok(slice(engine, case, length));
         let [own, other] = pair.measure(plan.rounds, measure(subject), measure(peer))?;
+        if !case.is_contended() {
+            occupied.look_at(&own);
+        }
         outcome.rows.push(with_latencies(own, subject, &latencies));
         outcome.rows.push(with_latencies(other, peer, &latencies));
     }
@@ -84,5 +94,34 @@ fn with_latencies(row: Row, engine: Engine, latencies: &[(Engine, Latencies)]) -
             Row { p50_ns: Some(*p50_ns), p99_ns: Some(*p99_ns), p999_ns: Some(*p999_ns), ..row }
         }
         None => row,
+    }
+}
+
+/// Whether other programs used the processors meanwhile.
+#[derive(Debug, Default)]
+struct Occupied {
+    pairs: u32,
+    short_of_processors: u32,
+}
+
+impl Occupied {
+    /// `row` is of an engine that never sleeps in its case.
+    fn look_at(&mut self, row: &Row) {
+        let cores = thread::available_parallelism().map_or(1, usize::from) as f64;
+        let used = row.cpu_ns_per_op * row.ops_per_s / 1e9;
+        self.pairs += 1;
+        if used < PROCESSORS_SHARE_MIN * cores.min(f64::from(row.threads)) {
+            self.short_of_processors += 1;
+        }
+    }
+
+    fn note(&self) -> Option<String> {
+        let Self { pairs, short_of_processors } = self;
+        (*short_of_processors > 0).then(|| {
+            format!(
+                "other programs used the processors: in {short_of_processors} of {pairs} pairs \
+                 without contention more than a tenth of them was missing"
+            )
+        })
     }
 }
