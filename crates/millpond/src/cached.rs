@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-use millpond_rangelock::{ByteRange, Guard, Mode, RangeLock};
+use millpond_rangelock::{ByteRange, Mode};
 
 use crate::cache::Cache;
 use crate::cache::slab::Slab;
@@ -26,12 +26,13 @@ use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
+use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::writeback::{Flusher, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
 /// registry and what the allocator adds, rounded up; and in debug builds what the range lock
 /// remembers of its holders.
-const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 512) as u64
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + LOCK_BYTES + 512) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
 /// What the handles of an engine share.
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
     pub(crate) backend: Backend,
+    pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher>,
@@ -120,7 +122,7 @@ struct FileId {
 pub(crate) struct CachedFile {
     core: NonNull<FileCore>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) ranges: Arc<RangeLock>,
+    pub(crate) ranges: Ranges,
     pub(crate) appending: Mutex<()>,
     pub(crate) backing: Arc<dyn BackingFile>,
     pub(crate) write_mode: WriteMode,
@@ -232,7 +234,7 @@ impl CachedFile {
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
-            ranges: Arc::new(RangeLock::new()),
+            ranges: shared.range_lock.lock(),
             appending: Mutex::new(()),
             backing,
             write_mode,

@@ -69,6 +69,7 @@ impl Engine {
                 cache: Cache::new(cache_bytes).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend: Backend { kind, reason, pool: Arc::default() },
+                range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
             }),

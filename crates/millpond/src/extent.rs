@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -18,6 +18,7 @@ use crate::cache::page::{Shown, State};
 use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
+use crate::range_lock::Guard;
 use crate::sync::fence;
 use crate::write::{drop_pages, hide_pages};
 use crate::writeback::{self, LAST_PAGE};

@@ -54,6 +54,7 @@ mod advice;
 mod error;
 mod memory;
 mod options;
+mod range_lock;
 mod stats;
 mod sync;
 #[cfg(all(test, not(loom)))]
@@ -67,6 +68,8 @@ pub use io::backend::sim::SimOptions;
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
+#[cfg(feature = "range-lock-peers")]
+pub use range_lock::RangeLockKind;
 pub use stats::Stats;
 pub use view::View;
 

@@ -20,7 +20,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::copy;
 use crate::cache::evict::Arrival;
@@ -33,6 +33,7 @@ use crate::error::{Error, Op, Result};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, pieces};
 use crate::options::WriteMode;
+use crate::range_lock::Guard;
 use crate::sync::fence;
 use crate::writeback;
 

@@ -39,19 +39,17 @@ impl Ledger {
 
     /// Notes a transition of a page of `page_bytes`.
     pub(crate) fn note(&self, change: Change, page_bytes: usize) {
-        let parts: [(&AtomicU64, fn(Word) -> bool); 4] = [
-            (&self.dirty, Word::is_dirty),
-            (&self.writing, Word::is_under_writeback),
-            (&self.unstable, Word::is_unstable),
-            (&self.kept, Word::is_kept),
-        ];
-        for (sum, is_in) in parts {
+        let note = |sum: &AtomicU64, is_in: fn(Word) -> bool| {
             match (is_in(change.was), is_in(change.now)) {
                 (false, true) => sum.fetch_add(page_bytes as u64, Relaxed),
                 (true, false) => sum.fetch_sub(page_bytes as u64, Relaxed),
-                _ => continue,
+                _ => 0,
             };
-        }
+        };
+        note(&self.dirty, Word::is_dirty);
+        note(&self.writing, Word::is_under_writeback);
+        note(&self.unstable, Word::is_unstable);
+        note(&self.kept, Word::is_kept);
     }
 }
 
