@@ -27,7 +27,7 @@ use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
-use crate::writeback::{Flusher, Writeback};
+use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
 /// registry and what the allocator adds, rounded up; and in debug builds what the range lock
@@ -125,7 +125,9 @@ pub(crate) struct CachedFile {
     pub(crate) ranges: Ranges,
     pub(crate) appending: Mutex<()>,
     pub(crate) backing: Arc<dyn BackingFile>,
-    pub(crate) write_mode: WriteMode,
+    opened_mode: WriteMode,
+    /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
+    through: AtomicUsize,
     pub(crate) writeback: Writeback,
     pub(crate) handles: AtomicUsize,
     pub(crate) this: Weak<CachedFile>,
@@ -237,7 +239,8 @@ impl CachedFile {
             ranges: shared.range_lock.lock(),
             appending: Mutex::new(()),
             backing,
-            write_mode,
+            opened_mode: write_mode,
+            through: AtomicUsize::new(0),
             writeback: Writeback::default(),
             handles: AtomicUsize::new(0),
             this: Weak::clone(this),
@@ -249,6 +252,33 @@ impl CachedFile {
     pub(crate) fn core(&self) -> &FileCore {
         // SAFETY: the core is ours until `drop`.
         unsafe { self.core.as_ref() }
+    }
+
+    /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
+    /// [`CachedFile::begin_through`] writes back.
+    pub(crate) fn write_mode(&self) -> WriteMode {
+        // Acquire: the guard orders it; see `begin_through`.
+        if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
+    }
+
+    /// Has writes go through until [`CachedFile::end_through`], and writes back what waits: when
+    /// this returns, the back end has it all.
+    pub(crate) fn begin_through(&self) -> Result<()> {
+        // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
+        // and is waited for; who gets one later has.
+        self.through.fetch_add(1, AcqRel);
+        if self.opened_mode == WriteMode::Through {
+            return Ok(());
+        }
+        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        let written = writeback::write_back(self, 0, LAST_PAGE, Op::Sync);
+        drop(guard);
+        written
+    }
+
+    pub(crate) fn end_through(&self) {
+        // Release: what went past the cache meanwhile comes before writes that wait again.
+        self.through.fetch_sub(1, Release);
     }
 
     pub(crate) fn cache(&self) -> &Cache {

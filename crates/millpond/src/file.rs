@@ -264,6 +264,38 @@ impl File {
         writeback::write_back(&self.cached, 0, LAST_PAGE, Op::Sync)
     }
 
+    /// Has all writes of the file, through whatever handle, go through until
+    /// [`File::end_through`]; what waits in the cache is written back before this returns. For a
+    /// time in which others look at the file, or change it, below the engine. Calls nest.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_back`]; writes go through all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions, WriteMode};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// let options = OpenOptions::new().write(true).create(true).write_mode(WriteMode::Back);
+    /// let file = engine.open(&path, &options)?;
+    /// file.write_at(b"pond", 0)?;
+    /// file.begin_through()?;
+    /// assert_eq!(std::fs::read(&path).unwrap(), b"pond");
+    /// file.end_through();
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn begin_through(&self) -> Result<()> {
+        self.cached.begin_through()
+    }
+
+    /// Ends what [`File::begin_through`] began.
+    pub fn end_through(&self) {
+        self.cached.end_through();
+    }
+
     /// Borrows cached bytes, filling the page if need be: at most `len` from `offset` on, and no
     /// further than the end of the page or of the file. The view is a snapshot: it does not change
     /// however the file does. It pins a page of the cache for as long as it lives.

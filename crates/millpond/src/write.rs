@@ -90,7 +90,7 @@ pub(crate) fn append(
 /// Whether a write may leave its bytes in the cache; waits for room below the dirty limit, while
 /// the caller holds no guard.
 fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
-    if file.write_mode == WriteMode::Through {
+    if file.write_mode() == WriteMode::Through {
         return Ok(false);
     }
     writeback::throttle(file, len + 2 * file.core().page_bytes() as u64)
@@ -98,7 +98,7 @@ fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
 
 /// Ends a durable write of a file whose writes wait in the cache.
 fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: usize) -> Result<()> {
-    if !durable || moved == 0 || file.write_mode == WriteMode::Through {
+    if !durable || moved == 0 || file.write_mode() == WriteMode::Through {
         return Ok(());
     }
     let (first, last) = (file.page_of(offset), file.page_of(offset + moved as u64 - 1));
@@ -136,16 +136,18 @@ fn write_locked(
     let write = Write { file, src, len, offset, size, first, last, durable };
     let fits = last - first < file.chunk_pages(CHUNK_PAGES) as u64;
     let pages = (last - first + 1) as usize;
-    let moved = if fits && may_wait && write.back(pages)? {
+    // Asked again under the guard.
+    let mode = file.write_mode();
+    let moved = if fits && may_wait && mode == WriteMode::Back && write.back(pages)? {
         Ok(len as usize)
-    } else if fits && file.write_mode == WriteMode::Through && !write.meets_writeback() {
+    } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
         write.through(pages)
     } else {
         write.around()
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
-    if done < len && offset + len > size && file.write_mode == WriteMode::Through {
+    if done < len && offset + len > size && mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
     }
@@ -578,7 +580,7 @@ impl Write<'_> {
         if end > self.size && end > self.offset {
             core.size.store(end, Release);
         }
-        if moved < self.len && file.write_mode == WriteMode::Back {
+        if moved < self.len && file.write_mode() == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
             // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
             let size = self.size.max(end);

@@ -331,7 +331,7 @@ fn redirty(file: &CachedFile, covered: &PageSet) -> bool {
         // A write that goes through found the page clean, and must not be overtaken by what is
         // written back now. (One that is not leaves the page DIRTY in any case.)
         let start = file.start_of(page);
-        let _guard = (file.write_mode == WriteMode::Through)
+        let _guard = (file.write_mode() == WriteMode::Through)
             .then(|| file.lock(start, start + 1, Mode::Shared));
         let held = file.core().hold(file.cache(), page, false);
         let change = held.ok().map(|held| held.word(page).redirty());
@@ -551,7 +551,10 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
     let size = file.core().size.load(Acquire);
     let mut runs = runs(file, claimed, size);
     let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
-    transfer(file, claimed, &mut runs, durable);
+    match file.backing.verify() {
+        Ok(()) => transfer(file, claimed, &mut runs, durable),
+        Err(error) => runs[0].error = Some(error),
+    }
     let done = if durable { WritebackEnd::Stable } else { WritebackEnd::Unstable };
     let mut failure = None;
     let mut ends = Vec::with_capacity(claimed.len());
@@ -677,7 +680,9 @@ fn retry_pages(
             continue;
         }
         let mut run = runs(file, page, size);
-        transfer(file, page, &mut run, false);
+        if file.backing.verify().is_ok() {
+            transfer(file, page, &mut run, false);
+        }
         if run[0].written == run[0].end {
             *end = WritebackEnd::Unstable;
             failures = 0;
@@ -885,21 +890,25 @@ impl Flusher {
             }
             state.told = false;
             let strays = std::mem::take(&mut state.strays);
-            let mut files: Vec<_> = state.files.iter().filter_map(Weak::upgrade).collect();
+            let mut files = state.files.clone();
             drop(state);
             let kept: Vec<_> = strays.into_iter().filter(|file| file.owes()).collect();
-            files.retain(|file| !kept.iter().any(|other| Arc::ptr_eq(file, other)));
+            files.retain(|file| {
+                !kept.iter().any(|other| std::ptr::eq(file.as_ptr(), Arc::as_ptr(other)))
+            });
             let mut next: Option<Instant> = None;
             let mut worked = false;
             let starved = self.starved.swap(false, Relaxed);
-            for file in files.iter().chain(&kept) {
-                match self.attend(file, starved) {
-                    Attended::Worked => worked = true,
-                    Attended::Due(at) => next = Some(next.map_or(at, |next| next.min(at))),
-                    Attended::Idle => {}
-                }
+            let mut note = |attended| match attended {
+                Attended::Worked => worked = true,
+                Attended::Due(at) => next = Some(next.map_or(at, |next| next.min(at))),
+                Attended::Idle => {}
+            };
+            // Held one at a time: a file that is closed meanwhile must not stay open here.
+            for file in files.iter().filter_map(Weak::upgrade) {
+                note(self.attend(&file, starved));
             }
-            drop(files);
+            kept.iter().for_each(|file| note(self.attend(file, starved)));
             self.state().strays.extend(kept.into_iter().filter(|file| file.owes()));
             if !worked {
                 self.sleep(next);

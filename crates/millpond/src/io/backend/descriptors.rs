@@ -28,6 +28,8 @@ pub(crate) struct Descriptors {
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     direct: Option<Alignment>,
+    /// Device and inode.
+    id: (u64, u64),
 }
 
 impl Descriptors {
@@ -36,7 +38,9 @@ impl Descriptors {
             Backing::Buffered => None,
             Backing::Direct => Some(direct_alignment(fd)?),
         };
+        let stat = rustix::fs::fstat(fd)?;
         Ok(Descriptors {
+            id: (stat.st_dev, stat.st_ino),
             read: OnceLock::new(),
             write: OnceLock::new(),
             direct_read: OnceLock::new(),
@@ -113,6 +117,20 @@ impl Descriptors {
         let fd = self.any()?;
         let synced = if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
         Ok(synced?)
+    }
+
+    /// Whether what writes go to is still the file.
+    pub(crate) fn verify(&self) -> io::Result<()> {
+        let bad = || io::Error::from_raw_os_error(libc::EBADF);
+        let buffered = self.write.get().ok_or_else(bad)?.as_fd();
+        for fd in [Some(buffered), self.direct_write.get().map(|fd| fd.as_fd())] {
+            let Some(fd) = fd else { continue };
+            let stat = rustix::fs::fstat(fd)?;
+            if (stat.st_dev, stat.st_ino) != self.id {
+                return Err(bad());
+            }
+        }
+        Ok(())
     }
 
     /// Closes a duplicate, for what the file system says about it.

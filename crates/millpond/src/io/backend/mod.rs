@@ -58,6 +58,13 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(())
     }
 
+    /// Fails where the descriptors are no longer those of the file: a program may close all that it
+    /// has, and open others by the same numbers. Asked before what was written long ago is written
+    /// back.
+    fn verify(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether the file was opened for `writing`, or else for reading, by any of its handles.
     fn permits(&self, writing: bool) -> bool;
 

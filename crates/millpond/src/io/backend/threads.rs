@@ -59,6 +59,10 @@ impl BackingFile for ThreadsFile {
         self.descriptors.sync(data_only)
     }
 
+    fn verify(&self) -> io::Result<()> {
+        self.descriptors.verify()
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.descriptors.flush()
     }

@@ -149,6 +149,10 @@ impl BackingFile for UringFile {
         self.descriptors.sync(data_only)
     }
 
+    fn verify(&self) -> io::Result<()> {
+        self.descriptors.verify()
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.descriptors.flush()
     }
