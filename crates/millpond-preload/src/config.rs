@@ -5,6 +5,8 @@
 //! | `MILLPOND_PATHS` | the directories whose files are served: absolute, canonical, `:` between; default: the current one |
 //! | `MILLPOND_CACHE_BYTES` | the engine's memory limit; default: the engine's |
 //! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
+//! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
+//! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
 //! | `MILLPOND_HIT_PATH` | `0` switches the lock-free hit path off |
 //! | `MILLPOND_QUIET` | `1`: no line on stderr at the end |
 //! | `MILLPOND_REPORT_FILE` | a file to append one line to at the end; see `report` |
@@ -13,12 +15,14 @@ use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-use millpond::Backing;
+use millpond::{Backing, WriteMode};
 
 pub struct Config {
     pub paths: Vec<Vec<u8>>,
     pub cache_bytes: Option<u64>,
     pub backing: Backing,
+    pub mode: WriteMode,
+    pub keeper: Option<String>,
     pub hit_path: bool,
     pub is_quiet: bool,
     pub report_file: Option<CString>,
@@ -51,6 +55,14 @@ fn read() -> Config {
             Some(b"direct") => Backing::Direct,
             _ => Backing::Buffered,
         },
+        mode: match variable(c"MILLPOND_MODE") {
+            Some(b"back") => WriteMode::Back,
+            _ => WriteMode::Through,
+        },
+        keeper: variable(c"MILLPOND_KEEPER")
+            .and_then(|text| std::str::from_utf8(text).ok())
+            .filter(|text| !text.is_empty())
+            .map(str::to_owned),
         hit_path: variable(c"MILLPOND_HIT_PATH") != Some(b"0"),
         is_quiet: variable(c"MILLPOND_QUIET") == Some(b"1"),
         report_file: variable(c"MILLPOND_REPORT_FILE").and_then(|path| CString::new(path).ok()),

@@ -28,7 +28,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use millpond::File;
 
@@ -36,7 +36,7 @@ use crate::lock::Lock;
 use crate::offset::Offset;
 use crate::report::Reason;
 use crate::thread::record;
-use crate::{identity, table};
+use crate::{identity, late, table};
 
 const FREE: u32 = 0;
 const SERVED: u32 = 1;
@@ -94,6 +94,8 @@ pub struct Description {
     access: AtomicU32,
     reason: AtomicU32,
     kernel_fd: AtomicI32,
+    /// Opened in mode back: what is written may wait in the cache; see `late`.
+    late: AtomicBool,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
     references: AtomicU32,
@@ -126,6 +128,7 @@ impl Description {
             *description.file.get() = None;
         }
         description.moved_in_kernel.store(0, Relaxed);
+        description.late.store(false, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
@@ -158,6 +161,7 @@ impl Description {
             access: AtomicU32::new(0),
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
+            late: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
             references: AtomicU32::new(0),
             file: UnsafeCell::new(None),
@@ -190,6 +194,18 @@ impl Description {
     /// file was never served. Valid while pinned.
     pub fn kernel_fd(&self) -> RawFd {
         self.kernel_fd.load(Relaxed)
+    }
+
+    /// The file, if what is written to it may wait in the cache: also after it was passed, since
+    /// what could not be written back then waits still. As for [`Description::file`].
+    pub fn late_file(&self) -> Option<&File> {
+        if self.late.load(Relaxed) { self.file() } else { None }
+    }
+
+    /// The registry is locked, and nobody has found the description yet.
+    pub fn set_late(&self) {
+        self.late.store(true, Relaxed);
+        late::opened();
     }
 
     pub fn moved_in_kernel(&self) -> u64 {
@@ -238,6 +254,9 @@ impl Description {
         // SAFETY: the last reference is gone, so nobody else can reach the description (D2).
         let (id, file) = unsafe { ((*self.cold.get()).id, (*self.file.get()).take()) };
         self.state.store(FREE, Relaxed);
+        if self.late.swap(false, Relaxed) {
+            late::closed();
+        }
         if file.is_some() {
             drop(file);
             // The engine may still use the descriptor, for other descriptions of the file.
@@ -273,6 +292,13 @@ impl Pin {
         }
         record.exit();
         found.map(|description| Self { description })
+    }
+
+    /// A description of the registry, which is locked.
+    pub fn of_registered(description: &'static Description) -> Self {
+        // Relaxed: the table's reference keeps the count above zero (D2).
+        description.references.fetch_add(1, Relaxed);
+        Self { description }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::{fail, libc_calls, sys, to_libc};
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
-use crate::{registry, section, thread};
+use crate::{late, registry, section, thread};
 
 type Off = libc::off64_t;
 
@@ -16,10 +16,12 @@ const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    let mut closing = None;
     match table::get(fd) {
         Slot::Foreign => table::forget_foreign(fd),
         Slot::Internal if !thread::record().is_inside() => return fail(libc::EBADF) as c_int,
         Slot::File(_) => {
+            closing = late::before_close(fd);
             section::run(|_| registry::lock().forget(fd));
             // The number is the program's until this call; no signal may come between, or a
             // cancelled close would leave a number that is open but unknown. That is harmless:
@@ -28,7 +30,11 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         Slot::Unknown | Slot::Internal => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
-    unsafe { libc_calls::close(fd) }
+    let result = unsafe { libc_calls::close(fd) };
+    match closing.and_then(late::Closing::end) {
+        Some(errno) if result == 0 => fail(errno) as c_int,
+        _ => result,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -46,6 +52,8 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
     }
     section::run(|_| {
+        let known = table::known(first, last);
+        let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
         let mut registry = registry::lock();
         // Whatever lies between the library's own numbers.
         let mut start = first;
@@ -67,6 +75,10 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         }
         if start <= last {
             close_up_to(start, last);
+        }
+        drop(registry);
+        for closing in closing {
+            closing.end();
         }
         to_libc(result) as c_int
     })
@@ -115,7 +127,8 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
 
 /// `dup3`: what `new` was is closed, and it becomes `fd`'s.
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
-    section::run(|record| {
+    let closing = if fd == new { None } else { late::before_close(new) };
+    let result = section::run(|record| {
         let mut registry = registry::lock();
         // SAFETY: no memory involved.
         let call = || unsafe { sys!(libc::SYS_dup3, fd, new, flags) };
@@ -138,7 +151,9 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
             registry.share(fd, new);
         }
         to_libc(result) as c_int
-    })
+    });
+    closing.and_then(late::Closing::end);
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -283,6 +298,18 @@ fn seek_slow(fd: c_int, offset: Off, whence: c_int) -> Option<isize> {
             return None;
         }
         let kernel_fd = pin.kernel_fd();
+        if let Some(file) = pin.late_file() {
+            if whence == libc::SEEK_END
+                && old != IN_KERNEL
+                && let Some(new) = offset.checked_add(file.len().ok()? as i64)
+                && (0..=OFFSET_SURELY_VALID).contains(&new)
+            {
+                pin.offset.unlock(new as u64);
+                return Some(new as isize);
+            }
+            // Where its holes are.
+            let _ = file.write_back();
+        }
         let before = registry::kernel_offset(kernel_fd);
         // SAFETY: no memory involved. The kernel knows what is valid on this file system, and
         // where the file ends and its holes are.
@@ -347,10 +374,12 @@ pub unsafe extern "C-unwind" fn ftruncate64(fd: c_int, len: Off) -> c_int {
                 -source.raw_os_error().unwrap_or(libc::EIO) as isize
             }
             Err(_) => {
+                let _ = file.begin_through();
                 let result = by_kernel();
                 if file.invalidate(0, i64::MAX as u64).is_err() {
                     pin.stop_hits();
                 }
+                file.end_through();
                 result
             }
         }

@@ -5,10 +5,10 @@
 use std::ffi::{c_int, c_void};
 
 use crate::io::{self, At, Memory, Outcome};
-use crate::real::{libc_calls, to_libc};
+use crate::real::{fail, libc_calls, to_libc};
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
-use crate::{registry, section};
+use crate::{late, registry, section};
 
 type Off = libc::off64_t;
 
@@ -221,6 +221,16 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
     offset: Off,
     flags: c_int,
 ) -> isize {
+    const DURABLE: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+    if flags & !DURABLE == 0 && flags != 0 && late::is_any() {
+        // SAFETY: as the caller vouches to `pwritev64v2`.
+        let written = unsafe { pwritev64v2(fd, vectors, vector_count, offset, 0) };
+        let data_only = flags & libc::RWF_SYNC == 0;
+        return match late::sync_written(fd, data_only) {
+            Err(errno) if written > 0 => fail(errno),
+            _ => written,
+        };
+    }
     if flags != 0 {
         leave_to_kernel(fd);
     }

@@ -1,6 +1,7 @@
 //! Calls that only the kernel does, on files that may be served.
 //!
-//! Reading ones are coherent as they are, because every write is through. Two things need care:
+//! Reading ones are coherent as they are, because every write is through, or is written back before
+//! (see `late`). Two things need care:
 //! who reads from the file offset must find it in the kernel, and who changes the file past the
 //! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
 //!
@@ -15,7 +16,7 @@ use crate::real::{libc_calls, sys, to_libc};
 use crate::registry::{self, lock};
 use crate::report::Reason;
 use crate::table::{self, Slot};
-use crate::{hooks_io, identity, section, thread};
+use crate::{hooks_io, identity, late, section, thread};
 
 type Off = libc::off64_t;
 
@@ -56,6 +57,8 @@ pub unsafe extern "C-unwind" fn mmap64(
     {
         // Writable now, or by mprotect at any time. Mappings that can't write are coherent.
         pass(fd, Reason::Mapped);
+    } else if flags & libc::MAP_ANONYMOUS == 0 {
+        late::go_through(fd);
     }
     // SAFETY: as the caller vouches to `mmap64`. Not through libc: programs map memory in their
     // allocators, before libc's own definition can be looked up.
@@ -118,7 +121,7 @@ pub unsafe extern "C-unwind" fn fallocate64(
     len: Off,
 ) -> c_int {
     // SAFETY: as the caller vouches to `fallocate64`.
-    let result = unsafe { libc_calls::fallocate64(fd, mode, offset, len) };
+    let result = late::around(fd, || unsafe { libc_calls::fallocate64(fd, mode, offset, len) });
     if result == 0 {
         // Modes such as collapse move bytes beyond the range.
         forget_bytes(fd, offset as u64, i64::MAX as u64 - offset as u64);
@@ -135,7 +138,7 @@ pub unsafe extern "C-unwind" fn fallocate(fd: c_int, mode: c_int, offset: Off, l
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
     // SAFETY: as the caller vouches to `posix_fallocate64`.
-    let result = unsafe { libc_calls::posix_fallocate64(fd, offset, len) };
+    let result = late::around(fd, || unsafe { libc_calls::posix_fallocate64(fd, offset, len) });
     if offset >= 0 && len > 0 {
         // Even where it failed, it may have written within libc.
         forget_bytes(fd, offset as u64, (i64::MAX - offset) as u64);
@@ -160,16 +163,29 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, arg: usize) -
     let is_file = is_served(fd);
     if is_file {
         match request {
-            FIONREAD => crate::hooks_descriptor::tell_offset(fd),
-            FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS | FS_IOC_FIEMAP => {}
+            FIONREAD | FS_IOC_FIEMAP => {
+                late::settle(fd);
+                crate::hooks_descriptor::tell_offset(fd);
+            }
+            FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS => {}
             // Terminals' requests, and those that every descriptor knows.
             _ if (request >> 8) & 0xff == 0x54 => {}
             _ => pass(fd, Reason::Changed),
         }
     }
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
-    let result = unsafe { libc_calls::ioctl(fd, request, arg) };
-    if is_file && matches!(request, FICLONE | FICLONERANGE) && result == 0 {
+    let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
+    if !matches!(request, FICLONE | FICLONERANGE) {
+        return call();
+    }
+    let source = match request {
+        FICLONE => arg as c_int,
+        // SAFETY: the caller vouches for a structure that begins with the source's descriptor.
+        _ => unsafe { std::ptr::with_exposed_provenance::<i64>(arg).read_unaligned() as c_int },
+    };
+    late::settle(source);
+    let result = late::around(fd, call);
+    if is_file && result == 0 {
         forget_bytes(fd, 0, i64::MAX as u64);
     }
     result
@@ -217,6 +233,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     if offset.is_null() {
         pass(from, Reason::Changed);
     }
+    late::settle(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `sendfile64`.
     let result = unsafe { libc_calls::sendfile64(to, from, offset, len) };
@@ -321,6 +338,7 @@ pub unsafe extern "C-unwind" fn splice(
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }
+    late::settle(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `splice`.
     let result = unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
@@ -376,6 +394,40 @@ unsafe fn pass_sent(message: *const libc::msghdr) {
             header = libc::CMSG_NXTHDR(message, header);
         }
     }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn aio_read64(block: *mut c_void) -> c_int {
+    // SAFETY: the caller vouches for the control block, which begins with the descriptor.
+    unsafe {
+        if !block.is_null() {
+            late::settle(block.cast::<c_int>().read());
+        }
+        libc_calls::aio_read64(block)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn aio_read(block: *mut c_void) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { aio_read64(block) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn aio_fsync64(operation: c_int, block: *mut c_void) -> c_int {
+    // SAFETY: as in `aio_read64`.
+    unsafe {
+        if !block.is_null() {
+            late::settle(block.cast::<c_int>().read());
+        }
+        libc_calls::aio_fsync64(operation, block)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn aio_fsync(operation: c_int, block: *mut c_void) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { aio_fsync64(operation, block) }
 }
 
 #[unsafe(no_mangle)]

@@ -14,11 +14,12 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::RawFd;
 
+use crate::description::Pin;
 use crate::real::{libc_calls, sys};
 use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
-use crate::{HEAP, description, fault, hooks_stdio, lease, registry, tally, thread};
+use crate::{HEAP, description, fault, hooks_stdio, late, lease, registry, tally, thread};
 
 type Argv = *const *const c_char;
 
@@ -90,6 +91,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
         registry::after_fork_child();
     }
     table::initialise();
+    late::after_fork();
     report::after_fork();
     tally::after_fork();
 }
@@ -138,8 +140,9 @@ pub unsafe extern "C-unwind" fn vfork() -> libc::pid_t {
     unsafe { libc_calls::fork() }
 }
 
-/// Leaves to the kernel what another program will inherit.
+/// Leaves to the kernel what another program will inherit. What it may look at is in the files.
 fn give_inherited() {
+    late::settle_all();
     section::run(|_| {
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
@@ -156,23 +159,31 @@ fn give_inherited() {
     });
 }
 
+/// What is written from now on is not for this process to write back later.
 extern "C" fn before_exec() {
+    prepare_exec();
+}
+
+fn prepare_exec() -> Vec<Pin> {
+    let paused = late::pause_all();
     if !thread::record().is_inside() {
         give_inherited();
         // Nothing of this program is left after exec to tell it.
         report::put_by();
         tally::keep_over_exec(true);
     }
+    paused
 }
 
 macro_rules! exec {
     ($($name:ident($($arg:ident: $ty:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
-            before_exec();
+            let paused = prepare_exec();
             // SAFETY: as the caller vouches to the function of this name.
             let failed = unsafe { libc_calls::$name($($arg),*) };
             tally::keep_over_exec(false);
+            late::resume(paused);
             failed
         }
     )*};
@@ -317,6 +328,7 @@ pub unsafe extern "C-unwind" fn popen(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    late::end();
     report::say();
     loop {
         // SAFETY: ends the process.
@@ -326,6 +338,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn quick_exit(status: c_int) -> ! {
+    late::end();
     report::say();
     // SAFETY: as the caller vouches to `quick_exit`.
     unsafe { libc_calls::quick_exit(status) };

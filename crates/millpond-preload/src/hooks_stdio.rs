@@ -20,7 +20,7 @@ use crate::hooks_open::open_at;
 use crate::lock::Lock;
 use crate::real::{fail, libc_calls, set_errno, sys};
 use crate::table::{self, Slot};
-use crate::{identity, registry, section, thread};
+use crate::{identity, late, registry, section, thread};
 
 /// Descriptors of our streams, by address.
 static STREAMS: Lock<BTreeMap<usize, c_int>> = Lock::new(BTreeMap::new());
@@ -226,6 +226,7 @@ fn lookup(stream: *mut FILE, take: bool) -> Option<c_int> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+    let mut closing = None;
     if !stream.is_null() && lookup(stream, true).is_none() {
         // libc closes the number of its own streams by itself.
         // SAFETY: as the caller vouches to `fclose`.
@@ -233,11 +234,16 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
         if let Slot::File(_) = table::get(fd) {
             // SAFETY: the stream is open until libc closes it below.
             unsafe { libc::fflush(stream) };
+            closing = late::before_close(fd);
             section::run(|_| registry::lock().forget(fd));
         }
     }
     // SAFETY: as above.
-    unsafe { libc_calls::fclose(stream) }
+    let result = unsafe { libc_calls::fclose(stream) };
+    match closing.and_then(late::Closing::end) {
+        Some(errno) if result == 0 => fail(errno) as c_int,
+        _ => result,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -268,6 +274,7 @@ pub unsafe extern "C-unwind" fn freopen64(
             let fd = libc_calls::fileno(stream);
             if let Slot::File(_) = table::get(fd) {
                 libc::fflush(stream);
+                late::before_close(fd);
                 section::run(|_| registry::lock().forget(fd));
             }
             return libc_calls::freopen64(path, mode, stream);

@@ -7,7 +7,8 @@
 use std::ffi::{c_int, c_long};
 
 use crate::real::{sys, to_libc};
-use crate::{hooks_descriptor, hooks_io, hooks_kernel, hooks_open, thread};
+use crate::{hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
+use crate::{hooks_process, hooks_stat, thread};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn syscall(
@@ -52,6 +53,25 @@ pub unsafe extern "C-unwind" fn syscall(
                 libc::SYS_fallocate => {
                     Some(hooks_kernel::fallocate64(fd, b as c_int, c as i64, d as i64) as isize)
                 }
+                libc::SYS_fsync => Some(hooks_stat::fsync(fd) as isize),
+                libc::SYS_fdatasync => Some(hooks_stat::fdatasync(fd) as isize),
+                libc::SYS_sync => {
+                    hooks_stat::sync();
+                    Some(0)
+                }
+                libc::SYS_syncfs => Some(hooks_stat::syncfs(fd) as isize),
+                libc::SYS_fstat => Some(hooks_stat::fstat64(fd, b as _) as isize),
+                libc::SYS_newfstatat => {
+                    Some(hooks_stat::fstatat64(fd, b as _, c as _, d as c_int) as isize)
+                }
+                libc::SYS_statx => {
+                    Some(hooks_stat::statx(fd, b as _, c as c_int, d as u32, e as _) as isize)
+                }
+                libc::SYS_renameat2 => {
+                    Some(hooks_metadata::renameat2(fd, b as _, c as c_int, d as _, e as u32)
+                        as isize)
+                }
+                libc::SYS_exit_group => hooks_process::_exit(fd),
                 libc::SYS_copy_file_range => {
                     Some(hooks_kernel::copy_file_range(fd, b as _, c as c_int, d as _, e, f as u32))
                 }

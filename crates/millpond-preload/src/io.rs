@@ -4,7 +4,7 @@
 //! outcome is either settled here, or left to the kernel: because the file is passed, because the
 //! call is one that only the kernel can refuse as the kernel would, or because the engine could
 //! not do it (the caller's memory faulted, no frame was free). That is always possible: writes are
-//! through, so the kernel has every byte; after a write that went past the engine, what the engine
+//! through, or made to be, so the kernel has every byte; after a write that went past the engine, what the engine
 //! has cached of the range is dropped.
 
 use std::os::fd::RawFd;
@@ -367,6 +367,10 @@ impl Segments {
             }
             // The kernel answers as the kernel does: EFAULT after the bytes that fit, EINVAL, EFBIG.
             _ => {
+                if let Some(file) = description.late_file() {
+                    // What fails to be written back stays cached, and is told by a sync.
+                    let _ = file.begin_through();
+                }
                 // SAFETY: the kernel checks the addresses.
                 let bytes = unsafe { self.through_kernel(description, offset, direction) };
                 if direction == Direction::Write && bytes > 0 {
@@ -376,6 +380,9 @@ impl Segments {
                     if file.invalidate(start, len).is_err() {
                         description.stop_hits();
                     }
+                }
+                if let Some(file) = description.late_file() {
+                    file.end_through();
                 }
                 Err(Step::Passed(bytes))
             }

@@ -42,9 +42,11 @@
 mod hooks_descriptor;
 mod hooks_io;
 mod hooks_kernel;
+mod hooks_metadata;
 mod hooks_open;
 mod hooks_process;
 mod hooks_signal;
+mod hooks_stat;
 mod hooks_stdio;
 mod hooks_syscall;
 
@@ -54,6 +56,7 @@ mod description;
 mod fault;
 mod identity;
 mod io;
+mod late;
 mod lease;
 mod lock;
 mod offset;
@@ -84,6 +87,7 @@ extern "C" fn load() {
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn unload() {
     hooks_stdio::flush();
+    late::end();
     report::say();
 }
 

@@ -194,6 +194,47 @@ libc_calls! {
     fn ioctl(fd: c_int, request: libc::c_ulong, arg: usize) -> c_int = -1;
     fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize = -1;
     fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int = -1;
+    #[allow(clippy::unused_unit)]
+    fn sync() -> () = ();
+    fn fsync(fd: c_int) -> c_int = -1;
+    fn fdatasync(fd: c_int) -> c_int = -1;
+    fn syncfs(fd: c_int) -> c_int = -1;
+    fn sync_file_range(fd: c_int, offset: Off, len: Off, flags: u32) -> c_int = -1;
+    fn fchmod(fd: c_int, mode: libc::mode_t) -> c_int = -1;
+    fn chmod(path: *const c_char, mode: libc::mode_t) -> c_int = -1;
+    fn fchmodat(dir: c_int, path: *const c_char, mode: libc::mode_t, flags: c_int) -> c_int = -1;
+    fn fchown(fd: c_int, owner: u32, group: u32) -> c_int = -1;
+    fn chown(path: *const c_char, owner: u32, group: u32) -> c_int = -1;
+    fn lchown(path: *const c_char, owner: u32, group: u32) -> c_int = -1;
+    fn fchownat(dir: c_int, path: *const c_char, owner: u32, group: u32, flags: c_int) -> c_int
+        = -1;
+    fn futimens(fd: c_int, times: *const c_void) -> c_int = -1;
+    fn futimes(fd: c_int, times: *const c_void) -> c_int = -1;
+    fn utimensat(dir: c_int, path: *const c_char, times: *const c_void, flags: c_int) -> c_int
+        = -1;
+    fn futimesat(dir: c_int, path: *const c_char, times: *const c_void) -> c_int = -1;
+    fn utimes(path: *const c_char, times: *const c_void) -> c_int = -1;
+    fn lutimes(path: *const c_char, times: *const c_void) -> c_int = -1;
+    fn utime(path: *const c_char, times: *const c_void) -> c_int = -1;
+    fn fsetxattr(fd: c_int, name: *const c_char, value: *const c_void, len: usize, flags: c_int)
+        -> c_int = -1;
+    fn setxattr(path: *const c_char, name: *const c_char, value: *const c_void, len: usize,
+        flags: c_int) -> c_int = -1;
+    fn lsetxattr(path: *const c_char, name: *const c_char, value: *const c_void, len: usize,
+        flags: c_int) -> c_int = -1;
+    fn fremovexattr(fd: c_int, name: *const c_char) -> c_int = -1;
+    fn removexattr(path: *const c_char, name: *const c_char) -> c_int = -1;
+    fn lremovexattr(path: *const c_char, name: *const c_char) -> c_int = -1;
+    fn link(old: *const c_char, new: *const c_char) -> c_int = -1;
+    fn linkat(old_dir: c_int, old: *const c_char, new_dir: c_int, new: *const c_char, flags: c_int)
+        -> c_int = -1;
+    fn rename(old: *const c_char, new: *const c_char) -> c_int = -1;
+    fn renameat(old_dir: c_int, old: *const c_char, new_dir: c_int, new: *const c_char) -> c_int
+        = -1;
+    fn renameat2(old_dir: c_int, old: *const c_char, new_dir: c_int, new: *const c_char,
+        flags: u32) -> c_int = -1;
+    fn aio_read64(block: *mut c_void) -> c_int = -1;
+    fn aio_fsync64(operation: c_int, block: *mut c_void) -> c_int = -1;
     fn aio_write64(block: *mut c_void) -> c_int = -1;
     fn lio_listio64(mode: c_int, list: *const *mut c_void, count: c_int, event: *mut c_void)
         -> c_int = -1;

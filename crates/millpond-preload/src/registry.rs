@@ -23,16 +23,16 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use millpond::{BackendChoice, Backing, Engine, File, OpenOptions};
+use millpond::{BackendChoice, Backing, Engine, File, OpenOptions, WriteMode};
 
-use crate::description::{Access, Description, FileId, is_lingering};
+use crate::description::{Access, Description, FileId, Pin, is_lingering};
 use crate::lock::{Lock, LockGuard};
 use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
 use crate::thread::{Snapshot, record};
-use crate::{config, fault, identity, lease};
+use crate::{config, fault, identity, late, lease};
 
 /// See the module header.
 pub struct Registry {
@@ -138,13 +138,15 @@ impl Registry {
             self.forget(fd);
         }
         let access = Access::of_flags(flags);
+        let is_late = access.write && late::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
             Some(reason) => Err(reason),
-            None => self.serve(fd, id, access),
+            None => self.serve(fd, id, access, is_late),
         };
         if let Err(reason) = &served {
             self.pass_file(id, *reason);
         }
+        let is_late = is_late && served.is_ok();
         let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
         let inode = self.inodes.entry(id).or_default();
         match &served {
@@ -162,6 +164,9 @@ impl Registry {
         let description =
             Description::acquire(id, access, 0, internal_fd, served.map(|(_, file)| file));
         inode.descriptions.push(description);
+        if is_late {
+            description.set_late();
+        }
         table::set(fd, Slot::File(description));
         if fd <= STDERR {
             self.share_with_libc(fd);
@@ -195,7 +200,13 @@ impl Registry {
         None
     }
 
-    fn serve(&mut self, fd: RawFd, id: FileId, access: Access) -> Result<(RawFd, File), Reason> {
+    fn serve(
+        &mut self,
+        fd: RawFd,
+        id: FileId,
+        access: Access,
+        is_late: bool,
+    ) -> Result<(RawFd, File), Reason> {
         let engine = self.engine()?;
         fault::install();
         let first = config::get().internal_fd_min;
@@ -226,6 +237,7 @@ impl Registry {
             .read(access.read)
             .write(access.write)
             .append(access.append)
+            .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
         match engine.from_fd(owned, &options) {
             Ok(file) => {
@@ -332,6 +344,7 @@ impl Registry {
             self.pass_fd(fd, Reason::Stdio);
             return;
         }
+        go_through(description);
         let offset = description.offset.lock();
         if offset != IN_KERNEL {
             push_offset(description.kernel_fd(), offset);
@@ -491,6 +504,27 @@ impl Registry {
         self.end_closing();
     }
 
+    /// The description of a file in mode back, held. Such a file has only one (R2).
+    pub fn find_late(&self, id: FileId) -> Option<Pin> {
+        let descriptions = &self.inodes.get(&id)?.descriptions;
+        descriptions.iter().find(|d| d.late_file().is_some()).map(|d| Pin::of_registered(d))
+    }
+
+    /// The file behind `fd`, if this is the last number of its description.
+    pub fn last_slot_of(&self, fd: RawFd) -> Option<FileId> {
+        let description = table::description(fd)?;
+        // SAFETY: the registry is locked.
+        let cold = unsafe { description.cold() };
+        (cold.slots == 1).then_some(cold.id)
+    }
+
+    /// Whether a closed description of the file may still be looked at; ends those that are not.
+    pub fn is_closing(&mut self, id: FileId) -> bool {
+        self.end_closing();
+        // SAFETY: the registry is locked.
+        self.closing.iter().any(|(_, description)| unsafe { description.cold() }.id == id)
+    }
+
     /// Ends the closed descriptions that no reading section can still look at.
     fn end_closing(&mut self) {
         let mut index = 0;
@@ -511,6 +545,7 @@ fn pass_description(description: &'static Description, reason: Reason) {
         return;
     }
     let fd = description.kernel_fd();
+    go_through(description);
     let offset = description.offset.lock();
     if offset != IN_KERNEL {
         push_offset(fd, offset);
@@ -524,6 +559,22 @@ fn pass_description(description: &'static Description, reason: Reason) {
         let _ = file.invalidate(0, i64::MAX as u64);
     }
     lease::give_up(fd);
+}
+
+/// Has what waits in the cache written back, and later writes go through.
+fn go_through(description: &Description) {
+    if let Some(file) = description.late_file()
+        && let Err(error) = file.begin_through()
+    {
+        report::warn_unwritten(description.kernel_fd(), error.errno());
+    }
+}
+
+/// All descriptions in mode back, held.
+pub fn late_files() -> Vec<Pin> {
+    let registry = lock();
+    let all = registry.inodes.values().flat_map(|inode| &inode.descriptions);
+    all.filter(|d| d.late_file().is_some()).map(|d| Pin::of_registered(d)).collect()
 }
 
 fn count_moved_by_libc(description: &Description) {

@@ -11,7 +11,8 @@
 //! Of a program and its children only the program itself speaks to people, for all; see `tally`.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
-//! Nothing can be lost at an end without a report: every write was through to the kernel.
+//! Nothing can be lost at an end without a report: every write was through to the kernel, or the
+//! keeper has it.
 
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
@@ -19,6 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU64};
 
 use crate::config;
+use crate::identity;
 use crate::real::sys;
 use crate::registry;
 use crate::section;
@@ -278,6 +280,23 @@ fn tell_programs() -> Counts {
         append(path, &counts.fields());
     }
     counts
+}
+
+/// What was written to the file behind `fd` is not in the file, and there may be no call that could
+/// say so.
+pub fn warn_unwritten(fd: RawFd, errno: i32) {
+    let mut link = [0u8; 32];
+    let text = identity::format_link(fd, &mut link);
+    let mut path = [0u8; libc::PATH_MAX as usize];
+    // SAFETY: `text` is NUL-terminated, and the kernel writes at most the length of `path`.
+    let len = unsafe {
+        sys!(libc::SYS_readlinkat, libc::AT_FDCWD, text.as_ptr(), path.as_mut_ptr(), path.len())
+    };
+    let path = String::from_utf8_lossy(&path[..len.max(0) as usize]);
+    let error = std::io::Error::from_raw_os_error(errno);
+    let stderr = STDERR.load(Relaxed);
+    let stderr = if stderr >= 0 { stderr } else { libc::STDERR_FILENO };
+    write(stderr, &format!("millpond: {path}: written bytes are not in the file yet: {error}\n"));
 }
 
 /// Appends a line to a file, by one write.

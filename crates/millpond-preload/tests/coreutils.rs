@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{Pond, lines, require, succeed};
+use common::{MODES, Mode, Pond, lines, require, succeed};
 
 /// Runs each shell line with the library and without, in directories of their own, and compares
 /// output and files.
-fn same(commands: &[&str]) -> common::Report {
-    let (with, without) = (Pond::new(), Pond::new());
+fn same(commands: &[&str], mode: Mode) -> common::Report {
+    let (with, without) = (Pond::new().in_mode(mode), Pond::new());
     for pond in [&with, &without] {
         std::fs::write(pond.path("a"), lines(60_000)).unwrap();
         std::fs::write(pond.path("b"), lines(500)).unwrap();
@@ -29,7 +29,7 @@ fn same(commands: &[&str]) -> common::Report {
 #[test]
 fn readers() {
     require("grep", "grep");
-    same(&[
+    let commands = [
         "cat a b",
         "wc a b",
         "wc -l a",
@@ -62,13 +62,13 @@ fn readers() {
         "fmt b",
         "tsort b",
         "shuf --random-source=a b",
-    ])
-    .assert_served(8 << 20);
+    ];
+    same(&commands, Mode::Through).assert_served(8 << 20);
 }
 
 #[test]
 fn writers() {
-    same(&[
+    let commands = [
         "cp a c",
         "cp --sparse=always a d",
         "dd if=a of=e bs=1000 status=none",
@@ -89,16 +89,26 @@ fn writers() {
         "tee -a l",
         "touch m",
         "rm m",
-    ])
-    .assert_served(5 << 20);
+        "cp -p a n",
+        "touch -d 2001-02-03 n",
+        "tar -cf o.tar a b n",
+        "tar -xf o.tar --transform s/^/x/",
+        "stat -c %s_%Y_%a n xn xa",
+    ];
+    for mode in MODES {
+        same(&commands, mode).assert_served(5 << 20);
+    }
 }
 
 /// `sort -o` writes through libc's own standard output: those bytes are passed, and say so.
 #[test]
 fn output_by_the_standard_stream() {
-    let report = same(&["sort -r a -o c", "sort -n c -o c", "shred -n 1 --random-source=a -x b"]);
-    assert!(report.lines.contains("passed:stdio="), "{}", report.lines);
-    assert!(report.served_bytes > 700_000, "{}", report.lines);
+    let commands = ["sort -r a -o c", "sort -n c -o c", "shred -n 1 --random-source=a -x b"];
+    for mode in MODES {
+        let report = same(&commands, mode);
+        assert!(report.lines.contains("passed:stdio="), "{}", report.lines);
+        assert!(report.served_bytes > 700_000, "{}", report.lines);
+    }
 }
 
 /// The line for people, on the stderr of the start, which coreutils close before they end.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Pond, require};
+use common::{MODES, Pond, require};
 
 fn fio(pond: &Pond, options: &[&str]) {
     require("fio", "fio");
@@ -13,8 +13,9 @@ fn fio(pond: &Pond, options: &[&str]) {
 
 #[test]
 fn random_writes_verified() {
-    for engine in ["--ioengine=sync", "--ioengine=psync", "--ioengine=vsync", "--ioengine=pvsync"] {
-        let pond = Pond::with_cache_bytes(2 << 20);
+    let engines = ["sync", "psync", "vsync", "pvsync"].map(|name| format!("--ioengine={name}"));
+    for (engine, mode) in engines.iter().flat_map(|engine| MODES.map(|mode| (engine, mode))) {
+        let pond = Pond::with_cache_bytes(2 << 20).in_mode(mode);
         let options =
             ["--rw=randwrite", "--bs=4k", "--size=4m", "--verify=crc32c", "--thread", engine];
         fio(&pond, &options);
@@ -28,9 +29,11 @@ fn random_writes_verified() {
 
 #[test]
 fn mixed_sizes_verified_by_processes() {
-    let pond = Pond::new();
-    fio(&pond, &["--rw=randrw", "--bsrange=512-64k", "--size=8m", "--verify=crc32c"]);
-    pond.report().assert_served(8 << 20);
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        fio(&pond, &["--rw=randrw", "--bsrange=512-64k", "--size=8m", "--verify=crc32c"]);
+        pond.report().assert_served(8 << 20);
+    }
 }
 
 #[test]

@@ -2,12 +2,16 @@
 
 mod common;
 
-use common::{Pond, lines, require, succeed};
+use common::{MODES, Mode, Pond, lines, require, succeed};
 
 #[test]
 fn a_repository_from_init_to_fsck() {
+    MODES.map(repository_in_mode);
+}
+
+fn repository_in_mode(mode: Mode) {
     require("git", "git");
-    let pond = Pond::new();
+    let pond = Pond::new().in_mode(mode);
     let config = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"];
     let git = |arguments: &[&str]| {
         let mut all = config.to_vec();

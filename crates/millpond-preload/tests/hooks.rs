@@ -3,10 +3,16 @@
 
 mod common;
 
-use common::{Pond, succeed};
+use common::{MODES, Mode, Pond, succeed};
 
 fn same_with_and_without(options: &[&str]) {
-    let (with, without) = (Pond::new(), Pond::new());
+    for mode in MODES {
+        same_in_mode(options, mode);
+    }
+}
+
+fn same_in_mode(options: &[&str], mode: Mode) {
+    let (with, without) = (Pond::new().in_mode(mode), Pond::new());
     let program = with.compile("every_name.c", options);
     let expected = succeed(&mut without.plain(&program));
     let found = succeed(&mut with.served(&program));

@@ -4,14 +4,15 @@ mod common;
 
 use std::path::Path;
 
-use common::{Pond, require};
+use common::{MODES, Pond, require};
 
 #[test]
 fn operations_against_a_model() {
     require("python3", "python3");
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/model.py");
-    for seed in [1, 2, 3] {
-        let pond = Pond::with_cache_bytes(if seed == 1 { 256 << 10 } else { 8 << 20 });
+    for (seed, mode) in [1, 2, 3].into_iter().flat_map(|seed| MODES.map(|mode| (seed, mode))) {
+        let cache_bytes = if seed == 1 { 256 << 10 } else { 8 << 20 };
+        let pond = Pond::with_cache_bytes(cache_bytes).in_mode(mode);
         pond.run("python3", &["-B", program.to_str().unwrap(), &seed.to_string()]);
         // Written to a second file by the program, and both read by the kernel here.
         let files = ["data", "expected"].map(|name| std::fs::read(pond.path(name)).unwrap());

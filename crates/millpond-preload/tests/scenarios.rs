@@ -4,15 +4,19 @@
 
 mod common;
 
-use common::{Pond, Report, succeed};
+use common::{MODES, Pond, Report, succeed};
 
+/// In both modes; returns what mode through reported.
 fn run(scenario: &str) -> Report {
-    let pond = Pond::new();
-    let program = pond.compile("scenario.c", &["-O1"]);
     let alone = Pond::new();
+    let program = alone.compile("scenario.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
-    succeed(pond.served(&program).arg(scenario));
-    pond.report()
+    let [report, _] = MODES.map(|mode| {
+        let pond = Pond::new().in_mode(mode);
+        succeed(pond.served(&program).arg(scenario));
+        pond.report()
+    });
+    report
 }
 
 /// Goal: a read that races with close and reopen sees one of the two files, whole, or EBADF.

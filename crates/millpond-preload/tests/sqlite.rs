@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Pond, require, succeed};
+use common::{MODES, Mode, Pond, require, succeed};
 
 const WORK: &str = "
     pragma page_size = 8192;
@@ -21,8 +21,12 @@ const WORK: &str = "
 ";
 
 fn database(journal: &str) {
+    MODES.map(|mode| database_in_mode(journal, mode));
+}
+
+fn database_in_mode(journal: &str, mode: Mode) {
     require("sqlite3", "sqlite3");
-    let pond = Pond::with_cache_bytes(4 << 20);
+    let pond = Pond::with_cache_bytes(4 << 20).in_mode(mode);
     let first = pond.run("sqlite3", &["db", &format!("pragma journal_mode = {journal}; {WORK}")]);
     let report = pond.report();
     let check = "pragma integrity_check; select count(*), sum(id), sum(length(data)) from t;";
@@ -53,8 +57,12 @@ fn write_ahead_log() {
 /// Two processes on one database: neither may see the other's pages stale.
 #[test]
 fn two_processes() {
+    MODES.map(two_processes_in_mode);
+}
+
+fn two_processes_in_mode(mode: Mode) {
     require("sqlite3", "sqlite3");
-    let pond = Pond::new();
+    let pond = Pond::new().in_mode(mode);
     pond.run("sqlite3", &["db", "create table t(x); insert into t values(0);"]);
     let add = ".timeout 20000\nupdate t set x = x + 1;\n".repeat(50);
     std::fs::write(pond.aside("script"), &add).unwrap();

@@ -33,7 +33,17 @@ pub struct Pond {
     served: tempfile::TempDir,
     aside: tempfile::TempDir,
     cache_bytes: u64,
+    mode: Mode,
 }
+
+/// The library's modes; see its module `late`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mode {
+    Through,
+    Back,
+}
+
+pub const MODES: [Mode; 2] = [Mode::Through, Mode::Back];
 
 /// What the processes of a run reported, together.
 #[derive(Debug, Default, PartialEq)]
@@ -73,7 +83,12 @@ impl Pond {
             served: tempfile::tempdir().unwrap(),
             aside: tempfile::tempdir().unwrap(),
             cache_bytes: 64 << 20,
+            mode: Mode::Through,
         }
+    }
+
+    pub fn in_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     pub fn with_cache_bytes(cache_bytes: u64) -> Self {
@@ -107,6 +122,9 @@ impl Pond {
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
             .env("MILLPOND_REPORT_FILE", self.aside("report"))
             .env("MILLPOND_QUIET", "1");
+        if self.mode == Mode::Back {
+            command.env("MILLPOND_MODE", "back");
+        }
         command
     }
 

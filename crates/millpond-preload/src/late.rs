@@ -1,0 +1,280 @@
+//! Mode back: what is written waits in the cache, and nobody may notice.
+//!
+//! A file that the process may write, and that it alone has open (it holds the write lease), is
+//! opened in mode back if that was asked for. What the program writes then stays in the cache until
+//! it has aged, the cache fills up, or somebody could see that it is not in the file yet:
+//!
+//! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...) or sets what a
+//!   later write would spoil (times, mode, attributes), what waits is written back: [`settle`].
+//! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could not
+//!   do), writes go through, and what is cached is dropped after: [`around`].
+//! - L3. From the moment on at which others look at the file whenever they like (a mapping, a
+//!   stream of libc's), or are given it (pass, exec, the process's end), writes go through for good:
+//!   [`go_through`]. Passing a file begins with it, so a passed file is the kernel's altogether.
+//! - L4. At the last close what waits is written back before the lease is given up, and the call
+//!   returns when the engine's descriptors are closed: whoever opens or executes the file next finds
+//!   it whole, and not open for writing.
+//!
+//! What can't be written back stays in the cache. `close`, `fsync` and writes return the error;
+//! where there is no call to return it, a line on standard error names the file. The engine goes on
+//! trying, and the keeper after it.
+//!
+//! A process that is killed leaves the rest to the keeper, `millpond run`. The lease lives as long
+//! as the keeper has the file, so others who open it wait until it is whole. Who asks for size and
+//! times of a file *by path, from another process*, waits for nobody: they may be seen late, by
+//! fifteen seconds.
+
+use std::ffi::{c_char, c_int};
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+
+use millpond::{File, WriteMode};
+
+use crate::description::{FileId, Pin, is_lingering};
+use crate::real::sys;
+use crate::registry::{self, lock};
+use crate::table::{self, Slot};
+use crate::{config, identity, report, section, thread};
+
+/// Descriptions in mode back that are open, passed ones included: zero means that nothing waits.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// The process ends, or becomes another program: nothing may begin to wait.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Whether some file here may have bytes that wait.
+#[inline]
+pub fn is_any() -> bool {
+    OPEN.load(Relaxed) != 0
+}
+
+pub fn opened() {
+    OPEN.fetch_add(1, Relaxed);
+}
+
+pub fn closed() {
+    OPEN.fetch_sub(1, Relaxed);
+}
+
+/// In a forked child.
+pub fn after_fork() {
+    OPEN.store(0, Relaxed);
+    ENDING.store(false, Relaxed);
+}
+
+/// Whether a file that was opened for writing with `flags` is one for mode back.
+pub fn is_wanted(flags: i32) -> bool {
+    // O_SYNC has this bit, too. One system call does what such a write asks for.
+    config::get().mode == WriteMode::Back
+        && flags & libc::O_DSYNC == 0
+        && !ENDING.load(SeqCst)
+        && !has_size_limit()
+}
+
+/// With a limit on the size of files it is the write that must fail, and the writer that gets a
+/// signal.
+fn has_size_limit() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is ours to write.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
+    !known || limit.rlim_cur != libc::RLIM_INFINITY
+}
+
+/// The description at `fd`, held, if it is in mode back.
+fn find(fd: RawFd) -> Option<Pin> {
+    if !is_any() || thread::record().is_inside() {
+        return None;
+    }
+    match table::get(fd) {
+        Slot::File(description) if description.access().write => section::run(|_| Pin::of(fd)),
+        _ => None,
+    }
+}
+
+/// Runs `work` on the file behind `fd` if it is in mode back.
+fn with<R>(fd: RawFd, work: impl FnOnce(&File) -> R) -> Option<R> {
+    let pin = find(fd)?;
+    section::run(|_| {
+        let result = pin.late_file().map(work);
+        drop(pin);
+        result
+    })
+}
+
+fn errno(result: millpond::Result<()>) -> Result<(), c_int> {
+    result.map_err(|error| error.errno())
+}
+
+/// L1: before the kernel looks at the file behind `fd`.
+pub fn settle(fd: RawFd) {
+    // What fails stays dirty, and is told by fsync or close.
+    let _ = with(fd, |file| file.write_back());
+}
+
+/// L1, for a call that tells.
+pub fn write_back(fd: RawFd) -> Option<Result<(), c_int>> {
+    with(fd, |file| errno(file.write_back()))
+}
+
+/// L1: before the kernel looks at the file of a path.
+pub fn settle_path(dir: RawFd, path: *const c_char, follow: bool) {
+    if !is_any() || thread::record().is_inside() {
+        return;
+    }
+    section::run(|_| {
+        if let Some(identity) = identity::identify_path(dir, path, follow) {
+            settle_id(identity.id);
+        }
+    });
+}
+
+/// L1, by device and inode. Whether anything may have been written back: then what was learnt of
+/// the file before is old.
+pub fn settle_id(id: FileId) -> bool {
+    if !is_any() || thread::record().is_inside() {
+        return false;
+    }
+    section::run(|_| {
+        let found = lock().find_late(id);
+        let is_late = found.is_some();
+        if let Some(pin) = found
+            && let Some(file) = pin.late_file()
+        {
+            let _ = file.write_back();
+        }
+        is_late
+    })
+}
+
+/// L1, for all files.
+pub fn settle_all() {
+    if !is_any() || thread::record().is_inside() {
+        return;
+    }
+    section::run(|_| {
+        for pin in registry::late_files() {
+            if let Some(file) = pin.late_file() {
+                let _ = file.write_back();
+            }
+        }
+    });
+}
+
+/// L2: has the kernel change the file behind `fd`.
+pub fn around<R>(fd: RawFd, change: impl FnOnce() -> R) -> R {
+    let Some(pin) = find(fd) else { return change() };
+    // Not dropped by a thread that is cancelled in the kernel, and unwinds.
+    let pin = ManuallyDrop::new(pin);
+    section::run(|_| pin.late_file().map(|file| file.begin_through().is_ok()));
+    let result = change();
+    section::run(|_| {
+        if let Some(file) = pin.late_file() {
+            let _ = file.invalidate(0, i64::MAX as u64);
+            file.end_through();
+        }
+        drop(ManuallyDrop::into_inner(pin));
+    });
+    result
+}
+
+/// L3: the kernel may look at the file behind `fd` at any time from now on.
+pub fn go_through(fd: RawFd) {
+    if let Some(Err(errno)) = with(fd, |file| errno(file.begin_through())) {
+        section::run(|_| report::warn_unwritten(fd, errno));
+    }
+}
+
+/// `fsync` and its kin: `None` where the kernel does it.
+pub fn sync(fd: RawFd, data_only: bool) -> Option<Result<(), c_int>> {
+    with(fd, |file| errno(if data_only { file.sync_data() } else { file.sync_all() }))
+}
+
+/// After a write that asked to be durable, by whomever it was done.
+pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
+    sync(fd, data_only).unwrap_or_else(|| {
+        let number = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };
+        // SAFETY: no memory involved.
+        let result = unsafe { sys!(number, fd) };
+        if result < 0 { Err(-result as c_int) } else { Ok(()) }
+    })
+}
+
+/// L4, first half: before a number is given up. `None` unless it is the last of a file in mode back.
+pub fn before_close(fd: RawFd) -> Option<Closing> {
+    if !is_any() || thread::record().is_inside() {
+        return None;
+    }
+    section::run(|_| begin_close(fd))
+}
+
+/// The same in a section.
+pub fn begin_close(fd: RawFd) -> Option<Closing> {
+    let pin = Pin::of(fd)?;
+    let file = pin.late_file()?;
+    let id = lock().last_slot_of(fd)?;
+    let failed = errno(file.begin_through()).err();
+    if let Some(errno) = failed {
+        report::warn_unwritten(fd, errno);
+    }
+    Some(Closing { id, failed })
+}
+
+/// A file whose last number is being given up.
+pub struct Closing {
+    id: FileId,
+    failed: Option<c_int>,
+}
+
+impl Closing {
+    /// L4, second half: waits until the engine has closed the file, unless what stands in its way
+    /// is a read that this very handler has interrupted. Returns what could not be written.
+    pub fn end(self) -> Option<c_int> {
+        const TRIES_MAX: usize = 500;
+        const PAUSE: Duration = Duration::from_micros(200);
+        section::run(|record| {
+            // An error was told already; the engine keeps the file then, and tries again.
+            for _ in 0..TRIES_MAX {
+                let is_open = lock().is_closing(self.id) || is_lingering(self.id);
+                if !is_open || self.failed.is_some() || record.is_reading() {
+                    break;
+                }
+                std::thread::sleep(PAUSE);
+            }
+        });
+        self.failed
+    }
+}
+
+/// L3, for all files: before exec, until it fails, if it does. Returns what [`resume`] needs.
+pub fn pause_all() -> Vec<Pin> {
+    if thread::record().is_inside() {
+        return Vec::new();
+    }
+    ENDING.store(true, SeqCst);
+    section::run(|_| {
+        let pins = registry::late_files();
+        for pin in &pins {
+            if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {
+                report::warn_unwritten(pin.kernel_fd(), errno);
+            }
+        }
+        pins
+    })
+}
+
+/// After an exec that failed.
+pub fn resume(pins: Vec<Pin>) {
+    ENDING.store(false, SeqCst);
+    section::run(|_| {
+        pins.iter().filter_map(|pin| pin.late_file()).for_each(File::end_through);
+        drop(pins);
+    });
+}
+
+/// L3, for all files: the process ends.
+pub fn end() {
+    let pins = pause_all();
+    section::run(|_| drop(pins));
+}
