@@ -44,6 +44,10 @@ mod write;
 
 mod extent;
 
+// Write-back, its user, is being built.
+#[allow(dead_code)]
+mod survival;
+
 mod io;
 
 pub mod fault;
@@ -66,6 +70,7 @@ pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
 };
 pub use stats::Stats;
+pub use survival::keeper;
 pub use view::View;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
