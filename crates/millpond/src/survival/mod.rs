@@ -91,8 +91,12 @@ pub mod keeper;
 
 mod replay;
 
+#[cfg(all(test, not(loom)))]
+mod kill_tests;
 #[cfg(all(test, loom))]
 mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod sigkill_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
