@@ -101,8 +101,7 @@ impl<'a> Tables<'a> {
         sequence: u64,
         mut step: impl Steps,
     ) -> Option<()> {
-        step()?;
-        let op = self.claim_op(sequence);
+        let op = self.claim_op(sequence, &mut step)?;
         let slot = &self.ops[op.op as usize];
         step()?;
         slot.file.store(file.word(), Relaxed);
@@ -130,28 +129,27 @@ impl<'a> Tables<'a> {
 
     /// Takes an idle op slot. There are more than threads can sensibly run; if all are taken, their
     /// owners are at most preempted.
-    fn claim_op(self, start: u64) -> OpUse {
+    fn claim_op(self, start: u64, step: &mut impl Steps) -> Option<OpUse> {
         let count = self.ops.len() as u64;
         debug_assert!(count <= u64::from(OPS));
-        for attempt in start.. {
-            let op = (attempt % count) as u32;
-            let state = &self.ops[op as usize].state;
-            let seen = state.load(Relaxed);
-            // Acquire: pairs with the Release of IDLE by the slot's last owner, so that our stores
-            // come after all of theirs.
-            if let Some(claimed) = OpUse::claimed(op, seen)
-                && state.compare_exchange(seen, claimed.busy(), Acquire, Relaxed).is_ok()
-            {
-                return claimed;
+        loop {
+            step()?;
+            for op in (start..start + count).map(|at| (at % count) as u32) {
+                let state = &self.ops[op as usize].state;
+                let seen = state.load(Relaxed);
+                // Acquire: pairs with the Release of IDLE by the slot's last owner, so that our
+                // stores come after all of theirs.
+                if let Some(claimed) = OpUse::claimed(op, seen)
+                    && state.compare_exchange(seen, claimed.busy(), Acquire, Relaxed).is_ok()
+                {
+                    return Some(claimed);
+                }
             }
-            if attempt % count == start % count && attempt != start {
-                #[cfg(not(loom))]
-                std::thread::yield_now();
-                #[cfg(loom)]
-                loom::thread::yield_now();
-            }
+            #[cfg(not(loom))]
+            std::thread::yield_now();
+            #[cfg(loom)]
+            loom::thread::yield_now();
         }
-        unreachable!("u64::MAX attempts")
     }
 
     /// Says what a frame holds; its state is stored after. Caller: has the frame in hand, and its
