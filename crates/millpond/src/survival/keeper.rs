@@ -25,10 +25,10 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -44,6 +44,8 @@ pub use crate::survival::wire::Address;
 /// Connections whose request has not come yet; the oldest goes when there are more.
 const CONNECTIONS_MAX: usize = 256;
 const BACKLOG: i32 = 1024;
+/// Signals that ask a process to end.
+const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// A keeper that listens, and serves in whatever thread calls [`Server::serve`].
 ///
@@ -66,8 +68,9 @@ pub struct Server {
     address: Address,
     listener: OwnedFd,
     stop: Arc<Stop>,
-    /// A pidfd: its process's end is a reason to stop, too.
-    parent: Option<OwnedFd>,
+    /// Readable when there is another reason to stop: the parent's pidfd, or a pipe from a
+    /// signal handler.
+    until: Option<OwnedFd>,
     patience: Duration,
 }
 
@@ -131,7 +134,7 @@ impl Server {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
         let address = address.clone();
-        Ok(Server { address, listener, stop, parent: None, patience: PATIENCE })
+        Ok(Server { address, listener, stop, until: None, patience: PATIENCE })
     }
 
     /// Where it listens.
@@ -171,16 +174,16 @@ impl Server {
             next_id: RandomState::new().hash_one(0) >> 1,
             patience: self.patience,
         };
-        let mut parent = self.parent.as_ref();
+        let mut until = self.until.as_ref();
         loop {
             // Acquire: pairs with the Release of `stop_when_idle`.
             let stopping =
-                self.stop.asked.load(Acquire) || (self.parent.is_some() && parent.is_none());
+                self.stop.asked.load(Acquire) || (self.until.is_some() && until.is_none());
             let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
             // Once stopping, both would stay readable.
             if !stopping {
                 polled.push(PollFd::new(&self.stop.wake, PollFlags::IN));
-                polled.extend(parent.map(|parent| PollFd::new(parent, PollFlags::IN)));
+                polled.extend(until.map(|until| PollFd::new(until, PollFlags::IN)));
             }
             let fixed = polled.len();
             let connections = keeper.connections.iter().map(|connection| &connection.socket);
@@ -194,8 +197,8 @@ impl Server {
             if idle && !ready[0] {
                 return Ok(());
             }
-            if !stopping && parent.is_some() && ready[2] {
-                parent = None;
+            if !stopping && until.is_some() && ready[2] {
+                until = None;
             }
             keeper.serve_ready(&ready[fixed..], &mut on_report);
             if ready[0] {
@@ -363,7 +366,7 @@ impl Keeper {
 pub fn spawn() -> io::Result<Address> {
     let mut server = Server::bind(&Address::unique())?;
     let own = rustix::process::getpid();
-    server.parent = Some(rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?);
+    server.until = Some(rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?);
     let address = server.address.clone();
     // SAFETY: the caller has no other thread whose locks the child could find taken.
     match unsafe { libc::fork() } {
@@ -394,10 +397,59 @@ pub fn spawn() -> io::Result<Address> {
     }
 }
 
+/// Makes this process a keeper that listens at `address`, as `millpond keeper` does; blocks.
+///
+/// SIGTERM, SIGINT, SIGHUP and SIGQUIT make it stop once no process has anything with it any more.
+/// Their handlers stay.
+///
+/// # Errors
+///
+/// As for [`Server::bind`] and [`Server::serve`].
+///
+/// # Examples
+///
+/// ```no_run
+/// let address = "/run/user/1000/millpond-keeper".parse()?;
+/// millpond::keeper::run(&address, |report| eprintln!("{report}"))?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn run(address: &Address, on_report: impl FnMut(Report)) -> io::Result<()> {
+    let mut server = Server::bind(address)?;
+    server.until = Some(signals_to_end()?);
+    ignore(&[libc::SIGPIPE, libc::SIGXFSZ]);
+    use_all_descriptors();
+    server.serve(on_report)
+}
+
+/// The write end of the pipe that tells of signals.
+static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
+
+/// A descriptor that is readable once somebody wants this process to end.
+fn signals_to_end() -> io::Result<OwnedFd> {
+    extern "C" fn tell(_signal: libc::c_int) {
+        // SAFETY: async-signal-safe, and the byte is ours. It fails only when nobody asked.
+        unsafe { libc::write(SIGNALLED.load(Relaxed), [0u8].as_ptr().cast(), 1) };
+    }
+    let mut ends = [-1; 2];
+    // SAFETY: room for two descriptors, which are ours after it.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // Relaxed: the handlers are installed after it, by this thread.
+    SIGNALLED.store(ends[1], Relaxed);
+    for signal in TERMINAL_SIGNALS {
+        // SAFETY: the handler does what a handler may.
+        unsafe { libc::signal(signal, tell as *const () as libc::sighandler_t) };
+    }
+    // SAFETY: just made.
+    Ok(unsafe { OwnedFd::from_raw_fd(ends[0]) })
+}
+
 /// The life of a spawned keeper.
 fn live(server: Server) -> io::Result<()> {
     rustix::process::setsid()?;
-    leave_signals();
+    ignore(&TERMINAL_SIGNALS);
+    ignore(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]);
     leave_files(&server);
     use_all_descriptors();
     server.serve(|report| {
@@ -407,19 +459,8 @@ fn live(server: Server) -> io::Result<()> {
     })
 }
 
-fn leave_signals() {
-    let ignored = [
-        libc::SIGINT,
-        libc::SIGTERM,
-        libc::SIGHUP,
-        libc::SIGQUIT,
-        libc::SIGPIPE,
-        libc::SIGXFSZ,
-        libc::SIGTSTP,
-        libc::SIGTTIN,
-        libc::SIGTTOU,
-    ];
-    for signal in ignored {
+fn ignore(signals: &[i32]) {
+    for &signal in signals {
         // SAFETY: no handler is installed.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
@@ -427,8 +468,7 @@ fn leave_signals() {
 
 /// Closes the program's descriptors but for standard error, and leaves its directory.
 fn leave_files(server: &Server) {
-    use std::os::fd::AsRawFd;
-    let kept = [&server.listener, &server.stop.wake].into_iter().chain(&server.parent);
+    let kept = [&server.listener, &server.stop.wake].into_iter().chain(&server.until);
     let mut kept: Vec<u32> = kept.map(|fd| fd.as_raw_fd() as u32).collect();
     kept.push(2);
     kept.sort_unstable();

@@ -35,7 +35,8 @@
 //! the mapping when the keeper looks: it learns of the death after the last thread has left the
 //! processor. The threads stop at different moments, but what one of them has seen of another has
 //! been executed. So it is the order of stores within each thread that counts; they are atomics
-//! with Release, so that the compiler keeps it, too.
+//! with Release, so that the compiler keeps it, too. (No loom test fails where one is weakened: a
+//! model of a kill is two threads that stop and are joined, which shows all of their stores.)
 //!
 //! *One page.* File, page and sequence are stored, then DIRTY. Killed before that store: the record
 //! is FREE, and the older contents stand. After it: the new ones.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -78,6 +79,8 @@ fn dirty_pages_are_written() {
     survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), None);
     survival.clean(FrameIndex(5));
     survival.forget(other_slot);
+    // As by a write that was in flight.
+    file.set_len(50_000).unwrap();
     drop(survival);
     let report = keeper.reports.recv().unwrap();
     assert!(report.is_complete() && report.goodbye, "{report}");
@@ -288,6 +291,72 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert_eq!(contents(&other), [5; 10]);
     let bytes = contents(&file);
     assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
+}
+
+/// Goal: K2: a frame that went to the free list in whatever state is FREE when it is taken again.
+#[test]
+fn a_frame_is_free_when_it_is_handed_out() {
+    use crate::cache::frame::{Class, Frames};
+    let keeper = TestKeeper::new();
+    let file = tempfile::tempfile().unwrap();
+    let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();
+    let survival = frames.survival().unwrap();
+    let slot = adopt(survival, &file, 12);
+    let state = |frame| survival.tables().record(frame).state.load(Relaxed);
+    let take = || frames.try_alloc(Class::UNIT_PAGE).unwrap();
+    let frame = take();
+    survival.commit(slot, [(0, frame)].into_iter(), None);
+    assert_ne!(state(frame), 0);
+    frames.free(frame, Class::UNIT_PAGE);
+    assert_eq!(take(), frame);
+    assert_eq!(state(frame), 0);
+    // A frame that left its page is not dirty, even while it is pinned.
+    survival.commit(slot, [(0, frame)].into_iter(), None);
+    frames.meta(frame).pins.pin();
+    frames.release(frame, Class::UNIT_PAGE);
+    assert_eq!(state(frame), 0);
+}
+
+/// Goal: a keeper process ends when it is told to, but not before its last client.
+#[test]
+fn a_keeper_process_ends_after_its_clients() {
+    if let Ok(path) = std::env::var(OWN_PROCESS) {
+        keeper::run(&path.parse().unwrap(), |report| println!("{report}")).unwrap();
+        println!("ended");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let address: Address = path.to_str().unwrap().parse().unwrap();
+    // A socket that nobody listens at.
+    rustix::net::bind(wire::socket().unwrap(), &address.socket_address().unwrap()).unwrap();
+    let output = std::thread::scope(|scope| {
+        let keeper =
+            scope.spawn(|| in_own_process("a_keeper_process_ends_after_its_clients", &path));
+        let started = Instant::now();
+        let survival = loop {
+            match Survival::connect(&address, 1 << 20, 512) {
+                Ok(survival) => break survival,
+                Err(error) => assert!(started.elapsed() < Duration::from_secs(10), "{error}"),
+            }
+        };
+        let socket = wire::socket().unwrap();
+        rustix::net::connect(&socket, &address.socket_address().unwrap()).unwrap();
+        let keeper_pid = rustix::net::sockopt::socket_peercred(&socket).unwrap().pid;
+        rustix::process::kill_process(keeper_pid, rustix::process::Signal::TERM).unwrap();
+        drop(socket);
+        let file = tempfile::tempfile().unwrap();
+        let slot = adopt(&survival, &file, 12);
+        fill(&survival, 1, 4096, 3);
+        survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(77));
+        drop(survival);
+        assert_eq!(contents(&file), [3; 77]);
+        keeper.join().unwrap()
+    });
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("wrote back 1 pages, 77 bytes, of 1 files"), "{said}");
+    assert!(output.status.success() && said.contains("ended"), "{output:?}");
+    assert!(!path.exists());
 }
 
 /// In the environment of a test's own process: what it works on.
