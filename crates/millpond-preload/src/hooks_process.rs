@@ -171,6 +171,7 @@ fn prepare_exec() -> Vec<Pin> {
         // Nothing of this program is left after exec to tell it.
         report::put_by();
         tally::keep_over_exec(true);
+        section::run(|_| registry::leave_keeper());
     }
     paused
 }

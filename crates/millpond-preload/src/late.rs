@@ -43,6 +43,8 @@ use crate::{config, identity, report, section, thread};
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// The process ends, or becomes another program: nothing may begin to wait.
 static ENDING: AtomicBool = AtomicBool::new(false);
+/// There should be a keeper, and there is none.
+static UNKEPT: AtomicBool = AtomicBool::new(false);
 
 /// Whether some file here may have bytes that wait.
 #[inline]
@@ -58,8 +60,19 @@ pub fn closed() {
     OPEN.fetch_sub(1, Relaxed);
 }
 
+/// The keeper can't be had.
+pub fn give_up() {
+    UNKEPT.store(true, Relaxed);
+}
+
+/// Whether a process that is killed now loses nothing, as far as it should not.
+pub fn is_kept() -> bool {
+    !UNKEPT.load(Relaxed)
+}
+
 /// In a forked child.
 pub fn after_fork() {
+    UNKEPT.store(false, Relaxed);
     OPEN.store(0, Relaxed);
     ENDING.store(false, Relaxed);
 }
@@ -68,6 +81,7 @@ pub fn after_fork() {
 pub fn is_wanted(flags: i32) -> bool {
     // O_SYNC has this bit, too. One system call does what such a write asks for.
     config::get().mode == WriteMode::Back
+        && is_kept()
         && flags & libc::O_DSYNC == 0
         && !ENDING.load(SeqCst)
         && !has_size_limit()

@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use millpond::{BackendChoice, Backing, Engine, File, OpenOptions, WriteMode};
+use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions, WriteMode};
 
 use crate::description::{Access, Description, FileId, Pin, is_lingering};
 use crate::lock::{Lock, LockGuard};
@@ -146,7 +146,8 @@ impl Registry {
         if let Err(reason) = &served {
             self.pass_file(id, *reason);
         }
-        let is_late = is_late && served.is_ok();
+        // Asked again: it may be the first file, and no keeper there.
+        let is_late = is_late && served.is_ok() && late::is_wanted(flags);
         let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
         let inode = self.inodes.entry(id).or_default();
         match &served {
@@ -208,6 +209,7 @@ impl Registry {
         is_late: bool,
     ) -> Result<(RawFd, File), Reason> {
         let engine = self.engine()?;
+        let is_late = is_late && late::is_kept();
         fault::install();
         let first = config::get().internal_fd_min;
         // SAFETY: duplicating a descriptor touches no memory.
@@ -293,7 +295,7 @@ impl Registry {
         if let Some(bytes) = config::get().cache_bytes {
             builder = builder.cache_bytes(bytes);
         }
-        let engine = builder.build().map_err(|_| Reason::Engine)?;
+        let engine = build(builder).map_err(|_| Reason::Engine)?;
         self.engine = Some(engine.clone());
         Ok(engine)
     }
@@ -567,6 +569,28 @@ fn go_through(description: &Description) {
         && let Err(error) = file.begin_through()
     {
         report::warn_unwritten(description.kernel_fd(), error.errno());
+    }
+}
+
+/// An engine with the keeper, if there should be one; without, all writes go through.
+fn build(builder: EngineBuilder) -> millpond::Result<Engine> {
+    let config = config::get();
+    if let (WriteMode::Back, Some(keeper)) = (config.mode, &config.keeper) {
+        if let Ok(address) = keeper.parse()
+            && let Ok(engine) = builder.clone().keeper(address).build()
+        {
+            return Ok(engine);
+        }
+        late::give_up();
+    }
+    builder.build()
+}
+
+/// Before exec: nothing waits.
+pub fn leave_keeper() {
+    let engine = lock().engine.clone();
+    if let Some(engine) = engine {
+        engine.leave_keeper();
     }
 }
 

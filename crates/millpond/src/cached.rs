@@ -26,6 +26,7 @@ use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
+use crate::kept::Kept;
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
+    /// The engine has said goodbye to its keeper.
+    pub(crate) parted: AtomicBool,
     pub(crate) flusher: Arc<Flusher>,
 }
 
@@ -129,6 +132,7 @@ pub(crate) struct CachedFile {
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
     through: AtomicUsize,
     pub(crate) writeback: Writeback,
+    pub(crate) kept: Kept,
     pub(crate) handles: AtomicUsize,
     pub(crate) this: Weak<CachedFile>,
     id: FileId,
@@ -242,6 +246,7 @@ impl CachedFile {
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
             writeback: Writeback::default(),
+            kept: Kept::default(),
             handles: AtomicUsize::new(0),
             this: Weak::clone(this),
             id,
@@ -272,8 +277,22 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         let written = writeback::write_back(self, 0, LAST_PAGE, Op::Sync);
+        if written.is_ok() {
+            // Others may change the file now: what the keeper knows of it would be wrong.
+            self.kept.forget(self);
+        }
         drop(guard);
         written
+    }
+
+    /// Has writes go through for as long as the file is open, and leaves to others what waits.
+    pub(crate) fn stay_through(&self) {
+        self.through.fetch_add(1, AcqRel);
+    }
+
+    /// Device and inode.
+    pub(crate) fn id(&self) -> (u64, u64) {
+        (self.id.device, self.id.inode)
     }
 
     pub(crate) fn end_through(&self) {
@@ -322,6 +341,8 @@ impl Drop for CachedFile {
             files.remove(&self.id);
         }
         drop(files);
+        // Nothing is dirty; and the keeper closes the file before we do.
+        self.kept.forget(self);
         self.cache().tear_down(self.core());
         Slab::free(self.cache(), self.core);
         self.cache().frames.uncharge(FILE_BYTES);

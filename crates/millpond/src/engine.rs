@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rustix::fs::{Mode, OFlags};
@@ -21,6 +21,8 @@ use crate::writeback::{Flusher, Limits};
 /// The smallest and largest limits that an engine can keep to.
 const CACHE_BYTES_MIN: u64 = 16 << 10;
 const CACHE_BYTES_MAX: u64 = 512 << 30;
+/// Less would be taken up by the tables that the keeper reads.
+const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 
 /// A cache with a hard memory limit, and the back end below it.
 ///
@@ -55,6 +57,12 @@ impl Engine {
             );
             return Err(Error::InvalidInput { op: Op::Build, what });
         }
+        if options.keeper.is_some() && cache_bytes < KEEPER_CACHE_BYTES_MIN {
+            let what = format!(
+                "cache of {cache_bytes} bytes: with a keeper, at least {KEEPER_CACHE_BYTES_MIN}"
+            );
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let (kind, reason) = choose(options.backend).map_err(failed)?;
         let dirty_bytes_max = cache_bytes / 2;
@@ -66,12 +74,13 @@ impl Engine {
         Ok(Engine {
             shared: Arc::new(Shared {
                 flusher: Flusher::new(limits),
-                cache: Cache::new(cache_bytes).map_err(failed)?,
+                cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend: Backend { kind, reason, pool: Arc::default() },
                 range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
+                parted: AtomicBool::new(false),
             }),
         })
     }
@@ -176,6 +185,18 @@ impl Engine {
             back_end: self.shared.backend.name(),
             back_end_reason: self.shared.backend.reason.clone(),
             ..self.shared.cache.counters.snapshot()
+        }
+    }
+
+    /// Parts from the keeper, if there is one: it writes what is dirty, and lets go of the engine's
+    /// memory and of all files. Files on which [`File::begin_through`] was not called may be written
+    /// twice; writes go through from now on. Call it before the process becomes another program
+    /// (exec): the keeper would wait for the end of that one.
+    pub fn leave_keeper(&self) {
+        // Release: pairs with the Acquire of `Kept::slot`.
+        self.shared.parted.store(true, Release);
+        if let Some(survival) = self.shared.cache.frames.survival() {
+            survival.goodbye();
         }
     }
 

@@ -32,6 +32,7 @@ impl CachedFile {
         if len >= size {
             self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
             self.core().size.store(len, Release);
+            self.kept.resized(self);
             // Before this returns, as after a write: see `write::Write::replace`.
             fence(SeqCst);
             return Ok(());
@@ -45,7 +46,9 @@ impl CachedFile {
         hide_pages(self, first, LAST_PAGE);
         writeback::await_ends(self, first, LAST_PAGE);
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
+        self.kept.begin_cut(self, len);
         if let Err(error) = self.backing.set_len(len) {
+            self.kept.end_cut(self);
             self.show_hidden(first);
             if let Some(frame) = fresh {
                 self.cache().frames.free(frame, Class::page(self.core().page_shift));
@@ -53,10 +56,12 @@ impl CachedFile {
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
         self.core().size.store(len, Release);
+        self.kept.resized(self);
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
         drop_pages(self, first, LAST_PAGE);
+        self.kept.end_cut(self);
         drop(guard);
         Ok(())
     }
@@ -146,6 +151,7 @@ impl CachedFile {
             hide_pages(self, first, LAST_PAGE);
             writeback::await_ends(self, first, LAST_PAGE);
             self.core().size.store(new, Release);
+            self.kept.resized(self);
             drop_pages(self, first, LAST_PAGE);
         }
         drop(guard);

@@ -46,6 +46,12 @@ mod writeback;
 
 mod extent;
 
+mod kept;
+
+// Intents for holes and zeros have no user yet.
+#[allow(dead_code)]
+mod survival;
+
 mod io;
 
 pub mod fault;
@@ -71,6 +77,7 @@ pub use options::{
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;
+pub use survival::keeper;
 pub use view::View;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

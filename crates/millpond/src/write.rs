@@ -138,7 +138,8 @@ fn write_locked(
     let pages = (last - first + 1) as usize;
     // Asked again under the guard.
     let mode = file.write_mode();
-    let moved = if fits && may_wait && mode == WriteMode::Back && write.back(pages)? {
+    let waits = fits && may_wait && mode == WriteMode::Back && is_kept(file);
+    let moved = if waits && write.back(pages)? {
         Ok(len as usize)
     } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
         write.through(pages)
@@ -153,6 +154,16 @@ fn write_locked(
     }
     file.cache().counters.bytes_slow.add(done);
     moved
+}
+
+/// Whether dirty pages of the file survive us, as far as they should; where not, writes go through
+/// from now on.
+fn is_kept(file: &CachedFile) -> bool {
+    let kept = file.kept.slot(file).is_ok();
+    if !kept {
+        file.stay_through();
+    }
+    kept
 }
 
 /// A write under its guard.
@@ -456,6 +467,10 @@ impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
     fn install(&self, fresh: &[FrameIndex], moved: u64, dirty: bool) {
         let size = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
+        if dirty {
+            let pages = (self.first..).zip(fresh.iter().copied());
+            self.file.kept.commit(self.file, pages, (size != self.size).then_some(size));
+        }
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
@@ -487,6 +502,10 @@ impl Write<'_> {
             if was.is_ready() {
                 held.vacated();
                 *old = was.frame();
+                // Hidden, the frame is the page's until we take it out.
+                if was.is_dirty() || was.is_under_writeback() {
+                    self.file.kept.clean(self.file, was.frame());
+                }
             }
         }
         // After the hiding RMWs and before anything that tells of the write: a reader that learns
@@ -494,6 +513,9 @@ impl Write<'_> {
         fence(SeqCst);
         if size != self.size {
             core.size.store(size, Release);
+            if !dirty {
+                self.file.kept.resized(self.file);
+            }
         }
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, false) else {
@@ -539,11 +561,33 @@ impl Write<'_> {
         }
     }
 
+    /// Tells the keeper that the frame of a READY page, which is about to be replaced, is not dirty
+    /// any more. It may be written back and evicted meanwhile: the pin keeps it from being used for
+    /// another page, whose record this would be.
+    fn clean_old(&self, word: &PageWord) {
+        let seen = word.load();
+        let owes = seen.is_dirty() || seen.is_under_writeback();
+        if !seen.is_ready() || !owes || self.file.cache().frames.survival().is_none() {
+            return;
+        }
+        self.file.cache().frames.meta(seen.frame()).pins.pin();
+        // As in `writeback::claim`.
+        fence(SeqCst);
+        let now = word.load();
+        if now.is_ready() && now.frame() == seen.frame() {
+            self.file.kept.clean(self.file, seen.frame());
+        }
+        writeback::unpin(self.file, seen.frame());
+    }
+
     /// Puts one page in place where it is READY, in one step.
     fn replace(&self, frame: FrameIndex, dirty: bool) -> bool {
         let core = self.file.core();
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
+        if dirty {
+            self.clean_old(held.word(self.first));
+        }
         match held.word(self.first).try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
                 // After the RMW and before this returns: else two writers that then read each
@@ -579,6 +623,7 @@ impl Write<'_> {
         let end = self.acknowledged(moved);
         if end > self.size && end > self.offset {
             core.size.store(end, Release);
+            file.kept.resized(file);
         }
         if moved < self.len && file.write_mode() == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than

@@ -526,7 +526,7 @@ fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
     }
 }
 
-fn unpin(file: &CachedFile, frame: FrameIndex) {
+pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
     let frames = &file.cache().frames;
     if frames.meta(frame).pins.unpin() {
         frames.free(frame, Class::page(file.core().page_shift));
@@ -706,6 +706,11 @@ fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: 
     for (&(page, frame), &end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
+        if end != WritebackEnd::Failed {
+            // While it is pinned, and so holds what was written and nothing else; and before newer
+            // contents of the page can be written back (K4 of `survival`).
+            file.kept.clean(file, frame);
+        }
         let change = word.end_writeback(end);
         file.cache().ledger.note(change, file.core().page_bytes());
         word.wake(change.sleepers());

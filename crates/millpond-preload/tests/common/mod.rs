@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use millpond::keeper::{Address, Server};
+
 /// The preload library, built with the profile of this test: cargo does not build a cdylib for
 /// the tests of its own package.
 pub fn library() -> &'static Path {
@@ -44,6 +46,24 @@ pub enum Mode {
 }
 
 pub const MODES: [Mode; 2] = [Mode::Through, Mode::Back];
+
+/// The keeper of all programs of this test.
+pub fn keeper() -> &'static Address {
+    static KEEPER: OnceLock<Address> = OnceLock::new();
+    KEEPER.get_or_init(|| {
+        let server = Server::bind(&Address::unique()).unwrap();
+        let address = server.address().clone();
+        std::thread::spawn(move || {
+            server.serve(|report| {
+                assert!(report.is_complete(), "{report}");
+                if report.pages() > 0 {
+                    println!("keeper: {report}");
+                }
+            })
+        });
+        address
+    })
+}
 
 /// What the processes of a run reported, together.
 #[derive(Debug, Default, PartialEq)]
@@ -124,6 +144,7 @@ impl Pond {
             .env("MILLPOND_QUIET", "1");
         if self.mode == Mode::Back {
             command.env("MILLPOND_MODE", "back");
+            command.env("MILLPOND_KEEPER", keeper().to_string());
         }
         command
     }

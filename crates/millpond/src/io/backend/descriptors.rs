@@ -100,6 +100,10 @@ impl Descriptors {
         if writing { self.write.get().is_some() } else { self.read.get().is_some() }
     }
 
+    pub(crate) fn writable(&self) -> Option<BorrowedFd<'_>> {
+        self.write.get().map(|fd| fd.as_fd())
+    }
+
     pub(crate) fn read_alignment(&self) -> Alignment {
         self.direct.unwrap_or(Alignment::NONE)
     }

@@ -17,7 +17,7 @@ pub(crate) mod descriptors;
 mod conformance;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::io::request::{BackgroundRead, Transfer};
@@ -63,6 +63,11 @@ pub(crate) trait BackingFile: Send + Sync {
     /// back.
     fn verify(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// What a keeper needs to write the file; `None` where there is nothing to outlive us.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Whether the file was opened for `writing`, or else for reading, by any of its handles.

@@ -63,6 +63,10 @@ impl BackingFile for ThreadsFile {
         self.descriptors.verify()
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptors.writable()
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.descriptors.flush()
     }

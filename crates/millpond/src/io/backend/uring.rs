@@ -153,6 +153,10 @@ impl BackingFile for UringFile {
         self.descriptors.verify()
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptors.writable()
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.descriptors.flush()
     }
