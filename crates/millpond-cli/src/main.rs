@@ -1,7 +1,8 @@
 //! The `millpond` program.
 //!
 //! - [`run`]: starts another program with its file I/O served by Millpond. Looks at the program
-//!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs.
+//!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs; or
+//!   stays as its keeper ([`run::kept`]).
 //! - [`keeper`]: writes back what other processes left dirty when they died.
 //! - [`bench`]: measures Millpond and its peers on this machine.
 //!
@@ -38,12 +39,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Run(args) => run::run(&args).map(|never| match never {}),
-        Command::Keeper(args) => keeper::run(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(Failure { status, message }) => {
             eprintln!("millpond: {message}");
             ExitCode::from(status)

@@ -1,20 +1,24 @@
 //! `millpond run`: another program, its file I/O served by Millpond.
 //!
-//! The program is looked at, then started in place of this process (exec), with the preload library
-//! in `LD_PRELOAD`: process id, exit status, signals and terminal are the program's own. What the
-//! library is to do travels in its environment; see [`environment`].
+//! The program is looked at, then started with the preload library in `LD_PRELOAD`. What the library
+//! is to do travels in its environment; see [`environment`].
+//!
+//! In mode through the program takes the place of this process (exec): process id, exit status,
+//! signals and terminal are the program's own. In mode back this process stays as its parent, and
+//! keeps what it writes ([`kept`]).
 
 mod preload;
 mod program;
 
-use std::convert::Infallible;
+mod kept;
+
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
@@ -23,8 +27,7 @@ use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Resul
 /// Runs a program with its file reads and writes served by Millpond.
 ///
 /// Regular files under the given directories are served; everything else goes to the kernel as
-/// ever. Each write reaches the kernel before it returns. When the program ends, one line on
-/// standard error says what was served.
+/// ever. When the program ends, one line on standard error says what was served.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Memory for cached file pages: 512m, 4g (k, m and g are powers of 1024)
@@ -45,6 +48,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Backing::Buffered)]
     backing: Backing,
 
+    /// When a write reaches the kernel: before it returns, or later, and even if the program is
+    /// killed first
+    #[arg(long, value_enum, default_value_t = Mode::Through)]
+    mode: Mode,
+
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -56,6 +64,14 @@ enum Backing {
     Direct,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    Through,
+    Back,
+}
+
+/// In mode back the keeper's tables come on top; see `millpond::EngineBuilder::keeper`.
+const CACHE_BYTES_MIN_BACK: u64 = 256 << 10;
 /// Less than this holds no page and no tables; see `millpond::EngineBuilder::cache_bytes`.
 const CACHE_BYTES_MIN: u64 = 12 << 10;
 
@@ -72,21 +88,28 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     ::parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
 }
 
-/// Starts the program; returns only if that fails.
-pub fn run(args: &Args) -> Result<Infallible> {
+/// Starts the program; returns only if that fails, or with the program's exit status.
+pub fn run(args: &Args) -> Result<ExitCode> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::new(REFUSED, "no program given"));
     };
+    if args.mode == Mode::Back && args.cache.is_some_and(|bytes| bytes < CACHE_BYTES_MIN_BACK) {
+        return Err(Failure::new(REFUSED, "--mode back needs a cache of at least 256k"));
+    }
     let served = served_directories(&args.paths)?;
     let path = program::find(name)?;
     program::check(&path)?;
     let library = preload::library()?;
 
-    let error = Command::new(&path)
-        .arg0(name)
-        .args(arguments)
-        .envs(environment(args, &served, &library))
-        .exec();
+    let mut command = Command::new(&path);
+    command.arg0(name).args(arguments).envs(environment(args, &served, &library));
+    let error = match args.mode {
+        Mode::Through => command.exec(),
+        Mode::Back => match kept::run(&mut command, args.quiet)? {
+            Ok(status) => return Ok(status),
+            Err(error) => error,
+        },
+    };
     let status = match error.kind() {
         // The program itself was found: its interpreter is what is missing.
         std::io::ErrorKind::NotFound => NOT_FOUND,
@@ -112,6 +135,11 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
         Backing::Direct => "direct",
     };
     environment.push(("MILLPOND_BACKING", backing.into()));
+    let mode = match args.mode {
+        Mode::Through => "through",
+        Mode::Back => "back",
+    };
+    environment.push((kept::MODE, mode.into()));
     environment
 }
 

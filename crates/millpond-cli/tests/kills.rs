@@ -1,0 +1,219 @@
+//! `millpond run --mode back`, and the program killed at any moment: whatever a call has returned
+//! for is in the files when `millpond run` returns, nothing is there by halves, and no file is longer
+//! than it should be.
+//!
+//! `MILLPOND_TEST_SCALE=50` makes it 1,000 kills.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const KILLS: u64 = 20;
+const RECORD_BYTES: usize = 64;
+
+fn compile(dir: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../millpond-preload/tests/programs/writer.c");
+    let binary = dir.join("writer");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O1", "-w", "-pthread", "-o"]).arg(&binary).arg(source);
+    assert!(gcc.status().expect("gcc is missing: install the package gcc").success());
+    binary
+}
+
+/// As the program's `struct record`.
+#[derive(Clone, Debug)]
+struct Record {
+    kind: u32,
+    returned: bool,
+    thread: u32,
+    file: u32,
+    offset: u64,
+    len: u64,
+    sequence: u64,
+    name: String,
+}
+
+const HELLO: u32 = 0;
+const CREATE: u32 = 1;
+const WRITE: u32 = 2;
+const TRUNCATE: u32 = 3;
+const RENAME: u32 = 4;
+const UNLINK: u32 = 5;
+
+impl Record {
+    fn of(bytes: &[u8]) -> Record {
+        let u32_at = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        let name = bytes[40..].split(|byte| *byte == 0).next().unwrap();
+        Record {
+            kind: u32_at(0),
+            returned: u32_at(4) == 1,
+            thread: u32_at(8),
+            file: u32_at(12),
+            offset: u64_at(16),
+            len: u64_at(24),
+            sequence: u64_at(32),
+            name: String::from_utf8(name.to_vec()).unwrap(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let start = self.sequence.wrapping_mul(2_654_435_761) + u64::from(self.thread) * 77;
+        (0..self.len)
+            .map(|at| start.wrapping_add(at * 40503))
+            .map(|x| ((x >> 13) ^ x) as u8)
+            .collect()
+    }
+}
+
+/// What a file should hold, and by what name.
+#[derive(Clone, Default, Debug, PartialEq)]
+struct Model {
+    name: Option<String>,
+    data: Vec<u8>,
+}
+
+impl Model {
+    fn apply(&mut self, record: &Record) {
+        match record.kind {
+            CREATE => *self = Model { name: Some(record.name.clone()), data: Vec::new() },
+            WRITE => {
+                let (start, end) = (record.offset as usize, (record.offset + record.len) as usize);
+                if self.data.len() < end {
+                    self.data.resize(end, 0);
+                }
+                self.data[start..end].copy_from_slice(&record.bytes());
+            }
+            TRUNCATE => self.data.resize(record.len as usize, 0),
+            RENAME => self.name = Some(record.name.clone()),
+            UNLINK => self.name = None,
+            _ => {}
+        }
+    }
+}
+
+/// What was wrong.
+#[derive(Default, Debug, PartialEq)]
+struct Wrong {
+    lost: usize,
+    torn: usize,
+    too_long: usize,
+    missing: usize,
+}
+
+/// Compares a file with what it should be before and after the call that did not return.
+fn compare(dir: &Path, before: &Model, after: &Model, wrong: &mut Wrong) {
+    let read = |model: &Model| fs::read(dir.join(model.name.as_ref()?)).ok();
+    let is_as = |model: &Model| match &model.name {
+        Some(_) => read(model).is_some_and(|found| found == model.data),
+        None => true,
+    };
+    if is_as(before) || is_as(after) {
+        return;
+    }
+    let Some(found) = read(before).or_else(|| read(after)) else {
+        eprintln!("{:?} or {:?}: missing", before.name, after.name);
+        wrong.missing += 1;
+        return;
+    };
+    let lengths = (found.len(), before.data.len(), after.data.len());
+    let differs = |model: &Model| {
+        let len = found.len().min(model.data.len());
+        (0..len).find(|&at| found[at] != model.data[at])
+    };
+    eprintln!(
+        "{:?}: is {}, was {}, would be {} bytes; differs at {:?} and {:?}",
+        before.name,
+        lengths.0,
+        lengths.1,
+        lengths.2,
+        differs(before),
+        differs(after),
+    );
+    // Every byte is as it was or as it would be.
+    let of = |model: &Model, at: usize| model.data.get(at).copied();
+    let is_mixed = (0..found.len())
+        .all(|at| [of(before, at), of(after, at)].contains(&Some(found[at])));
+    match () {
+        () if found.len() > before.data.len().max(after.data.len()) => wrong.too_long += 1,
+        () if is_mixed && found.len() >= before.data.len().min(after.data.len()) => wrong.torn += 1,
+        () => wrong.lost += 1,
+    }
+}
+
+/// One run, killed after a while; how many calls had returned.
+fn kill_once(seed: u64, program: &Path, wrong: &mut Wrong) -> usize {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    run.args(["run", "--mode", "back", "--quiet", "--cache", "16m", "--"]);
+    run.arg(program).arg(seed.to_string()).current_dir(dir.path());
+    let mut run = run.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = run.stdout.take().unwrap();
+    let mut record = [0; RECORD_BYTES];
+    output.read_exact(&mut record).unwrap();
+    let hello = Record::of(&record);
+    assert_eq!(hello.kind, HELLO);
+    let pid = rustix::process::Pid::from_raw(hello.sequence as i32).unwrap();
+    let delay = Duration::from_micros(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 120_000);
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(delay);
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    });
+    let mut account = Vec::new();
+    output.read_to_end(&mut account).unwrap();
+    killer.join().unwrap();
+    let status = run.wait().unwrap();
+    assert_eq!(status.signal(), Some(9), "the program's end is not ours: {status}");
+
+    let mut models: HashMap<(u32, u32), Model> = HashMap::new();
+    let mut pending: HashMap<(u32, u32), Record> = HashMap::new();
+    let mut returned = 0;
+    for record in account.chunks_exact(RECORD_BYTES).map(Record::of) {
+        let file = (record.thread, record.file);
+        if record.returned {
+            pending.remove(&file);
+            models.entry(file).or_default().apply(&record);
+            returned += 1;
+        } else {
+            pending.insert(file, record);
+        }
+    }
+    for (file, record) in &pending {
+        models.entry(*file).or_default();
+        assert!(!record.returned);
+    }
+    for (file, before) in &models {
+        let mut after = before.clone();
+        if let Some(record) = pending.get(file) {
+            after.apply(record);
+        }
+        let earlier = (wrong.lost, wrong.torn, wrong.too_long, wrong.missing);
+        compare(dir.path(), before, &after, wrong);
+        if earlier != (wrong.lost, wrong.torn, wrong.too_long, wrong.missing) {
+            eprintln!("seed {seed}, file {file:?}, under way: {:?}", pending.get(file));
+        }
+    }
+    returned
+}
+
+#[test]
+fn a_killed_program_loses_nothing() {
+    let aside = tempfile::tempdir().unwrap();
+    let program = compile(aside.path());
+    let scale = std::env::var("MILLPOND_TEST_SCALE").ok().and_then(|text| text.parse().ok());
+    let kills = KILLS * scale.unwrap_or(1);
+    let first = std::env::var("MILLPOND_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let first: u64 = first.unwrap_or_else(|| u64::from(std::process::id()) << 20);
+    let mut wrong = Wrong::default();
+    let mut returned = 0;
+    for seed in first..first + kills {
+        returned += kill_once(seed, &program, &mut wrong);
+    }
+    println!("{kills} kills from seed {first}, {returned} returned calls: {wrong:?}");
+    assert_eq!(wrong, Wrong::default(), "seed {first}");
+}
