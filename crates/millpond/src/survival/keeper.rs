@@ -8,9 +8,9 @@
 //! keeper` is one, and [`Server`] is for a parent that is there anyway. What kills the keeper, too
 //! (the machine, a container as a whole), is not survived.
 //!
-//! It serves processes of its own user, and, where it belongs to root, those only that root started
-//! (they may change user later). A client can do nothing to files but what the descriptors that it
-//! sends permit anyway; it can make the keeper wait for a file system.
+//! It serves processes of its own user, which may change to another user once their engine is built.
+//! A client can do nothing to files but what the descriptors that it sends permit anyway; it can
+//! make the keeper, and so the keeper's other clients, wait for a slow file system.
 //!
 //! ```no_run
 //! use millpond::{Engine, keeper};
@@ -251,12 +251,13 @@ impl Keeper {
             }
             Err(error) => return Err(error.into()),
         };
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return Ok(()) };
+        let Ok(peer) = wire::peer(socket.as_fd()) else { return Ok(()) };
         if self.connections.len() == CONNECTIONS_MAX {
             self.connections.remove(0);
         }
-        let may_greet = peer.uid == rustix::process::geteuid();
-        let pid = peer.pid.as_raw_nonzero().get();
+        // A process that we can't tell from others could speak for them.
+        let may_greet = peer.uid == rustix::process::geteuid().as_raw() && peer.pid != 0;
+        let pid = peer.pid;
         self.connections.push(Connection { socket, pid, may_greet });
         Ok(())
     }
@@ -427,8 +428,13 @@ static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
 /// A descriptor that is readable once somebody wants this process to end.
 fn signals_to_end() -> io::Result<OwnedFd> {
     extern "C" fn tell(_signal: libc::c_int) {
-        // SAFETY: async-signal-safe, and the byte is ours. It fails only when nobody asked.
-        unsafe { libc::write(SIGNALLED.load(Relaxed), [0u8].as_ptr().cast(), 1) };
+        // SAFETY: async-signal-safe, errno is put back, and the byte is ours. Where the pipe is
+        // full, it has been told already.
+        unsafe {
+            let errno = *libc::__errno_location();
+            libc::write(SIGNALLED.load(Relaxed), [0u8].as_ptr().cast(), 1);
+            *libc::__errno_location() = errno;
+        }
     }
     let mut ends = [-1; 2];
     // SAFETY: room for two descriptors, which are ours after it.

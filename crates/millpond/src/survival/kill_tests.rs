@@ -114,7 +114,7 @@ impl Program {
     /// A frame with what `doing` has of the page.
     fn build(&mut self, page: u64) -> FrameIndex {
         let frame = self.free.pop().expect("enough frames");
-        self.survival.handed_out(frame);
+        self.survival.free_record(frame);
         let page_bytes = self.page_bytes() as usize;
         let start = ((page as usize) << self.page_shift).min(self.doing.len());
         let part = &self.doing[start..self.doing.len().min(start + page_bytes)];

@@ -50,7 +50,7 @@ pub(super) fn adopt(survival: &Survival, file: &File, page_shift: u32) -> FileSl
 }
 
 pub(super) fn fill(survival: &Survival, frame: u32, bytes: usize, with: u8) {
-    survival.handed_out(FrameIndex(frame));
+    survival.free_record(FrameIndex(frame));
     // SAFETY: the frame is the test's.
     unsafe { survival.frame(FrameIndex(frame)).write_bytes(with, bytes) };
 }
@@ -342,8 +342,8 @@ fn a_keeper_process_ends_after_its_clients() {
         };
         let socket = wire::socket().unwrap();
         rustix::net::connect(&socket, &address.socket_address().unwrap()).unwrap();
-        let keeper_pid = rustix::net::sockopt::socket_peercred(&socket).unwrap().pid;
-        rustix::process::kill_process(keeper_pid, rustix::process::Signal::TERM).unwrap();
+        let keeper_pid = rustix::process::Pid::from_raw(wire::peer(socket.as_fd()).unwrap().pid);
+        rustix::process::kill_process(keeper_pid.unwrap(), rustix::process::Signal::TERM).unwrap();
         drop(socket);
         let file = tempfile::tempfile().unwrap();
         let slot = adopt(&survival, &file, 12);
