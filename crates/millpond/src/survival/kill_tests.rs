@@ -17,7 +17,10 @@ use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::FrameIndex;
 use crate::survival::layout::{FileSlot, Intent, OPS};
-use crate::survival::replay::{Adopted, FileReport, Memory, replay};
+use crate::survival::memory::Memory;
+use crate::survival::replay::replay;
+use crate::survival::report::FileReport;
+use crate::survival::target::Adopted;
 use crate::survival::{Survival, keeper::Address};
 
 const UNITS: u32 = 512;

@@ -90,7 +90,15 @@ mod wire;
 
 pub mod keeper;
 
+mod process;
+
 mod replay;
+
+mod memory;
+
+mod target;
+
+mod report;
 
 #[cfg(all(test, not(loom)))]
 mod kill_tests;
