@@ -470,3 +470,32 @@ fn shared_bytes() -> Option<u64> {
     let metadata = std::fs::metadata(format!("/proc/self/map_files/{range}")).ok()?;
     Some(metadata.blocks() * 512)
 }
+
+/// What a write pays for survival: a measurement, to be run by hand, in release mode.
+#[test]
+#[ignore = "measures, and proves nothing"]
+fn cost_of_a_commit() {
+    let keeper = TestKeeper::new();
+    let file = tempfile::tempfile().unwrap();
+    let survival = Survival::connect(&keeper.address, 64 << 20, 1 << 15).unwrap();
+    let started = Instant::now();
+    let slot = adopt(&survival, &file, 12);
+    println!("adopt: {:?}", started.elapsed());
+    for (pages, size) in [(1, None), (1, Some(1 << 20)), (16, None), (256, None)] {
+        let mut nanos = Vec::new();
+        for round in 0..2000u32 {
+            // Other records each time, as with frames from a free list.
+            let first = 1 + round * 256 % (1 << 14);
+            let frames = (first..first + pages).map(FrameIndex);
+            let started = Instant::now();
+            survival.commit(slot, (0..).zip(frames.clone()), size);
+            nanos.push(started.elapsed().as_nanos());
+            frames.for_each(|frame| survival.clean(frame));
+        }
+        nanos.sort_unstable();
+        println!("{pages} pages, size {size:?}: {} ns (median)", nanos[nanos.len() / 2]);
+    }
+    let started = Instant::now();
+    survival.forget(slot);
+    println!("forget: {:?}", started.elapsed());
+}
