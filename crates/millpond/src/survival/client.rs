@@ -250,7 +250,8 @@ impl Survival {
     ///
     /// K4: the last of these comes *before* the newer frame can be cleaned, which means before its
     /// page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but may come too
-    /// late for this.
+    /// late for this. K7: the frame can't be handed out meanwhile; a write-back that has it pinned
+    /// cleans it before it unpins.
     #[inline]
     pub(crate) fn clean(&self, frame: FrameIndex) {
         let _ = self.tables().try_clean(frame, unbroken);
