@@ -16,8 +16,8 @@ const KILLS: u64 = 20;
 const RECORD_BYTES: usize = 64;
 
 fn compile(dir: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../millpond-preload/tests/programs/writer.c");
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../millpond-preload/tests/programs/writer.c");
     let binary = dir.join("writer");
     let mut gcc = Command::new("gcc");
     gcc.args(["-O1", "-w", "-pthread", "-o"]).arg(&binary).arg(source);
@@ -137,8 +137,8 @@ fn compare(dir: &Path, before: &Model, after: &Model, wrong: &mut Wrong) {
     );
     // Every byte is as it was or as it would be.
     let of = |model: &Model, at: usize| model.data.get(at).copied();
-    let is_mixed = (0..found.len())
-        .all(|at| [of(before, at), of(after, at)].contains(&Some(found[at])));
+    let is_mixed =
+        (0..found.len()).all(|at| [of(before, at), of(after, at)].contains(&Some(found[at])));
     match () {
         () if found.len() > before.data.len().max(after.data.len()) => wrong.too_long += 1,
         () if is_mixed && found.len() >= before.data.len().min(after.data.len()) => wrong.torn += 1,

@@ -52,13 +52,57 @@ fn bad_arguments_are_refused() {
     assert_fails(&run(&["--path", "/no/such", "--", "true"]), 2, "/no/such");
     assert_fails(&run(&["--path", "/dev/null", "--", "true"]), 2, "not a directory");
     assert_fails(&run(&["--backing", "tape", "--", "true"]), 2, "buffered, direct");
+    assert_fails(&run(&["--mode", "late", "--", "true"]), 2, "through, back");
+    assert_fails(&run(&["--mode", "back", "--cache", "64k", "--", "true"]), 2, "at least 256k");
 }
 
 #[test]
 fn the_programs_end_is_ours() {
-    assert_eq!(run(&["--", "true"]).status.code(), Some(0));
-    assert_eq!(run(&["--", "sh", "-c", "exit 7"]).status.code(), Some(7));
-    assert_eq!(run(&["--", "sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
+    for mode in ["through", "back"] {
+        let run = |words: &[&str]| run(&[&["--mode", mode, "--"], words].concat());
+        assert_eq!(run(&["true"]).status.code(), Some(0));
+        assert_eq!(run(&["sh", "-c", "exit 7"]).status.code(), Some(7));
+        assert_eq!(run(&["sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
+        assert_eq!(run(&["sh", "-c", "kill -KILL $$"]).status.signal(), Some(9));
+        assert_eq!(run(&["/no/such/program"]).status.code(), Some(127));
+    }
+}
+
+/// In mode back, where the program is a child: what is sent to `millpond run` reaches it.
+#[test]
+fn signals_are_handed_on() {
+    for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10)] {
+        let script = format!("trap 'exit 9' {name}; echo ready; while :; do sleep 0.01; done");
+        let mut command = millpond();
+        command.args(["run", "--mode", "back", "--", "sh", "-c", &script]);
+        let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut ready = [0; 6];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(number).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(9), "{name}");
+    }
+}
+
+/// What a killed program left is in the file when `millpond run` returns, which says so.
+#[test]
+fn a_line_says_what_was_recovered() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "import os; f = os.open('f', os.O_RDWR | os.O_CREAT); \
+                  os.write(f, b'x' * 10000); os.kill(os.getpid(), 9)";
+    for (quiet, expected) in
+        [(false, "millpond: recovered 1 files, 3 pages, 10000 bytes\n"), (true, "")]
+    {
+        let _ = fs::remove_file(dir.path().join("f"));
+        let mut command = millpond();
+        command.args(["run", "--mode", "back"]).args(quiet.then_some("--quiet"));
+        command.args(["--", "python3", "-c", script]).current_dir(dir.path());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.signal(), Some(9), "{}", stderr(&output));
+        assert_eq!(stderr(&output), expected);
+        assert_eq!(fs::read(dir.path().join("f")).unwrap(), [b'x'; 10000]);
+    }
 }
 
 #[test]
@@ -124,7 +168,7 @@ fn the_library_is_told_what_to_do() {
     let place = dir.path().to_str().unwrap();
     let output = millpond()
         .args(["run", "--cache", "64m", "--path", place, "--path", "/usr/../usr", "--quiet"])
-        .args(["--backing", "direct", "--", "/usr/bin/env"])
+        .args(["--backing", "direct", "--mode", "through", "--", "/usr/bin/env"])
         .env("XDG_RUNTIME_DIR", dir.path())
         .env("LD_PRELOAD", "")
         .output()
@@ -137,6 +181,7 @@ fn the_library_is_told_what_to_do() {
         "MILLPOND_CACHE_BYTES=67108864\n".into(),
         "MILLPOND_QUIET=1\n".into(),
         "MILLPOND_BACKING=direct\n".into(),
+        "MILLPOND_MODE=through\n".into(),
     ] {
         assert!(environment.contains(&line), "{line:?} in {environment}");
     }

@@ -139,7 +139,7 @@ pub fn settle_path(dir: RawFd, path: *const c_char, follow: bool) {
     }
     section::run(|_| {
         if let Some(identity) = identity::identify_path(dir, path, follow) {
-            settle_id(identity.id);
+            settle_inside(identity.id);
         }
     });
 }
@@ -150,16 +150,15 @@ pub fn settle_id(id: FileId) -> bool {
     if !is_any() || thread::record().is_inside() {
         return false;
     }
-    section::run(|_| {
-        let found = lock().find_late(id);
-        let is_late = found.is_some();
-        if let Some(pin) = found
-            && let Some(file) = pin.late_file()
-        {
-            let _ = file.write_back();
-        }
-        is_late
-    })
+    section::run(|_| settle_inside(id))
+}
+
+fn settle_inside(id: FileId) -> bool {
+    let Some(pin) = lock().find_late(id) else { return false };
+    if let Some(file) = pin.late_file() {
+        let _ = file.write_back();
+    }
+    true
 }
 
 /// L1, for all files.

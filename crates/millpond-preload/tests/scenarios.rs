@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{MODES, Pond, Report, succeed};
+use common::{MODES, Mode, Pond, Report, succeed};
 
 /// In both modes; returns what mode through reported.
 fn run(scenario: &str) -> Report {
@@ -96,4 +96,52 @@ fn processes_that_take_turns() {
     let report = run("take_turns");
     assert!(report.passed_for("opened-elsewhere") >= 50, "{}", report.lines);
     assert!(report.served_bytes > 1 << 20, "{}", report.lines);
+}
+
+/// Goal: nobody notices that writes wait: not by size, times, modes or contents, not by the kernel's
+/// calls on the file, not by execution, however the process ends.
+#[test]
+fn writes_that_wait_are_not_noticed() {
+    run("unnoticed");
+}
+
+/// Goal: they do wait.
+#[test]
+fn writes_wait() {
+    let pond = Pond::new().in_mode(Mode::Back);
+    let program = pond.compile("scenario.c", &["-O1"]);
+    succeed(pond.served(&program).arg("waiting"));
+}
+
+/// Goal: a full file system is told by write, fsync or close.
+#[test]
+fn no_space_is_told() {
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let program = pond.compile("scenario.c", &["-O1"]);
+        std::fs::create_dir(pond.path("small")).unwrap();
+        let mounted = Mount::tmpfs(&pond.path("small"), "size=4m");
+        if mounted.is_none() {
+            eprintln!("SKIPPED: only root can mount a small file system");
+            return;
+        }
+        succeed(pond.served(&program).arg("full"));
+    }
+}
+
+/// A file system, unmounted in the end.
+struct Mount(std::path::PathBuf);
+
+impl Mount {
+    fn tmpfs(at: &std::path::Path, options: &str) -> Option<Self> {
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at);
+        mount.output().ok()?.status.success().then(|| Self(at.to_owned()))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
+    }
 }

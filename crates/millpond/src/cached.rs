@@ -25,8 +25,8 @@ use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
-use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::kept::Kept;
+use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 

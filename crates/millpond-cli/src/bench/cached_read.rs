@@ -235,10 +235,8 @@ impl Pond {
         options: &OpenOptions,
         plan: &Plan,
     ) -> Result<Self> {
-        let engine = engine
-            .range_lock(plan.range_lock)
-            .build()
-            .context("building a Millpond engine")?;
+        let engine =
+            engine.range_lock(plan.range_lock).build().context("building a Millpond engine")?;
         let file = engine.open(file.path(), options).context("opening the file in Millpond")?;
         Ok(Self { engine, file, range_lock: plan.range_lock })
     }

@@ -127,7 +127,8 @@ fn is_in_foreground() -> bool {
 /// The keeper holds a descriptor of each dirty file. The program has got its own limit already.
 fn use_all_descriptors() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let _ =
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// The exit status to end with; or ends by the signal that the program ended by.

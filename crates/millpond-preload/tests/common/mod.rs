@@ -55,8 +55,7 @@ pub fn keeper() -> &'static Address {
         let address = server.address().clone();
         std::thread::spawn(move || {
             server.serve(|report| {
-                assert!(report.is_complete(), "{report}");
-                if report.pages() > 0 {
+                if report.pages() > 0 || !report.is_complete() {
                     println!("keeper: {report}");
                 }
             })

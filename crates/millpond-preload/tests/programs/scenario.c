@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -598,6 +599,252 @@ static void take_turns(void)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
+/* ---- nobody notices that writes wait ---- */
+
+/* A file as a process past every hook finds it: by path, in the kernel. */
+static long raw_read(const char *name, void *buf, size_t len)
+{
+	long fd = raw(SYS_open, (long)name, O_RDONLY | O_NONBLOCK, 0, 0);
+	CHECK(fd >= 0);
+	long n = raw(SYS_read, fd, (long)buf, len, 0);
+	raw(SYS_close, fd, 0, 0, 0);
+	return n;
+}
+
+static void wrote(int fd, int value, off_t at)
+{
+	unsigned char page[PAGE];
+	memset(page, value, PAGE);
+	CHECK(pwrite(fd, page, PAGE, at) == PAGE);
+}
+
+static void unnoticed_stat(void)
+{
+	struct stat st, other;
+	struct statx stx;
+	unlink("s");
+	int fd = open("s", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(fd >= 0);
+	for (int i = 0; i < 20; i++) {
+		struct timespec before, pause = {0, 3000000};
+		/* File times are of the last tick. */
+		clock_gettime(CLOCK_REALTIME_COARSE, &before);
+		nanosleep(&pause, NULL);
+		wrote(fd, i, (off_t)i * PAGE);
+		off_t size = (off_t)(i + 1) * PAGE;
+		switch (i % 4) {
+		case 0: CHECK(fstat(fd, &st) == 0); break;
+		case 1: CHECK(stat("s", &st) == 0); break;
+		case 2: CHECK(fstatat(AT_FDCWD, "s", &st, AT_SYMLINK_NOFOLLOW) == 0); break;
+		case 3:
+			CHECK(statx(AT_FDCWD, "s", 0, STATX_ALL, &stx) == 0);
+			CHECK(stx.stx_size == size);
+			CHECK(syscall(SYS_fstat, fd, &st) == 0);
+		}
+		CHECK(st.st_size == size);
+		CHECK(st.st_mtim.tv_sec > before.tv_sec || st.st_mtim.tv_nsec >= before.tv_nsec);
+		/* Nothing comes after it. */
+		nanosleep(&pause, NULL);
+		CHECK(stat("s", &other) == 0 && other.st_mtim.tv_nsec == st.st_mtim.tv_nsec);
+	}
+	CHECK(lseek(fd, 0, SEEK_END) == 20 * PAGE && lseek(fd, -PAGE, SEEK_END) == 19 * PAGE);
+	wrote(fd, 9, 30 * PAGE);
+	CHECK(lseek(fd, 0, SEEK_END) == 31 * PAGE && lseek(fd, 30 * PAGE, SEEK_DATA) == 30 * PAGE);
+	close(fd);
+}
+
+static void unnoticed_metadata(void)
+{
+	struct stat st;
+	struct timespec old[2] = {{1000000, 0}, {2000000, 0}};
+	unsigned char page[PAGE];
+	int fd = open("m", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	for (int i = 0; i < 3; i++) {
+		wrote(fd, i, 0);
+		wrote(fd, i, 5 * PAGE);
+		if (i == 0)
+			CHECK(futimens(fd, old) == 0);
+		else
+			CHECK(utimensat(AT_FDCWD, "m", old, i == 1 ? 0 : AT_SYMLINK_NOFOLLOW) == 0);
+		if (i == 2)
+			CHECK(close(fd) == 0);
+		CHECK(stat("m", &st) == 0 && st.st_mtim.tv_sec == 2000000);
+	}
+	/* A write strips these bits where the writer is not root. */
+	fd = open("m", O_RDWR);
+	wrote(fd, 7, 0);
+	CHECK(fchmod(fd, 04755) == 0);
+	close(fd);
+	CHECK(stat("m", &st) == 0 && (st.st_mode & 07777) == 04755);
+	/* In another's place, it is whole. */
+	fd = open("new", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	wrote(fd, 8, 0);
+	CHECK(rename("new", "m") == 0);
+	CHECK(system("cmp -n 4096 m m && test $(stat -c %s m) = 4096") == 0);
+	close(fd);
+	CHECK(raw_read("m", page, PAGE) == PAGE && is_all(page, PAGE, 8));
+}
+
+static void unnoticed_looks(void)
+{
+	unsigned char page[PAGE];
+	int pipes[2], fd = open("l", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(pipe(pipes) == 0);
+	wrote(fd, 1, 0);
+	off_t at = 0;
+	CHECK(sendfile(pipes[1], fd, &at, PAGE) == PAGE && read(pipes[0], page, PAGE) == PAGE);
+	CHECK(is_all(page, PAGE, 1));
+	wrote(fd, 2, 0);
+	at = 0;
+	CHECK(splice(fd, &at, pipes[1], NULL, PAGE, 0) == PAGE && read(pipes[0], page, PAGE) == PAGE);
+	CHECK(is_all(page, PAGE, 2));
+	/* Changed in the kernel, between writes that wait. */
+	wrote(fd, 3, 10 * PAGE);
+	CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 10 * PAGE, 100) == 0);
+	CHECK(pread(fd, page, PAGE, 10 * PAGE) == PAGE && is_all(page, 100, 0) && is_all(page + 100, PAGE - 100, 3));
+	CHECK(posix_fallocate(fd, 0, 40 * PAGE) == 0);
+	wrote(fd, 4, 40 * PAGE);
+	CHECK(lseek(fd, 0, SEEK_END) == 41 * PAGE);
+	/* Part of the memory is bad: the kernel writes what there is. */
+	unsigned char *two = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memset(two, 5, 2 * PAGE);
+	munmap(two + PAGE, PAGE);
+	wrote(fd, 4, 20 * PAGE);
+	wrote(fd, 4, 21 * PAGE);
+	CHECK(pwrite(fd, two, 2 * PAGE, 20 * PAGE) == PAGE);
+	CHECK(pread(fd, page, PAGE, 20 * PAGE) == PAGE && is_all(page, PAGE, 5));
+	CHECK(pread(fd, page, PAGE, 21 * PAGE) == PAGE && is_all(page, PAGE, 4));
+	/* A private mapping shows what is written later, as long as it is not written itself. */
+	wrote(fd, 6, 0);
+	unsigned char *map = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
+	CHECK(map != MAP_FAILED && is_all(map, PAGE, 6));
+	wrote(fd, 7, 0);
+	CHECK(is_all(map, PAGE, 7));
+	close(fd);
+	/* Synced, and durable by flag. */
+	fd = open("d", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	wrote(fd, 1, 0);
+	CHECK(fsync(fd) == 0 && raw(SYS_pread64, fd, (long)page, PAGE, 0) == PAGE && is_all(page, PAGE, 1));
+	wrote(fd, 2, 0);
+	CHECK(fdatasync(fd) == 0 && raw(SYS_pread64, fd, (long)page, PAGE, 0) == PAGE && is_all(page, PAGE, 2));
+	memset(page, 3, PAGE);
+	struct iovec one = {page, PAGE};
+	CHECK(pwritev2(fd, &one, 1, 0, RWF_DSYNC) == PAGE);
+	memset(page, 0, PAGE);
+	CHECK(raw(SYS_pread64, fd, (long)page, PAGE, 0) == PAGE && is_all(page, PAGE, 3));
+	wrote(fd, 4, 0);
+	sync();
+	CHECK(raw(SYS_pread64, fd, (long)page, PAGE, 0) == PAGE && is_all(page, PAGE, 4));
+	/* Who gets the name reads it all. */
+	wrote(fd, 5, 0);
+	CHECK(system("test $(stat -c %s d) = 4096 && test $(tr -d '\\005' <d | wc -c) = 0") == 0);
+	close(fd);
+}
+
+static void unnoticed_ends(void)
+{
+	unsigned char page[PAGE];
+	char *arguments[] = {"./prog", "nothing", NULL};
+	extern char **environ;
+	/* A program that was just written can be executed. */
+	for (int i = 0; i < 50; i++) {
+		int in = open("/proc/self/exe", O_RDONLY), out = open("prog", O_WRONLY | O_CREAT | O_TRUNC, 0755);
+		ssize_t n;
+		CHECK(in >= 0 && out >= 0);
+		while ((n = read(in, page, PAGE)) > 0)
+			CHECK(write(out, page, n) == n);
+		close(in);
+		if (i % 3 == 0)
+			CHECK(close(out) == 0);
+		else if (i % 3 == 1)
+			CHECK(close_range(out, out, 0) == 0);
+		else
+			CHECK(dup2(0, out) == out && close(out) == 0);
+		pid_t child;
+		int status;
+		CHECK(posix_spawn(&child, "./prog", NULL, NULL, arguments, environ) == 0);
+		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 2);
+		unlink("prog");
+	}
+	/* However a process ends by itself, its bytes are there once it was waited for. */
+	for (int i = 0; i < 12; i++) {
+		pid_t child = fork();
+		if (child == 0) {
+			int fd = open("e", O_RDWR | O_CREAT | O_TRUNC, 0644);
+			wrote(fd, i + 1, 0);
+			switch (i % 6) {
+			case 0: exit(0);
+			case 1: _exit(0);
+			case 2: quick_exit(0);
+			case 3: syscall(SYS_exit_group, 0);
+			case 4: execl("/bin/true", "true", NULL);
+			case 5:
+				fcntl(fd, F_SETFD, FD_CLOEXEC);
+				execv("/no/such/program", arguments);
+				wrote(fd, i + 1, PAGE);
+				execv("/bin/true", (char *[]){"true", NULL});
+			}
+		}
+		int status;
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		CHECK(raw_read("e", page, PAGE) == PAGE && is_all(page, PAGE, i + 1));
+	}
+	/* A child of fork sees it, and so does who opens it anew. */
+	int fd = open("c", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	wrote(fd, 1, 0);
+	pid_t child = fork();
+	if (child == 0) {
+		CHECK(pread(fd, page, PAGE, 0) == PAGE && is_all(page, PAGE, 1));
+		wrote(fd, 2, 0);
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(pread(fd, page, PAGE, 0) == PAGE && is_all(page, PAGE, 2));
+	close(fd);
+	FILE *stream = fopen("c", "w");
+	CHECK(stream && fputs("words", stream) >= 0 && fclose(stream) == 0);
+	CHECK(raw_read("c", page, PAGE) == 5);
+}
+
+static void unnoticed(void)
+{
+	unnoticed_stat();
+	unnoticed_metadata();
+	unnoticed_looks();
+	unnoticed_ends();
+}
+
+/* Only in mode back: that writes do wait. */
+static void waiting(void)
+{
+	struct stat st;
+	unsigned char page[PAGE];
+	int fd = open("w", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	wrote(fd, 1, 0);
+	CHECK(raw(SYS_fstat, fd, (long)&st, 0, 0) == 0 && st.st_size == 0);
+	CHECK(pread(fd, page, PAGE, 0) == PAGE && is_all(page, PAGE, 1));
+	CHECK(close(fd) == 0 && raw_read("w", page, PAGE) == PAGE && is_all(page, PAGE, 1));
+}
+
+/* In a directory on a file system of four megabytes. */
+static void full(void)
+{
+	static char block[1 << 20];
+	int fd = open("small/f", O_RDWR | O_CREAT | O_TRUNC, 0644), failed = 0;
+	CHECK(fd >= 0);
+	for (int i = 0; i < 6 && !failed; i++)
+		failed = write(fd, block, sizeof block) != sizeof block;
+	int at_sync = fsync(fd) != 0 && errno == ENOSPC;
+	int at_close = close(fd) != 0 && errno == ENOSPC;
+	CHECK(failed || (at_sync && at_close));
+	fd = open("small/g", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	if (fd >= 0) {
+		failed = write(fd, block, sizeof block) != sizeof block;
+		CHECK((close(fd) != 0 && errno == ENOSPC) || failed);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -608,7 +855,8 @@ int main(int count, char **arguments)
 		{"faults", faults}, {"signals", signals}, {"forks", forks},
 		{"other_process", other_process}, {"sent", sent}, {"locks", locks},
 		{"under_foot", under_foot}, {"many_files", many_files},
-		{"take_turns", take_turns},
+		{"take_turns", take_turns}, {"unnoticed", unnoticed}, {"waiting", waiting},
+		{"full", full},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
 		if (count > 1 && strcmp(arguments[1], all[i].name) == 0) {
