@@ -13,10 +13,10 @@
 //! ```
 //!
 //! What keeps it coherent: each served descriptor *is* a real one, so whatever no hook catches
-//! still reaches the right file; every write is through to the kernel before it returns, so the
-//! kernel's view is never behind; and a lease tells when somebody else wants the file (`lease`).
-//! Only the file offset lives here (`offset`), and is told to the kernel whenever the file is
-//! passed to it.
+//! still reaches the right file; every write is through to the kernel before it returns, or written
+//! back before anybody looks (`late`), so the kernel's view is never seen behind; and a lease tells
+//! when somebody else wants the file (`lease`). Only the file offset lives here (`offset`), and is
+//! told to the kernel whenever the file is passed to it.
 //!
 //! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
 //!
