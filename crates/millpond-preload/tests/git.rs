@@ -6,7 +6,9 @@ use common::{MODES, Mode, Pond, lines, require, succeed};
 
 #[test]
 fn a_repository_from_init_to_fsck() {
-    MODES.map(repository_in_mode);
+    for mode in MODES {
+        repository_in_mode(mode);
+    }
 }
 
 fn repository_in_mode(mode: Mode) {

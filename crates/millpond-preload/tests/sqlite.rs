@@ -21,7 +21,9 @@ const WORK: &str = "
 ";
 
 fn database(journal: &str) {
-    MODES.map(|mode| database_in_mode(journal, mode));
+    for mode in MODES {
+        database_in_mode(journal, mode);
+    }
 }
 
 fn database_in_mode(journal: &str, mode: Mode) {
@@ -57,7 +59,9 @@ fn write_ahead_log() {
 /// Two processes on one database: neither may see the other's pages stale.
 #[test]
 fn two_processes() {
-    MODES.map(two_processes_in_mode);
+    for mode in MODES {
+        two_processes_in_mode(mode);
+    }
 }
 
 fn two_processes_in_mode(mode: Mode) {
