@@ -205,6 +205,27 @@ fn one_line_says_what_was_served() {
     assert_eq!(cat(&["--quiet"]), "");
 }
 
+/// Bytes for which there is no space are named, by the program's process and by the keeper.
+#[test]
+fn what_could_not_be_written_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path());
+    if !mount.output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: only root can mount a small file system");
+        return;
+    }
+    let script = "import os; f = os.open('f', os.O_RDWR | os.O_CREAT); \
+                  os.write(f, b'x' * 900000); os.write(f, b'y' * 900000); os._exit(3)";
+    let mut command = millpond();
+    command.args(["run", "--mode", "back", "--quiet", "--", "python3", "-c", script]);
+    let output = command.current_dir(dir.path()).output().unwrap();
+    let _ = Command::new("umount").arg("-l").arg(dir.path()).output();
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("/f: written bytes are not in the file yet: No space"));
+    assert!(stderr(&output).contains("/f: writing bytes"), "{}", stderr(&output));
+}
+
 #[test]
 fn a_planted_library_is_never_loaded() {
     let dir = tempfile::tempdir().unwrap();

@@ -234,7 +234,11 @@ impl Registry {
             return forget(owned, reason);
         }
         // Direct backing opens the file again, which a write lease of our own would keep waiting.
-        let backing = if access.write { Backing::Buffered } else { config::get().backing };
+        let backing = match config::get().backing {
+            Backing::Direct if is_late => Backing::Uncached,
+            Backing::Direct if access.write => Backing::Buffered,
+            backing => backing,
+        };
         let options = OpenOptions::new()
             .read(access.read)
             .write(access.write)

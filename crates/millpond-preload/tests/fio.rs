@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MODES, Pond, require};
+use common::{MODES, Mode, Pond, require};
 
 fn fio(pond: &Pond, options: &[&str]) {
     require("fio", "fio");
@@ -48,7 +48,11 @@ fn threads_read_one_file() {
 
 #[test]
 fn direct_backing() {
-    let pond = Pond::with_cache_bytes(2 << 20);
+    MODES.into_iter().for_each(direct_backing_in_mode);
+}
+
+fn direct_backing_in_mode(mode: Mode) {
+    let pond = Pond::with_cache_bytes(2 << 20).in_mode(mode);
     require("fio", "fio");
     std::fs::write(pond.path("data"), common::lines(300_000)).unwrap();
     let size = format!("--size={}", std::fs::metadata(pond.path("data")).unwrap().len());

@@ -37,6 +37,10 @@ pub enum Backing {
     /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
     /// edges of a write go through the kernel's cache, coherently.
     Direct,
+    /// Through the kernel's page cache, which is asked to forget at once what it took or gave
+    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`). For
+    /// who can't have the file opened again, as `Direct` does: that breaks leases.
+    Uncached,
 }
 
 /// When a write reaches the back end.

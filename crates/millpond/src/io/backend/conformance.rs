@@ -92,7 +92,11 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
             Err(error) => println!("skipped: {name}: {error}"),
         }
     };
-    for (name, backing) in [("uring", Backing::Buffered), ("uring, direct", Backing::Direct)] {
+    for (name, backing) in [
+        ("uring", Backing::Buffered),
+        ("uring, direct", Backing::Direct),
+        ("uring, uncached", Backing::Uncached),
+    ] {
         add(name, &|fd, _| {
             uring::probe()?;
             let driver = Arc::new(Driver::new()?);
@@ -100,7 +104,11 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
             Ok((Arc::new(file), Some(driver)))
         });
     }
-    for (name, backing) in [("threads", Backing::Buffered), ("threads, direct", Backing::Direct)] {
+    for (name, backing) in [
+        ("threads", Backing::Buffered),
+        ("threads, direct", Backing::Direct),
+        ("threads, uncached", Backing::Uncached),
+    ] {
         add(name, &|fd, pool| Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?), None)));
     }
     add("memory", &|_, pool| Ok((Arc::new(MemoryFile::new(content.to_vec(), pool)), None)));

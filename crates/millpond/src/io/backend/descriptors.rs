@@ -8,6 +8,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags};
@@ -21,6 +23,8 @@ use crate::options::Backing;
 const SEGMENTS_MAX: usize = 1024;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
+/// Drop what was moved from the kernel's cache (Linux 6.14).
+const RWF_DONTCACHE: i32 = 0x80;
 
 pub(crate) struct Descriptors {
     read: OnceLock<Arc<OwnedFd>>,
@@ -28,6 +32,8 @@ pub(crate) struct Descriptors {
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     direct: Option<Alignment>,
+    /// The kernel is asked not to keep what it moves, and has not refused.
+    uncached: AtomicBool,
     /// Device and inode.
     id: (u64, u64),
 }
@@ -35,11 +41,12 @@ pub(crate) struct Descriptors {
 impl Descriptors {
     pub(crate) fn new(fd: BorrowedFd<'_>, backing: Backing) -> io::Result<Descriptors> {
         let direct = match backing {
-            Backing::Buffered => None,
+            Backing::Buffered | Backing::Uncached => None,
             Backing::Direct => Some(direct_alignment(fd)?),
         };
         let stat = rustix::fs::fstat(fd)?;
         Ok(Descriptors {
+            uncached: AtomicBool::new(backing == Backing::Uncached),
             id: (stat.st_dev, stat.st_ino),
             read: OnceLock::new(),
             write: OnceLock::new(),
@@ -178,11 +185,23 @@ impl Descriptors {
             Direction::Read => libc::SYS_preadv2,
             Direction::Write => libc::SYS_pwritev2,
         };
-        // The raw system call: a library that takes the place of libc's functions sees nothing.
-        // SAFETY: the segments describe memory that is valid for the transfer; where it may
-        // fault, the kernel says EFAULT.
-        let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
-        if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
+        let call = |flags: i32| {
+            // The raw system call: a library that takes the place of libc's functions sees nothing.
+            // SAFETY: the segments describe memory that is valid for the transfer; where it may
+            // fault, the kernel says EFAULT.
+            let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
+            if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
+        };
+        if self.uncached.load(Relaxed) {
+            match call(flags | RWF_DONTCACHE) {
+                // The kernel, or the file system, does not know the flag.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    self.uncached.store(false, Relaxed);
+                }
+                moved => return moved,
+            }
+        }
+        call(flags)
     }
 }
 
