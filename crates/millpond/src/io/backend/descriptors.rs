@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags};
 
-use crate::io::backend::Alignment;
-use crate::io::request::{Direction, Transfer};
+use crate::io::backend::{Alignment, BackingFile};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::options::Backing;
 
@@ -21,6 +21,70 @@ use crate::options::Backing;
 const SEGMENTS_MAX: usize = 1024;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
+
+/// A backing file that is a set of descriptors, and who carries out its transfers.
+pub(crate) struct DescriptorFile<C> {
+    pub(crate) descriptors: Descriptors,
+    pub(crate) carrier: C,
+}
+
+/// In what a back end on descriptors differs from another.
+pub(crate) trait Carrier: Clone + Send + Sync + Sized {
+    /// [`BackingFile::try_all`].
+    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
+
+    /// [`BackingFile::start`].
+    fn start(file: Arc<DescriptorFile<Self>>, read: BackgroundRead) -> Result<(), BackgroundRead>;
+}
+
+impl<C: Carrier> DescriptorFile<C> {
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        backing: Backing,
+        carrier: &C,
+    ) -> io::Result<DescriptorFile<C>> {
+        let descriptors = Descriptors::new(fd, backing)?;
+        Ok(DescriptorFile { descriptors, carrier: carrier.clone() })
+    }
+}
+
+impl<C: Carrier> BackingFile for DescriptorFile<C> {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        C::try_all(&self.descriptors, batch);
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        C::start(self, read)
+    }
+
+    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
+        self.descriptors.attach(fd, read, write)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.descriptors.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.descriptors.set_len(len)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.descriptors.sync(data_only)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.descriptors.flush()
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.descriptors.permits(writing)
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        self.descriptors.read_alignment()
+    }
+}
 
 pub(crate) struct Descriptors {
     read: OnceLock<Arc<OwnedFd>>,
@@ -143,6 +207,13 @@ impl Descriptors {
                 }
             },
         })
+    }
+
+    /// One attempt at each transfer, one after the other.
+    pub(crate) fn try_each(&self, batch: &mut [Transfer<'_>]) {
+        for transfer in batch {
+            transfer.set(self.try_one(transfer));
+        }
     }
 
     /// One attempt by one system call.
