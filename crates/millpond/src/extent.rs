@@ -1,13 +1,18 @@
-//! Changes of a file's extent: truncation, and the adoption of changes made by others.
+//! Changes of a file's extent: truncation, holes, reserved space, and changes made by others.
 //!
 //! ```text
-//!   exclusive guard from min(old, new) on -> hide -> back end -> size -> EMPTY
-//!   on failure: show again
+//!   truncate, punch, zero:
+//!     exclusive guard over the pages concerned -> hide -> settle -> back end -> size -> EMPTY
+//!     on failure: show again, or EMPTY where the back end may have done a part
+//!   allocate: guard, exclusive from the old end on if that moves -> back end -> size
 //! ```
 //!
-//! No fill can begin under the guard (W3), so none can put a page in place between the start of
-//! its invalidation and the end of its removal (S3's rule).
+//! Each takes exactly its range, from the end of the file on where it moves that; I/O elsewhere goes
+//! on. No fill can begin under an exclusive guard (W3), so none can put a page in place between the
+//! start of its invalidation and the end of its removal (S3's rule). Only pages that have a leaf are
+//! visited, so the length of a range costs nothing by itself.
 
+use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
 use millpond_rangelock::{Guard, Mode};
@@ -18,11 +23,40 @@ use crate::cache::page::{Shown, State};
 use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
+use crate::io::backend::Seek;
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::Segment;
 use crate::sync::fence;
 use crate::write::{drop_pages, hide_pages};
+use crate::writeback::{self, Edges};
 
 const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
 const SHOWN: Shown = Shown { referenced: true, marker: false };
+
+/// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself.
+const ZEROS_BYTES: u64 = 1 << 20;
+
+/// A block of zeros, aligned for direct I/O.
+#[repr(align(4096))]
+struct Zeros([u8; 4096]);
+
+static ZEROS: Zeros = Zeros([0; 4096]);
+
+/// Why the back end did not do what it was asked to.
+struct Failure {
+    error: io::Error,
+    /// Nothing was changed.
+    refused: bool,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        use libc::{EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY};
+        let refusals = [EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY];
+        let refused = error.raw_os_error().is_some_and(|errno| refusals.contains(&errno));
+        Failure { error, refused }
+    }
+}
 
 impl CachedFile {
     /// Sets the file's size.
@@ -37,10 +71,10 @@ impl CachedFile {
         }
         let first = self.page_of(len);
         let tail = (len > self.start_of(first)).then_some(first);
-        hide_pages(self, first, LAST_PAGE);
+        self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
-            self.show_hidden(first);
+            self.show_hidden(first, LAST_PAGE);
             if let Some(frame) = fresh {
                 self.cache().frames.free(frame, Class::page(self.core().page_shift));
             }
@@ -52,6 +86,149 @@ impl CachedFile {
         }
         drop_pages(self, first, LAST_PAGE);
         drop(guard);
+        Ok(())
+    }
+
+    /// Makes the bytes of `offset..end` that lie below the size zero, and gives up their space.
+    pub(crate) fn punch(&self, offset: u64, end: u64) -> Result<()> {
+        self.clear(Op::Punch, offset, end, |size| {
+            // To the end of the file's last page, so that its block goes, too.
+            let end = end.min(size.next_multiple_of(self.core().page_bytes() as u64));
+            Ok(self.backing.punch(offset, end - offset)?)
+        })
+    }
+
+    /// Makes the bytes of `offset..end` that lie below the size zero.
+    pub(crate) fn zero(&self, offset: u64, end: u64) -> Result<()> {
+        self.clear(Op::Zero, offset, end, |size| {
+            let end = end.min(size);
+            match self.backing.zero(offset, end - offset) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    self.write_zeros(offset, end).map_err(|error| Failure { error, refused: false })
+                }
+                outcome => Ok(outcome?),
+            }
+        })
+    }
+
+    /// Lets `act`, which is told the size, clear `offset..end` below the cache.
+    fn clear(
+        &self,
+        op: Op,
+        offset: u64,
+        end: u64,
+        act: impl FnOnce(u64) -> std::result::Result<(), Failure>,
+    ) -> Result<()> {
+        if offset >= self.core().size.load(Acquire) {
+            return Ok(());
+        }
+        let guard = self.lock(offset, end, Mode::Exclusive);
+        // Does not change under the guard, as far as it concerns the range (W5).
+        let size = self.core().size.load(Acquire);
+        if offset >= size {
+            return Ok(());
+        }
+        let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
+        self.hide_and_settle(first, last, self.edges(offset, end, size))?;
+        let outcome = act(size);
+        match outcome {
+            Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
+            _ => drop_pages(self, first, last),
+        }
+        drop(guard);
+        outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
+    }
+
+    /// Reserves space for `offset..end`; the file becomes as long as that reaches.
+    pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
+        loop {
+            let size = self.core().size.load(Acquire);
+            // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile:
+            // a reservation that came after that would extend it unseen.
+            let guard = if end > size {
+                self.lock(size, end, Mode::Exclusive)
+            } else {
+                self.lock(offset, end, Mode::Shared)
+            };
+            let now = self.core().size.load(Acquire);
+            if end > now && (end <= size || guard.range().start() > now) {
+                continue;
+            }
+            let reserved = self.backing.allocate(offset, end - offset, end <= now);
+            if reserved.is_ok() && end > now {
+                // W5: no page beyond the old end is READY, and the old tail page is zero there.
+                self.core().size.store(end, Release);
+                // Before this returns, as after a write: see `write::Write::replace`.
+                fence(SeqCst);
+            }
+            drop(guard);
+            return match reserved {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    if end > now {
+                        // The back end may have extended the file by a part.
+                        self.adopt_size()?;
+                    }
+                    Err(Error::io(Op::Allocate, offset, end - offset, error))
+                }
+            };
+        }
+    }
+
+    /// The first byte from `offset` on that is in data, or in a hole. Takes no guard: what it finds
+    /// may be gone when it returns, whatever it took.
+    pub(crate) fn seek(&self, offset: u64, to: Seek) -> Result<Option<u64>> {
+        let size = self.core().size.load(Acquire);
+        if offset >= size {
+            return Ok(None);
+        }
+        let found =
+            self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
+        Ok(match to {
+            Seek::Data => found.filter(|&at| at < size),
+            // The file below may have become shorter than `offset`.
+            Seek::Hole => Some(found.unwrap_or(offset).min(size)),
+        })
+    }
+
+    /// Hides the READY pages from `first` to `last` until no write-back is in the way of changing
+    /// them below. If one failed, shows them again.
+    fn hide_and_settle(&self, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
+        hide_pages(self, first, last);
+        writeback::settle(self, first, last, edges).inspect_err(|_| self.show_hidden(first, last))
+    }
+
+    /// The pages of `offset..end` that have bytes outside of it, below `size`.
+    fn edges(&self, offset: u64, end: u64, size: u64) -> Edges {
+        let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+        let last_end = self.start_of(last) + self.core().page_bytes() as u64;
+        let head = offset > self.start_of(first);
+        let tail = end < last_end.min(size) && !(head && first == last);
+        [head.then_some(first), tail.then_some(last)]
+    }
+
+    /// Writes zeros below the cache.
+    fn write_zeros(&self, offset: u64, end: u64) -> io::Result<()> {
+        let mut at = offset;
+        while at < end {
+            // Whole pieces from the second on, which direct I/O can take.
+            let len = (end - at).min(ZEROS_BYTES - at % ZEROS_BYTES);
+            let block = ZEROS.0.len() as u64;
+            let segments: Vec<Segment<'_>> = (0..len.div_ceil(block))
+                .map(|number| {
+                    let bytes = (len - number * block).min(block);
+                    // SAFETY: within a static, which a write only reads.
+                    unsafe { Segment::new(ZEROS.0.as_ptr().cast_mut(), bytes as usize) }
+                })
+                .collect();
+            let mut batch = [Transfer::new(Direction::Write, at, &segments)];
+            request::run(&*self.backing, &mut batch);
+            let [transfer] = batch;
+            if let Some(error) = transfer.error {
+                return Err(error);
+            }
+            at += len;
+        }
         Ok(())
     }
 
@@ -95,9 +272,9 @@ impl CachedFile {
         self.cache().replaced(old, fresh, Class::page(self.core().page_shift));
     }
 
-    /// Shows the hidden pages from `first` on as they were.
-    fn show_hidden(&self, first: PageIndex) {
-        self.core().for_each_page(self.cache(), first, LAST_PAGE, &mut |held, _, word| {
+    /// Shows the hidden pages from `first` to `last` as they were.
+    fn show_hidden(&self, first: PageIndex, last: PageIndex) {
+        self.core().for_each_page(self.cache(), first, last, &mut |held, _, word| {
             let seen = word.load();
             if seen.state() == State::Hidden && seen.frame() != FrameIndex::NONE {
                 word.wake(word.show(seen.frame(), SHOWN));
@@ -114,7 +291,8 @@ impl CachedFile {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-            hide_pages(self, first, last);
+            let size = self.core().size.load(Acquire);
+            self.hide_and_settle(first, last, self.edges(offset, end, size))?;
             drop_pages(self, first, last);
             drop(guard);
         }
@@ -131,9 +309,10 @@ impl CachedFile {
         let (old, new) = (self.core().size.load(Acquire), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
-            let first = self.page_of(old.min(new));
-            hide_pages(self, first, LAST_PAGE);
-            fence(SeqCst);
+            let end = old.min(new);
+            let first = self.page_of(end);
+            let tail = (end > self.start_of(first)).then_some(first);
+            self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
             self.core().size.store(new, Release);
             drop_pages(self, first, LAST_PAGE);
         }

@@ -44,6 +44,8 @@ mod write;
 
 mod extent;
 
+mod writeback;
+
 mod io;
 
 pub mod fault;
