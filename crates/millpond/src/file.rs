@@ -569,6 +569,11 @@ impl File {
         Ok(())
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn cached(&self) -> &CachedFile {
+        &self.cached
+    }
+
     fn check(&self, permitted: bool, op: Op, offset: u64, len: u64) -> Result<()> {
         if permitted { Ok(()) } else { Err(Error::NotPermitted { op, offset, len }) }
     }
