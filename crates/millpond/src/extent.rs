@@ -143,8 +143,8 @@ impl CachedFile {
     pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
         loop {
             let size = self.core().size.load(Acquire);
-            // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile:
-            // a reservation that came after that would extend it unseen.
+            // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile,
+            // which would leave space reserved beyond its end.
             let guard = if end > size {
                 self.lock(size, end, Mode::Exclusive)
             } else {
