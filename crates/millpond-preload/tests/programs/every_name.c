@@ -210,7 +210,7 @@ static void offsets(void)
 	SAY(read(fd, buf, 1)); SAY(read(two, buf, 1));
 }
 
-/* Every mode of fallocate, each seen by a handle that has the bytes cached; and where the data is. */
+/* Every mode of fallocate, over bytes that are cached; and where the data is. */
 static void extents(void)
 {
 	int fd, reader, modes[] = { 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -223,7 +223,7 @@ static void extents(void)
 		for (int i = 0; i < 40000; i++)
 			buf[i] = (char)(i * 5 + i / 253 + 1);
 		printf("%ld\n", (long)write(fd, buf, 40000));
-		reader = open("e", O_RDONLY);
+		reader = dup(fd);
 		for (int r = 0; r < sizeof ranges / sizeof *ranges; r++) {
 			printf("mode %x, range %ld %ld\n", modes[m], ranges[r][0], ranges[r][1]);
 			SAY(pread(reader, buf, sizeof buf, 0));
@@ -232,17 +232,19 @@ static void extents(void)
 			size(fd); position(fd);
 			SAY(pread(reader, buf, sizeof buf, 0)); SAY(pread(fd, buf, 5000, 4000));
 		}
-		for (long at = 0; at >= 0 && at < 80000;) {
+		/* Of reserved space, what is in the kernel's cache counts as data: not the same each time. */
+		for (long at = 0; m == 2 && at >= 0 && at < 80000;) {
 			SAY(lseek(reader, at, SEEK_HOLE)); SAY(at = lseek64(reader, at, SEEK_DATA)); position(reader);
 			at = at < 0 ? at : lseek(fd, at, SEEK_HOLE);
 		}
-		SAY(fallocate(reader, modes[m], 0, 100)); SAY(posix_fallocate(reader, 0, 100));
 		SAY(syscall(SYS_fallocate, fd, modes[m], 100L, 5000L)); SAY(pread(reader, buf, sizeof buf, 0));
 		SAY(posix_fallocate(fd, 100, 50)); SAY(posix_fallocate64(fd, 41000, 500)); size(reader);
 		SAY(posix_fallocate(fd, -1, 5)); SAY(posix_fallocate(fd, 5, 0)); SAY(posix_fallocate(fd, LONG_MAX, 5));
 		SAY(posix_fallocate(999, 0, 5)); SAY(fallocate(999, 0, 0, 5)); SAY(pread(fd, buf, sizeof buf, 0));
 		SAY(ftruncate(fd, 5001)); SAY(fallocate(fd, modes[2], 5000, 1)); SAY(pread(reader, buf, 9000, 0));
 		SAY(fallocate(fd, 0, 0, 9000)); SAY(pread(reader, buf, 9000, 0)); close(fd); close(reader);
+		OPEN(reader, open("e", O_RDONLY)); SAY(pread(reader, buf, 100, 0));
+		SAY(fallocate(reader, modes[m], 0, 100)); SAY(posix_fallocate(reader, 0, 100)); close(reader);
 		contents("e");
 	}
 }
