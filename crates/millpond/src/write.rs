@@ -692,7 +692,8 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     });
 }
 
-fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
+/// Makes a HIDDEN page EMPTY. Caller: who hid it, and who frees its frame.
+pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
     let change = word.drop_hidden();
     file.cache().ledger.note(change, file.core().page_bytes());
     word.wake(change.sleepers());

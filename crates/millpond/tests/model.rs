@@ -40,6 +40,10 @@ enum Step {
     Write { handle: usize, span: Span, pieces: usize },
     Append { handle: usize, len: u32, pieces: usize },
     Truncate { handle: usize, span: Span },
+    Punch { handle: usize, span: Span },
+    Zero { handle: usize, span: Span },
+    Allocate { handle: usize, span: Span },
+    Seek { handle: usize, span: Span },
     Invalidate { handle: usize, span: Span },
     Advise { handle: usize, span: Span, advice: Advice },
     HitPath(bool),
@@ -85,6 +89,10 @@ fn steps() -> impl Strategy<Value = Step> {
         6 => (handle(), 0u32..40_000, pieces())
             .prop_map(|(handle, len, pieces)| Step::Append { handle, len, pieces }),
         8 => (handle(), spans()).prop_map(|(handle, span)| Step::Truncate { handle, span }),
+        6 => (handle(), spans()).prop_map(|(handle, span)| Step::Punch { handle, span }),
+        6 => (handle(), spans()).prop_map(|(handle, span)| Step::Zero { handle, span }),
+        4 => (handle(), spans()).prop_map(|(handle, span)| Step::Allocate { handle, span }),
+        4 => (handle(), spans()).prop_map(|(handle, span)| Step::Seek { handle, span }),
         3 => (handle(), spans()).prop_map(|(handle, span)| Step::Invalidate { handle, span }),
         5 => (handle(), spans(), advices)
             .prop_map(|(handle, span, advice)| Step::Advise { handle, span, advice }),
@@ -177,6 +185,27 @@ impl Model {
         self.bytes[len..].fill(0);
         self.others[len..].iter_mut().for_each(Vec::clear);
         (self.len, self.len_max) = (len, len);
+    }
+
+    /// Zeros in place of what is there, up to the end.
+    fn clear(&mut self, at: usize, len: usize) {
+        let end = (at + len).min(self.len);
+        if at < end {
+            self.bytes[at..end].fill(0);
+            self.others[at..end].iter_mut().for_each(Vec::clear);
+        }
+    }
+
+    fn clear_failed(&mut self, at: usize, len: usize) {
+        let end = (at + len).min(self.len);
+        if at < end {
+            self.others[at..end].iter_mut().for_each(|others| others.push(0));
+        }
+    }
+
+    fn allocate(&mut self, end: usize) {
+        self.len = self.len.max(end);
+        self.len_max = self.len_max.max(end);
     }
 
     /// The length, which must be one of those that it may be, and is known from now on.
@@ -272,6 +301,31 @@ impl<'v> Run<'v> {
                     Err(error) => self.may_fail(&error),
                 }
             }
+            Step::Punch { handle, span } => {
+                let (at, len) = self.place(span);
+                let outcome = self.handle(handle).punch_hole(at as u64, len as u64);
+                self.cleared(outcome, at, len);
+            }
+            Step::Zero { handle, span } => {
+                let (at, len) = self.place(span);
+                let outcome = self.handle(handle).zero_range(at as u64, len as u64);
+                self.cleared(outcome, at, len);
+            }
+            Step::Allocate { handle, span } => {
+                let (at, len) = self.place(span);
+                match self.handle(handle).allocate(at as u64, len as u64) {
+                    Ok(()) => self.model.allocate(at + len),
+                    Err(Error::InvalidInput { .. }) if len == 0 => {}
+                    Err(error) => {
+                        self.may_fail(&error);
+                        self.model.len_max = self.model.len_max.max(at + len);
+                    }
+                }
+            }
+            Step::Seek { handle, span } => {
+                let (at, _) = self.place(span);
+                self.seek(handle, at);
+            }
             Step::Invalidate { handle, span } => {
                 let (at, len) = self.place(span);
                 self.handle(handle).invalidate(at as u64, len as u64).unwrap();
@@ -292,6 +346,42 @@ impl<'v> Run<'v> {
         self.model.learn_len(now);
         let stats = self.engine.stats();
         assert!(stats.memory_bytes <= self.engine.cache_bytes(), "{stats:?}");
+    }
+
+    fn cleared(&mut self, outcome: Result<(), Error>, at: usize, len: usize) {
+        match outcome {
+            Ok(()) => self.model.clear(at, len),
+            Err(Error::InvalidInput { .. }) if len == 0 => {}
+            Err(error) => {
+                self.may_fail(&error);
+                self.model.clear_failed(at, len);
+            }
+        }
+    }
+
+    /// What is in a hole must be zero.
+    fn seek(&mut self, handle: usize, at: usize) {
+        let file = self.handle(handle);
+        let (data, hole) = (file.seek_data(at as u64), file.seek_hole(at as u64));
+        let len = self.model.len;
+        match data {
+            Ok(None) if at >= len => {}
+            Ok(found) => {
+                let data = found.map_or(len, |data| data as usize);
+                assert!((at..=len).contains(&data) && found != Some(len as u64), "{found:?}");
+                self.model.check(at, &vec![0; data - at], "before data");
+            }
+            Err(error) => self.may_fail(&error),
+        }
+        match hole {
+            Ok(None) => assert!(at >= len),
+            Ok(Some(hole)) => {
+                let hole = hole as usize;
+                assert!((at..=len).contains(&hole) && at < len, "{hole}");
+                self.model.check(hole, &[0][..usize::from(hole < len)], "a hole");
+            }
+            Err(error) => self.may_fail(&error),
+        }
     }
 
     fn read(&mut self, handle: usize, span: Span, pieces: usize) {

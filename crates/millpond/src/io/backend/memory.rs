@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use crate::io::backend::threads::Pool;
-use crate::io::backend::{Alignment, BackingFile};
+use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
 pub(crate) struct MemoryFile {
@@ -49,6 +49,13 @@ impl MemoryFile {
         }
         Ok(at - transfer.offset as usize)
     }
+
+    fn clear(&self, offset: u64, len: u64) {
+        let mut bytes = self.bytes.lock().expect("no panic under the lock");
+        let size = bytes.len() as u64;
+        let (from, to) = (offset.min(size), offset.saturating_add(len).min(size));
+        bytes[from as usize..to as usize].fill(0);
+    }
 }
 
 impl BackingFile for MemoryFile {
@@ -79,6 +86,32 @@ impl BackingFile for MemoryFile {
         }
         bytes.truncate(len);
         Ok(())
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.clear(offset, len);
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.clear(offset, len);
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        let end = offset.saturating_add(len);
+        let end = usize::try_from(end).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        let mut bytes = self.bytes.lock().expect("no panic under the lock");
+        if end > bytes.len() && !keep_size { grow(&mut bytes, end) } else { Ok(()) }
+    }
+
+    /// All is data.
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        let len = self.len()?;
+        Ok((offset < len).then_some(match to {
+            Seek::Data => offset,
+            Seek::Hole => len,
+        }))
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {

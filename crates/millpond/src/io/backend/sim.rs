@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::threads::Pool;
-use crate::io::backend::{Alignment, BackingFile};
+use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Transfer};
 
 /// What a simulated device does to the transfers it is given.
@@ -51,7 +51,8 @@ impl SimOptions {
         self
     }
 
-    /// Lets that many of 1,000 transfers fail with EIO, after having moved any part of the bytes.
+    /// Lets that many of 1,000 transfers, and of the changes of the file's length and extents, fail
+    /// with EIO, after having moved or changed any part of the bytes.
     #[must_use]
     pub fn error_per_mille(mut self, error_per_mille: u64) -> SimOptions {
         self.error_per_mille = error_per_mille;
@@ -92,16 +93,33 @@ impl SimFile {
         (z ^ (z >> 31)) % below.max(1)
     }
 
-    fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+    fn delay(&self) {
         if self.options.delay_us_max > 0 {
             let delay_us = self.random(self.options.delay_us_max + 1);
             std::thread::sleep(Duration::from_micros(delay_us));
         }
+    }
+
+    fn fails(&self) -> bool {
+        self.random(1000) < self.options.error_per_mille && self.options.errors_on.load(Relaxed)
+    }
+
+    /// Does something to `len` bytes of the file, or to a part of them before it fails.
+    fn act_on(&self, len: u64, act: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        self.delay();
+        if self.fails() {
+            act(self.random(len))?;
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        act(len)
+    }
+
+    fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+        self.delay();
         let total: usize = transfer.segments.iter().map(|segment| segment.len()).sum();
         // Never nothing, unless the file ends: that would mean its end.
         let part = |below: u64| 1 + self.random(below.max(1)) as usize;
-        if self.random(1000) < self.options.error_per_mille && self.options.errors_on.load(Relaxed)
-        {
+        if self.fails() {
             self.memory.transfer(transfer, part(total as u64) - 1)?;
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
@@ -141,11 +159,29 @@ impl BackingFile for SimFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        if self.random(1000) < self.options.error_per_mille && self.options.errors_on.load(Relaxed)
-        {
+        if self.fails() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         self.memory.set_len(len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.act_on(len, |part| self.memory.punch(offset, part))
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.act_on(len, |part| self.memory.zero(offset, part))
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        self.act_on(len, |part| self.memory.allocate(offset, part, keep_size))
+    }
+
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        if self.fails() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.memory.seek(offset, to)
     }
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
