@@ -28,6 +28,7 @@ use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::options::WriteMode;
+use crate::space;
 use crate::sync::fence;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{self, LAST_PAGE};
@@ -92,6 +93,7 @@ impl CachedFile {
         }
         drop_pages(self, first, LAST_PAGE);
         writeback::forget(self, first + u64::from(tail.is_some()), LAST_PAGE);
+        space::forget(self, len, u64::MAX);
         drop(guard);
         Ok(())
     }
@@ -138,6 +140,9 @@ impl CachedFile {
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         self.hide_and_settle(first, last, self.edges(offset, end, size))?;
         let outcome = self.reach(end.min(size)).and_then(|()| act(size));
+        if op == Op::Punch {
+            space::forget(self, offset, end);
+        }
         match outcome {
             Ok(()) => {
                 writeback::passed_metadata(self);
@@ -273,6 +278,13 @@ impl CachedFile {
             at += len;
         }
         Ok(())
+    }
+
+    /// Gives back space beyond the end that was reserved for writes to come.
+    pub(crate) fn trim(&self) {
+        let (guard, size) = self.lock_from_end(u64::MAX);
+        space::trim(self, size);
+        drop(guard);
     }
 
     /// An exclusive guard from the smaller of the size and `len` on, and the size.

@@ -989,11 +989,14 @@ impl CachedFile {
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
-        if self.writeback.has_begun()
-            && (write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes())
-        {
+        if !self.writeback.has_begun() {
+            return;
+        }
+        if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
+        } else {
+            self.trim();
         }
     }
 }
