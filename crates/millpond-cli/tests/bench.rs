@@ -16,10 +16,11 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn bad_arguments_are_refused() {
     for (words, message) in [
-        (&["no-such-suite"][..], "cached-read, all"),
+        (&["no-such-suite"][..], "cached-read, range-lock, all"),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
         (&["cached-read", "--json", "/no/such/file"], "/no/such/file"),
+        (&["cached-read", "--range-lock", "rcu"], "interval-tree, mutex-btree"),
         (&["cached-read", "--case", "no-such-case"], "no case has such a name"),
     ] {
         let output = bench(words);
@@ -89,4 +90,50 @@ fn cached_read_reports_every_case_and_peer() {
     assert!(table.contains("x kernel pread ("), "{table}");
     let page = fs::read_to_string(&html).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("<svg"));
+}
+
+#[test]
+fn range_lock_reports_every_case_and_peer() {
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let words = ["range-lock", "--quick", "--shrink", "64", "--json", json.to_str().unwrap()];
+    let output = bench(&words);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["suite"], "range-lock");
+    let rows = report["rows"].as_array().unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
+    let told = |case: &str, engine: &str| {
+        rows.iter().chain(skipped).any(|row| row["case"] == case && row["engine"] == engine)
+    };
+    let contended = ["same-range", "full-range"];
+    let others = [
+        "1-held-disjoint",
+        "1-held-interleaved",
+        "100-held-disjoint",
+        "100-held-interleaved",
+        "shared-same-range",
+        "shared-full-range",
+        "50000-held",
+    ];
+    for case in contended.into_iter().chain(others) {
+        for engine in ["whole-file", "interval-tree", "mutex-btree", "olc-btree"] {
+            assert!(told(case, "striped") && told(case, engine), "{case}: {engine}");
+        }
+        assert!(told(case, "std BTreeMap in a Mutex"), "{case}");
+        let rwlock = if contended.contains(&case) { "fair" } else { "shared" };
+        assert!(told(case, &format!("parking_lot RwLock, {rwlock}")), "{case}");
+    }
+    for row in rows {
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["block_bytes"].is_null() && row["queue_depth"].is_null(), "{row}");
+        assert_eq!(row["ratio_to"].is_string(), row["engine"] == "striped", "{row}");
+        let contended = contended.iter().any(|case| row["case"] == *case);
+        assert_eq!(row["p999_ns"].is_f64(), contended, "{row}");
+    }
+    let cores = std::thread::available_parallelism().unwrap().get() as u64;
+    let most = rows.iter().filter_map(|row| row["threads"].as_u64()).max();
+    assert_eq!(most, Some(4 * cores));
 }

@@ -11,10 +11,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-use millpond_rangelock::{ByteRange, Guard, Mode, RangeLock};
+use millpond_rangelock::{ByteRange, Mode};
 
 use crate::cache::Cache;
 use crate::cache::slab::Slab;
@@ -25,12 +25,14 @@ use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
-use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
+use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
+use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
+use crate::writeback::{Flusher, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
 /// registry and what the allocator adds, rounded up; and in debug builds what the range lock
 /// remembers of its holders.
-const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 512) as u64
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + LOCK_BYTES + 512) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
 /// What the handles of an engine share.
@@ -38,8 +40,16 @@ pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
     pub(crate) backend: Backend,
+    pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
+    pub(crate) flusher: Arc<Flusher>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.flusher.stop();
+    }
 }
 
 /// The back end of an engine.
@@ -112,9 +122,13 @@ struct FileId {
 pub(crate) struct CachedFile {
     core: NonNull<FileCore>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) ranges: Arc<RangeLock>,
+    pub(crate) ranges: Ranges,
     pub(crate) appending: Mutex<()>,
     pub(crate) backing: Arc<dyn BackingFile>,
+    pub(crate) write_mode: WriteMode,
+    pub(crate) writeback: Writeback,
+    pub(crate) handles: AtomicUsize,
+    pub(crate) this: Weak<CachedFile>,
     id: FileId,
 }
 
@@ -192,7 +206,7 @@ impl CachedFile {
                     Ok(size) => size,
                     Err(_) => file_size(&fd).map_err(failed)?,
                 };
-                file = Arc::new(Self::new(shared, backing, id, size, page_bytes)?);
+                file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
                 files.insert(id, Arc::downgrade(&file));
             }
         }
@@ -207,7 +221,8 @@ impl CachedFile {
         id: FileId,
         size: u64,
         page_bytes: u32,
-    ) -> Result<CachedFile> {
+        write_mode: WriteMode,
+    ) -> Result<Arc<CachedFile>> {
         let no_buffers = || Error::NoBuffers { op: Op::Open };
         if !shared.cache.try_charge(FILE_BYTES) {
             return Err(no_buffers());
@@ -216,14 +231,18 @@ impl CachedFile {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
-        Ok(CachedFile {
+        Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
-            ranges: Arc::new(RangeLock::new()),
+            ranges: shared.range_lock.lock(),
             appending: Mutex::new(()),
             backing,
+            write_mode,
+            writeback: Writeback::default(),
+            handles: AtomicUsize::new(0),
+            this: Weak::clone(this),
             id,
-        })
+        }))
     }
 
     #[inline]

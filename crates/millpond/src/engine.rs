@@ -16,6 +16,7 @@ use crate::file::File;
 use crate::io::backend::uring::{self, Driver};
 use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
 use crate::stats::Stats;
+use crate::writeback::{Flusher, Limits};
 
 /// The smallest and largest limits that an engine can keep to.
 const CACHE_BYTES_MIN: u64 = 16 << 10;
@@ -56,11 +57,19 @@ impl Engine {
         }
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let (kind, reason) = choose(options.backend).map_err(failed)?;
+        let dirty_bytes_max = cache_bytes / 2;
+        let limits = Limits {
+            dirty_bytes_max: options.dirty_bytes_max.unwrap_or(u64::MAX).min(dirty_bytes_max),
+            unstable_bytes_max: cache_bytes / 4,
+            age_max: options.dirty_age_max,
+        };
         Ok(Engine {
             shared: Arc::new(Shared {
+                flusher: Flusher::new(limits),
                 cache: Cache::new(cache_bytes).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend: Backend { kind, reason, pool: Arc::default() },
+                range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
             }),

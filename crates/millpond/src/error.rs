@@ -118,6 +118,13 @@ pub enum Error {
         /// Number of bytes asked for.
         len: u64,
     },
+    /// A sync failed, and some of what was written since the last one that succeeded is not cached
+    /// any more: it can't be written again, and may not be on the device. Every sync says so, and
+    /// [`crate::File::close`], until the last handle of the file is gone.
+    Lost {
+        /// What the back end said when it failed.
+        source: io::Error,
+    },
     /// The memory limit leaves no frame for `op`: too much of the cache is pinned by views, or
     /// taken by open files.
     NoBuffers {
@@ -131,7 +138,7 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Error::Io { source, .. } => match source.kind() {
+            Error::Io { source, .. } | Error::Lost { source } => match source.kind() {
                 io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
                 _ => source.raw_os_error().unwrap_or(libc::EIO),
             },
@@ -170,6 +177,11 @@ impl fmt::Display for Error {
                 f,
                 "{op} of {len} bytes at offset {offset}: the caller's memory can't be accessed"
             ),
+            Error::Lost { source } => write!(
+                f,
+                "sync: written bytes may be lost, as an earlier sync failed and they are no longer \
+                 cached: {source}"
+            ),
             Error::NoBuffers { op } => {
                 write!(f, "{op}: the memory limit leaves no free page frame")
             }
@@ -180,7 +192,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } => Some(source),
+            Error::Io { source, .. } | Error::Lost { source } => Some(source),
             _ => None,
         }
     }
@@ -189,7 +201,7 @@ impl std::error::Error for Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         match error {
-            Error::Io { source, .. } => source,
+            Error::Io { source, .. } | Error::Lost { source } => source,
             other => io::Error::from_raw_os_error(other.errno()),
         }
     }

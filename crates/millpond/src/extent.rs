@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   truncate, punch, zero:
-//!     exclusive guard over the pages concerned -> hide -> settle -> back end -> size -> EMPTY
+//!     exclusive guard over the pages concerned -> write back what stays of them -> hide, await write-backs
+//!     -> back end -> size -> EMPTY
 //!     on failure: show again, or EMPTY where the back end may have done a part
 //!   allocate: guard, exclusive from the old end on if that moves -> back end -> size
 //! ```
@@ -15,7 +16,7 @@
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -26,12 +27,15 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
+use crate::range_lock::Guard;
 use crate::sync::fence;
 use crate::write::{drop_pages, hide_pages};
-use crate::writeback::{self, Edges};
+use crate::writeback::{self, LAST_PAGE};
 
-const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
-const SHOWN: Shown = Shown { referenced: true, marker: false };
+/// Pages at the ends of a range that are covered in part.
+type Edges = [Option<PageIndex>; 2];
+
+const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
 /// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -71,7 +75,12 @@ impl CachedFile {
         }
         let first = self.page_of(len);
         let tail = (len > self.start_of(first)).then_some(first);
-        self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
+        if let Some(page) = tail {
+            // It may be dropped below, for want of a frame.
+            writeback::write_back(self, page, page, Op::Truncate)?;
+        }
+        hide_pages(self, first, LAST_PAGE);
+        writeback::await_ends(self, first, LAST_PAGE);
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
             self.show_hidden(first, LAST_PAGE);
@@ -104,7 +113,9 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    self.write_zeros(offset, end).map_err(|error| Failure { error, refused: false })
+                    let written = self.write_zeros(offset, end);
+                    writeback::passed(self, self.page_of(offset), self.page_of(end - 1), false);
+                    written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
             }
@@ -129,11 +140,14 @@ impl CachedFile {
             return Ok(());
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
-        self.hide_and_settle(first, last, self.edges(offset, end, size))?;
+        let edges = self.edges(offset, end, size);
+        self.hide(op, first, last, edges)?;
         let outcome = act(size);
+        writeback::passed_metadata(self);
         match outcome {
+            Ok(()) => self.drop_cleared(first, last, edges),
             Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
-            _ => drop_pages(self, first, last),
+            Err(_) => self.drop_clean(first, last),
         }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
@@ -155,6 +169,7 @@ impl CachedFile {
                 continue;
             }
             let reserved = self.backing.allocate(offset, end - offset, end <= now);
+            writeback::passed_metadata(self);
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.core().size.store(end, Release);
@@ -191,20 +206,51 @@ impl CachedFile {
         })
     }
 
-    /// Hides the READY pages from `first` to `last` until no write-back is in the way of changing
-    /// them below. If one failed, shows them again.
-    fn hide_and_settle(&self, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
+    /// Hides the READY pages from `first` to `last`, so that the back end may change what they hold,
+    /// save bytes of `edges`. Waits until none of them is under write-back (W7).
+    fn hide(&self, op: Op, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
+        // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
+        for page in edges.into_iter().flatten().chain([last]) {
+            // Nobody dirties it again: the guard is ours.
+            writeback::write_back(self, page, page, op)?;
+        }
         hide_pages(self, first, last);
-        writeback::settle(self, first, last, edges).inspect_err(|_| self.show_hidden(first, last))
+        writeback::await_ends(self, first, last);
+        Ok(())
     }
 
     /// The pages of `offset..end` that have bytes outside of it, below `size`.
     fn edges(&self, offset: u64, end: u64, size: u64) -> Edges {
-        let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+        let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         let last_end = self.start_of(last) + self.core().page_bytes() as u64;
         let head = offset > self.start_of(first);
-        let tail = end < last_end.min(size) && !(head && first == last);
+        let tail = end < last_end.min(size);
         [head.then_some(first), tail.then_some(last)]
+    }
+
+    /// Makes the hidden pages EMPTY that the back end has cleared.
+    fn drop_cleared(&self, first: PageIndex, last: PageIndex, edges: Edges) {
+        for page in edges.into_iter().flatten() {
+            // Written back above; a sync that failed since has asked for it again.
+            if let Ok(held) = self.core().hold(self.cache(), page, false)
+                && held.word(page).load().is_dirty()
+            {
+                writeback::lose(self);
+            }
+        }
+        drop_pages(self, first, last);
+    }
+
+    /// Makes the hidden pages EMPTY that are clean, and shows the others again: after a failure
+    /// nobody knows what the back end has of them.
+    fn drop_clean(&self, first: PageIndex, last: PageIndex) {
+        self.core().for_each_page(self.cache(), first, last, &mut |_, _, word| {
+            let seen = word.load();
+            if seen.state() == State::Hidden && seen.is_dirty() {
+                word.wake(word.show(seen.frame(), SHOWN).sleepers());
+            }
+        });
+        drop_pages(self, first, last);
     }
 
     /// Writes zeros below the cache.
@@ -268,7 +314,8 @@ impl CachedFile {
         let held = self.core().hold(self.cache(), page, false).expect("hidden pages hold a leaf");
         let word = held.word(page);
         let old = word.load().frame();
-        word.wake(word.show(fresh, SHOWN));
+        let change = word.show(fresh, SHOWN);
+        word.wake(change.sleepers());
         self.cache().replaced(old, fresh, Class::page(self.core().page_shift));
     }
 
@@ -277,9 +324,9 @@ impl CachedFile {
         self.core().for_each_page(self.cache(), first, last, &mut |held, _, word| {
             let seen = word.load();
             if seen.state() == State::Hidden && seen.frame() != FrameIndex::NONE {
-                word.wake(word.show(seen.frame(), SHOWN));
+                word.wake(word.show(seen.frame(), SHOWN).sleepers());
             } else if seen.state() == State::Hidden {
-                word.wake(word.drop_hidden());
+                word.wake(word.drop_hidden().sleepers());
                 held.vacated();
             }
         });
@@ -291,8 +338,9 @@ impl CachedFile {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-            let size = self.core().size.load(Acquire);
-            self.hide_and_settle(first, last, self.edges(offset, end, size))?;
+            writeback::write_back(self, first, last, Op::Stat)?;
+            hide_pages(self, first, last);
+            writeback::await_ends(self, first, last);
             drop_pages(self, first, last);
             drop(guard);
         }
@@ -306,13 +354,14 @@ impl CachedFile {
             return Ok(self.core().size.load(Acquire));
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        // The back end's length counts only when it has everything.
+        writeback::write_back(self, 0, LAST_PAGE, Op::Stat)?;
         let (old, new) = (self.core().size.load(Acquire), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
-            let end = old.min(new);
-            let first = self.page_of(end);
-            let tail = (end > self.start_of(first)).then_some(first);
-            self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
+            let first = self.page_of(old.min(new));
+            hide_pages(self, first, LAST_PAGE);
+            writeback::await_ends(self, first, LAST_PAGE);
             self.core().size.store(new, Release);
             drop_pages(self, first, LAST_PAGE);
         }

@@ -3,7 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::advice::Advice;
 use crate::cache::readahead::{self, Readahead};
@@ -15,6 +15,7 @@ use crate::options::OpenOptions;
 use crate::read;
 use crate::view::View;
 use crate::write;
+use crate::writeback::{self, LAST_PAGE};
 
 /// An open file.
 ///
@@ -42,6 +43,7 @@ pub struct File {
     cached: Arc<CachedFile>,
     read: bool,
     write: bool,
+    dsync: bool,
     readahead: Readahead,
     /// The handle's own descriptor, where the cached file uses another one.
     _fd: Option<OwnedFd>,
@@ -49,10 +51,12 @@ pub struct File {
 
 impl File {
     pub(crate) fn new(cached: Arc<CachedFile>, fd: Option<OwnedFd>, options: &OpenOptions) -> File {
+        cached.handles.fetch_add(1, Relaxed);
         File {
             cached,
             read: options.read,
             write: options.writable(),
+            dsync: options.dsync,
             readahead: Readahead::new(),
             _fd: fd,
         }
@@ -101,9 +105,10 @@ impl File {
         Ok(())
     }
 
-    /// Writes `src` at byte `offset`; returns the bytes written. The back end has taken them when
-    /// this returns, and they survive whatever the kernel's survive; [`File::sync_data`] makes them
-    /// durable.
+    /// Writes `src` at byte `offset`; returns the bytes written. In mode
+    /// [`Through`](crate::WriteMode::Through) the back end has taken them when this returns, and
+    /// they survive whatever the kernel's survive; in mode [`Back`](crate::WriteMode::Back) they
+    /// are in the cache. [`File::sync_data`] makes them durable.
     ///
     /// # Errors
     ///
@@ -113,6 +118,20 @@ impl File {
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
         // SAFETY: a shared slice is valid for reads of its length.
         unsafe { self.write_raw_at(src.as_ptr(), src.len(), offset) }
+    }
+
+    /// Like [`File::write_at`], and returns when the bytes, and what is needed to find them, are
+    /// durable: one write with `RWF_DSYNC`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`] and [`File::sync_data`]; the bytes may have been written.
+    pub fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
+        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
+        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
+        check_range(Op::Write, offset, src.len() as u64)?;
+        self.check(self.write, Op::Write, offset, src.len() as u64)?;
+        write::write(&self.cached, &segment, src.len() as u64, offset, true)
     }
 
     /// Like [`File::write_at`], from several buffers in turn, as one atomic write.
@@ -309,26 +328,48 @@ impl File {
         Ok(self.len()? == 0)
     }
 
-    /// Makes what was written, and the file's metadata, durable: `fsync`.
+    /// Makes what was written, through whatever handle, and the file's metadata, durable: `fsync`.
+    /// Blocks until the device has it.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] with what the back end answered.
+    /// [`Error::Io`] with what the back end answered. Nothing is dropped: what could not be written
+    /// stays cached, and the next sync, through whatever handle, tries again. [`Error::Lost`] where
+    /// an earlier failure concerned bytes that were no longer cached.
     pub fn sync_all(&self) -> Result<()> {
-        self.sync(false)
+        writeback::sync(&self.cached, 0, LAST_PAGE, false)
     }
 
     /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] with what the back end answered.
+    /// As for [`File::sync_all`].
     pub fn sync_data(&self) -> Result<()> {
-        self.sync(true)
+        writeback::sync(&self.cached, 0, LAST_PAGE, true)
     }
 
-    fn sync(&self, data_only: bool) -> Result<()> {
-        self.cached.backing.sync(data_only).map_err(|error| Error::io(Op::Sync, 0, 0, error))
+    /// [`File::sync_data`] for what was written to `len` bytes at `offset` (`len` 0: to the end).
+    /// Other bytes may become durable, too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_all`], and [`Error::InvalidRange`].
+    pub fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(Op::Sync, offset, len)?;
+        let (file, end) = (&self.cached, if len == 0 { i64::MAX as u64 } else { offset + len });
+        writeback::sync(file, file.page_of(offset), file.page_of(end - 1), true)
+    }
+
+    /// Hands what is written and still waits in the cache ([`crate::WriteMode::Back`]) to the back
+    /// end, so that others can see it there; unlike a sync, does not make it durable. Blocks until
+    /// the back end has taken it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`]: what could not be written stays cached, as after a sync.
+    pub fn write_back(&self) -> Result<()> {
+        writeback::write_back(&self.cached, 0, LAST_PAGE, Op::Sync)
     }
 
     /// Borrows cached bytes, filling the page if need be: at most `len` from `offset` on, and no
@@ -384,14 +425,16 @@ impl File {
         self.cached.invalidate(offset, offset + len)
     }
 
-    /// Closes the handle and reports what `Drop` can't: errors of earlier writes that the kernel
-    /// tells of at close, as network file systems do.
+    /// Closes the handle and reports what `Drop` can't: errors of earlier writes that no sync has
+    /// mended yet, or that the kernel tells of at close, as network file systems do. Writes back
+    /// what waits in the cache, without making it durable.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`]; the handle is closed all the same.
+    /// As for [`File::sync_all`]; the handle is closed all the same.
     pub fn close(self) -> Result<()> {
         if self.write {
+            writeback::close(&self.cached)?;
             self.cached.backing.flush().map_err(|error| Error::io(Op::Close, 0, 0, error))?;
         }
         Ok(())
@@ -522,7 +565,7 @@ impl File {
     fn write_segments(&self, src: &[Segment<'_>], len: u64, offset: u64) -> Result<usize> {
         check_range(Op::Write, offset, len)?;
         self.check(self.write, Op::Write, offset, len)?;
-        write::write(&self.cached, src, len, offset)
+        write::write(&self.cached, src, len, offset, self.dsync)
     }
 
     /// [`File::append`] from memory that may change meanwhile. Returns the offset and the number
@@ -555,7 +598,7 @@ impl File {
         let segments = unsafe { Segment::from_iovecs(src) };
         let len = checked_len(Op::Write, segments, 0)?;
         self.check(self.write, Op::Write, 0, len)?;
-        write::append(&self.cached, segments, len)
+        write::append(&self.cached, segments, len, self.dsync)
     }
 
     /// Checks the arguments of an operation that changes the extent of `len` bytes.
@@ -576,6 +619,15 @@ impl File {
 
     fn check(&self, permitted: bool, op: Op, offset: u64, len: u64) -> Result<()> {
         if permitted { Ok(()) } else { Err(Error::NotPermitted { op, offset, len }) }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // AcqRel: what other handles wrote happens before the last one writes it back.
+        if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
+            Arc::clone(&self.cached).leave();
+        }
     }
 }
 

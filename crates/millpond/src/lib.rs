@@ -42,9 +42,9 @@ mod cache;
 
 mod write;
 
-mod extent;
-
 mod writeback;
+
+mod extent;
 
 mod io;
 
@@ -54,6 +54,7 @@ mod advice;
 mod error;
 mod memory;
 mod options;
+mod range_lock;
 mod stats;
 mod sync;
 #[cfg(all(test, not(loom)))]
@@ -65,8 +66,10 @@ pub use error::{Error, Op, Result};
 pub use file::File;
 pub use io::backend::sim::SimOptions;
 pub use options::{
-    BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
+    BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
+#[cfg(feature = "range-lock-peers")]
+pub use range_lock::RangeLockKind;
 pub use stats::Stats;
 pub use view::View;
 

@@ -1,9 +1,12 @@
 //! How an engine is built and how a file is opened.
 
+use std::time::Duration;
+
 use crate::cache::readahead::WINDOW_BYTES_MAX;
 use crate::engine::Engine;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::sim::SimOptions;
+use crate::range_lock::Kind;
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]
@@ -35,13 +38,29 @@ pub enum Backing {
     Direct,
 }
 
+/// When a write reaches the back end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WriteMode {
+    /// Before it returns (the default).
+    #[default]
+    Through,
+    /// Later: written pages stay in the cache, and reach the back end by age, by amount, or with a
+    /// sync. They are written back, too, when the last handle of the file is dropped. A process
+    /// that is killed before loses them, unless the engine has a keeper.
+    Back,
+}
+
 /// Options of an [`Engine`]; see [`Engine::builder`].
 #[derive(Debug, Clone)]
 pub struct EngineBuilder {
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) backend: BackendChoice,
     pub(crate) hit_path: bool,
+    pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
+    pub(crate) dirty_bytes_max: Option<u64>,
+    pub(crate) dirty_age_max: Duration,
 }
 
 impl Default for EngineBuilder {
@@ -50,7 +69,10 @@ impl Default for EngineBuilder {
             cache_bytes: None,
             backend: BackendChoice::Auto,
             hit_path: true,
+            range_lock: Kind::Striped,
             readahead_bytes_max: WINDOW_BYTES_MAX,
+            dirty_bytes_max: None,
+            dirty_age_max: Duration::from_secs(30),
         }
     }
 }
@@ -79,11 +101,51 @@ impl EngineBuilder {
         self
     }
 
+    /// Which lock orders the operations on each file that this engine is the first to open. The
+    /// memory that the peers of [`RangeLockKind::Striped`] allocate for ranges that are held is not
+    /// counted.
+    ///
+    /// For comparison, and behind the feature `range-lock-peers`: without it, the lock is known to
+    /// the compiler.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::{Engine, RangeLockKind};
+    /// let builder = Engine::builder().cache_bytes(1 << 20).range_lock(RangeLockKind::WholeFile);
+    /// let engine = builder.build()?;
+    /// # drop(engine);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// [`RangeLockKind::Striped`]: crate::RangeLockKind::Striped
+    #[cfg(feature = "range-lock-peers")]
+    #[must_use]
+    pub fn range_lock(mut self, kind: crate::RangeLockKind) -> Self {
+        self.range_lock = kind;
+        self
+    }
+
     /// The largest read-ahead window, in bytes; 0 turns read-ahead off. Default 1 MiB, and never
     /// more than 1/128 of the cache.
     #[must_use]
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
         self.readahead_bytes_max = bytes;
+        self
+    }
+
+    /// How much of the cache may be waiting to be written back, in bytes; beyond it, writers write
+    /// back themselves before they go on. Default, and at most: half of the cache.
+    #[must_use]
+    pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
+        self.dirty_bytes_max = Some(bytes);
+        self
+    }
+
+    /// How long a written page may wait to be written back. Default 30 s.
+    #[must_use]
+    pub fn dirty_age_max(mut self, age: Duration) -> Self {
+        self.dirty_age_max = age;
         self
     }
 
@@ -110,6 +172,8 @@ pub struct OpenOptions {
     pub(crate) mode: u32,
     pub(crate) page_bytes: Option<u32>,
     pub(crate) backing: Backing,
+    pub(crate) write_mode: WriteMode,
+    pub(crate) dsync: bool,
 }
 
 impl Default for OpenOptions {
@@ -137,6 +201,8 @@ impl OpenOptions {
             mode: 0o666,
             page_bytes: None,
             backing: Backing::Buffered,
+            write_mode: WriteMode::Through,
+            dsync: false,
         }
     }
 
@@ -204,6 +270,22 @@ impl OpenOptions {
     #[must_use]
     pub fn backing(mut self, backing: Backing) -> Self {
         self.backing = backing;
+        self
+    }
+
+    /// When writes reach the back end. Where the file is open already, the first opener's choice
+    /// stands. [`WriteMode::Back`] goes best with [`Backing::Direct`]: else each byte is cached
+    /// twice.
+    #[must_use]
+    pub fn write_mode(mut self, mode: WriteMode) -> Self {
+        self.write_mode = mode;
+        self
+    }
+
+    /// Each write through this handle returns when it is durable, as with `O_DSYNC`.
+    #[must_use]
+    pub fn dsync(mut self, on: bool) -> Self {
+        self.dsync = on;
         self
     }
 

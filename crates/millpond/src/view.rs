@@ -16,6 +16,7 @@ use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::sync::fence;
+use crate::writeback;
 
 /// Times that a view is tried while others change the page.
 const TRIES_MAX: usize = 64;
@@ -150,6 +151,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
+            Alone::NoFrame if writeback::relieve(self) => {}
             Alone::NoFrame => return Err(Error::NoBuffers { op: Op::View }),
             Alone::Others => fill::wait(self, page),
         }

@@ -20,40 +20,55 @@
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::copy;
 use crate::cache::evict::Arrival;
 use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{Shown, State};
-use crate::cache::table::PageIndex;
+use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::table::{Held, PageIndex};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, pieces};
+use crate::options::WriteMode;
+use crate::range_lock::Guard;
 use crate::sync::fence;
+use crate::writeback;
 
 /// Pages that a write puts in place together; longer ones are not cached.
 const CHUNK_PAGES: usize = 256;
+/// How often a write has others written back to get one frame.
+const RELIEVED_MAX: usize = 3;
 
-/// Writes `len` bytes at `offset`; returns how many the back end took.
+/// Writes `len` bytes at `offset`; returns how many were taken. `durable`: and makes them so.
 pub(crate) fn write(
     file: &CachedFile,
     src: &[Segment<'_>],
     len: u64,
     offset: u64,
+    durable: bool,
 ) -> Result<usize> {
     if len == 0 {
         return Ok(0);
     }
+    let may_wait = may_wait(file, len)?;
     let (guard, size) = lock_for_write(file, offset, offset + len);
-    write_locked(file, src, len, offset, size, guard)
+    let moved = write_locked(file, src, len, offset, size, guard, Durable(durable), may_wait)?;
+    sync_if(file, durable, offset, moved)?;
+    Ok(moved)
 }
 
-/// Writes `len` bytes at the end of the file; returns where, and how many the back end took.
-pub(crate) fn append(file: &CachedFile, src: &[Segment<'_>], len: u64) -> Result<(u64, usize)> {
-    let _appending = file.appending.lock().expect("no panic under the lock");
+/// Writes `len` bytes at the end of the file; returns where, and how many were taken.
+pub(crate) fn append(
+    file: &CachedFile,
+    src: &[Segment<'_>],
+    len: u64,
+    durable: bool,
+) -> Result<(u64, usize)> {
+    let may_wait = may_wait(file, len)?;
+    let appending = file.appending.lock().expect("no panic under the lock");
     loop {
         let end = file.core().size.load(Acquire);
         if len == 0 {
@@ -64,10 +79,34 @@ pub(crate) fn append(file: &CachedFile, src: &[Segment<'_>], len: u64) -> Result
         }
         let guard = file.lock(end, end + len, Mode::Exclusive);
         if file.core().size.load(Acquire) == end {
-            return write_locked(file, src, len, end, end, guard).map(|moved| (end, moved));
+            let moved = write_locked(file, src, len, end, end, guard, Durable(durable), may_wait)?;
+            drop(appending);
+            sync_if(file, durable, end, moved)?;
+            return Ok((end, moved));
         }
     }
 }
+
+/// Whether a write may leave its bytes in the cache; waits for room below the dirty limit, while
+/// the caller holds no guard.
+fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
+    if file.write_mode == WriteMode::Through {
+        return Ok(false);
+    }
+    writeback::throttle(file, len + 2 * file.core().page_bytes() as u64)
+}
+
+/// Ends a durable write of a file whose writes wait in the cache.
+fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: usize) -> Result<()> {
+    if !durable || moved == 0 || file.write_mode == WriteMode::Through {
+        return Ok(());
+    }
+    let (first, last) = (file.page_of(offset), file.page_of(offset + moved as u64 - 1));
+    writeback::sync(file, first, last, true)
+}
+
+#[derive(Clone, Copy)]
+struct Durable(bool);
 
 /// An exclusive guard for a write, and the size, which cannot change under it if it matters.
 fn lock_for_write(file: &CachedFile, offset: u64, end: u64) -> (Guard<'_>, u64) {
@@ -82,6 +121,7 @@ fn lock_for_write(file: &CachedFile, offset: u64, end: u64) -> (Guard<'_>, u64) 
     }
 }
 
+#[allow(clippy::too_many_arguments)]
 fn write_locked(
     file: &CachedFile,
     src: &[Segment<'_>],
@@ -89,17 +129,23 @@ fn write_locked(
     offset: u64,
     size: u64,
     guard: Guard<'_>,
+    Durable(durable): Durable,
+    may_wait: bool,
 ) -> Result<usize> {
     let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
-    let write = Write { file, src, len, offset, size, first };
-    let moved = if last - first < file.chunk_pages(CHUNK_PAGES) as u64 {
-        write.chunk((last - first + 1) as usize)
+    let write = Write { file, src, len, offset, size, first, last, durable };
+    let fits = last - first < file.chunk_pages(CHUNK_PAGES) as u64;
+    let pages = (last - first + 1) as usize;
+    let moved = if fits && may_wait && write.back(pages)? {
+        Ok(len as usize)
+    } else if fits && file.write_mode == WriteMode::Through && !write.meets_writeback() {
+        write.through(pages)
     } else {
-        write.long(last)
+        write.around()
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
-    if done < len && offset + len > size {
+    if done < len && offset + len > size && file.write_mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
     }
@@ -116,11 +162,209 @@ struct Write<'a> {
     /// Of the file, before the write.
     size: u64,
     first: PageIndex,
+    last: PageIndex,
+    durable: bool,
 }
 
 impl Write<'_> {
-    /// A write of few enough pages to cache them.
-    fn chunk(&self, pages: usize) -> Result<usize> {
+    /// A write into the cache, which is written back later. False: it must go to the back end now.
+    fn back(&self, pages: usize) -> Result<bool> {
+        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
+        let fresh = &mut fresh[..pages];
+        if !self.occupy(pages) {
+            return Ok(false);
+        }
+        let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
+        if !matches!(built, Ok(true)) {
+            self.free(fresh);
+            self.vacate(pages);
+            return built;
+        }
+        self.install(fresh, self.len, true);
+        Ok(true)
+    }
+
+    /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
+    /// be seen; false if there is no memory for the tables.
+    fn occupy(&self, pages: usize) -> bool {
+        let mut leaves = Leaves::new(self.file);
+        for (done, page) in (self.first..).take(pages).enumerate() {
+            match leaves.hold(page, true) {
+                Ok(held) => held.occupy(),
+                Err(_) => {
+                    self.vacate(done);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn vacate(&self, pages: usize) {
+        let mut leaves = Leaves::new(self.file);
+        for page in (self.first..).take(pages) {
+            leaves.hold(page, false).expect("held for the page").vacated();
+        }
+    }
+
+    /// Builds the new contents of all pages, each in a fresh frame; false if that can't be done.
+    fn build_whole(&self, fresh: &mut [FrameIndex]) -> Result<bool> {
+        let file = self.file;
+        let class = Class::page(file.core().page_shift);
+        for slot in fresh.iter_mut() {
+            let Some(frame) = self.take_frame(class) else { return Ok(false) };
+            *slot = frame;
+        }
+        let edges = [(0, self.first), (fresh.len() - 1, self.last)];
+        let edges = &edges[..edges.len().min(fresh.len())];
+        let mut missing = Vec::new();
+        for &(at, page) in edges {
+            let (from, to) = self.part(page);
+            let start = file.start_of(page);
+            let end = start + file.core().page_bytes() as u64;
+            if self.keeps_rest(page) {
+                if !self.copy_old(page, fresh[at]) {
+                    missing.push((page, fresh[at]));
+                }
+            } else {
+                let bytes = file.cache().frames.bytes(fresh[at]);
+                // SAFETY: within our frame.
+                unsafe {
+                    copy::zero(bytes, (from - start) as usize);
+                    copy::zero(bytes.add((to - start) as usize), (end - to) as usize);
+                }
+            }
+        }
+        if !self.read_old(&missing)? {
+            return Ok(false);
+        }
+        for (page, &frame) in (self.first..).zip(&*fresh) {
+            self.copy_new(page, frame)?;
+        }
+        Ok(true)
+    }
+
+    /// A free frame, written back for if need be.
+    fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        for _ in 0..RELIEVED_MAX {
+            if let Some(frame) = self.file.cache().take_frame(class) {
+                return Some(frame);
+            }
+            if !writeback::relieve(self.file) {
+                break;
+            }
+        }
+        self.file.cache().take_frame(class)
+    }
+
+    /// Whether there are bytes in the page, below the size, that the write leaves alone.
+    fn keeps_rest(&self, page: PageIndex) -> bool {
+        let (from, to) = self.part(page);
+        let start = self.file.start_of(page);
+        let end = start + self.file.core().page_bytes() as u64;
+        (from > start && self.size > start) || (to < end && self.size > to)
+    }
+
+    /// Copies a page as it is cached; false if it is not, or not for long enough.
+    fn copy_old(&self, page: PageIndex, fresh: FrameIndex) -> bool {
+        let frames = &self.file.cache().frames;
+        let Ok(held) = self.file.core().hold(self.file.cache(), page, false) else { return false };
+        let word = held.word(page);
+        let seen = word.load();
+        if !seen.is_ready() {
+            return false;
+        }
+        // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
+        // evicted and reused meanwhile, which is looked for below.
+        unsafe {
+            let page_bytes = self.file.core().page_bytes();
+            let _ = copy::copy(frames.bytes(fresh), frames.bytes(seen.frame()), page_bytes);
+        }
+        // Pairs with the release of who took the frame away.
+        fence(Acquire);
+        word.is_unchanged(seen)
+    }
+
+    /// Reads pages from the back end, all at once; false if that can't be done.
+    fn read_old(&self, pages: &[(PageIndex, FrameIndex)]) -> Result<bool> {
+        let file = self.file;
+        if pages.is_empty() {
+            return Ok(true);
+        }
+        if !file.backing.permits(false) {
+            return Ok(false);
+        }
+        let page_bytes = file.core().page_bytes();
+        let frames = &file.cache().frames;
+        // SAFETY: the frames are ours until they are shown.
+        let segments: Vec<_> = pages
+            .iter()
+            .map(|&(_, frame)| unsafe { [Segment::new(frames.bytes(frame), page_bytes)] })
+            .collect();
+        let mut batch: Vec<_> = (pages.iter().zip(&segments))
+            .map(|(&(page, _), segment)| {
+                Transfer::new(Direction::Read, file.start_of(page), segment)
+            })
+            .collect();
+        request::run(&*file.backing, &mut batch);
+        for (transfer, &(_, frame)) in batch.into_iter().zip(pages) {
+            let valid = (self.size - transfer.offset).min(page_bytes as u64);
+            if let Some(error) = transfer.error {
+                return Err(Error::io(Op::Write, transfer.offset, page_bytes as u64, error));
+            }
+            if transfer.moved < valid {
+                // Somebody else cut the file: the kernel decides what the write means now.
+                return Ok(false);
+            }
+            // SAFETY: the rest of our frame. W5: nothing but zeros beyond the size.
+            unsafe {
+                let bytes = frames.bytes(frame);
+                copy::zero(bytes.add(valid as usize), page_bytes - valid as usize);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies what the caller writes of a page into its fresh frame.
+    fn copy_new(&self, page: PageIndex, fresh: FrameIndex) -> Result<()> {
+        let (from, to) = self.part(page);
+        let bytes = self.file.cache().frames.bytes(fresh);
+        let mut at = (from - self.file.start_of(page)) as usize;
+        for piece in pieces(self.src, from - self.offset, to - from) {
+            // SAFETY: within our frame; the source is the caller's promise.
+            if unsafe { copy::copy(bytes.add(at), piece.base(), piece.len()) } > 0 {
+                return Err(Error::Fault { op: Op::Write, offset: self.offset, len: self.len });
+            }
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Has the back end extend the file up to the first page of a write beyond its end, so that
+    /// what lies between is there to be read (B1 of write-back). False if it refuses.
+    fn close_gap(&self) -> Result<bool> {
+        let start = self.file.start_of(self.first);
+        if self.size < start {
+            writeback::passed_metadata(self.file);
+            return Ok(self.file.backing.set_len(start).is_ok());
+        }
+        Ok(true)
+    }
+
+    /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
+    fn meets_writeback(&self) -> bool {
+        let mut meets = false;
+        if self.file.writeback.has_begun() {
+            let (core, cache) = (self.file.core(), self.file.cache());
+            core.for_each_page(cache, self.first, self.last, &mut |_, _, word| {
+                meets |= word.load().is_dirty() || word.load().is_under_writeback();
+            });
+        }
+        meets
+    }
+
+    /// A write to the back end, of few enough pages to cache them.
+    fn through(&self, pages: usize) -> Result<usize> {
         let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
         let fresh = &mut fresh[..pages];
         if let Err(fault) = self.build(fresh) {
@@ -144,7 +388,12 @@ impl Write<'_> {
             }
         }
         let (moved, error) = self.transfer(&segments);
-        self.install(fresh, moved);
+        let cached = !fresh.contains(&FrameIndex::NONE);
+        self.install(fresh, moved, false);
+        if !self.durable && moved > 0 {
+            let last = self.file.page_of(self.offset + moved - 1);
+            writeback::passed(self.file, self.first, last, cached);
+        }
         self.result(moved, error)
     }
 
@@ -197,33 +446,29 @@ impl Write<'_> {
                 continue;
             }
             *slot = frame;
-            let mut at = head;
-            for piece in pieces(self.src, from - self.offset, to - from) {
-                // SAFETY: within our frame; the source is the caller's promise.
-                if unsafe { copy::copy(bytes.add(at), piece.base(), piece.len()) } > 0 {
-                    return Err(Error::Fault { op: Op::Write, offset: self.offset, len: self.len });
-                }
-                at += piece.len();
-            }
+            self.copy_new(page, frame)?;
         }
         Ok(())
     }
 
-    /// Puts the acknowledged pages in place together, and drops the others.
-    fn install(&self, fresh: &[FrameIndex], moved: u64) {
+    /// Puts the pages that were taken in place together, and drops the others.
+    fn install(&self, fresh: &[FrameIndex], moved: u64, dirty: bool) {
         let size = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
             && *frame != FrameIndex::NONE
-            && self.replace(*frame)
+            && self.replace(*frame, dirty)
         {
+            if dirty {
+                self.vacate(1);
+            }
             return;
         }
         let core = self.file.core();
         let cache = self.file.cache();
         let class = Class::page(core.page_shift);
-        let shown = Shown { referenced: true, marker: false };
+        let shown = Shown { referenced: true, marker: false, dirty };
         let mut leaves = Leaves::new(self.file);
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
@@ -232,7 +477,10 @@ impl Write<'_> {
             if frame == FrameIndex::NONE && word.load().state() == State::Empty {
                 continue;
             }
-            held.occupy();
+            // A write that is dirty has done so before.
+            if !dirty {
+                held.occupy();
+            }
             let was = word.hide(&core.epoch);
             if was.is_ready() {
                 held.vacated();
@@ -262,7 +510,9 @@ impl Write<'_> {
             }
             let acknowledged = self.part(page).1 <= self.offset + moved;
             if frame != FrameIndex::NONE && acknowledged {
-                word.wake(word.show(frame, shown));
+                let change = word.show(frame, shown);
+                cache.ledger.note(change, core.page_bytes());
+                word.wake(change.sleepers());
                 if old != FrameIndex::NONE {
                     cache.replaced(old, frame, class);
                 } else {
@@ -270,7 +520,9 @@ impl Write<'_> {
                     cache.arrived(std::iter::once(arrival));
                 }
             } else {
-                word.wake(word.drop_hidden());
+                let change = word.drop_hidden();
+                cache.ledger.note(change, core.page_bytes());
+                word.wake(change.sleepers());
                 held.vacated();
                 if old != FrameIndex::NONE {
                     cache.discarded(old, class);
@@ -280,41 +532,108 @@ impl Write<'_> {
                 }
             }
         }
+        if dirty {
+            writeback::dirtied(self.file, self.first..=self.last);
+        }
     }
 
     /// Puts one page in place where it is READY, in one step.
-    fn replace(&self, frame: FrameIndex) -> bool {
+    fn replace(&self, frame: FrameIndex, dirty: bool) -> bool {
         let core = self.file.core();
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
-        let shown = Shown { referenced: true, marker: false };
+        let shown = Shown { referenced: true, marker: false, dirty };
         match held.word(self.first).try_replace(frame, shown, &core.epoch) {
-            Ok(old) => {
+            Ok(change) => {
                 // After the RMW and before this returns: else two writers that then read each
                 // other's page could both see the old one (model m11).
                 fence(SeqCst);
-                self.file.cache().replaced(old, frame, Class::page(core.page_shift));
+                let cache = self.file.cache();
+                cache.ledger.note(change, core.page_bytes());
+                cache.replaced(change.was.frame(), frame, Class::page(core.page_shift));
+                if dirty && !change.was.is_dirty() {
+                    writeback::dirtied(self.file, self.first..=self.first);
+                }
                 true
             }
             Err(_) => false,
         }
     }
 
-    /// A write of more pages than are put in place together: none of them stays cached.
-    fn long(&self, last: PageIndex) -> Result<usize> {
-        let core = self.file.core();
-        hide_pages(self.file, self.first, last);
+    /// A write past the cache: of more pages than are put in place together, or beside pages that
+    /// wait to be written back. None of its pages stays cached.
+    fn around(&self) -> Result<usize> {
+        let (file, core) = (self.file, self.file.core());
+        for page in [self.first, self.last] {
+            if self.keeps_rest(page) {
+                // Nobody dirties it again: the guard is ours.
+                writeback::write_back(file, page, page, Op::Write)?;
+            }
+        }
+        hide_pages(file, self.first, self.last);
+        writeback::await_ends(file, self.first, self.last);
         let segments: Vec<Segment<'_>> = pieces(self.src, 0, self.len).collect();
         let (moved, error) = self.transfer(&segments);
-        self.file.cache().counters.bytes_passed.add(moved);
-        if self.offset + moved > self.size && moved > 0 {
-            core.size.store(self.offset + moved, Release);
+        file.cache().counters.bytes_passed.add(moved);
+        let end = self.acknowledged(moved);
+        if end > self.size && end > self.offset {
+            core.size.store(end, Release);
         }
-        drop_pages(self.file, self.first, last);
-        self.result(moved, error)
+        if moved < self.len && file.write_mode == WriteMode::Back {
+            // The back end may have kept more than counts now, and the file is never longer than
+            // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
+            let size = self.size.max(end);
+            if file.backing.len().is_ok_and(|len| len > size) {
+                let _ = file.backing.set_len(size);
+            }
+        }
+        if !self.durable && moved > 0 {
+            writeback::passed(file, self.first, self.last, false);
+        }
+        self.drop_or_show(end);
+        self.result(end - self.offset, error)
+    }
+
+    /// Up to where a write past the cache counts: a page that waits to be written back is
+    /// overwritten whole, or stays as it was.
+    fn acknowledged(&self, moved: u64) -> u64 {
+        let end = self.offset + moved;
+        let page = self.file.page_of(end);
+        let word = self.file.core().hold(self.file.cache(), page, false);
+        match word.map(|held| held.word(page).load().is_dirty()) {
+            Ok(true) if moved < self.len => self.file.start_of(page).max(self.offset),
+            _ => end,
+        }
+    }
+
+    /// Makes the hidden pages EMPTY that the back end has new bytes of up to `end`, and those that
+    /// are clean; shows others again.
+    fn drop_or_show(&self, end: u64) {
+        let file = self.file;
+        let class = Class::page(file.core().page_shift);
+        let shown = Shown { referenced: true, ..Shown::default() };
+        file.core().for_each_page(file.cache(), self.first, self.last, &mut |held, page, word| {
+            let seen = word.load();
+            if seen.state() != State::Hidden {
+                return;
+            }
+            let written = self.part(page).1 <= end;
+            if seen.is_dirty() && !written {
+                word.wake(word.show(seen.frame(), shown).sleepers());
+                return;
+            }
+            if seen.is_dirty() && self.keeps_rest(page) {
+                writeback::lose(file);
+            }
+            drop_hidden(file, held, word);
+            if seen.frame() != FrameIndex::NONE {
+                file.cache().discarded(seen.frame(), class);
+            }
+        });
     }
 
     fn transfer(&self, segments: &[Segment<'_>]) -> (u64, Option<std::io::Error>) {
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
+        batch[0].durable = self.durable;
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
         (transfer.moved, transfer.error)
@@ -365,11 +684,17 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     file.core().for_each_page(file.cache(), first, last, &mut |held, _, word| {
         let seen = word.load();
         if seen.state() == State::Hidden {
-            word.wake(word.drop_hidden());
-            held.vacated();
+            drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
                 file.cache().discarded(seen.frame(), class);
             }
         }
     });
+}
+
+fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
+    let change = word.drop_hidden();
+    file.cache().ledger.note(change, file.core().page_bytes());
+    word.wake(change.sleepers());
+    held.vacated();
 }

@@ -10,9 +10,12 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, SimOptions};
+use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, SimOptions, WriteMode};
 
-use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
+use common::{
+    Random, back_ends, cache_for, engine, engine_with, range_locks, read_write, stress_time,
+    temp_dir, within,
+};
 
 const GROUPS: u64 = 24;
 
@@ -161,9 +164,11 @@ struct Setup {
     name: String,
     backend: BackendChoice,
     backing: Backing,
+    range_lock: String,
     page_bytes: u64,
     cache_pages: u64,
     files: usize,
+    write_mode: WriteMode,
 }
 
 fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
@@ -172,8 +177,11 @@ fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
     let bytes = (setup.page_bytes * (1 + random.below(6)) + setup.page_bytes / 2) & !7;
     let len = GROUPS * bytes;
     let cache_bytes = cache_for(setup.cache_pages, setup.page_bytes);
-    let engine = engine(cache_bytes, setup.backend.clone());
-    let options = read_write().page_bytes(setup.page_bytes as u32).backing(setup.backing);
+    let options = read_write()
+        .page_bytes(setup.page_bytes as u32)
+        .backing(setup.backing)
+        .write_mode(setup.write_mode);
+    let engine = engine_with(cache_bytes, setup.backend.clone(), &setup.range_lock);
     let paths: Vec<_> = (0..setup.files).map(|i| dir.path().join(format!("file-{i}"))).collect();
     let groups: Vec<Groups> = paths.iter().map(|_| Groups::new(bytes)).collect();
     let open = |which: usize| engine.open(&paths[which], &options).unwrap();
@@ -221,6 +229,7 @@ fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
     });
     for (which, groups) in groups.iter().enumerate() {
         let file = open(which);
+        file.write_back().unwrap();
         for group in 0..GROUPS {
             let ended = groups.ended[group as usize].load(SeqCst);
             let mut bytes = vec![0; bytes as usize];
@@ -252,9 +261,11 @@ fn reads_are_atomic_and_current() {
                 name: format!("{name}, pages of {page_bytes}"),
                 backend: backend.clone(),
                 backing: if random.chance(500) { Backing::Direct } else { Backing::Buffered },
+                range_lock: "striped".into(),
                 page_bytes,
                 cache_pages: [3, 12, 100][round],
                 files: [1, 1, 3][round],
+                write_mode: if random.chance(500) { WriteMode::Back } else { WriteMode::Through },
             };
             let time = stress_time(0.6);
             let mut random = random.fork();
@@ -284,59 +295,101 @@ fn the_end_of_the_file_moves_in_whole_records() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         for (page_bytes, cache_pages) in [(4096u64, 4), (16384, 40)] {
-            let mut random = random.fork();
-            let backend = backend.clone();
+            let setup = Setup {
+                name: format!("{name}, pages of {page_bytes}"),
+                backend: backend.clone(),
+                backing: Backing::Buffered,
+                range_lock: "striped".into(),
+                page_bytes,
+                cache_pages,
+                files: 1,
+                write_mode: if random.chance(500) { WriteMode::Back } else { WriteMode::Through },
+            };
             let time = stress_time(0.5);
+            let mut random = random.fork();
             within(time + Duration::from_secs(60), name, move || {
-                let dir = temp_dir();
-                let engine = engine(cache_for(cache_pages, page_bytes), backend);
-                let options = read_write().page_bytes(page_bytes as u32);
-                let file = engine.open(dir.path().join("file"), &options).unwrap();
-                let end = Instant::now() + time;
-                std::thread::scope(|scope| {
-                    for thread in 0..6u64 {
-                        let (file, engine) = (&file, &engine);
-                        let mut random = random.fork();
-                        scope.spawn(move || {
-                            let mut stamp = thread << 40;
-                            while Instant::now() < end {
-                                match thread {
-                                    0 | 1 => {
-                                        let mut src = Vec::new();
-                                        for _ in 0..1 + random.below(4) {
-                                            stamp += 1;
-                                            let words = RECORD as usize / 8;
-                                            src.extend(stamp.to_ne_bytes().repeat(words));
-                                        }
-                                        let at = file.append(&src).unwrap();
-                                        assert_eq!(at % RECORD, 0);
-                                    }
-                                    2 => {
-                                        let records = file.len().unwrap() / RECORD;
-                                        let to = if random.chance(300) {
-                                            records + random.below(4)
-                                        } else {
-                                            records - random.below(records.min(20) + 1)
-                                        };
-                                        file.truncate(to.min(60) * RECORD).unwrap();
-                                    }
-                                    3 => {
-                                        let len = file.len().unwrap().max(RECORD);
-                                        disturb(engine, file, len, &mut random);
-                                    }
-                                    _ => read_records(file, &mut random),
-                                }
-                            }
-                        });
-                    }
-                });
-                let mut bytes = vec![0; file.len().unwrap() as usize];
-                file.read_exact_at(&mut bytes, 0).unwrap();
-                check_records(&bytes, "in the end");
-                println!("{name}: {:?}", engine.stats());
+                records(&setup, &mut random, time);
             });
         }
     }
+}
+
+/// Goal: reads and writes are atomic and current, and the end of the file moves in whole records,
+/// whichever range lock the engine has.
+/// Method: both of the above with each lock, on a cache of a few pages, where everything passes
+/// the lock.
+#[test]
+fn every_range_lock_keeps_operations_apart() {
+    let mut random = Random::from_environment();
+    let (_, backend) = back_ends(random.next()).swap_remove(0);
+    for range_lock in range_locks() {
+        let setup = Setup {
+            name: range_lock.clone(),
+            backend: backend.clone(),
+            backing: Backing::Buffered,
+            range_lock,
+            page_bytes: 4096,
+            cache_pages: 8,
+            files: 1,
+            write_mode: WriteMode::Through,
+        };
+        let time = stress_time(0.6);
+        let mut random = random.fork();
+        within(2 * time + Duration::from_secs(60), "a range lock", move || {
+            readers_and_writers(&setup, &mut random, time);
+            records(&setup, &mut random, time);
+        });
+    }
+}
+
+fn records(setup: &Setup, random: &mut Random, time: Duration) {
+    let Setup { name, backend, range_lock, page_bytes, cache_pages, write_mode, .. } = setup;
+    let dir = temp_dir();
+    let engine = engine_with(cache_for(*cache_pages, *page_bytes), backend.clone(), range_lock);
+    let options = read_write().page_bytes(*page_bytes as u32).write_mode(*write_mode);
+    let file = engine.open(dir.path().join("file"), &options).unwrap();
+    let end = Instant::now() + time;
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let (file, engine) = (&file, &engine);
+            let mut random = random.fork();
+            scope.spawn(move || {
+                let mut stamp = thread << 40;
+                while Instant::now() < end {
+                    match thread {
+                        0 | 1 => {
+                            let mut src = Vec::new();
+                            for _ in 0..1 + random.below(4) {
+                                stamp += 1;
+                                let words = RECORD as usize / 8;
+                                src.extend(stamp.to_ne_bytes().repeat(words));
+                            }
+                            let at = file.append(&src).unwrap();
+                            assert_eq!(at % RECORD, 0);
+                        }
+                        2 => {
+                            let records = file.len().unwrap() / RECORD;
+                            let to = if random.chance(300) {
+                                records + random.below(4)
+                            } else {
+                                records - random.below(records.min(20) + 1)
+                            };
+                            file.truncate(to.min(60) * RECORD).unwrap();
+                        }
+                        3 => {
+                            let len = file.len().unwrap().max(RECORD);
+                            disturb(engine, file, len, &mut random);
+                        }
+                        _ => read_records(file, &mut random),
+                    }
+                }
+            });
+        }
+    });
+    let mut bytes = vec![0; file.len().unwrap() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    check_records(&bytes, "in the end");
+    println!("{name}: {:?}", engine.stats());
 }
 
 fn read_records(file: &File, random: &mut Random) {

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use millpond::{Backing, OpenOptions};
+use millpond::{Backing, OpenOptions, RangeLockKind};
 use millpond_bench_peers::{Arena, Mapped};
 use rustix::fs::OFlags;
 
@@ -143,7 +143,7 @@ fn cached(
     // Room for the file, its tables, and whatever an eviction policy holds in reserve.
     let cache_bytes = file.bytes + file.bytes / 4 + 32 * MIB;
     let options = OpenOptions::new().read(true).page_bytes(case.page_bytes);
-    let pond = Pond::open(file, cache_bytes, &options)?;
+    let pond = Pond::open(file, cache_bytes, &options, plan)?;
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);
@@ -181,7 +181,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     };
     let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 500));
     let options = OpenOptions::new().read(true).backing(Backing::Direct);
-    let pond = Pond::open(&file, file.bytes / COLD_CACHE_SHARE, &options)?;
+    let pond = Pond::open(&file, file.bytes / COLD_CACHE_SHARE, &options, plan)?;
     let subject = pond.reader(MILLPOND, true);
     let peer = pread(PREAD_DIRECT, direct);
     outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 150))?);
@@ -199,16 +199,18 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 struct Pond {
     engine: millpond::Engine,
     file: millpond::File,
+    range_lock: RangeLockKind,
 }
 
 impl Pond {
-    fn open(file: &TestFile, cache_bytes: u64, options: &OpenOptions) -> Result<Self> {
+    fn open(file: &TestFile, cache_bytes: u64, options: &OpenOptions, plan: &Plan) -> Result<Self> {
         let engine = millpond::Engine::builder()
             .cache_bytes(cache_bytes)
+            .range_lock(plan.range_lock)
             .build()
             .context("building a Millpond engine")?;
         let file = engine.open(file.path(), options).context("opening the file in Millpond")?;
-        Ok(Self { engine, file })
+        Ok(Self { engine, file, range_lock: plan.range_lock })
     }
 
     fn reader(&self, name: &'static str, hit_path: bool) -> impl Engine {
@@ -219,7 +221,8 @@ impl Pond {
 
     fn back_end(&self) -> String {
         let stats = self.engine.stats();
-        format!("back end {} ({})", stats.back_end, stats.back_end_reason)
+        let lock = self.range_lock;
+        format!("back end {} ({}), range lock {lock}", stats.back_end, stats.back_end_reason)
     }
 }
 

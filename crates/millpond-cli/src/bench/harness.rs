@@ -1,5 +1,5 @@
 //! How things are measured: an [`Engine`] runs a [`Load`] for a slice of time; slices of two engines
-//! alternate; a pair of them makes two [`Row`]s.
+//! alternate; a [`Pair`] of them makes two [`Row`]s.
 //!
 //! - B1. Subject and peer are measured in the order A B B A, round after round, so that a machine
 //!   that gets slower or faster meanwhile does so for both. The figure that counts is the median of
@@ -15,6 +15,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millpond::RangeLockKind;
 use millpond_bench_peers::Usage;
 use serde::Serialize;
 
@@ -28,6 +29,8 @@ pub struct Plan {
     pub dir: PathBuf,
     pub rounds: u32,
     pub quick: bool,
+    /// Of the engines of Millpond's that are measured.
+    pub range_lock: RangeLockKind,
     shrink: u32,
     only: Option<String>,
     threads_max: u32,
@@ -41,7 +44,8 @@ impl Plan {
             (_, true) => 5,
             (_, false) => 15,
         };
-        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
+        let range_lock = RangeLockKind::default();
+        Self { dir, rounds, quick, range_lock, shrink, only, threads_max: cores.max(2) }
     }
 
     pub fn wants(&self, case: &str) -> bool {
@@ -245,7 +249,7 @@ pub struct Row {
     pub case: &'static str,
     pub engine: String,
     pub threads: u32,
-    pub block_bytes: u32,
+    pub block_bytes: Option<u32>,
     pub queue_depth: Option<u32>,
     pub ops_per_s: f64,
     /// From start to end of one operation: with several threads, several go on at once.
@@ -307,7 +311,7 @@ impl Outcome {
     }
 }
 
-/// Measures `subject` against `peer` (B1); returns a row for each.
+/// Measures `subject` against `peer` on the same load; returns a row for each.
 pub fn compare(
     case: &'static str,
     subject: &dyn Engine,
@@ -323,50 +327,76 @@ pub fn compare(
         engine.warm_up(load).context(format!("{case}: warming up {}", engine.name()))?;
         slice(engine)?;
     }
-    let (mut subject_slices, mut peer_slices) = (Vec::new(), Vec::new());
-    let (mut ratios, mut cpu_ratios) = (Vec::new(), Vec::new());
-    for _ in 0..plan.rounds {
-        let [a1, b1] = [slice(subject)?, slice(peer)?];
-        let [b2, a2] = [slice(peer)?, slice(subject)?];
-        ratios.push((a1.ops_per_s + a2.ops_per_s) / (b1.ops_per_s + b2.ops_per_s));
-        cpu_ratios.push((cpu_ns(&b1) + cpu_ns(&b2)) / (cpu_ns(&a1) + cpu_ns(&a2)));
-        subject_slices.extend([a1, a2]);
-        peer_slices.extend([b1, b2]);
-    }
-    let mut subject_row = row(case, subject, load, plan, &subject_slices);
-    subject_row.ratio_to = Some(peer.name().to_owned());
-    subject_row.ratio_median = Some(quantile(&mut ratios, 0.5));
-    subject_row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
-    subject_row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
-    subject_row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
-    Ok([subject_row, row(case, peer, load, plan, &peer_slices)])
+    let (threads, block_bytes) = (load.threads(), Some(load.block_bytes));
+    let pair = Pair { case, threads, block_bytes, subject: subject.name(), peer: peer.name() };
+    pair.measure(plan.rounds, || slice(subject), || slice(peer))
 }
 
-fn row(case: &'static str, engine: &dyn Engine, load: &Load, plan: &Plan, slices: &[Slice]) -> Row {
-    let median = |figure: fn(&Slice) -> f64| {
-        quantile(&mut slices.iter().map(figure).collect::<Vec<_>>(), 0.5)
-    };
-    let ops_per_s = median(|slice| slice.ops_per_s);
-    Row {
-        case,
-        engine: engine.name().to_owned(),
-        threads: load.threads(),
-        block_bytes: load.block_bytes,
-        queue_depth: None,
-        ops_per_s,
-        ns_per_op: f64::from(load.threads()) * 1e9 / ops_per_s,
-        cpu_ns_per_op: median(cpu_ns),
-        context_switches_per_op: median(|slice| slice.context_switches as f64 / slice.ops as f64),
-        p50_ns: None,
-        p99_ns: None,
-        p999_ns: None,
-        torn_reads: None,
-        rounds: plan.rounds,
-        ratio_to: None,
-        ratio_median: None,
-        ratio_q1: None,
-        ratio_q3: None,
-        cpu_ratio_median: None,
+/// Two engines in one case, and what their rows have in common.
+#[derive(Debug)]
+pub struct Pair<'a> {
+    pub case: &'static str,
+    pub threads: u32,
+    pub block_bytes: Option<u32>,
+    pub subject: &'a str,
+    pub peer: &'a str,
+}
+
+impl Pair<'_> {
+    /// Takes slices of both in the order A B B A (B1); returns a row for each.
+    pub fn measure(
+        &self,
+        rounds: u32,
+        mut subject: impl FnMut() -> Result<Slice>,
+        mut peer: impl FnMut() -> Result<Slice>,
+    ) -> Result<[Row; 2]> {
+        let (mut subject_slices, mut peer_slices) = (Vec::new(), Vec::new());
+        let (mut ratios, mut cpu_ratios) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let [a1, b1] = [subject()?, peer()?];
+            let [b2, a2] = [peer()?, subject()?];
+            ratios.push((a1.ops_per_s + a2.ops_per_s) / (b1.ops_per_s + b2.ops_per_s));
+            cpu_ratios.push((cpu_ns(&b1) + cpu_ns(&b2)) / (cpu_ns(&a1) + cpu_ns(&a2)));
+            subject_slices.extend([a1, a2]);
+            peer_slices.extend([b1, b2]);
+        }
+        let mut subject_row = self.row(self.subject, rounds, &subject_slices);
+        subject_row.ratio_to = Some(self.peer.to_owned());
+        subject_row.ratio_median = Some(quantile(&mut ratios, 0.5));
+        subject_row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
+        subject_row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
+        subject_row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
+        Ok([subject_row, self.row(self.peer, rounds, &peer_slices)])
+    }
+
+    fn row(&self, engine: &str, rounds: u32, slices: &[Slice]) -> Row {
+        let median = |figure: fn(&Slice) -> f64| {
+            quantile(&mut slices.iter().map(figure).collect::<Vec<_>>(), 0.5)
+        };
+        let ops_per_s = median(|slice| slice.ops_per_s);
+        Row {
+            case: self.case,
+            engine: engine.to_owned(),
+            threads: self.threads,
+            block_bytes: self.block_bytes,
+            queue_depth: None,
+            ops_per_s,
+            ns_per_op: f64::from(self.threads) * 1e9 / ops_per_s,
+            cpu_ns_per_op: median(cpu_ns),
+            context_switches_per_op: median(|slice| {
+                slice.context_switches as f64 / slice.ops as f64
+            }),
+            p50_ns: None,
+            p99_ns: None,
+            p999_ns: None,
+            torn_reads: None,
+            rounds,
+            ratio_to: None,
+            ratio_median: None,
+            ratio_q1: None,
+            ratio_q3: None,
+            cpu_ratio_median: None,
+        }
     }
 }
 

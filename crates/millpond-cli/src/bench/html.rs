@@ -13,7 +13,7 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;ma
     dt{color:#5b6b75}dd{margin:0}.wide{overflow-x:auto}\
     table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap}\
     td,th{padding:.2rem .7rem;text-align:left;border-bottom:1px solid #dde4e8}\
-    td:nth-child(n+3):nth-child(-n+8){text-align:right}svg{max-width:100%;height:auto}";
+    td:nth-child(n+3):nth-child(-n+9){text-align:right}svg{max-width:100%;height:auto}";
 
 /// Colours told apart by people with any colour vision (Okabe and Ito), the subject's first.
 const SUBJECT: RGBColor = RGBColor(0, 114, 178);

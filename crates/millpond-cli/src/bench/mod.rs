@@ -2,7 +2,7 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read, and the order in which.
-//! - [`cached_read`], [`fio`]: the suites and what they measure.
+//! - [`cached_read`], [`fio`], [`range_lock`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
@@ -14,12 +14,14 @@ mod harness;
 mod html;
 mod load;
 mod machine;
+mod range_lock;
 mod report;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use millpond::RangeLockKind;
 
 use self::harness::{Outcome, Plan};
 use self::report::Report;
@@ -51,6 +53,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
+    /// Build Millpond's engines with this range lock: striped (the default), whole-file,
+    /// interval-tree, mutex-btree or olc-btree
+    #[arg(long, value_name = "KIND", default_value_t, hide_default_value = true)]
+    range_lock: RangeLockKind,
+
     /// Measure only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
@@ -65,6 +72,8 @@ pub struct Args {
 enum Suite {
     /// Reads of data that is cached, and what a miss costs
     CachedRead,
+    /// Locks on ranges of bytes: Millpond's, and those that others built
+    RangeLock,
     /// All of them
     All,
 }
@@ -73,6 +82,7 @@ impl Suite {
     fn name(self) -> &'static str {
         match self {
             Suite::CachedRead => "cached-read",
+            Suite::RangeLock => "range-lock",
             Suite::All => "all",
         }
     }
@@ -89,11 +99,15 @@ pub fn run(args: &Args) -> Result<()> {
     for file in [&args.json, &args.html].into_iter().flatten() {
         fs::write(file, []).context(file.display())?;
     }
-    let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    let mut plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    plan.range_lock = args.range_lock;
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {
         outcome.extend(cached_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::RangeLock | Suite::All) {
+        outcome.extend(range_lock::run(&plan)?);
     }
     if outcome.is_empty() {
         return Err(Failure::new(REFUSED, "--case: no case has such a name"));

@@ -19,7 +19,7 @@ pub struct Report {
 }
 
 /// The table's columns; those after the case's and the engine's names hold numbers.
-pub const COLUMNS: [&str; 10] = [
+pub const COLUMNS: [&str; 11] = [
     "case",
     "engine",
     "threads",
@@ -28,6 +28,7 @@ pub const COLUMNS: [&str; 10] = [
     "ns/op",
     "CPU ns/op",
     "switches/op",
+    "p50/p99/p99.9 ns",
     "ratio (quartiles)",
     "CPU ratio",
 ];
@@ -47,7 +48,7 @@ impl Report {
     pub fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING).set_header(COLUMNS);
-        for column in table.column_iter_mut().skip(2).take(6) {
+        for column in table.column_iter_mut().skip(2).take(7) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         for row in &self.rows {
@@ -82,15 +83,22 @@ pub fn cells(row: &Row) -> [String; COLUMNS.len()] {
         }
         _ => String::new(),
     };
+    let latencies = match (row.p50_ns, row.p99_ns, row.p999_ns) {
+        (Some(p50), Some(p99), Some(p999)) => {
+            format!("{} / {} / {}", grouped(p50), grouped(p99), grouped(p999))
+        }
+        _ => String::new(),
+    };
     [
         row.case.into(),
         row.engine.clone(),
         row.threads.to_string(),
-        row.block_bytes.to_string(),
+        row.block_bytes.map_or_else(String::new, |bytes| bytes.to_string()),
         grouped(row.ops_per_s),
         format!("{:.1}", row.ns_per_op),
         format!("{:.1}", row.cpu_ns_per_op),
         format!("{:.4}", row.context_switches_per_op),
+        latencies,
         ratio,
         row.cpu_ratio_median.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
     ]
@@ -119,15 +127,15 @@ pub mod tests {
             case: "random-4k",
             engine: "kernel <pread>".into(),
             threads: 2,
-            block_bytes: 4096,
+            block_bytes: Some(4096),
             queue_depth: None,
             ops_per_s: 1_234_567.8,
             ns_per_op: 810.0,
             cpu_ns_per_op: 805.5,
             context_switches_per_op: 0.00012,
-            p50_ns: None,
-            p99_ns: None,
-            p999_ns: None,
+            p50_ns: Some(800.0),
+            p99_ns: Some(2000.0),
+            p999_ns: Some(41_000.0),
             torn_reads: None,
             rounds: 5,
             ratio_to: None,
@@ -189,6 +197,7 @@ pub mod tests {
         let table = sample().table();
         assert!(table.contains("2.50 x kernel <pread> (2.25-2.75)"), "{table}");
         assert!(table.contains("1,234,568"), "{table}");
+        assert!(table.contains("800 / 2,000 / 41,000"), "{table}");
         assert!(table.contains("not measured: cold: kernel pread: no O_DIRECT here"), "{table}");
         assert!(table.contains("note: back end threads"), "{table}");
     }

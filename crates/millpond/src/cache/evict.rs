@@ -23,7 +23,7 @@
 //! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: who tears
 //!   a file down first removes its frames here, under the lock, and takes the lock once more
 //!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
-//! - **E2** A page that is in transition, or pinned, goes around; a DIRTY one will, too (W4).
+//! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back keeps (W4).
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
@@ -96,6 +96,11 @@ impl Queues {
             small_bytes_max: limit_bytes / 10,
             readahead: ReadaheadUse::default(),
         }
+    }
+
+    /// The bytes of all pages that are queued.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.young.bytes + self.small.bytes + self.main.bytes
     }
 
     pub(crate) fn ghost_bytes(&self) -> u64 {

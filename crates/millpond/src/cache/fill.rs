@@ -306,7 +306,10 @@ fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
                 file.cache().frames.free(frame, class);
                 Claim::Later
             }
-            None => Claim::Around,
+            None => {
+                file.shared.flusher.starve(file.cache().ledger.kept());
+                Claim::Around
+            }
         };
     }
     claimed
@@ -397,8 +400,11 @@ impl Run {
                 copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
             }
             take(Filled { page, frame });
-            let shown =
-                Shown { referenced: !self.prefetched, marker: self.marker && page == self.first };
+            let shown = Shown {
+                referenced: !self.prefetched,
+                marker: self.marker && page == self.first,
+                dirty: false,
+            };
             word.wake(word.finish_fill(frame, shown));
             ready += 1;
             if ready % RUN_NOTED == 0 {

@@ -14,7 +14,7 @@ use crate::cache::frame::FrameIndex;
 use crate::cache::page::{Epoch, PageWord, Shown, State};
 use crate::cache::pin::Pins;
 
-const SHOWN: Shown = Shown { referenced: false, marker: false };
+const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
 
 /// A rule of the protocol that a twin leaves out.
 #[derive(Clone, Copy, PartialEq)]
@@ -208,7 +208,11 @@ fn read_races_the_reuse_of_its_frame(without: Rule) {
             let pond = Arc::clone(&pond);
             move || {
                 pond.build(3, 7);
-                let old = pond.words[0].try_replace(FrameIndex(3), SHOWN, &pond.epoch).unwrap();
+                let old = pond.words[0]
+                    .try_replace(FrameIndex(3), SHOWN, &pond.epoch)
+                    .unwrap()
+                    .was
+                    .frame();
                 pond.fence_after_hiding();
                 pond.build(old.0, 99);
             }
@@ -274,7 +278,7 @@ fn writes_are_seen_by_who_writes_next(without: Rule) {
         let write_then_read = |pond: &Pond, page: usize| {
             let fresh = 3 + page as u32;
             pond.build(fresh, 1);
-            pond.words[page].try_replace(FrameIndex(fresh), SHOWN, &pond.epoch).unwrap();
+            let _ = pond.words[page].try_replace(FrameIndex(fresh), SHOWN, &pond.epoch).unwrap();
             pond.fence_after_hiding();
             let seen = pond.words[1 - page].load();
             pond.frames[seen.frame().0 as usize].load(Relaxed)

@@ -18,6 +18,10 @@ pub(crate) mod frame;
 
 mod nest;
 
+pub(crate) mod pageset;
+
+pub(crate) mod ledger;
+
 pub(crate) mod pin;
 
 pub(crate) mod evict;
@@ -34,6 +38,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::evict::{Arrival, Queues, ReadaheadUse};
 use crate::cache::frame::{Class, FrameIndex, Frames};
+use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
@@ -43,6 +48,7 @@ pub(crate) struct Cache {
     pub(crate) frames: Frames,
     pub(crate) counters: Counters,
     pub(crate) slab: Slab,
+    pub(crate) ledger: Ledger,
     queues: Mutex<Queues>,
 }
 
@@ -55,6 +61,7 @@ impl Cache {
             frames,
             counters: Counters::new(),
             slab: Slab::default(),
+            ledger: Ledger::default(),
             queues: Mutex::new(queues),
         })
     }
@@ -113,7 +120,10 @@ impl Cache {
     }
 
     fn evict_one(&self) -> bool {
-        let evicted = self.queues.lock().expect("no panic under the lock").evict_one(self);
+        let mut queues = self.queues.lock().expect("no panic under the lock");
+        // Else each attempt would go through all pages in vain.
+        let evicted = self.ledger.kept() < queues.bytes() && queues.evict_one(self);
+        drop(queues);
         if evicted {
             self.counters.evictions.add(1);
         }
@@ -176,6 +186,9 @@ impl Cache {
             // this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");
             word.take_referenced();
+            if word.load().is_kept() {
+                self.ledger.note(word.forget_writeback(), core.page_bytes());
+            }
             let seen = word.load();
             if seen.is_ready() && word.try_evict(seen, &core.epoch) {
                 held.vacated();

@@ -11,6 +11,9 @@
 //!     +---------------- try_evict ------------+                          | |
 //!     +----------------------------- drop_hidden ------------------------+ +- show -> READY
 //!   EMPTY -- hide -> HIDDEN
+//!
+//!   READY, DIRTY -- try_writeback -> READY, WRITEBACK
+//!   WRITEBACK -- end_writeback -> UNSTABLE (done), DIRTY (failed), neither (done for good)
 //! ```
 //!
 //! | bits   | field                                                                  |
@@ -19,13 +22,18 @@
 //! | 3      | REFERENCED: read since the evictor last looked; may land on any state  |
 //! | 4      | WAITERS: somebody sleeps on the word; who ends FILLING or HIDDEN wakes |
 //! | 5      | MARKER: the next reader takes the slow path, which continues read-ahead |
-//! | 6..9   | kept for write-back (DIRTY, WRITEBACK, UNSTABLE)                       |
+//! | 6      | DIRTY: newer than the back end's                                       |
+//! | 7      | WRITEBACK: a write-back of the page, maybe of an older frame, is under way |
+//! | 8      | UNSTABLE: the back end has it, but no sync has covered it yet          |
 //! | 9..36  | version                                                                |
 //! | 36..64 | frame, in units of 4 KiB (up to 1 TiB of frames)                       |
 //!
 //! - **W1** The version grows whenever a page leaves READY. Equal frame and version before and
 //!   after a copy mean one content in between.
 //! - **W2** The bytes of a READY frame never change; a writer puts a fresh frame in place.
+//! - **W4** A page that is DIRTY, WRITEBACK or UNSTABLE is not evicted.
+//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
+//!   who set it clears it, when the device is done. It forbids a second write-back.
 //! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
 //!   the old value had WAITERS: a plain store would erase a waiter that came meanwhile.
 //!
@@ -53,6 +61,11 @@ const HIDDEN: u64 = 3;
 const REFERENCED: u64 = 1 << 3;
 const WAITERS: u64 = 1 << 4;
 const MARKER: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const WRITEBACK: u64 = 1 << 7;
+const UNSTABLE: u64 = 1 << 8;
+/// What keeps a page from eviction (W4).
+const KEPT: u64 = DIRTY | WRITEBACK | UNSTABLE;
 
 const VERSION_SHIFT: u32 = 9;
 /// Shrunk under loom, so that a model can wrap it.
@@ -67,7 +80,7 @@ const FRAME_SHIFT: u32 = 36;
 pub(crate) const FRAMES_MAX: u64 = 1 << (64 - FRAME_SHIFT);
 
 /// What decides whether a copy is one content: state, version and frame.
-const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER) & !(0b111 << 6);
+const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | KEPT);
 
 /// A value that a page word had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,6 +126,23 @@ impl Word {
         self.0 & MARKER != 0
     }
 
+    #[inline]
+    pub(crate) fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    pub(crate) fn is_under_writeback(self) -> bool {
+        self.0 & WRITEBACK != 0
+    }
+
+    pub(crate) fn is_unstable(self) -> bool {
+        self.0 & UNSTABLE != 0
+    }
+
+    pub(crate) fn is_kept(self) -> bool {
+        self.0 & KEPT != 0
+    }
+
     fn has_waiters(self) -> bool {
         self.0 & WAITERS != 0
     }
@@ -134,6 +164,24 @@ impl Word {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sleepers(bool);
 
+/// A transition that was made: the word before and after it.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Change {
+    pub(crate) was: Word,
+    pub(crate) now: Word,
+}
+
+impl Change {
+    fn new(was: u64, now: u64) -> Change {
+        Change { was: Word(was), now: Word(now) }
+    }
+
+    pub(crate) fn sleepers(self) -> Sleepers {
+        Sleepers(self.was.has_waiters() && !self.now.has_waiters())
+    }
+}
+
 #[cfg(loom)]
 impl Sleepers {
     pub(crate) fn any(self) -> bool {
@@ -148,12 +196,27 @@ pub(crate) struct Shown {
     pub(crate) referenced: bool,
     /// The next reader continues the read-ahead.
     pub(crate) marker: bool,
+    /// The back end does not have it yet.
+    pub(crate) dirty: bool,
 }
 
 impl Shown {
     fn bits(self) -> u64 {
-        (u64::from(self.referenced) * REFERENCED) | (u64::from(self.marker) * MARKER)
+        (u64::from(self.referenced) * REFERENCED)
+            | (u64::from(self.marker) * MARKER)
+            | (u64::from(self.dirty) * DIRTY)
     }
+}
+
+/// How a write-back ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WritebackEnd {
+    /// The back end has the bytes, until a sync covers them only in its own way.
+    Unstable,
+    /// The bytes are durable.
+    Stable,
+    /// The page is as dirty as before.
+    Failed,
 }
 
 /// The epoch of a file: see "Wrap-around" above.
@@ -253,52 +316,68 @@ impl PageWord {
 
     /// FILLING -> READY. Caller: whose `try_fill` succeeded; the frame's bytes are complete.
     pub(crate) fn finish_fill(&self, frame: FrameIndex, shown: Shown) -> Sleepers {
-        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
+        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits()).sleepers()
     }
 
     /// FILLING -> EMPTY. Caller: whose `try_fill` succeeded; takes its frame back.
     pub(crate) fn abort_fill(&self) -> Sleepers {
-        self.end(EMPTY)
+        self.end(EMPTY).sleepers()
     }
 
-    /// Ends FILLING or HIDDEN, keeping the version. Only the page's owner calls it, so nothing
-    /// but flags can change under it, and a swap with the version just read is exact.
-    fn end(&self, new: u64) -> Sleepers {
-        let version = self.0.load(Relaxed) & VERSION;
+    /// Ends FILLING or HIDDEN, keeping the version and, unless the page becomes EMPTY, what
+    /// write-back has noted on it. Only the page's owner calls it, so nothing but flags can change
+    /// under it.
+    fn end(&self, new: u64) -> Change {
+        let kept = if new & STATE == EMPTY { VERSION } else { VERSION | KEPT };
         // AcqRel: release publishes the frame's bytes to `load`.
-        Sleepers(Word(self.0.swap(version | new, AcqRel)).has_waiters())
+        self.change(|seen| seen & kept | new)
     }
 
-    /// READY -> EMPTY if the content is still `seen` and was not referenced. The caller then owns
-    /// the frame: `fence(SeqCst)`, test its pins, free it.
+    /// Makes the transition from whatever word there is.
+    fn change(&self, to: impl Fn(u64) -> u64) -> Change {
+        let mut seen = self.0.load(Relaxed);
+        loop {
+            match self.0.compare_exchange_weak(seen, to(seen), AcqRel, Relaxed) {
+                Ok(_) => return Change::new(seen, to(seen)),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// READY -> EMPTY if the content is still `seen`, was not referenced and is not newer than what
+    /// is safe below (W4). The caller then owns the frame: `fence(SeqCst)`, test its pins, free it.
     pub(crate) fn try_evict(&self, seen: Word, epoch: &Epoch) -> bool {
         debug_assert!(seen.is_ready());
+        if seen.0 & KEPT != 0 {
+            return false;
+        }
         let new = next_version(seen.0, epoch) | EMPTY;
         self.0.compare_exchange(seen.0, new, AcqRel, Relaxed).is_ok()
     }
 
     /// READY -> READY with a fresh frame, in one step: a write of one page that leaves the size
-    /// alone. Caller: holds an exclusive guard. Fails if the page was evicted. Returns the old
-    /// frame, which the caller owns: `fence(SeqCst)`, test its pins, free it.
+    /// alone. Caller: holds an exclusive guard. Fails if the page was evicted. The caller then owns
+    /// the frame that was there: `fence(SeqCst)`, test its pins, free it.
     pub(crate) fn try_replace(
         &self,
         frame: FrameIndex,
         shown: Shown,
         epoch: &Epoch,
-    ) -> Result<FrameIndex, Word> {
+    ) -> Result<Change, Word> {
         let mut seen = self.0.load(Relaxed);
         loop {
             if seen & STATE != READY {
                 return Err(Word(seen));
             }
-            let keep = seen & MARKER;
+            // WAITERS: for the end of a write-back.
+            let keep = seen & (MARKER | KEPT | WAITERS);
             let new = next_version(seen, epoch)
                 | u64::from(frame.0) << FRAME_SHIFT
                 | READY
                 | keep
                 | shown.bits();
             match self.0.compare_exchange_weak(seen, new, AcqRel, Relaxed) {
-                Ok(_) => return Ok(Word(seen).frame()),
+                Ok(_) => return Ok(Change::new(seen, new)),
                 Err(now) => seen = now,
             }
         }
@@ -314,7 +393,8 @@ impl PageWord {
             let version =
                 if seen & STATE == READY { next_version(seen, epoch) } else { seen & VERSION };
             let frame = Word(seen).frame();
-            let new = version | u64::from(frame.0) << FRAME_SHIFT | HIDDEN;
+            let keep = seen & (KEPT | WAITERS);
+            let new = version | u64::from(frame.0) << FRAME_SHIFT | HIDDEN | keep;
             match self.0.compare_exchange_weak(seen, new, AcqRel, Acquire) {
                 Ok(_) => return Word(seen),
                 Err(now) => seen = now,
@@ -323,19 +403,73 @@ impl PageWord {
     }
 
     /// HIDDEN -> READY with `frame`. Caller: who hid it.
-    pub(crate) fn show(&self, frame: FrameIndex, shown: Shown) -> Sleepers {
+    pub(crate) fn show(&self, frame: FrameIndex, shown: Shown) -> Change {
         self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
     }
 
-    /// HIDDEN -> EMPTY. Caller: who hid it, and now owns the frame that was there.
-    pub(crate) fn drop_hidden(&self) -> Sleepers {
-        self.end(EMPTY)
+    /// HIDDEN -> EMPTY. Caller: who hid it, found it not under write-back since, and now owns the
+    /// frame that was there.
+    pub(crate) fn drop_hidden(&self) -> Change {
+        let change = self.end(EMPTY);
+        debug_assert!(!change.was.is_under_writeback());
+        change
     }
 
-    /// Sets WAITERS on a FILLING or HIDDEN word; the value to sleep on, or `None` if the page has
-    /// changed.
+    /// READY and DIRTY -> READY and WRITEBACK, if the word is still `seen`, which is not under
+    /// write-back. The caller pinned the frame and fenced (SeqCst) before, as a viewer does, and
+    /// unpins it after [`PageWord::end_writeback`].
+    pub(crate) fn try_writeback(&self, seen: Word) -> Option<Change> {
+        debug_assert!(seen.is_ready() && seen.is_dirty() && !seen.is_under_writeback());
+        let new = seen.0 & !DIRTY | WRITEBACK;
+        // Acquire: the size, which is read next, is not older than the DIRTY that was found.
+        let begun = self.0.compare_exchange(seen.0, new, AcqRel, Relaxed);
+        begun.ok().map(|was| Change::new(was, new))
+    }
+
+    /// Ends a write-back, whatever state the page has by now. Caller: whose `try_writeback`
+    /// succeeded.
+    pub(crate) fn end_writeback(&self, end: WritebackEnd) -> Change {
+        let set = match end {
+            WritebackEnd::Unstable => UNSTABLE,
+            WritebackEnd::Stable => 0,
+            WritebackEnd::Failed => DIRTY,
+        };
+        // Release: who finds the write-back ended may let the back end change the page.
+        let change = self.change(|seen| seen & !(WRITEBACK | WAITERS) | set);
+        debug_assert!(change.was.is_under_writeback());
+        change
+    }
+
+    /// Clears UNSTABLE: a sync has covered the page.
+    pub(crate) fn settle(&self) -> Change {
+        self.change(|seen| seen & !UNSTABLE)
+    }
+
+    /// The back end lost what it had acknowledged: a READY or HIDDEN page becomes DIRTY and not
+    /// UNSTABLE; one in another state is left alone.
+    pub(crate) fn redirty(&self) -> Change {
+        self.change(|seen| {
+            let cached = matches!(seen & STATE, READY | HIDDEN);
+            if cached && Word(seen).frame() != FrameIndex::NONE {
+                seen & !UNSTABLE | DIRTY
+            } else {
+                seen
+            }
+        })
+    }
+
+    /// Gives up what write-back has noted, as the file is torn down.
+    pub(crate) fn forget_writeback(&self) -> Change {
+        self.change(|seen| seen & !KEPT)
+    }
+
+    /// Sets WAITERS on a word that is FILLING, HIDDEN or under write-back; the value to sleep on,
+    /// or `None` if the page has changed. The end of each of these wakes, so who waits for one may
+    /// be woken by another.
     pub(crate) fn arm(&self, seen: Word) -> Option<Word> {
-        debug_assert!(matches!(seen.state(), State::Filling | State::Hidden));
+        debug_assert!(
+            matches!(seen.state(), State::Filling | State::Hidden) || seen.is_under_writeback()
+        );
         let armed = seen.0 | WAITERS;
         if seen.0 == armed {
             return Some(seen);
@@ -453,7 +587,7 @@ mod tests {
     fn a_marker_sends_the_reader_to_the_slow_path_once() {
         let word = PageWord::new();
         word.try_fill(F1).unwrap();
-        let _ = word.finish_fill(F1, Shown { referenced: false, marker: true });
+        let _ = word.finish_fill(F1, Shown { marker: true, ..Shown::default() });
         assert!(word.load().is_ready() && !word.load().is_hit());
         assert!(word.take_marker() && !word.take_marker());
         assert!(word.load().is_hit());
@@ -466,7 +600,7 @@ mod tests {
         word.hide(&epoch);
         let armed = word.arm(word.load()).unwrap();
         assert_eq!(word.arm(armed), Some(armed));
-        assert_eq!(word.drop_hidden(), Sleepers(true));
+        assert_eq!(word.drop_hidden().sleepers(), Sleepers(true));
         assert_eq!(word.load().state(), State::Empty);
     }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
-use millpond_rangelock::{Mode, OwnedGuard};
+use millpond_rangelock::Mode;
 
 use crate::advice::Advice;
 use crate::cache::fill::{Leaves, Run, try_claim};
@@ -23,6 +23,7 @@ use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
+use crate::range_lock::OwnedGuard;
 
 /// The largest window, in bytes, unless the builder says otherwise.
 pub(crate) const WINDOW_BYTES_MAX: u64 = 1 << 20;

@@ -20,6 +20,8 @@ pub(crate) struct Transfer<'a> {
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
     pub(crate) segments: &'a [Segment<'a>],
+    /// Of a write: ends when the bytes, and what is needed to find them, are on the device.
+    pub(crate) durable: bool,
     /// Bytes moved so far.
     pub(crate) moved: u64,
     pub(crate) error: Option<io::Error>,
@@ -27,7 +29,7 @@ pub(crate) struct Transfer<'a> {
 
 impl<'a> Transfer<'a> {
     pub(crate) fn new(direction: Direction, offset: u64, segments: &'a [Segment<'a>]) -> Self {
-        Transfer { direction, offset, segments, moved: 0, error: None }
+        Transfer { direction, offset, segments, durable: false, moved: 0, error: None }
     }
 
     /// Notes the outcome of an attempt to move the first bytes.
@@ -75,6 +77,7 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>, total: u64) {
             segment::pieces(transfer.segments, transfer.moved, total - transfer.moved).collect();
         let offset = transfer.offset + transfer.moved;
         let mut attempt = [Transfer::new(transfer.direction, offset, &rest)];
+        attempt[0].durable = transfer.durable;
         file.try_all(&mut attempt);
         let [attempt] = attempt;
         ended = attempt.error.is_none() && is_end(attempt.moved);

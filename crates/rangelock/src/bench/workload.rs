@@ -8,6 +8,9 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{RwLock, RwLockWriteGuard};
+
+use super::histogram::{Histogram, Latencies};
 use super::{Case, Engine, Layout};
 use crate::{ByteRange, Mode, RangeLock, RawRangeLock, Striped, peers};
 
@@ -17,25 +20,31 @@ const BLOCK: u64 = 4096;
 /// Pairs between two looks at the stop flag.
 const BATCH: u64 = 32;
 
+/// What one measurement found.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
-    pub(super) ops: f64,
-    pub(super) seconds: f64,
-    pub(super) cpu_ns: f64,
-    pub(super) switches: f64,
+pub struct Slice {
+    /// Lock and unlock pairs, all threads together.
+    pub ops: f64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Processor time of the whole process.
+    pub cpu_ns: f64,
+    /// Context switches of the threads that were measured.
+    pub switches: f64,
 }
 
-impl Sample {
-    pub(super) fn ops_per_s(&self) -> f64 {
+impl Slice {
+    /// Pairs a second, all threads together.
+    pub fn ops_per_s(&self) -> f64 {
         self.ops / self.seconds
     }
 }
 
-impl Add for Sample {
-    type Output = Sample;
+impl Add for Slice {
+    type Output = Slice;
 
-    fn add(self, other: Sample) -> Sample {
-        Sample {
+    fn add(self, other: Slice) -> Slice {
+        Slice {
             ops: self.ops + other.ops,
             seconds: self.seconds + other.seconds,
             cpu_ns: self.cpu_ns + other.cpu_ns,
@@ -78,40 +87,42 @@ impl Walk {
 }
 
 /// Runs `case` on `engine` for about `time`.
-pub(super) fn run(engine: Engine, case: &Case, time: Duration) -> Sample {
+pub fn slice(engine: Engine, case: &Case, time: Duration) -> Slice {
+    run(engine, &Throughput { case, time })
+}
+
+/// How long each pair of `case` takes on `engine`, the clock included, seen for about `time`.
+pub fn latencies(engine: Engine, case: &Case, time: Duration) -> Latencies {
+    run(engine, &Latency { case, time }).latencies()
+}
+
+/// What is measured about a pair.
+trait Measurement: Sync {
+    type Found;
+
+    fn case(&self) -> &Case;
+
+    /// Has each thread start with `start` and then do what that returns, over and over.
+    fn threads<P: FnMut()>(&self, start: impl Fn(usize) -> P + Sync) -> Self::Found;
+}
+
+fn run<M: Measurement>(engine: Engine, measurement: &M) -> M::Found {
+    let case = measurement.case();
     match engine {
-        Engine::Striped => run_lock::<Striped>(case, time),
-        Engine::WholeFile => run_lock::<peers::WholeFile>(case, time),
-        Engine::IntervalTree => run_lock::<peers::IntervalTree>(case, time),
-        Engine::MutexBTree => run_lock::<peers::MutexBTree>(case, time),
-        Engine::OlcBTree => run_lock::<peers::OlcBTree>(case, time),
-        Engine::RwLockShared => {
-            let lock = parking_lot::RwLock::new(());
-            run_threads(case, time, |thread| {
-                let mut walk = Walk::new(case, thread);
-                let lock = &lock;
-                move || {
-                    // The same work around the lock as for the others.
-                    black_box(walk.next());
-                    drop(lock.read());
-                }
-            })
-        }
+        Engine::Striped => run_lock::<Striped, M>(measurement),
+        Engine::WholeFile => run_lock::<peers::WholeFile, M>(measurement),
+        Engine::IntervalTree => run_lock::<peers::IntervalTree, M>(measurement),
+        Engine::MutexBTree => run_lock::<peers::MutexBTree, M>(measurement),
+        Engine::OlcBTree => run_lock::<peers::OlcBTree, M>(measurement),
+        Engine::RwLockShared => run_rwlock(measurement, |lock| drop(lock.read())),
+        Engine::RwLockExclusive => run_rwlock(measurement, |lock| drop(lock.write())),
         Engine::RwLockFair => {
-            let lock = parking_lot::RwLock::new(());
-            run_threads(case, time, |thread| {
-                let mut walk = Walk::new(case, thread);
-                let lock = &lock;
-                move || {
-                    black_box(walk.next());
-                    parking_lot::RwLockWriteGuard::unlock_fair(lock.write());
-                }
-            })
+            run_rwlock(measurement, |lock| RwLockWriteGuard::unlock_fair(lock.write()))
         }
         Engine::StdMap => {
             let map = Mutex::new(BTreeMap::new());
             let lock = || map.lock().expect("no panics under it");
-            run_threads(case, time, |thread| {
+            measurement.threads(|thread| {
                 let mut walk = Walk::new(case, thread);
                 let mut oldest = walk;
                 for _ in 1..case.held {
@@ -132,19 +143,33 @@ pub(super) fn run(engine: Engine, case: &Case, time: Duration) -> Sample {
     }
 }
 
-fn run_lock<L: RawRangeLock>(case: &Case, time: Duration) -> Sample {
+fn run_rwlock<M: Measurement>(measurement: &M, pair: impl Fn(&RwLock<()>) + Sync) -> M::Found {
+    let lock = RwLock::new(());
+    measurement.threads(|thread| {
+        let mut walk = Walk::new(measurement.case(), thread);
+        let (lock, pair) = (&lock, &pair);
+        move || {
+            // The same work around the lock as for the others.
+            black_box(walk.next());
+            pair(lock);
+        }
+    })
+}
+
+fn run_lock<L: RawRangeLock, M: Measurement>(measurement: &M) -> M::Found {
     let lock = RangeLock::<L>::with_raw();
+    let case = measurement.case();
     if case.held > 1 {
-        return run_threads(case, time, |thread| pairs(&lock, Walk::new(case, thread), case));
+        return measurement.threads(|thread| pairs(&lock, Walk::new(case, thread), case));
     }
     let lock = &lock;
     // The mode as a constant, as callers have it.
     match case.mode {
-        Mode::Exclusive => run_threads(case, time, |thread| {
+        Mode::Exclusive => measurement.threads(|thread| {
             let mut walk = Walk::new(case, thread);
             move || drop(lock.lock(walk.next(), Mode::Exclusive))
         }),
-        Mode::Shared => run_threads(case, time, |thread| {
+        Mode::Shared => measurement.threads(|thread| {
             let mut walk = Walk::new(case, thread);
             move || drop(lock.lock(walk.next(), Mode::Shared))
         }),
@@ -167,44 +192,115 @@ fn pairs<'a, L: RawRangeLock>(
     }
 }
 
-fn run_threads<P: FnMut()>(
-    case: &Case,
+/// How many pairs, and what they cost.
+struct Throughput<'a> {
+    case: &'a Case,
     time: Duration,
-    start: impl Fn(usize) -> P + Sync,
-) -> Sample {
+}
+
+impl Measurement for Throughput<'_> {
+    type Found = Slice;
+
+    fn case(&self) -> &Case {
+        self.case
+    }
+
+    fn threads<P: FnMut()>(&self, start: impl Fn(usize) -> P + Sync) -> Slice {
+        let worker = |thread, gate: &Gate, stop: &AtomicBool| {
+            let mut pair = start(thread);
+            gate.wait();
+            let switches = context_switches();
+            let mut ops = 0;
+            while !stop.load(Ordering::Relaxed) {
+                (0..BATCH).for_each(|_| pair());
+                ops += BATCH;
+            }
+            (ops, context_switches() - switches, Instant::now())
+        };
+        let found = run_threads(self.case.threads, self.time, worker);
+        let mut slice = Slice { ops: 0.0, seconds: 0.0, cpu_ns: found.cpu_ns, switches: 0.0 };
+        for (ops, switches, end) in found.threads {
+            slice.ops += ops as f64;
+            slice.switches += switches as f64;
+            slice.seconds = slice.seconds.max((end - found.begin).as_secs_f64());
+        }
+        slice
+    }
+}
+
+/// How long each pair takes.
+struct Latency<'a> {
+    case: &'a Case,
+    time: Duration,
+}
+
+impl Measurement for Latency<'_> {
+    type Found = Histogram;
+
+    fn case(&self) -> &Case {
+        self.case
+    }
+
+    fn threads<P: FnMut()>(&self, start: impl Fn(usize) -> P + Sync) -> Histogram {
+        let worker = |thread, gate: &Gate, stop: &AtomicBool| {
+            let mut pair = start(thread);
+            let mut histogram = Histogram::new();
+            gate.wait();
+            while !stop.load(Ordering::Relaxed) {
+                for _ in 0..BATCH {
+                    let begin = Instant::now();
+                    pair();
+                    histogram.add(begin.elapsed());
+                }
+            }
+            histogram
+        };
+        let found = run_threads(self.case.threads, self.time, worker);
+        found.threads.into_iter().fold(Histogram::new(), Histogram::merged)
+    }
+}
+
+/// Where threads wait until all are ready and the clock runs.
+struct Gate {
+    ready: Barrier,
+    open: Barrier,
+}
+
+impl Gate {
+    fn wait(&self) {
+        self.ready.wait();
+        self.open.wait();
+    }
+}
+
+struct Found<T> {
+    threads: Vec<T>,
+    begin: Instant,
+    cpu_ns: f64,
+}
+
+/// Runs `worker` on so many threads: each waits at the gate when it is ready, and then works until
+/// it is told to stop.
+fn run_threads<T: Send>(
+    threads: usize,
+    time: Duration,
+    worker: impl Fn(usize, &Gate, &AtomicBool) -> T + Sync,
+) -> Found<T> {
     let stop = AtomicBool::new(false);
-    let barrier = Barrier::new(case.threads + 1);
+    let gate = Gate { ready: Barrier::new(threads + 1), open: Barrier::new(threads + 1) };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..case.threads)
-            .map(|thread| {
-                let (stop, barrier, start) = (&stop, &barrier, &start);
-                scope.spawn(move || {
-                    let mut pair = start(thread);
-                    barrier.wait();
-                    let switches = context_switches();
-                    let mut ops = 0;
-                    while !stop.load(Ordering::Relaxed) {
-                        (0..BATCH).for_each(|_| pair());
-                        ops += BATCH;
-                    }
-                    (ops, context_switches() - switches, Instant::now())
-                })
-            })
-            .collect();
-        let cpu = cpu_time();
-        barrier.wait();
-        let begin = Instant::now();
+        let (worker, gate, stop) = (&worker, &gate, &stop);
+        let workers: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || worker(thread, gate, stop))).collect();
+        gate.ready.wait();
+        // Before the others go: this thread may come back from the barrier long after them.
+        let (cpu, begin) = (cpu_time(), Instant::now());
+        gate.open.wait();
         thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
-        let mut sample = Sample { ops: 0.0, seconds: 0.0, cpu_ns: 0.0, switches: 0.0 };
-        for worker in workers {
-            let (ops, switches, end) = worker.join().expect("workers do not panic");
-            sample.ops += ops as f64;
-            sample.switches += switches as f64;
-            sample.seconds = sample.seconds.max((end - begin).as_secs_f64());
-        }
-        sample.cpu_ns = (cpu_time() - cpu).as_nanos() as f64;
-        sample
+        let joined = workers.into_iter().map(|worker| worker.join().expect("workers don't panic"));
+        let threads = joined.collect();
+        Found { threads, begin, cpu_ns: (cpu_time() - cpu).as_nanos() as f64 }
     })
 }
 

@@ -253,6 +253,7 @@ impl Descriptors {
     /// The descriptor and flags with which `transfer` goes to the kernel.
     pub(crate) fn route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
+        let durable = if transfer.durable { libc::RWF_DSYNC } else { 0 };
         Ok(match transfer.direction {
             Direction::Read if self.direct.is_some() => {
                 (self.direct_read.get().ok_or_else(bad)?.as_raw_fd(), 0)
@@ -260,12 +261,12 @@ impl Descriptors {
             Direction::Read => (self.read.get().ok_or_else(bad)?.as_raw_fd(), 0),
             Direction::Write => match self.direct {
                 Some(alignment) if is_aligned(transfer, alignment) => {
-                    (self.direct_write.get().ok_or_else(bad)?.as_raw_fd(), 0)
+                    (self.direct_write.get().ok_or_else(bad)?.as_raw_fd(), durable)
                 }
                 _ => {
                     // O_APPEND may be set at any time, by whoever shares the description.
                     let flags = if can_ignore_append() { RWF_NOAPPEND } else { 0 };
-                    (self.write.get().ok_or_else(bad)?.as_raw_fd(), flags)
+                    (self.write.get().ok_or_else(bad)?.as_raw_fd(), flags | durable)
                 }
             },
         })

@@ -1,0 +1,45 @@
+//! The range lock of a file: which implementation it is.
+//!
+//! It is [`Striped`](millpond_rangelock::Striped), known to the compiler. With the feature
+//! `range-lock-peers` it is what the engine was built with (`any`): for comparison, at the cost of a
+//! branch for each lock and unlock.
+
+#[cfg(feature = "range-lock-peers")]
+mod any;
+
+#[cfg(feature = "range-lock-peers")]
+pub use any::RangeLockKind;
+#[cfg(feature = "range-lock-peers")]
+pub(crate) use any::RangeLockKind as Kind;
+#[cfg(feature = "range-lock-peers")]
+pub(crate) use any::{Guard, LOCK_BYTES, OwnedGuard, Ranges};
+
+#[cfg(not(feature = "range-lock-peers"))]
+pub(crate) use only::{Guard, Kind, LOCK_BYTES, OwnedGuard, Ranges};
+
+#[cfg(not(feature = "range-lock-peers"))]
+mod only {
+    use std::sync::Arc;
+
+    use millpond_rangelock::RangeLock;
+    pub(crate) use millpond_rangelock::{Guard, OwnedGuard};
+
+    /// The ranges of one file that are held.
+    pub(crate) type Ranges = Arc<RangeLock>;
+
+    /// The size of a lock.
+    pub(crate) const LOCK_BYTES: usize = size_of::<RangeLock>();
+
+    /// There is nothing to choose.
+    #[derive(Debug, Clone, Copy)]
+    pub(crate) enum Kind {
+        Striped,
+    }
+
+    impl Kind {
+        /// A lock for a file.
+        pub(crate) fn lock(self) -> Ranges {
+            Arc::new(RangeLock::new())
+        }
+    }
+}
