@@ -197,6 +197,8 @@ impl CachedFile {
         if offset >= size {
             return Ok(None);
         }
+        // What is only in the cache is data, too.
+        writeback::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
         Ok(match to {
