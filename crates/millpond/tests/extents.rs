@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, Op, OpenOptions, SimOptions};
+use millpond::{
+    Advice, BackendChoice, Backing, Engine, Error, File, Op, OpenOptions, SimOptions, WriteMode,
+};
 
 use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
 
@@ -50,7 +52,7 @@ impl Clear {
 /// Goal: what the engine shows after any extent operation is what the kernel has, byte for byte and
 /// in length.
 /// Method: random operations, each followed by a comparison of a handle's bytes, cached and not,
-/// with those that std::fs reads, on /tmp.
+/// with those that std::fs reads, on /tmp; where writes wait in the cache, after a sync now and then.
 #[test]
 fn the_kernel_agrees_after_each_operation() {
     let mut random = Random::from_environment();
@@ -58,11 +60,17 @@ fn the_kernel_agrees_after_each_operation() {
         if matches!(name, "memory" | "sim") {
             continue;
         }
-        for backing in [Backing::Buffered, Backing::Direct] {
+        for (backing, mode) in [
+            (Backing::Buffered, WriteMode::Through),
+            (Backing::Direct, WriteMode::Through),
+            (Backing::Buffered, WriteMode::Back),
+            (Backing::Direct, WriteMode::Back),
+        ] {
             let dir = ordinary_dir();
             let path = dir.path().join("file");
             let engine = engine(cache_for(20, 4096), backend.clone());
-            let file = match engine.open(&path, &read_write().backing(backing)) {
+            let options = read_write().backing(backing).write_mode(mode);
+            let file = match engine.open(&path, &options) {
                 Ok(file) => file,
                 Err(error) => {
                     println!("skipped: {name}, {backing:?}: {error}");
@@ -99,8 +107,18 @@ fn the_kernel_agrees_after_each_operation() {
                 }
                 assert_eq!(file.len().unwrap(), expected.len() as u64, "{name}: step {step}");
                 assert!(read(&file, 120_000, 0) == expected[..expected.len().min(120_000)]);
+                if mode == WriteMode::Back && random.chance(600) {
+                    continue;
+                }
+                file.sync_all().unwrap();
                 assert!(std::fs::read(&path).unwrap() == expected, "{name}: step {step}");
             }
+            // The search for data counts what is only in the cache.
+            file.truncate(0).unwrap();
+            file.truncate(1 << 20).unwrap();
+            file.write_all_at(&content(PAGE, 1), 20 * PAGE as u64).unwrap();
+            assert_eq!(file.seek_data(0).unwrap(), Some(20 * PAGE as u64), "{name}");
+            assert_eq!(file.seek_hole(20 * PAGE as u64).unwrap(), Some(21 * PAGE as u64));
         }
     }
 }
@@ -412,7 +430,8 @@ fn the_length_is_the_kernels_when_reserving_meets_cutting() {
         let dir = temp_dir();
         let path = dir.path().join("file");
         let engine = engine(1 << 20, backend);
-        let file = engine.open(&path, &read_write()).unwrap();
+        let mode = if random.chance(500) { WriteMode::Back } else { WriteMode::Through };
+        let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
         for _ in 0..common::scaled(150) {
             std::thread::scope(|scope| {
                 for thread in 0..4 {
@@ -430,6 +449,7 @@ fn the_length_is_the_kernels_when_reserving_meets_cutting() {
                     });
                 }
             });
+            file.sync_all().unwrap();
             let (len, kernel) = (file.len().unwrap(), std::fs::metadata(&path).unwrap().len());
             assert_eq!(len, kernel, "{name}");
             assert_eq!(read(&file, 200_000, 0), vec![0; (len as usize).min(200_000)]);
@@ -557,10 +577,11 @@ fn groups_under_change(engine: &Engine, path: &Path, options: &OpenOptions, seed
 fn readers_see_whole_ranges_as_they_were_or_zero() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
-        for (page_bytes, cache_pages, backing) in [
-            (4096u64, 5, Backing::Buffered),
-            (4096, 100, Backing::Direct),
-            (16384, 30, Backing::Buffered),
+        for (page_bytes, cache_pages, backing, mode) in [
+            (4096u64, 5, Backing::Buffered, WriteMode::Through),
+            (4096, 100, Backing::Direct, WriteMode::Through),
+            (4096, 100, Backing::Direct, WriteMode::Back),
+            (16384, 30, Backing::Buffered, WriteMode::Back),
         ] {
             let (backend, seed) = (backend.clone(), random.next());
             within(stress_time(0.5) + Duration::from_secs(60), name, move || {
@@ -568,7 +589,8 @@ fn readers_see_whole_ranges_as_they_were_or_zero() {
                 let path = dir.path().join("file");
                 let engine = engine(cache_for(cache_pages, page_bytes), backend);
                 let options = read_write().page_bytes(page_bytes as u32).backing(backing);
-                let what = format!("{name}, {backing:?}, pages of {page_bytes}");
+                let options = options.write_mode(mode);
+                let what = format!("{name}, {backing:?}, {mode:?}, pages of {page_bytes}");
                 groups_under_change(&engine, &path, &options, seed, &what);
             });
         }

@@ -10,7 +10,7 @@ mod common;
 use std::io::{IoSlice, IoSliceMut};
 
 use millpond::{
-    Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View,
+    Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View, WriteMode,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -108,6 +108,8 @@ struct Case {
     /// Pages that fit into the cache; 0: the smallest limit that an engine takes.
     cache_pages: u64,
     direct: bool,
+    /// Writes wait in the cache; not where the device fails, as errors come later then.
+    back: bool,
     hit_path: bool,
     readahead: bool,
     keep_views: bool,
@@ -119,18 +121,19 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let sizes = (12u32..17, prop_oneof![1 => Just(0u64), 3 => Just(3u64), 4 => 4u64..40]);
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let sim = (any::<u64>(), any::<bool>(), 0u64..600);
     (sizes, flags, sim, prop::collection::vec(steps(), 1..80)).prop_map(
         |(
             (page_shift, cache_pages),
-            (direct, hit_path, readahead, keep_views),
+            (direct, back, hit_path, readahead, keep_views),
             (seed, delays, short_per_mille),
             steps,
         )| Case {
             page_shift,
             cache_pages,
             direct,
+            back,
             hit_path,
             readahead,
             keep_views,
@@ -546,7 +549,10 @@ fn run(case: &Case, backend: BackendChoice, errors: Option<&SimOptions>) {
         .build()
         .unwrap();
     let backing = if case.direct { Backing::Direct } else { Backing::Buffered };
+    let back = case.back && errors.is_none();
+    let mode = if back { WriteMode::Back } else { WriteMode::Through };
     let options = common::read_write().page_bytes(page_bytes as u32).backing(backing);
+    let options = options.write_mode(mode);
     // What is in memory is lost with the last handle.
     let viewer = (in_memory || case.keep_views).then(|| engine.open(&path, &options).unwrap());
     let mut run = Run {
