@@ -2,6 +2,7 @@
 //!
 //! - [`run`]: starts another program with its file I/O served by Millpond. Looks at the program
 //!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs.
+//! - [`keeper`]: writes back what other processes left dirty when they died.
 //! - [`bench`]: measures Millpond and its peers on this machine.
 //!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be
@@ -11,6 +12,7 @@
 
 mod bench;
 mod failure;
+mod keeper;
 mod run;
 
 use std::process::ExitCode;
@@ -30,12 +32,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Keeper(keeper::Args),
     Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args).map(|never| match never {}),
+        Command::Keeper(args) => keeper::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match outcome {

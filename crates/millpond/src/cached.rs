@@ -28,6 +28,7 @@ use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::space::Space;
+use crate::survival::kept::Kept;
 use crate::writeback::{Flusher, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
@@ -114,9 +115,9 @@ fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct FileId {
-    device: u64,
-    inode: u64,
+pub(crate) struct FileId {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
 }
 
 /// One file of this process.
@@ -129,9 +130,10 @@ pub(crate) struct CachedFile {
     pub(crate) write_mode: WriteMode,
     pub(crate) writeback: Writeback,
     pub(crate) space: Space,
+    pub(crate) kept: Kept,
     pub(crate) handles: AtomicUsize,
     pub(crate) this: Weak<CachedFile>,
-    id: FileId,
+    pub(crate) id: FileId,
 }
 
 // SAFETY: the core is of atomics, in memory that `shared` keeps; it is freed by `drop` alone.
@@ -242,6 +244,7 @@ impl CachedFile {
             write_mode,
             writeback: Writeback::default(),
             space: Space::default(),
+            kept: Kept::default(),
             handles: AtomicUsize::new(0),
             this: Weak::clone(this),
             id,

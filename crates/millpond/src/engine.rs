@@ -21,6 +21,8 @@ use crate::writeback::{Flusher, Limits};
 /// The smallest and largest limits that an engine can keep to.
 const CACHE_BYTES_MIN: u64 = 16 << 10;
 const CACHE_BYTES_MAX: u64 = 512 << 30;
+/// Less would be taken up by the tables that the keeper reads.
+const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 
 /// A cache with a hard memory limit, and the back end below it.
 ///
@@ -55,6 +57,12 @@ impl Engine {
             );
             return Err(Error::InvalidInput { op: Op::Build, what });
         }
+        if options.keeper.is_some() && cache_bytes < KEEPER_CACHE_BYTES_MIN {
+            let what = format!(
+                "cache of {cache_bytes} bytes: with a keeper, at least {KEEPER_CACHE_BYTES_MIN}"
+            );
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let (kind, reason) = choose(options.backend).map_err(failed)?;
         let dirty_bytes_max = cache_bytes / 2;
@@ -66,7 +74,7 @@ impl Engine {
         Ok(Engine {
             shared: Arc::new(Shared {
                 flusher: Flusher::new(limits),
-                cache: Cache::new(cache_bytes).map_err(failed)?,
+                cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend: Backend { kind, reason, pool: Arc::default() },
                 range_lock: options.range_lock,

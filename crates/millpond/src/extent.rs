@@ -28,6 +28,7 @@ use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::space;
+use crate::survival::Intent;
 use crate::sync::fence;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{self, LAST_PAGE};
@@ -66,17 +67,36 @@ impl CachedFile {
     /// Sets the file's size.
     pub(crate) fn truncate(&self, len: u64) -> Result<()> {
         let (guard, size) = self.lock_from_end(len);
-        if len >= size {
-            self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
-            writeback::passed_metadata(self);
-            self.core().size.store(len, Release);
-            // Before this returns, as after a write: see `write::Write::replace`.
-            fence(SeqCst);
-            return Ok(());
-        }
-        let first = self.page_of(len);
-        let tail = (len > self.start_of(first)).then_some(first);
-        self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
+        let intent = Intent::Truncate { len };
+        let outcome = if len >= size {
+            self.intending(intent, || self.extend(len))
+        } else {
+            let first = self.page_of(len);
+            let tail = (len > self.start_of(first)).then_some(first);
+            self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
+            self.intending(intent, || self.cut(len, first, tail))
+        };
+        drop(guard);
+        outcome
+    }
+
+    /// Moves the end of the file up to `len`.
+    fn extend(&self, len: u64) -> Result<()> {
+        self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
+        writeback::passed_metadata(self);
+        self.set_size(len);
+        // Before this returns, as after a write: see `write::Write::replace`.
+        fence(SeqCst);
+        Ok(())
+    }
+
+    fn set_size(&self, size: u64) {
+        self.keep_size(size);
+        self.core().size.store(size, Release);
+    }
+
+    /// Cuts the file, whose pages from `first` on are hidden, to `len`, which lies in page `tail`.
+    fn cut(&self, len: u64, first: PageIndex, tail: Option<PageIndex>) -> Result<()> {
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
             self.show_hidden(first, LAST_PAGE);
@@ -86,14 +106,13 @@ impl CachedFile {
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
         writeback::passed_metadata(self);
-        self.core().size.store(len, Release);
+        self.set_size(len);
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
         drop_pages(self, first, LAST_PAGE);
         writeback::forget(self, first + u64::from(tail.is_some()), LAST_PAGE);
         space::forget(self, len, u64::MAX);
-        drop(guard);
         Ok(())
     }
 
@@ -138,19 +157,27 @@ impl CachedFile {
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         self.hide_and_settle(first, last, self.edges(offset, end, size))?;
-        let outcome = act(size);
-        if op == Op::Punch {
-            space::forget(self, offset, end);
-        }
-        match outcome {
-            Ok(()) => {
-                writeback::passed_metadata(self);
-                drop_pages(self, first, last);
-                writeback::forget(self, first, last);
+        let (start, stop) = (offset, end.min(size));
+        let intent = match op {
+            Op::Punch => Intent::Punch { start, end: stop },
+            _ => Intent::Zero { start, end: stop },
+        };
+        let outcome = self.intending(intent, || {
+            let outcome = act(size);
+            if op == Op::Punch {
+                space::forget(self, offset, end);
             }
-            Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
-            Err(_) => self.show_dirty(first, last),
-        }
+            match outcome {
+                Ok(()) => {
+                    writeback::passed_metadata(self);
+                    drop_pages(self, first, last);
+                    writeback::forget(self, first, last);
+                }
+                Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
+                Err(_) => self.show_dirty(first, last),
+            }
+            outcome
+        });
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
     }
@@ -176,7 +203,7 @@ impl CachedFile {
             }
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
-                self.core().size.store(end, Release);
+                self.set_size(end);
                 // Before this returns, as after a write: see `write::Write::replace`.
                 fence(SeqCst);
             }
@@ -270,10 +297,14 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Gives back space beyond the end that was reserved for writes to come.
-    pub(crate) fn trim(&self) {
-        let (guard, size) = self.lock_from_end(u64::MAX);
-        space::trim(self, size);
+    /// After the last handle is gone and all is written back: gives back space beyond the end that
+    /// was reserved for writes to come, and the file's place at the keeper.
+    pub(crate) fn rest(&self) {
+        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        if self.handles.load(Acquire) == 0 && !self.owes() {
+            space::trim(self, self.core().size.load(Acquire));
+            self.let_go();
+        }
         drop(guard);
     }
 
@@ -358,7 +389,7 @@ impl CachedFile {
             let end = old.min(new);
             let first = self.page_of(end);
             self.hide_and_settle(first, LAST_PAGE, [None, None])?;
-            self.core().size.store(new, Release);
+            self.set_size(new);
             drop_pages(self, first, LAST_PAGE);
         }
         drop(guard);

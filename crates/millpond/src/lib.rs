@@ -48,6 +48,8 @@ mod extent;
 
 mod space;
 
+mod survival;
+
 mod io;
 
 pub mod fault;
@@ -73,6 +75,7 @@ pub use options::{
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;
+pub use survival::keeper;
 pub use view::View;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::sim::SimOptions;
 use crate::range_lock::Kind;
+use crate::survival::keeper::Address;
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]
@@ -61,6 +62,7 @@ pub struct EngineBuilder {
     pub(crate) readahead_bytes_max: u64,
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_max: Duration,
+    pub(crate) keeper: Option<Address>,
 }
 
 impl Default for EngineBuilder {
@@ -73,6 +75,7 @@ impl Default for EngineBuilder {
             readahead_bytes_max: WINDOW_BYTES_MAX,
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
+            keeper: None,
         }
     }
 }
@@ -149,12 +152,22 @@ impl EngineBuilder {
         self
     }
 
+    /// The keeper that writes back what this process leaves dirty when it dies; see
+    /// [`crate::keeper`]. Cached pages are then in memory that is shared with the keeper, which the
+    /// system may not give huge pages, and the cache has at least 256 KiB. Default: none.
+    #[must_use]
+    pub fn keeper(mut self, address: Address) -> Self {
+        self.keeper = Some(address);
+        self
+    }
+
     /// Builds the engine. Starts no thread.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
-    /// [`Error::Io`] where memory can't be reserved or the chosen back end is refused.
+    /// [`Error::Io`] where memory can't be reserved, the chosen back end is refused, or the keeper
+    /// can't be reached or refuses.
     pub fn build(self) -> Result<Engine> {
         Engine::build(self)
     }

@@ -26,7 +26,7 @@ use crate::cache::copy;
 use crate::cache::evict::Arrival;
 use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::table::{Held, PageIndex};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
@@ -174,7 +174,10 @@ impl Write<'_> {
         let fresh = &mut fresh[..pages];
         let (start, end) = (self.file.start_of(self.first), self.offset + self.len);
         let end = end.next_multiple_of(self.file.core().page_bytes() as u64);
-        if !space::reserve(self.file, start, end, self.size) || !self.occupy(pages) {
+        if !self.file.keep()
+            || !space::reserve(self.file, start, end, self.size)
+            || !self.occupy(pages)
+        {
             return Ok(false);
         }
         let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
@@ -493,6 +496,12 @@ impl Write<'_> {
         // After the hiding RMWs and before anything that tells of the write: a reader that learns
         // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
         fence(SeqCst);
+        if dirty {
+            let pages = (self.first..).zip(fresh.iter().copied());
+            self.file.commit(pages, (size != self.size).then_some(size));
+        } else if size != self.size {
+            self.file.keep_size(size);
+        }
         if size != self.size {
             core.size.store(size, Release);
         }
@@ -513,6 +522,9 @@ impl Write<'_> {
             }
             let acknowledged = self.part(page).1 <= self.offset + moved;
             if frame != FrameIndex::NONE && acknowledged {
+                if dirty {
+                    self.supersede(word.load());
+                }
                 let change = word.show(frame, shown);
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
@@ -540,11 +552,23 @@ impl Write<'_> {
         }
     }
 
+    /// A newer content of the page was committed and is about to be shown: from then on the old one
+    /// must not survive alone (K4 of survival).
+    fn supersede(&self, seen: Word) {
+        if seen.is_dirty() || seen.is_under_writeback() {
+            self.file.forget_frame(seen.frame());
+        }
+    }
+
     /// Puts one page in place where it is READY, in one step.
     fn replace(&self, frame: FrameIndex, dirty: bool) -> bool {
         let core = self.file.core();
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
+        if dirty {
+            self.file.commit(std::iter::once((self.first, frame)), None);
+            self.supersede(held.word(self.first).load());
+        }
         match held.word(self.first).try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
                 // After the RMW and before this returns: else two writers that then read each
@@ -566,9 +590,13 @@ impl Write<'_> {
     /// wait to be written back. None of its pages stays cached.
     fn around(&self) -> Result<usize> {
         let (file, core) = (self.file, self.file.core());
+        // Nobody dirties the pages again: the guard is ours.
+        if file.is_kept() {
+            // Else a keeper could put an old page in the middle of what is written here.
+            writeback::write_back(file, self.first, self.last, Op::Write)?;
+        }
         for page in [self.first, self.last] {
             if self.keeps_rest(page) {
-                // Nobody dirties it again: the guard is ours.
                 writeback::write_back(file, page, page, Op::Write)?;
             }
         }
@@ -579,6 +607,7 @@ impl Write<'_> {
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
         if end > self.size && end > self.offset {
+            file.keep_size(end);
             core.size.store(end, Release);
         }
         if moved < self.len && file.write_mode == WriteMode::Back {

@@ -383,6 +383,9 @@ fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure)
         match change {
             Some(change) if change.now.is_dirty() => {
                 file.cache().ledger.note(change, file.core().page_bytes());
+                if !change.was.is_dirty() {
+                    file.commit(std::iter::once((page, change.now.frame())), None);
+                }
                 writeback.state().insert_dirty(std::iter::once(page));
             }
             _ => writeback.state().lost = Some(failure),
@@ -737,6 +740,9 @@ fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: 
     for (&(page, frame), &end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
+        if end != WritebackEnd::Failed {
+            file.forget_frame(frame);
+        }
         let change = word.end_writeback(end);
         file.cache().ledger.note(change, file.core().page_bytes());
         word.wake(change.sleepers());
@@ -927,7 +933,9 @@ impl Flusher {
             let strays = std::mem::take(&mut state.strays);
             let mut files: Vec<_> = state.files.iter().filter_map(Weak::upgrade).collect();
             drop(state);
-            let kept: Vec<_> = strays.into_iter().filter(|file| file.owes()).collect();
+            let (kept, clean): (Vec<_>, Vec<_>) = strays.into_iter().partition(|file| file.owes());
+            clean.iter().for_each(|file| file.rest());
+            drop(clean);
             files.retain(|file| !kept.iter().any(|other| Arc::ptr_eq(file, other)));
             let mut next: Option<Instant> = None;
             let mut worked = false;
@@ -940,7 +948,9 @@ impl Flusher {
                 }
             }
             drop(files);
-            self.state().strays.extend(kept.into_iter().filter(|file| file.owes()));
+            // Those that are clean now come to rest in the next round.
+            worked |= kept.iter().any(|file| !file.owes());
+            self.state().strays.extend(kept);
             if !worked {
                 self.sleep(next);
             }
@@ -1012,7 +1022,8 @@ enum Attended {
 }
 
 impl CachedFile {
-    fn owes(&self) -> bool {
+    /// Whether a page is DIRTY or may be under write-back.
+    pub(crate) fn owes(&self) -> bool {
         let state = self.writeback.state();
         !state.dirty.is_empty() || !state.flushes.is_empty()
     }
@@ -1027,7 +1038,7 @@ impl CachedFile {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
         } else {
-            self.trim();
+            self.rest();
         }
     }
 }

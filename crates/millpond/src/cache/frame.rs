@@ -17,6 +17,9 @@
 //!   not huge, else the kernel would fill the hole again behind our back.
 //! - **W8** Address space is type-stable per class; its physical memory may be replaced by zeros,
 //!   which read as an EMPTY word or an absent child.
+//! - **Survival.** With a keeper, chunks of pages are shared memory (see `survival`), everything
+//!   else stays private. A frame's record in the keeper's tables is FREE from the time the frame
+//!   left its page, at the latest before it is handed out again.
 //! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
 //!   Who takes a frame out of its page word fences, and then finds the pin, or the viewer finds
 //!   the word changed. A pinned frame that left its page is an orphan: the last pin frees it.
@@ -33,6 +36,8 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::cache::page::FRAMES_MAX;
 use crate::cache::pin::Pins;
+use crate::survival::Survival;
+use crate::survival::keeper::Address;
 
 /// The unit of frame indexes, and the size of table nodes.
 pub(crate) const UNIT_BYTES: usize = 4096;
@@ -94,10 +99,9 @@ impl Class {
         self.0
     }
 
-    /// What one frame counts against the limit from its first use on. The part for its metadata,
-    /// which stays resident, is never given back.
-    pub(crate) fn charge(self) -> u64 {
-        (self.bytes() + self.units() as usize * size_of::<FrameMeta>()) as u64
+    /// Whether its frames hold pages of files.
+    fn is_page(self) -> bool {
+        self.0 > Self::SLAB.0
     }
 
     fn all() -> impl Iterator<Item = Class> {
@@ -152,6 +156,7 @@ pub(crate) struct Frames {
     classes: [Mutex<FreeList>; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
     pub(crate) nests: Mutex<Vec<u32>>,
+    survival: Option<Survival>,
 }
 
 // SAFETY: the raw pointers are to mappings that live as long as the value; frames are handed to
@@ -161,12 +166,16 @@ unsafe impl Send for Frames {}
 unsafe impl Sync for Frames {}
 
 impl Frames {
-    pub(crate) fn new(limit_bytes: u64) -> io::Result<Frames> {
+    /// With a keeper, pages survive the death of this process.
+    pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Frames> {
         // Every class may in turn fill the limit, and chunks do not change class.
         let chunks = (limit_bytes.div_ceil(CHUNK_BYTES) + 1) * Class::COUNT as u64 + 1;
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
         let units = chunks as u32 * CHUNK_UNITS;
         let bytes = units as usize * UNIT_BYTES;
+        let survival =
+            keeper.map(|keeper| Survival::connect(keeper, limit_bytes, units)).transpose()?;
+        let fixed_bytes = survival.as_ref().map_or(0, Survival::fixed_bytes);
         let mapped = map(bytes + SLACK_BYTES, ProtFlags::READ)?;
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
         let metas_bytes = units as usize * size_of::<FrameMeta>();
@@ -180,13 +189,35 @@ impl Frames {
             metas: metas.cast(),
             units,
             limit_bytes,
-            committed_bytes: AtomicU64::new(0),
+            committed_bytes: AtomicU64::new(fixed_bytes),
             // Chunk 0 is left out, so that index 0 is no frame.
             next_chunk: AtomicU32::new(1),
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             classes: Default::default(),
             nests: Mutex::default(),
+            survival,
         })
+    }
+
+    /// What makes dirty pages survive; `None` for an engine without a keeper.
+    // Write-back, its user, is being built.
+    #[allow(dead_code)]
+    #[inline]
+    pub(crate) fn survival(&self) -> Option<&Survival> {
+        self.survival.as_ref()
+    }
+
+    /// The same, if frames of `class` are in the keeper's tables.
+    #[inline]
+    fn records(&self, class: Class) -> Option<&Survival> {
+        self.survival.as_ref().filter(|_| class.is_page())
+    }
+
+    /// What one frame counts against the limit from its first use on. The part for its metadata,
+    /// which stays resident, is never given back.
+    fn charge(&self, class: Class) -> u64 {
+        let record_bytes = self.records(class).map_or(0, |_| Survival::RECORD_BYTES);
+        (class.bytes() + class.units() as usize * (size_of::<FrameMeta>() + record_bytes)) as u64
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
@@ -253,10 +284,19 @@ impl Frames {
             let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
             self.pop(&mut free, class)?
         };
-        // Pairs with the acquire fence of a late reader between its copy and its validation: a
-        // reader that sees a byte written from here on also sees that the frame left its page.
-        fence(Release);
+        self.handed_out(frame, class);
         Some(frame)
+    }
+
+    /// The last step of taking a frame, before its first byte is written.
+    pub(crate) fn handed_out(&self, frame: FrameIndex, class: Class) {
+        if let Some(survival) = self.records(class) {
+            survival.handed_out(frame);
+        }
+        // Pairs with the acquire fence of a late reader between its copy and its validation: a
+        // reader that sees a byte written from here on also sees that the frame left its page. And
+        // the record is FREE before the first such byte (K2 of `survival`).
+        fence(Release);
     }
 
     fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
@@ -274,13 +314,13 @@ impl Frames {
                 free.cold = self.meta(frame).next.load(Relaxed);
                 return Some(frame);
             }
-            if !self.try_charge(class.charge()) {
+            if !self.try_charge(self.charge(class)) {
                 return None;
             }
             if free.fresh.is_empty() {
-                self.uncharge(class.charge());
+                self.uncharge(self.charge(class));
                 self.add_chunk(free, class)?;
-                if !free.fresh_is_warm && !self.try_charge(class.charge()) {
+                if !free.fresh_is_warm && !self.try_charge(self.charge(class)) {
                     return None;
                 }
             }
@@ -329,9 +369,13 @@ impl Frames {
         // SAFETY: the chunk lies within the reservation.
         let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
-        unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }.ok()?;
-        let whole_charge = u64::from(CHUNK_UNITS / class.units()) * class.charge();
+        match self.records(class) {
+            // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
+            None => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }.ok()?,
+            // SAFETY: as above, and nothing was ever written there.
+            Some(survival) => unsafe { survival.place(first, CHUNK_UNITS, at.cast()) }.ok()?,
+        }
+        let whole_charge = u64::from(CHUNK_UNITS / class.units()) * self.charge(class);
         // Leaves, too, once a chunk of them is little beside the cache: the word of a random page
         // is seldom in the processor's caches, and a walk of its page tables comes on top of that.
         let huge_limit_bytes_min = match class {
@@ -363,6 +407,10 @@ impl Frames {
 
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
     pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
+        if let Some(survival) = self.records(class) {
+            // An orphan that stayed DIRTY could outlive the page's next contents (K4).
+            survival.handed_out(frame);
+        }
         // Pairs with the fence of `pin`: either we see the pin, or the viewer sees that the frame
         // left its page.
         fence(SeqCst);
@@ -404,8 +452,13 @@ impl Frames {
         let at = self.bytes(frame).cast();
         // As in `try_alloc`: a late reader that sees the zeros also sees that the frame left.
         fence(Release);
+        // Shared memory is given back by a hole in what is mapped.
+        let advice = match self.records(class) {
+            None => Advice::LinuxDontNeed,
+            Some(_) => Advice::LinuxRemove,
+        };
         // SAFETY: the frame is free, so nobody relies on its bytes; late readers find zeros (W8).
-        let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), Advice::LinuxDontNeed) };
+        let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
         self.uncharge(class.bytes() as u64);
     }

@@ -45,6 +45,7 @@ use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
+use crate::survival::keeper::Address;
 
 /// The cache of one engine.
 pub(crate) struct Cache {
@@ -56,8 +57,8 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(limit_bytes: u64) -> io::Result<Cache> {
-        let frames = Frames::new(limit_bytes)?;
+    pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Cache> {
+        let frames = Frames::new(limit_bytes, keeper)?;
         let queues = Queues::new(limit_bytes);
         frames.try_charge(queues.ghost_bytes());
         Ok(Cache {

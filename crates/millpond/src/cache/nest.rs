@@ -13,7 +13,6 @@
 //! Locks: the list of nests; class locks are taken under it.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
-use std::sync::atomic::fence;
 
 use crate::cache::frame::{CHUNK_UNITS, CLASS_SHIFT, Class, FrameIndex, Frames, NESTED};
 use crate::cache::table::{Held, PageIndex, SLOTS};
@@ -27,8 +26,7 @@ impl Frames {
     pub(crate) fn take_nested(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
         let frame = held.guess(page);
         (self.address(frame).is_some() && self.claim_nested(frame)).then(|| {
-            // As in `try_alloc`.
-            fence(Release);
+            self.handed_out(frame, CLASS);
             frame
         })
     }

@@ -98,6 +98,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.flush()
     }
 
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptors.write.get().map(|fd| fd.as_fd())
+    }
+
     fn permits(&self, writing: bool) -> bool {
         self.descriptors.permits(writing)
     }

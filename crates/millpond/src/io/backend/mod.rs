@@ -17,7 +17,7 @@ pub(crate) mod descriptors;
 mod conformance;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::io::request::{BackgroundRead, Transfer};
@@ -80,6 +80,11 @@ pub(crate) trait BackingFile: Send + Sync {
     /// Asks for the errors that closing a descriptor of the file would tell of.
     fn flush(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// A descriptor that permits writing, if there is a file to write to.
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Whether the file was opened for `writing`, or else for reading, by any of its handles.

@@ -1,0 +1,301 @@
+//! The engine's side: the mapping, the tables in it, and talking to the keeper.
+//!
+//! No descriptor is kept: the memfd is mapped whole, handed over and closed. Frames get their
+//! memory chunk by chunk, by a second mapping of the same pages (`mremap` of length 0) at the place
+//! in the engine's reservation: so what was never a chunk of pages stays private memory, which a
+//! late reader can read without allocating anything, and tables and file objects stay private, too,
+//! with huge pages where the system has them.
+//!
+//! **The memory limit.** Records count like the other metadata of frames ([`RECORD_BYTES`] per
+//! unit), the rest of the tables from the start ([`Survival::fixed_bytes`]). What is left is the
+//! late reader who copies from a frame after its memory was given back: a hole of shared memory
+//! that is read becomes a page. It takes an attempt of the hit path during which the page was
+//! evicted and its frame freed *and* decommitted, which happens only when memory goes from one size
+//! class to another; each such attempt brings back 64 pages at most, and they count again when
+//! their frames are used again. So it is at most 64 pages per decommit that met a stalled reader.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::slice;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::process::{PidfdFlags, Resource};
+
+use crate::cache::frame::{FrameIndex, UNIT_BYTES};
+use crate::cache::table::PageIndex;
+use crate::survival::layout::{FREE, FileSlot, Intent, Layout, OPS, RECORD_BYTES, boot_id};
+use crate::survival::tables::{Tables, unbroken};
+use crate::survival::wire::{self, Address, Request};
+use crate::sync::AtomicU64;
+
+/// The keeper of an engine, and the tables that it reads when the engine's process dies. One per
+/// engine with a keeper; see the module for the protocol.
+pub(crate) struct Survival {
+    address: Address,
+    /// What the keeper calls our mapping.
+    id: u64,
+    layout: Layout,
+    mapped: *mut u8,
+    sequence: AtomicU64,
+    /// Entries that are not in use, as the use before left them.
+    slots: Mutex<Vec<FileSlot>>,
+    said_goodbye: AtomicBool,
+}
+
+// SAFETY: the mapping lives as long as the value, and its tables are of atomics.
+unsafe impl Send for Survival {}
+// SAFETY: as above.
+unsafe impl Sync for Survival {}
+
+impl Survival {
+    /// What the record of each unit of frames counts against the memory limit.
+    pub(crate) const RECORD_BYTES: usize = RECORD_BYTES;
+
+    /// Makes the mapping for a cache of `limit_bytes` whose frames are addressed by `units`, and
+    /// hands it to the keeper.
+    pub(crate) fn connect(address: &Address, limit_bytes: u64, units: u32) -> io::Result<Survival> {
+        let (mut survival, memory) = Survival::map(address, limit_bytes, units)?;
+        let own = rustix::process::getpid();
+        let process = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
+        let fds = [memory.as_fd(), process.as_fd()];
+        survival.id = wire::ask(address, Request::Hello, &fds)?;
+        survival.said_goodbye = AtomicBool::new(false);
+        Ok(survival)
+    }
+
+    /// The mapping, of which no keeper knows yet, and its descriptor.
+    pub(super) fn map(
+        address: &Address,
+        limit_bytes: u64,
+        units: u32,
+    ) -> io::Result<(Survival, OwnedFd)> {
+        let layout = Layout::new(limit_bytes, units);
+        let memory = memfd(layout)?;
+        let write = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            rustix::mm::mmap(ptr::null_mut(), layout.bytes(), write, flags, &memory, 0)
+        }?;
+        let survival = Survival {
+            address: address.clone(),
+            id: 0,
+            layout,
+            mapped: mapped.cast(),
+            sequence: AtomicU64::new(0),
+            slots: Mutex::new(
+                (0..layout.files).rev().map(|index| FileSlot { index, generation: 0 }).collect(),
+            ),
+            said_goodbye: AtomicBool::new(true),
+        };
+        // A child of fork is another process: what it did to our tables would count as ours.
+        // SAFETY: our own mapping; the advice does not change its contents here.
+        unsafe { rustix::mm::madvise(mapped, layout.bytes(), Advice::LinuxDontFork) }?;
+        let header = layout.header(boot_id());
+        // SAFETY: the header lies at the start of the mapping, which nobody else has yet.
+        unsafe { ptr::copy_nonoverlapping(header.as_ptr(), mapped.cast(), header.len()) };
+        Ok((survival, memory))
+    }
+
+    /// What of the tables is resident however few frames are used.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        self.layout.fixed_bytes() as u64
+    }
+
+    /// Puts the shared memory of the frames from `first` on at `at`, readable and writable, in
+    /// place of what is mapped there.
+    ///
+    /// # Safety
+    ///
+    /// The `units * UNIT_BYTES` bytes at `at` are a mapping of the caller's that holds nothing but
+    /// zeros, and may be read meanwhile, but not written.
+    pub(crate) unsafe fn place(&self, first: u32, units: u32, at: *mut u8) -> io::Result<()> {
+        let bytes = units as usize * UNIT_BYTES;
+        let from = self.layout.frames_at() + first as usize * UNIT_BYTES;
+        debug_assert!(from + bytes <= self.layout.bytes());
+        // SAFETY: the source lies within our mapping, which stays as it is, as the old length is 0;
+        // the target is the caller's promise. A reader sees the old zeros, or those of untouched
+        // shared memory.
+        unsafe {
+            let from = self.mapped.add(from).cast();
+            rustix::mm::mremap_fixed(from, 0, bytes, MremapFlags::MAYMOVE, at.cast())?;
+        }
+        Ok(())
+    }
+
+    /// The frame belongs to no page, and so is not dirty (K2). Caller: before a new owner writes
+    /// its first byte, a release fence; see `Frames::try_alloc`.
+    #[inline]
+    pub(crate) fn handed_out(&self, frame: FrameIndex) {
+        let state = &self.tables().record(frame).state;
+        // Relaxed: the caller's fence orders it. The first look spares the write.
+        if state.load(Relaxed) != FREE {
+            state.store(FREE, Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn tables(&self) -> Tables<'_> {
+        let layout = self.layout;
+        // SAFETY: the sections lie within the mapping, which lives as long as `self`, and are
+        // aligned; all-zero bytes, which fresh memory holds, are valid entries, and their fields
+        // are atomic.
+        unsafe {
+            Tables {
+                ops: slice::from_raw_parts(self.mapped.add(layout.ops_at()).cast(), OPS as usize),
+                files: slice::from_raw_parts(
+                    self.mapped.add(layout.files_at()).cast(),
+                    layout.files as usize,
+                ),
+                records: slice::from_raw_parts(
+                    self.mapped.add(layout.records_at()).cast(),
+                    layout.units as usize,
+                ),
+                sequence: &self.sequence,
+            }
+        }
+    }
+
+    /// Hands the file to the keeper; blocks until the keeper has it. Called before the first dirty
+    /// page of the file. `fd` permits writing; files that are unlinked, renamed or never had a name
+    /// work, as the keeper holds its own description.
+    ///
+    /// # Errors
+    ///
+    /// ENFILE: as many files are dirty as there are entries; ENOTCONN after
+    /// [`Survival::goodbye`]; ECONNREFUSED or ECONNRESET: the keeper is gone; what else the keeper
+    /// met. The file's writes then have to go through.
+    pub(crate) fn adopt(
+        &self,
+        fd: BorrowedFd<'_>,
+        device: u64,
+        inode: u64,
+        size: u64,
+        page_shift: u32,
+    ) -> io::Result<FileSlot> {
+        // Acquire: pairs with the Release of `goodbye`.
+        if self.said_goodbye.load(Acquire) {
+            return Err(Errno::NOTCONN.into());
+        }
+        let unused = self.slots.lock().expect("no panic under the lock").pop();
+        let mut slot = unused.ok_or(Errno::NFILE)?;
+        slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
+        self.tables().open_entry(slot, device, inode, size, page_shift);
+        let request = Request::Adopt { mapping: self.id, slot, device, inode, page_shift };
+        match wire::ask(&self.address, request, &[fd]) {
+            Ok(_) => Ok(slot),
+            Err(error) => {
+                self.tables().close_entry(slot);
+                self.slots.lock().expect("no panic under the lock").push(slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// Nothing of the file is dirty any more: the keeper drops its descriptor, so that no writable
+    /// one is left after the last close. Blocks until it has.
+    pub(crate) fn forget(&self, slot: FileSlot) {
+        // K6.
+        self.tables().close_entry(slot);
+        let request = Request::Forget { mapping: self.id, slot };
+        // A keeper that does not answer is gone, and its descriptors with it.
+        let _ = wire::ask(&self.address, request, &[]);
+        self.slots.lock().expect("no panic under the lock").push(slot);
+    }
+
+    /// The file has this size from now on. Caller: exclusive guard to the end of the file (K5).
+    pub(crate) fn set_size(&self, slot: FileSlot, size: u64) {
+        let _ = self.tables().try_set_size(slot, size, unbroken);
+    }
+
+    /// Records what is about to be done to the file below the cache, before the back end is told.
+    /// One at a time per file (K5).
+    pub(crate) fn set_intent(&self, slot: FileSlot, intent: Intent) {
+        let _ = self.tables().try_set_intent(slot, intent, unbroken);
+    }
+
+    /// The intended operation is done, in the tables too (size set, pages that went cleaned); or
+    /// it failed and did nothing.
+    pub(crate) fn clear_intent(&self, slot: FileSlot) {
+        let _ = self.tables().try_clear_intent(slot, unbroken);
+    }
+
+    /// Makes complete new contents of pages (frames not yet visible to anybody), and a new size if
+    /// given, survive together: one store commits all or nothing. No allocation, no system call, no
+    /// lock beyond claiming an op slot by CAS; a single page without a new size needs no op slot.
+    ///
+    /// Caller: the exclusive guard over the pages (K3). Before any of the new frames becomes
+    /// visible to write-back, the dirty frames that they replace are cleaned (K4).
+    #[inline]
+    pub(crate) fn commit(
+        &self,
+        slot: FileSlot,
+        pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
+        size: Option<u64>,
+    ) {
+        let _ = self.tables().try_commit(slot, pages, size, unbroken);
+    }
+
+    /// The back end acknowledged the frame's bytes, or its page was dropped for good, or a newer
+    /// frame of the page was committed.
+    ///
+    /// K4: the last of these comes *before* the newer frame can be cleaned, which means before its
+    /// page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but may come too
+    /// late for this.
+    #[inline]
+    pub(crate) fn clean(&self, frame: FrameIndex) {
+        let _ = self.tables().try_clean(frame, unbroken);
+    }
+
+    /// The engine is done, or about to be replaced by another program (exec): the keeper writes
+    /// what is dirty, lets go of the mapping and of all files, and nothing can be adopted any more.
+    /// Blocks until it has. Without it an exec leaves the keeper waiting for the end of the process,
+    /// with the old program's dirty pages.
+    pub(crate) fn goodbye(&self) {
+        // Release: pairs with the Acquire of `adopt`.
+        if !self.said_goodbye.swap(true, Release) {
+            let _ = wire::ask(&self.address, Request::Goodbye { mapping: self.id }, &[]);
+        }
+    }
+}
+
+impl Drop for Survival {
+    fn drop(&mut self) {
+        self.goodbye();
+        // SAFETY: the mapping of `connect`; `&mut self` says that nobody uses it any more. What
+        // `place` made of it is the frames' own.
+        let _ = unsafe { rustix::mm::munmap(self.mapped.cast(), self.layout.bytes()) };
+    }
+}
+
+#[cfg(test)]
+impl Survival {
+    /// The first byte of a frame, in the keeper's mapping.
+    pub(super) fn frame(&self, frame: FrameIndex) -> *mut u8 {
+        assert!(frame.0 < self.layout.units);
+        // SAFETY: within the mapping.
+        unsafe { self.mapped.add(self.layout.frames_at() + frame.0 as usize * UNIT_BYTES) }
+    }
+}
+
+/// The memory of a mapping: sparse, and of one length for good.
+fn memfd(layout: Layout) -> io::Result<OwnedFd> {
+    let bytes = layout.bytes() as u64;
+    // Beyond this limit `ftruncate` would end the process by SIGXFSZ.
+    if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < bytes) {
+        return Err(Errno::FBIG.into());
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = rustix::fs::memfd_create("millpond-frames", flags)?;
+    rustix::fs::ftruncate(&memory, bytes)?;
+    // The keeper insists on the first two; pages may still be written and given back.
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memory, seals)?;
+    Ok(memory)
+}

@@ -1,0 +1,373 @@
+//! What lies where in the mapping, and how its words are read.
+//!
+//! ```text
+//!   0        header, one page: magic, version, boot id, counts, offsets
+//!   4 KiB    op slots
+//!   ..       file entries
+//!   ..       records, one per unit of frames
+//!   2 MiB *  frames
+//! ```
+//!
+//! Every word is a `u64` in the machine's byte order: both sides run on one machine, and a mapping
+//! does not outlive it (hence the boot id).
+
+use crate::cache::frame::{CHUNK_UNITS, UNIT_BYTES};
+use crate::cache::page::FRAMES_MAX;
+
+/// "MILLPOND", and the version of this layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"MILLPOND");
+const VERSION: u64 = 1;
+pub(super) const HEADER_BYTES: usize = 4096;
+/// Words of the header that are used.
+const HEADER_WORDS: usize = 12;
+
+/// Commits of several pages that can be in progress at once.
+pub(super) const OPS: u32 = 128;
+pub(super) const OP_WORDS: usize = 8;
+pub(super) const FILE_WORDS: usize = 8;
+pub(super) const RECORD_WORDS: usize = 4;
+pub(super) const OP_BYTES: usize = OP_WORDS * 8;
+pub(super) const FILE_BYTES: usize = FILE_WORDS * 8;
+pub(super) const RECORD_BYTES: usize = RECORD_WORDS * 8;
+
+/// Files that can be dirty at once, for each 32 KiB of cache: their entries take 1/512 of it.
+const CACHE_BYTES_PER_FILE: u64 = 32 << 10;
+const FILES_MIN: u64 = 64;
+const FILES_MAX: u64 = 16 << 10;
+
+/// A page's frame is DIRTY, or will be when its op slot commits.
+pub(super) const FREE: u64 = 0;
+pub(super) const DIRTY: u64 = 1;
+const PENDING: u64 = 2;
+const RECORD_KIND: u64 = 0b11;
+const RECORD_OP_SHIFT: u32 = 2;
+const RECORD_OP_MASK: u64 = (1 << 14) - 1;
+const RECORD_GENERATION_SHIFT: u32 = 16;
+/// Generations of op slots wrap, after 2^48 uses, between which every record was FREE.
+const OP_GENERATION_MASK: u64 = (1 << 48) - 1;
+
+const IDLE: u64 = 0;
+const BUSY: u64 = 1;
+const COMMITTED: u64 = 2;
+const OP_KIND: u64 = 0b11;
+const OP_GENERATION_SHIFT: u32 = 2;
+
+/// In an op slot: the commit leaves the size alone.
+pub(super) const NO_SIZE: u64 = u64::MAX;
+
+pub(super) const INTENT_NONE: u64 = 0;
+const INTENT_TRUNCATE: u64 = 1;
+const INTENT_PUNCH: u64 = 2;
+const INTENT_ZERO: u64 = 3;
+
+/// A file that the keeper has: its entry, and which use of the entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) struct FileSlot {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+impl FileSlot {
+    /// As records and op slots name it.
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// Of a [`FileSlot::word`].
+    pub(super) fn from_word(word: u64) -> FileSlot {
+        FileSlot { index: word as u32, generation: (word >> 32) as u32 }
+    }
+
+    /// The first word of the entry while it is in use.
+    pub(super) fn used(self) -> u64 {
+        u64::from(self.generation) << 1 | 1
+    }
+
+    pub(super) fn unused(self) -> u64 {
+        u64::from(self.generation) << 1
+    }
+}
+
+/// A change of a file's space or length that is about to be made below the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Intent {
+    /// The file gets this length.
+    Truncate { len: u64 },
+    /// The bytes from `start` to `end` are given back, and read as zeros.
+    Punch { start: u64, end: u64 },
+    /// The bytes from `start` to `end` read as zeros; the size stays.
+    Zero { start: u64, end: u64 },
+}
+
+impl Intent {
+    /// Kind and two numbers.
+    pub(super) fn words(self) -> [u64; 3] {
+        match self {
+            Intent::Truncate { len } => [INTENT_TRUNCATE, len, 0],
+            Intent::Punch { start, end } => [INTENT_PUNCH, start, end],
+            Intent::Zero { start, end } => [INTENT_ZERO, start, end],
+        }
+    }
+
+    /// `Err` for what no engine writes.
+    pub(super) fn from_words([kind, start, end]: [u64; 3]) -> Result<Option<Intent>, ()> {
+        let largest = i64::MAX as u64;
+        match kind {
+            INTENT_NONE => Ok(None),
+            INTENT_TRUNCATE if start <= largest => Ok(Some(Intent::Truncate { len: start })),
+            INTENT_PUNCH if start <= end && end <= largest => {
+                Ok(Some(Intent::Punch { start, end }))
+            }
+            INTENT_ZERO if start <= end && end <= largest => Ok(Some(Intent::Zero { start, end })),
+            _ => Err(()),
+        }
+    }
+}
+
+/// One use of an op slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OpUse {
+    pub(super) op: u32,
+    pub(super) generation: u64,
+}
+
+impl OpUse {
+    /// The state that `word`, an idle op slot's, changes to when it is claimed.
+    pub(super) fn claimed(op: u32, word: u64) -> Option<OpUse> {
+        let generation = ((word >> OP_GENERATION_SHIFT) + 1) & OP_GENERATION_MASK;
+        (word & OP_KIND == IDLE).then_some(OpUse { op, generation })
+    }
+
+    pub(super) fn busy(self) -> u64 {
+        self.generation << OP_GENERATION_SHIFT | BUSY
+    }
+
+    pub(super) fn committed(self) -> u64 {
+        self.generation << OP_GENERATION_SHIFT | COMMITTED
+    }
+
+    pub(super) fn idle(self) -> u64 {
+        self.generation << OP_GENERATION_SHIFT | IDLE
+    }
+
+    /// The state of a record that waits for this commit.
+    pub(super) fn pending(self) -> u64 {
+        self.generation << RECORD_GENERATION_SHIFT | u64::from(self.op) << RECORD_OP_SHIFT | PENDING
+    }
+}
+
+/// A record as it was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordWords {
+    pub(super) state: u64,
+    pub(super) file: u64,
+    pub(super) page: u64,
+    pub(super) sequence: u64,
+}
+
+impl RecordWords {
+    pub(super) fn from_words(words: [u64; RECORD_WORDS]) -> Self {
+        let [state, file, page, sequence] = words;
+        Self { state, file, page, sequence }
+    }
+
+    /// Whether the page is dirty, if the op slots are as `ops` says.
+    pub(super) fn is_dirty(&self, ops: &[OpWords]) -> bool {
+        match self.state & RECORD_KIND {
+            DIRTY => self.state == DIRTY,
+            PENDING => {
+                let op = (self.state >> RECORD_OP_SHIFT & RECORD_OP_MASK) as u32;
+                let generation = self.state >> RECORD_GENERATION_SHIFT;
+                let waits_for = OpUse { op, generation };
+                ops.get(op as usize)
+                    .is_some_and(|op| op.state == waits_for.committed() && op.file == self.file)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// An op slot as it was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpWords {
+    pub(super) state: u64,
+    pub(super) file: u64,
+    pub(super) size: u64,
+}
+
+impl OpWords {
+    pub(super) fn from_words(words: [u64; OP_WORDS]) -> Self {
+        let [state, file, size, ..] = words;
+        Self { state, file, size }
+    }
+
+    /// The size that a committed op gives to `file`.
+    pub(super) fn size_of(&self, file: FileSlot) -> Option<u64> {
+        let committed = self.state & OP_KIND == COMMITTED;
+        (committed && self.file == file.word() && self.size != NO_SIZE).then_some(self.size)
+    }
+}
+
+/// A file entry as it was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileEntryWords {
+    pub(super) life: u64,
+    pub(super) size: u64,
+    pub(super) intent: [u64; 3],
+    pub(super) page_shift: u64,
+}
+
+impl FileEntryWords {
+    pub(super) fn from_words(words: [u64; FILE_WORDS]) -> Self {
+        let [life, size, kind, start, end, _device, _inode, page_shift] = words;
+        Self { life, size, intent: [kind, start, end], page_shift }
+    }
+}
+
+/// The counts of a mapping; where its sections lie follows from them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    pub(super) files: u32,
+    pub(super) units: u32,
+}
+
+impl Layout {
+    /// For a cache of `limit_bytes`, whose frames are addressed by `units`.
+    pub(super) fn new(limit_bytes: u64, units: u32) -> Layout {
+        let files = (limit_bytes / CACHE_BYTES_PER_FILE).clamp(FILES_MIN, FILES_MAX) as u32;
+        Layout { files, units }
+    }
+
+    pub(super) fn ops_at(self) -> usize {
+        HEADER_BYTES
+    }
+
+    pub(super) fn files_at(self) -> usize {
+        self.ops_at() + OPS as usize * OP_BYTES
+    }
+
+    pub(super) fn records_at(self) -> usize {
+        (self.files_at() + self.files as usize * FILE_BYTES).next_multiple_of(UNIT_BYTES)
+    }
+
+    /// Aligned for huge pages.
+    pub(super) fn frames_at(self) -> usize {
+        let chunk_bytes = CHUNK_UNITS as usize * UNIT_BYTES;
+        (self.records_at() + self.units as usize * RECORD_BYTES).next_multiple_of(chunk_bytes)
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        self.frames_at() + self.units as usize * UNIT_BYTES
+    }
+
+    /// What is resident beside frames and records.
+    pub(super) fn fixed_bytes(self) -> usize {
+        self.records_at()
+    }
+
+    pub(super) fn header(self, boot_id: [u64; 2]) -> [u64; HEADER_WORDS] {
+        [
+            MAGIC,
+            VERSION,
+            boot_id[0],
+            boot_id[1],
+            u64::from(OPS),
+            u64::from(self.files),
+            u64::from(self.units),
+            self.ops_at() as u64,
+            self.files_at() as u64,
+            self.records_at() as u64,
+            self.frames_at() as u64,
+            self.bytes() as u64,
+        ]
+    }
+
+    /// The layout that a header tells of, if it is one of ours, of this boot, and tells the truth
+    /// about a mapping of `bytes`.
+    pub(super) fn from_header(header: &[u8], bytes: u64, boot_id: [u64; 2]) -> Option<Layout> {
+        let mut words = [0; HEADER_WORDS];
+        for (at, word) in words.iter_mut().enumerate() {
+            *word = read_word(header, at)?;
+        }
+        let (files, units) = (words[5], words[6]);
+        if !(1..=FILES_MAX).contains(&files) || !(1..=FRAMES_MAX).contains(&units) {
+            return None;
+        }
+        let layout = Layout { files: files as u32, units: units as u32 };
+        (words == layout.header(boot_id) && layout.bytes() as u64 == bytes).then_some(layout)
+    }
+}
+
+/// Word number `at` of `bytes`.
+fn read_word(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at * 8..at * 8 + 8)?;
+    Some(u64::from_ne_bytes(word.try_into().expect("eight bytes")))
+}
+
+/// The words of an array of entries of `N` words each.
+pub(super) fn read_entries<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u64; N]> {
+    bytes
+        .chunks_exact(N * 8)
+        .map(|entry| std::array::from_fn(|at| read_word(entry, at).expect("the entry has N words")))
+}
+
+/// The boot of this machine; zeros where it is not told.
+pub(super) fn boot_id() -> [u64; 2] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
+    let half = |part: Option<&str>| u64::from_str_radix(part.unwrap_or("0"), 16).unwrap_or(0);
+    [half(digits.get(..16)), half(digits.get(16..))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_header_tells_its_layout() {
+        let layout = Layout::new(64 << 20, 1 << 17);
+        let header = bytes(&layout.header([1, 2]));
+        let total = layout.bytes() as u64;
+        assert_eq!(Layout::from_header(&header, total, [1, 2]), Some(layout));
+        assert_eq!(Layout::from_header(&header, total, [1, 3]), None, "another boot");
+        assert_eq!(Layout::from_header(&header, total - 1, [1, 2]), None, "another length");
+        assert_eq!(Layout::from_header(&header[..50], total, [1, 2]), None, "too short");
+        for bit in 0..header.len() * 8 {
+            let mut header = header.clone();
+            header[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Layout::from_header(&header, total, [1, 2]), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn sections_do_not_overlap() {
+        for (limit, units) in [(1 << 20, 512), (256 << 20, 1 << 19), (512 << 30, 1 << 28)] {
+            let layout = Layout::new(limit, units);
+            assert!(layout.ops_at() + OPS as usize * OP_BYTES <= layout.files_at());
+            assert!(layout.files_at() + layout.files as usize * FILE_BYTES <= layout.records_at());
+            assert!(layout.records_at() + units as usize * RECORD_BYTES <= layout.frames_at());
+            assert_eq!(layout.frames_at() % (2 << 20), 0);
+        }
+    }
+
+    #[test]
+    fn intents_come_back_as_they_went() {
+        let largest = i64::MAX as u64;
+        let intents = [
+            Intent::Truncate { len: 7 },
+            Intent::Punch { start: 1, end: largest },
+            Intent::Zero { start: 5, end: 5 },
+        ];
+        for intent in intents {
+            assert_eq!(Intent::from_words(intent.words()), Ok(Some(intent)));
+        }
+        assert_eq!(Intent::from_words([INTENT_NONE, 9, 9]), Ok(None));
+        assert_eq!(Intent::from_words([INTENT_PUNCH, 9, 8]), Err(()));
+        assert_eq!(Intent::from_words([INTENT_TRUNCATE, largest + 1, 0]), Err(()));
+        assert_eq!(Intent::from_words([4, 0, 0]), Err(()));
+    }
+}

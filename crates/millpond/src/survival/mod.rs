@@ -1,0 +1,107 @@
+//! Survival: dirty pages outlive the process that wrote them.
+//!
+//! The frames of an engine with a keeper, and a map of them, are in one mapping (a memfd) that a
+//! second process, the keeper, holds too. When the engine's process dies, the keeper reads the map
+//! and writes to each file what was left dirty.
+//!
+//! ```text
+//!   engine: client  --- message: memfd, files --->  keeper     (wire: the messages)
+//!              |                                      |
+//!           tables  ====== the mapping =======>    replay      (layout: what lies where)
+//! ```
+//!
+//! # What is shared
+//!
+//! - A *file entry* per adopted file: in use (with a generation), size, intent.
+//! - An *op slot* per commit in progress of several pages, or of pages and a size.
+//! - A *record* per unit of frames: file, page, write sequence, state. The record of a frame is
+//!   that of its first unit.
+//!
+//! ```text
+//!   record:   FREE -- commit, one page ---------------------> DIRTY -- clean --> FREE
+//!             FREE -- commit --> PENDING(op, generation) ---> DIRTY
+//!   op slot:  IDLE(g) -- claim --> BUSY(g+1) -- commit --> COMMITTED(g+1) -- finish --> IDLE(g+1)
+//!   intent:   NONE -- set_intent --> TRUNCATE | PUNCH | ZERO -- clear_intent --> NONE
+//!   entry:    UNUSED(g) -- adopt --> USED(g+1) -- forget --> UNUSED(g+1)
+//! ```
+//!
+//! A page is dirty, for the keeper, if one of its records is DIRTY, or PENDING of an op slot that
+//! is COMMITTED with the same generation. Of several the highest sequence counts. The size of a
+//! file is that of a COMMITTED op slot of the file that has one, else that of its entry.
+//!
+//! # What a kill leaves
+//!
+//! A killed thread has executed a prefix of its instructions, and all stores of that prefix are in
+//! the mapping when the keeper looks: it learns of the death after the last thread has left the
+//! processor. The threads stop at different moments, but what one of them has seen of another has
+//! been executed. So it is the order of stores within each thread that counts; they are atomics
+//! with Release, so that the compiler keeps it, too. (No loom test fails where one is weakened: a
+//! model of a kill is two threads that stop and are joined, which shows all of their stores.)
+//!
+//! *One page.* File, page and sequence are stored, then DIRTY. Killed before that store: the record
+//! is FREE, and the older contents stand. After it: the new ones.
+//!
+//! *More* (`Tables::try_commit`):
+//!
+//! | killed after                       | the keeper finds                        | result |
+//! |------------------------------------|-----------------------------------------|--------|
+//! | claiming the op slot               | BUSY, no record                         | old    |
+//! | some or all records                | PENDING of a slot that is not COMMITTED | old    |
+//! | COMMITTED                          | PENDING of a COMMITTED slot, its size   | new    |
+//! | the file entry's size              | the same size twice                     | new    |
+//! | some or all records turned DIRTY   | DIRTY, or PENDING of a COMMITTED slot   | new    |
+//! | IDLE                               | DIRTY, the size in the entry            | new    |
+//!
+//! - **K1** A record is PENDING only between the claim and the finish of its op slot, by the one
+//!   thread that claimed it; the generation tells a slot's uses apart.
+//! - **K2** A frame's record is FREE before the frame is handed out again (`Frames::try_alloc`),
+//!   and so before the first byte of its next contents.
+//! - **K3** Sequences of one page grow: writes of one page are serialised by their guards.
+//! - **K4** An older frame of a page is clean before a newer one can be. Else the keeper would find
+//!   the older one only, and take it for the latest: `Survival::clean` says what that asks for.
+//! - **K5** One intent at a time per file. A size changes, by `set_size` or a commit, only under an
+//!   exclusive guard to the end of the file, and during a truncation only to what it intends.
+//! - **K6** An entry is USED before the keeper is told of the file, and UNUSED before it is told to
+//!   forget it; the keeper acts on a file only if both say the same.
+//!
+//! *Size, intent.* The size is one store. An intent's bounds are stored before its kind, which is
+//! stored last, and NONE stored first when it changes. A kill between intent and result redoes an
+//! operation that may or may not have been done: its caller was not told either.
+//!
+//! # What the keeper does
+//!
+//! For each file, in `replay`: waits for direct I/O that the dead process left in flight; redoes
+//! the intent; writes the dirty pages, without what the intent removed and what lies past the
+//! size; sets the file to exactly its size; syncs it. It does this again from the start if it is
+//! told to (nothing in it depends on how often), and reports what it could not write.
+//!
+//! *Trust.* The keeper takes the mapping for bytes that anybody may have written: it reads them
+//! with `pread` (a hole stays a hole, and a shrunken file is an error, not a signal), once, and
+//! checks each index. A process can harm the files that it has handed over, and nothing else.
+//!
+//! *Not survived*: what kills the keeper, too (the machine, a container as a whole).
+
+pub(crate) mod client;
+
+pub(crate) mod kept;
+
+mod layout;
+mod tables;
+
+mod wire;
+
+pub mod keeper;
+
+mod replay;
+
+#[cfg(all(test, not(loom)))]
+mod kill_tests;
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod sigkill_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub(crate) use client::Survival;
+pub(crate) use layout::{FileSlot, Intent};

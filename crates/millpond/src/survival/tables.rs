@@ -1,0 +1,255 @@
+//! The engine's side of the tables: who stores what, in which order.
+//!
+//! Every store that a kill may follow is a *step*: the caller's hook is asked before each, and the
+//! tests' hooks say stop. The engine's says go on, and costs nothing.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::cache::frame::FrameIndex;
+use crate::cache::table::PageIndex;
+use crate::survival::layout::{DIRTY, FREE, FileSlot, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse};
+use crate::sync::AtomicU64;
+
+/// An op slot; `layout::OpWords` is how the keeper reads it.
+#[repr(C)]
+pub(super) struct OpSlot {
+    pub(super) state: AtomicU64,
+    pub(super) file: AtomicU64,
+    pub(super) size: AtomicU64,
+    #[cfg(not(loom))]
+    _unused: [u64; 5],
+}
+
+/// A file entry; `layout::FileEntryWords` is how the keeper reads it.
+#[repr(C)]
+pub(super) struct FileEntry {
+    pub(super) life: AtomicU64,
+    pub(super) size: AtomicU64,
+    pub(super) intent: [AtomicU64; 3],
+    pub(super) device: AtomicU64,
+    pub(super) inode: AtomicU64,
+    pub(super) page_shift: AtomicU64,
+}
+
+/// The record of a unit of frames; `layout::RecordWords` is how the keeper reads it.
+#[repr(C)]
+pub(super) struct Record {
+    pub(super) state: AtomicU64,
+    pub(super) file: AtomicU64,
+    pub(super) page: AtomicU64,
+    pub(super) sequence: AtomicU64,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    use crate::survival::layout::{FILE_BYTES, OP_BYTES, RECORD_BYTES};
+    assert!(size_of::<OpSlot>() == OP_BYTES);
+    assert!(size_of::<FileEntry>() == FILE_BYTES);
+    assert!(size_of::<Record>() == RECORD_BYTES);
+};
+
+/// Asked before each store; `None` is a kill.
+pub(super) trait Steps: FnMut() -> Option<()> {}
+impl<F: FnMut() -> Option<()>> Steps for F {}
+
+/// No kill.
+#[inline]
+pub(super) fn unbroken() -> Option<()> {
+    Some(())
+}
+
+/// The tables of one mapping.
+#[derive(Clone, Copy)]
+pub(super) struct Tables<'a> {
+    pub(super) ops: &'a [OpSlot],
+    pub(super) files: &'a [FileEntry],
+    pub(super) records: &'a [Record],
+    /// The last write sequence; the keeper does not need it.
+    pub(super) sequence: &'a AtomicU64,
+}
+
+impl<'a> Tables<'a> {
+    /// Makes the pages dirty and sets the size, if given, all at once.
+    #[inline]
+    pub(super) fn try_commit(
+        self,
+        file: FileSlot,
+        pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
+        size: Option<u64>,
+        mut step: impl Steps,
+    ) -> Option<()> {
+        // Relaxed: RMWs of one atomic by threads that are ordered by a page's guard are ordered
+        // alike (K3).
+        let sequence = self.sequence.fetch_add(1, Relaxed) + 1;
+        let mut peeked = pages.clone();
+        match (peeked.next(), peeked.next(), size) {
+            (None, _, None) => Some(()),
+            (None, _, Some(size)) => self.try_set_size(file, size, step),
+            (Some((page, frame)), None, None) => {
+                self.describe(file, page, frame, sequence, &mut step)?;
+                self.set_state(frame, DIRTY, &mut step)
+            }
+            _ => self.commit_by_op(file, pages, size, sequence, step),
+        }
+    }
+
+    fn commit_by_op(
+        self,
+        file: FileSlot,
+        pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
+        size: Option<u64>,
+        sequence: u64,
+        mut step: impl Steps,
+    ) -> Option<()> {
+        let op = self.claim_op(sequence, &mut step)?;
+        let slot = &self.ops[op.op as usize];
+        step()?;
+        slot.file.store(file.word(), Relaxed);
+        step()?;
+        slot.size.store(size.unwrap_or(NO_SIZE), Relaxed);
+        for (page, frame) in pages.clone() {
+            self.describe(file, page, frame, sequence, &mut step)?;
+            // K1: the slot is ours from `claim_op` to the store of IDLE below.
+            self.set_state(frame, op.pending(), &mut step)?;
+        }
+        step()?;
+        // Release: all that is committed is stored before. This is the commit.
+        slot.state.store(op.committed(), Release);
+        if let Some(size) = size {
+            self.try_set_size(file, size, &mut step)?;
+        }
+        for (_, frame) in pages {
+            self.set_state(frame, DIRTY, &mut step)?;
+        }
+        step()?;
+        // Release: the size and every DIRTY are stored before; pairs with the next claim.
+        slot.state.store(op.idle(), Release);
+        Some(())
+    }
+
+    /// Takes an idle op slot. There are more than threads can sensibly run; if all are taken, their
+    /// owners are at most preempted.
+    fn claim_op(self, start: u64, step: &mut impl Steps) -> Option<OpUse> {
+        let count = self.ops.len() as u64;
+        debug_assert!(count <= u64::from(OPS));
+        loop {
+            step()?;
+            for op in (start..start + count).map(|at| (at % count) as u32) {
+                let state = &self.ops[op as usize].state;
+                let seen = state.load(Relaxed);
+                // Acquire: pairs with the Release of IDLE by the slot's last owner, so that our
+                // stores come after all of theirs.
+                if let Some(claimed) = OpUse::claimed(op, seen)
+                    && state.compare_exchange(seen, claimed.busy(), Acquire, Relaxed).is_ok()
+                {
+                    return Some(claimed);
+                }
+            }
+            #[cfg(not(loom))]
+            std::thread::yield_now();
+            #[cfg(loom)]
+            loom::thread::yield_now();
+        }
+    }
+
+    /// Says what a frame holds; its state is stored after. Caller: has the frame in hand, and its
+    /// record is FREE (K2).
+    #[inline]
+    fn describe(
+        self,
+        file: FileSlot,
+        page: PageIndex,
+        frame: FrameIndex,
+        sequence: u64,
+        step: &mut impl Steps,
+    ) -> Option<()> {
+        let record = self.record(frame);
+        debug_assert_eq!(record.state.load(Relaxed), FREE, "a frame is committed once");
+        step()?;
+        record.file.store(file.word(), Relaxed);
+        step()?;
+        record.page.store(page, Relaxed);
+        step()?;
+        record.sequence.store(sequence, Relaxed);
+        Some(())
+    }
+
+    #[inline]
+    fn set_state(self, frame: FrameIndex, state: u64, step: &mut impl Steps) -> Option<()> {
+        step()?;
+        // Release: what the record says, and the frame's bytes, are stored before.
+        self.record(frame).state.store(state, Release);
+        Some(())
+    }
+
+    #[inline]
+    pub(super) fn record(self, frame: FrameIndex) -> &'a Record {
+        &self.records[frame.0 as usize]
+    }
+
+    pub(super) fn try_clean(self, frame: FrameIndex, mut step: impl Steps) -> Option<()> {
+        self.set_state(frame, FREE, &mut step)
+    }
+
+    pub(super) fn try_set_size(
+        self,
+        file: FileSlot,
+        size: u64,
+        mut step: impl Steps,
+    ) -> Option<()> {
+        step()?;
+        // Release: it comes after the stores that it follows in the program.
+        self.files[file.index as usize].size.store(size, Release);
+        Some(())
+    }
+
+    pub(super) fn try_set_intent(
+        self,
+        file: FileSlot,
+        intent: Intent,
+        mut step: impl Steps,
+    ) -> Option<()> {
+        let [kind, start, end] = &self.files[file.index as usize].intent;
+        let words = intent.words();
+        step()?;
+        kind.store(INTENT_NONE, Release);
+        step()?;
+        start.store(words[1], Release);
+        step()?;
+        end.store(words[2], Release);
+        step()?;
+        // Release, all three: no bound is seen with another intent's kind.
+        kind.store(words[0], Release);
+        Some(())
+    }
+
+    pub(super) fn try_clear_intent(self, file: FileSlot, mut step: impl Steps) -> Option<()> {
+        step()?;
+        // Release: the size and the records that the operation left are stored before.
+        self.files[file.index as usize].intent[0].store(INTENT_NONE, Release);
+        Some(())
+    }
+
+    /// Sets up the entry of a file; the caller then hands the file to the keeper (K6).
+    pub(super) fn open_entry(
+        self,
+        file: FileSlot,
+        device: u64,
+        inode: u64,
+        size: u64,
+        page_shift: u32,
+    ) {
+        let entry = &self.files[file.index as usize];
+        entry.intent[0].store(INTENT_NONE, Relaxed);
+        entry.device.store(device, Relaxed);
+        entry.inode.store(inode, Relaxed);
+        entry.page_shift.store(u64::from(page_shift), Relaxed);
+        entry.size.store(size, Relaxed);
+        // Release: all of it is stored before.
+        entry.life.store(file.used(), Release);
+    }
+
+    pub(super) fn close_entry(self, file: FileSlot) {
+        self.files[file.index as usize].life.store(file.unused(), Release);
+    }
+}

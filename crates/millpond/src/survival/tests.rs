@@ -1,0 +1,472 @@
+//! Tests of survival against a real keeper; `kill_tests` has those that stop at every step.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::cache::frame::FrameIndex;
+use crate::survival::keeper::{self, Address, Report, Server, Stopper};
+use crate::survival::wire::{self, Request};
+use crate::survival::{FileSlot, Intent, Survival};
+
+/// A keeper in a thread.
+pub(super) struct TestKeeper {
+    pub(super) address: Address,
+    pub(super) reports: Receiver<Report>,
+    stopper: Stopper,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl TestKeeper {
+    pub(super) fn new() -> TestKeeper {
+        let server = Server::bind(&Address::unique()).unwrap().patience(Duration::ZERO);
+        let (address, stopper) = (server.address().clone(), server.stopper());
+        let (send, reports) = channel();
+        let thread = std::thread::spawn(move || server.serve(|report| send.send(report).unwrap()));
+        TestKeeper { address, reports, stopper, thread: Some(thread) }
+    }
+}
+
+impl Drop for TestKeeper {
+    fn drop(&mut self) {
+        self.stopper.stop_when_idle();
+        let served = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            served.unwrap().unwrap();
+        }
+    }
+}
+
+pub(super) fn adopt(survival: &Survival, file: &File, page_shift: u32) -> FileSlot {
+    let stat = file.metadata().unwrap();
+    survival.adopt(file.as_fd(), stat.dev(), stat.ino(), stat.len(), page_shift).unwrap()
+}
+
+pub(super) fn fill(survival: &Survival, frame: u32, bytes: usize, with: u8) {
+    survival.handed_out(FrameIndex(frame));
+    // SAFETY: the frame is the test's.
+    unsafe { survival.frame(FrameIndex(frame)).write_bytes(with, bytes) };
+}
+
+/// Goal: what is dirty when an engine goes is written, to the byte; and what was cleaned or
+/// forgotten is not touched.
+#[test]
+fn dirty_pages_are_written() {
+    let keeper = TestKeeper::new();
+    let dir = tempfile::tempdir().unwrap();
+    let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let open = |name: &str| {
+        let file = File::create_new(dir.path().join(name)).unwrap();
+        file.write_all_at(&[1; 10_000], 0).unwrap();
+        file
+    };
+    let (file, other) = (open("file"), open("other"));
+    let slot = adopt(&survival, &file, 12);
+    let other_slot = adopt(&survival, &other, 12);
+    for frame in 1..=5 {
+        fill(&survival, frame, 4096, 10 + frame as u8);
+    }
+    survival.commit(slot, [(0, FrameIndex(1))].into_iter(), None);
+    survival.commit(slot, [(2, FrameIndex(2)), (3, FrameIndex(3))].into_iter(), Some(13_000));
+    survival.commit(slot, [(0, FrameIndex(4))].into_iter(), None);
+    survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), None);
+    survival.clean(FrameIndex(5));
+    survival.forget(other_slot);
+    // As by a write that was in flight.
+    file.set_len(50_000).unwrap();
+    drop(survival);
+    let report = keeper.reports.recv().unwrap();
+    assert!(report.is_complete() && report.goodbye, "{report}");
+    assert_eq!((report.files.len(), report.pages()), (1, 3), "{report:?}");
+    assert!(report.files[0].drained);
+    let bytes = std::fs::read(dir.path().join("file")).unwrap();
+    let mut expected = vec![1; 13_000];
+    expected[..4096].fill(14);
+    expected[8192..12_288].fill(12);
+    expected[12_288..].fill(13);
+    assert!(bytes == expected);
+    assert_eq!(std::fs::read(dir.path().join("other")).unwrap(), [1; 10_000]);
+}
+
+/// Goal: an engine with a keeper works as any other.
+#[test]
+fn an_engine_with_a_keeper() {
+    use crate::{Engine, OpenOptions};
+    let keeper = TestKeeper::new();
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().cache_bytes(8 << 20).keeper(keeper.address.clone()).build();
+    let engine = engine.unwrap();
+    let options = OpenOptions::new().read(true).write(true).create(true);
+    for page_bytes in [4096, 16384, 65536] {
+        let path = dir.path().join(format!("file{page_bytes}"));
+        let file = engine.open(path, &options.clone().page_bytes(page_bytes)).unwrap();
+        let bytes: Vec<u8> = (0..20_000_000u32).map(|at| (at / 1000) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        let mut back = vec![0; 100_000];
+        for round in 0..3 {
+            for at in (0..bytes.len() - back.len()).step_by(77_777) {
+                assert_eq!(file.read_at(&mut back, at as u64).unwrap(), back.len());
+                assert!(back == bytes[at..at + back.len()], "at {at}, round {round}");
+            }
+        }
+        assert!(engine.stats().memory_bytes <= engine.cache_bytes());
+    }
+}
+
+/// A mapping with one dirty page of 100 bytes in `file`.
+fn dirty(keeper: &TestKeeper, file: &File, with: u8) -> (Survival, FileSlot) {
+    let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let slot = adopt(&survival, file, 12);
+    fill(&survival, 1, 4096, with);
+    survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(100));
+    (survival, slot)
+}
+
+fn contents(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Goal: a file that has no name, lost it, or got another one is written all the same; so is one
+/// whose mode keeps everybody from opening it for writing, and one that was opened for appending.
+#[test]
+fn files_that_no_path_leads_to() {
+    let keeper = TestKeeper::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let new = |name: &str| File::create_new(path(name)).unwrap();
+    let readable = |name: &str, append: bool| {
+        let options = OpenOptions::new().read(true).write(true).append(append).create(true).clone();
+        options.open(path(name)).unwrap()
+    };
+
+    let nameless = tempfile::tempfile_in(dir.path()).unwrap();
+    let unlinked = readable("unlinked", false);
+    let renamed = readable("renamed", false);
+    let appending = readable("appending", true);
+    appending.write_all_at(b"what was there", 0).unwrap();
+    let private = readable("private", false);
+    let engines: Vec<_> = [&nameless, &unlinked, &renamed, &appending, &private]
+        .into_iter()
+        .zip(1..)
+        .map(|(file, with)| dirty(&keeper, file, with))
+        .collect();
+    std::fs::remove_file(path("unlinked")).unwrap();
+    new("unlinked");
+    std::fs::rename(path("renamed"), path("other name")).unwrap();
+    new("renamed");
+    private.set_permissions(std::fs::Permissions::from_mode(0o400)).unwrap();
+    drop(engines);
+    for (file, with) in [&nameless, &unlinked, &renamed, &appending, &private].into_iter().zip(1..)
+    {
+        let report = keeper.reports.recv().unwrap();
+        assert!(report.is_complete(), "{report}");
+        assert_eq!(contents(file), [with; 100]);
+    }
+    for name in ["unlinked", "renamed"] {
+        assert_eq!(std::fs::read(path(name)).unwrap(), [], "another file of that name");
+    }
+}
+
+/// Goal: a file whose last dirty page was written has no writable descriptor left, so that it can
+/// be executed.
+#[test]
+fn a_forgotten_file_can_be_executed() {
+    let keeper = TestKeeper::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("program");
+    std::fs::copy("/bin/true", &path).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let slot = adopt(&survival, &file, 12);
+    drop(file);
+    let run = || Command::new(&path).status();
+    assert_eq!(run().unwrap_err().kind(), std::io::ErrorKind::ExecutableFileBusy);
+    survival.forget(slot);
+    assert!(run().unwrap().success());
+}
+
+/// Goal: two engines of one process do not know of each other.
+#[test]
+fn two_engines_in_one_process() {
+    let keeper = TestKeeper::new();
+    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    let (one, _) = dirty(&keeper, &files[0], 1);
+    let (other, _) = dirty(&keeper, &files[1], 2);
+    drop(one);
+    assert_eq!(keeper.reports.recv().unwrap().pages(), 1);
+    assert_eq!(contents(&files[0]), [1; 100]);
+    assert_eq!(contents(&files[1]), []);
+    drop(other);
+    assert_eq!(keeper.reports.recv().unwrap().pages(), 1);
+    assert_eq!(contents(&files[1]), [2; 100]);
+}
+
+/// Goal: what a keeper can't take is an error where the file is handed over, and nothing else.
+#[test]
+fn what_a_keeper_refuses() {
+    let keeper = TestKeeper::new();
+    let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let stat = file.as_file().metadata().unwrap();
+    let adopt = |file: &File, inode: u64, shift: u32| {
+        let adopted = survival.adopt(file.as_fd(), stat.dev(), inode, 0, shift);
+        adopted.err().map(|error| error.raw_os_error().unwrap())
+    };
+    let read_only = File::open(file.path()).unwrap();
+    assert_eq!(adopt(&read_only, stat.ino(), 12), Some(libc::EBADF));
+    assert_eq!(adopt(file.as_file(), stat.ino() + 1, 12), Some(libc::ESTALE));
+    assert_eq!(adopt(file.as_file(), stat.ino(), 11), Some(libc::EINVAL));
+    assert_eq!(adopt(file.as_file(), stat.ino(), 17), Some(libc::EINVAL));
+    let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
+    assert_eq!(adopt(&null, stat.ino(), 12), Some(libc::EINVAL));
+    // None of these used up an entry; and there is an end of them.
+    let slots: Vec<_> =
+        std::iter::from_fn(|| survival.adopt(file.as_fd(), stat.dev(), stat.ino(), 0, 12).ok())
+            .collect();
+    assert_eq!(slots.len(), 64);
+    assert_eq!(adopt(file.as_file(), stat.ino(), 12), Some(libc::ENFILE));
+    survival.forget(slots[7]);
+    assert_eq!(adopt(file.as_file(), stat.ino(), 12), None);
+    survival.goodbye();
+    assert_eq!(adopt(file.as_file(), stat.ino(), 12), Some(libc::ENOTCONN));
+
+    // Not a mapping of ours; and messages that mean nothing.
+    let strange = File::open("/dev/zero").unwrap();
+    let hello = |fds: &[BorrowedFd<'_>]| wire::ask(&keeper.address, Request::Hello, fds);
+    assert!(hello(&[]).is_err());
+    assert!(hello(&[strange.as_fd(), strange.as_fd()]).is_err());
+    let socket = wire::socket().unwrap();
+    rustix::net::connect(&socket, &keeper.address.socket_address().unwrap()).unwrap();
+    rustix::io::write(&socket, &[7; 1000]).unwrap();
+    let mut answer = [0; 16];
+    assert_eq!(rustix::io::read(&socket, &mut answer).unwrap(), 16);
+    assert_eq!(answer[0], libc::EPROTO as u8);
+    let nobody = "@millpond-keeper/nobody".parse().unwrap();
+    assert!(Survival::connect(&nobody, 1 << 20, 512).is_err());
+    let built = crate::Engine::builder().cache_bytes(1 << 20).keeper(nobody).build();
+    assert_eq!(built.unwrap_err().errno(), libc::ECONNREFUSED);
+}
+
+/// Goal: an intent that can't be redone, and pages that can't be written, are reported, and what
+/// can be written is.
+/// Method: a file of limited size, by a memfd that is sealed against growing and shrinking.
+#[test]
+fn failures_are_reported_and_the_rest_is_written() {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let keeper = TestKeeper::new();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create("sealed", flags).unwrap());
+    file.set_len(8192).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK).unwrap();
+    let other = tempfile::tempfile().unwrap();
+    let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let slot = adopt(&survival, &file, 12);
+    let other_slot = adopt(&survival, &other, 12);
+    for frame in 1..=5 {
+        fill(&survival, frame, 4096, frame as u8);
+    }
+    let pages = (0..4).zip([1, 2, 3, 4].map(FrameIndex));
+    survival.commit(slot, pages, Some(4 * 4096));
+    survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), Some(10));
+    survival.set_intent(slot, Intent::Truncate { len: 100 });
+    drop(survival);
+    let report = keeper.reports.recv().unwrap();
+    assert!(!report.is_complete());
+    let [sealed, whole] = report.files.as_slice() else { panic!("{report:?}") };
+    assert_eq!((sealed.pages, sealed.bytes), (2, 8192), "{sealed:?}");
+    let ranges: Vec<_> = sealed.failures.iter().map(|f| (f.range.start, f.range.end)).collect();
+    let most = u64::MAX;
+    assert_eq!(ranges, [(100, most), (8192, 16384), (16384, most)], "{sealed:?}");
+    assert!(report.to_string().contains("writing bytes 8192 to 16384"), "{report}");
+    assert_eq!((whole.pages, whole.failures.len()), (1, 0));
+    assert_eq!(contents(&other), [5; 10]);
+    let bytes = contents(&file);
+    assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
+}
+
+/// Goal: K2: a frame that went to the free list in whatever state is FREE when it is taken again.
+#[test]
+fn a_frame_is_free_when_it_is_handed_out() {
+    use crate::cache::frame::{Class, Frames};
+    let keeper = TestKeeper::new();
+    let file = tempfile::tempfile().unwrap();
+    let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();
+    let survival = frames.survival().unwrap();
+    let slot = adopt(survival, &file, 12);
+    let state = |frame| survival.tables().record(frame).state.load(Relaxed);
+    let take = || frames.try_alloc(Class::UNIT_PAGE).unwrap();
+    let frame = take();
+    survival.commit(slot, [(0, frame)].into_iter(), None);
+    assert_ne!(state(frame), 0);
+    frames.free(frame, Class::UNIT_PAGE);
+    assert_eq!(take(), frame);
+    assert_eq!(state(frame), 0);
+    // A frame that left its page is not dirty, even while it is pinned.
+    survival.commit(slot, [(0, frame)].into_iter(), None);
+    frames.meta(frame).pins.pin();
+    frames.release(frame, Class::UNIT_PAGE);
+    assert_eq!(state(frame), 0);
+}
+
+/// Goal: a keeper process ends when it is told to, but not before its last client.
+#[test]
+fn a_keeper_process_ends_after_its_clients() {
+    if let Ok(path) = std::env::var(OWN_PROCESS) {
+        keeper::run(&path.parse().unwrap(), |report| println!("{report}")).unwrap();
+        println!("ended");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let address: Address = path.to_str().unwrap().parse().unwrap();
+    // A socket that nobody listens at.
+    rustix::net::bind(wire::socket().unwrap(), &address.socket_address().unwrap()).unwrap();
+    let output = std::thread::scope(|scope| {
+        let keeper =
+            scope.spawn(|| in_own_process("a_keeper_process_ends_after_its_clients", &path));
+        let started = Instant::now();
+        let survival = loop {
+            match Survival::connect(&address, 1 << 20, 512) {
+                Ok(survival) => break survival,
+                Err(error) => assert!(started.elapsed() < Duration::from_secs(10), "{error}"),
+            }
+        };
+        let socket = wire::socket().unwrap();
+        rustix::net::connect(&socket, &address.socket_address().unwrap()).unwrap();
+        let keeper_pid = rustix::net::sockopt::socket_peercred(&socket).unwrap().pid;
+        rustix::process::kill_process(keeper_pid, rustix::process::Signal::TERM).unwrap();
+        drop(socket);
+        let file = tempfile::tempfile().unwrap();
+        let slot = adopt(&survival, &file, 12);
+        fill(&survival, 1, 4096, 3);
+        survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(77));
+        drop(survival);
+        assert_eq!(contents(&file), [3; 77]);
+        keeper.join().unwrap()
+    });
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("wrote back 1 pages, 77 bytes, of 1 files"), "{said}");
+    assert!(output.status.success() && said.contains("ended"), "{output:?}");
+    assert!(!path.exists());
+}
+
+/// In the environment of a test's own process: what it works on.
+const OWN_PROCESS: &str = "MILLPOND_TEST_OWN_PROCESS";
+
+/// Runs test `name` again in a process and process group of its own, with one thread.
+fn in_own_process(name: &str, argument: &Path) -> Output {
+    let name = format!("survival::tests::{name}");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([&name, "--exact", "--nocapture", "--test-threads=1"]).process_group(0);
+    command.env(OWN_PROCESS, argument).stderr(Stdio::inherit()).output().unwrap()
+}
+
+/// Goal: a spawned keeper survives the program and what is sent to its process group, and ends
+/// after it has done its work.
+#[test]
+fn a_spawned_keeper_outlives_the_program() {
+    if let Ok(path) = std::env::var(OWN_PROCESS) {
+        let address = keeper::spawn().unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let survival = Survival::connect(&address, 1 << 20, 512).unwrap();
+        let slot = adopt(&survival, &file, 12);
+        fill(&survival, 1, 4096, 7);
+        survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(1000));
+        println!("\nkeeper {address}");
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGKILL] {
+            // SAFETY: the process group is this test's own.
+            unsafe {
+                libc::signal(signal, libc::SIG_IGN);
+                libc::kill(0, signal);
+            }
+        }
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = in_own_process("a_spawned_keeper_outlives_the_program", file.path());
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
+    let output = String::from_utf8(output.stdout).unwrap();
+    let address = output.lines().find_map(|line| line.strip_prefix("keeper ")).unwrap();
+    let address: Address = address.parse().unwrap();
+    let started = Instant::now();
+    while Survival::connect(&address, 1 << 20, 512).is_ok() {
+        assert!(started.elapsed() < Duration::from_secs(10), "the keeper stays");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(std::fs::read(file.path()).unwrap(), [7; 1000]);
+}
+
+/// Goal: with a keeper, too, the memory limit is one; memory of a class that needs less goes back
+/// to the system, and children of fork do not get the shared frames.
+/// Method: files with pages of every size, one after the other, in a process of its own; the kernel
+/// tells how much memory the memfd has.
+#[test]
+fn the_memory_limit_with_a_keeper() {
+    const CACHE_BYTES: u64 = 16 << 20;
+    let Ok(dir) = std::env::var(OWN_PROCESS) else {
+        let dir = tempfile::tempdir().unwrap();
+        let output = in_own_process("the_memory_limit_with_a_keeper", dir.path());
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        assert!(output.status.success());
+        return;
+    };
+    let keeper = TestKeeper::new();
+    let builder = crate::Engine::builder().cache_bytes(CACHE_BYTES);
+    let engine = builder.keeper(keeper.address.clone()).build().unwrap();
+    let options = crate::OpenOptions::new().read(true).write(true).create(true);
+    for round in 0..2 {
+        for page_bytes in [4096, 65536, 16384, 8192, 32768] {
+            let path = Path::new(&dir).join(format!("file{page_bytes}"));
+            let file = engine.open(path, &options.clone().page_bytes(page_bytes)).unwrap();
+            let bytes = vec![page_bytes.trailing_zeros() as u8; 1 << 20];
+            for part in 0..20 {
+                file.write_all_at(&bytes, part << 20).unwrap();
+            }
+            let mut back = vec![0; 1 << 20];
+            for part in 0..20 {
+                assert_eq!(file.read_at(&mut back, part << 20).unwrap(), back.len());
+                assert!(back == bytes);
+            }
+            let shared = shared_bytes();
+            let counted = engine.stats().memory_bytes;
+            println!("round {round}, {page_bytes}: {shared:?} shared, {counted} counted");
+            assert!(counted <= CACHE_BYTES);
+            // A late reader may have brought back some pages: here nobody reads meanwhile.
+            assert!(shared.is_none_or(|shared| shared <= counted));
+        }
+    }
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let flags = maps
+        .lines()
+        .skip_while(|line| !line.contains("millpond-frames"))
+        .filter(|line| line.starts_with("VmFlags") || line.contains("millpond-frames"));
+    let mut mappings = 0;
+    let mut ours = false;
+    for line in flags {
+        if line.contains("millpond-frames") {
+            ours = true;
+        } else if std::mem::take(&mut ours) {
+            assert!(line.contains(" dc"), "inherited by fork: {line}");
+            mappings += 1;
+        }
+    }
+    println!("{mappings} mappings");
+    assert!(mappings > 1);
+}
+
+/// What the memfd of this process's one engine has allocated; `None` where the kernel does not tell.
+fn shared_bytes() -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.contains("millpond-frames")).unwrap();
+    let range = line.split(' ').next().unwrap();
+    let metadata = std::fs::metadata(format!("/proc/self/map_files/{range}")).ok()?;
+    Some(metadata.blocks() * 512)
+}
