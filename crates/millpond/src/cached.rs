@@ -27,6 +27,7 @@ use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
+use crate::space::Space;
 use crate::writeback::{Flusher, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
@@ -127,6 +128,7 @@ pub(crate) struct CachedFile {
     pub(crate) backing: Arc<dyn BackingFile>,
     pub(crate) write_mode: WriteMode,
     pub(crate) writeback: Writeback,
+    pub(crate) space: Space,
     pub(crate) handles: AtomicUsize,
     pub(crate) this: Weak<CachedFile>,
     id: FileId,
@@ -239,6 +241,7 @@ impl CachedFile {
             backing,
             write_mode,
             writeback: Writeback::default(),
+            space: Space::default(),
             handles: AtomicUsize::new(0),
             this: Weak::clone(this),
             id,

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   truncate, punch, zero:
-//!     exclusive guard over the pages concerned -> write back what stays of them -> hide, await write-backs
-//!     -> back end -> size -> EMPTY
-//!     on failure: show again, or EMPTY where the back end may have done a part
+//!     exclusive guard over the pages concerned -> write back what is kept of pages at the ends
+//!     -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!     on failure: show again; where the back end may have done a part, what is clean is EMPTY
 //!   allocate: guard, exclusive from the old end on if that moves -> back end -> size
 //! ```
 //!
@@ -16,7 +16,7 @@
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -27,15 +27,16 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::range_lock::Guard;
+use crate::options::WriteMode;
+use crate::space;
 use crate::sync::fence;
-use crate::write::{drop_pages, hide_pages};
+use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{self, LAST_PAGE};
+
+const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
 /// Pages at the ends of a range that are covered in part.
 type Edges = [Option<PageIndex>; 2];
-
-const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
 /// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -68,6 +69,7 @@ impl CachedFile {
         let (guard, size) = self.lock_from_end(len);
         if len >= size {
             self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
+            writeback::passed_metadata(self);
             self.core().size.store(len, Release);
             // Before this returns, as after a write: see `write::Write::replace`.
             fence(SeqCst);
@@ -75,12 +77,7 @@ impl CachedFile {
         }
         let first = self.page_of(len);
         let tail = (len > self.start_of(first)).then_some(first);
-        if let Some(page) = tail {
-            // It may be dropped below, for want of a frame.
-            writeback::write_back(self, page, page, Op::Truncate)?;
-        }
-        hide_pages(self, first, LAST_PAGE);
-        writeback::await_ends(self, first, LAST_PAGE);
+        self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
             self.show_hidden(first, LAST_PAGE);
@@ -89,11 +86,14 @@ impl CachedFile {
             }
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
+        writeback::passed_metadata(self);
         self.core().size.store(len, Release);
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
         drop_pages(self, first, LAST_PAGE);
+        writeback::forget(self, first + u64::from(tail.is_some()), LAST_PAGE);
+        space::forget(self, len, u64::MAX);
         drop(guard);
         Ok(())
     }
@@ -113,9 +113,7 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    let written = self.write_zeros(offset, end);
-                    writeback::passed(self, self.page_of(offset), self.page_of(end - 1), false);
-                    written.map_err(|error| Failure { error, refused: false })
+                    self.write_zeros(offset, end).map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
             }
@@ -140,17 +138,32 @@ impl CachedFile {
             return Ok(());
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
-        let edges = self.edges(offset, end, size);
-        self.hide(op, first, last, edges)?;
-        let outcome = act(size);
-        writeback::passed_metadata(self);
+        self.hide_and_settle(first, last, self.edges(offset, end, size))?;
+        let outcome = self.reach(end.min(size)).and_then(|()| act(size));
+        if op == Op::Punch {
+            space::forget(self, offset, end);
+        }
         match outcome {
-            Ok(()) => self.drop_cleared(first, last, edges),
+            Ok(()) => {
+                writeback::passed_metadata(self);
+                drop_pages(self, first, last);
+                writeback::forget(self, first, last);
+            }
             Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
-            Err(_) => self.drop_clean(first, last),
+            Err(_) => self.show_dirty(first, last),
         }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
+    }
+
+    /// Makes the file below the cache at least `len` bytes long, which is no more than the size, as
+    /// pages up to there are about to be EMPTY (B1 of write-back).
+    fn reach(&self, len: u64) -> std::result::Result<(), Failure> {
+        if self.write_mode == WriteMode::Back && self.backing.len()? < len {
+            // Unlike setting the length, never makes it shorter, whoever extends it meanwhile.
+            self.backing.allocate(len - 1, 1, false)?;
+        }
+        Ok(())
     }
 
     /// Reserves space for `offset..end`; the file becomes as long as that reaches.
@@ -169,7 +182,9 @@ impl CachedFile {
                 continue;
             }
             let reserved = self.backing.allocate(offset, end - offset, end <= now);
-            writeback::passed_metadata(self);
+            if reserved.is_ok() {
+                writeback::passed_metadata(self);
+            }
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.core().size.store(end, Release);
@@ -197,7 +212,6 @@ impl CachedFile {
         if offset >= size {
             return Ok(None);
         }
-        // What is only in the cache is data, too.
         writeback::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
@@ -208,44 +222,21 @@ impl CachedFile {
         })
     }
 
-    /// Hides the READY pages from `first` to `last`, so that the back end may change what they hold,
-    /// save bytes of `edges`. Waits until none of them is under write-back (W7).
-    fn hide(&self, op: Op, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
-        // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
-        for page in edges.into_iter().flatten().chain([last]) {
-            // Nobody dirties it again: the guard is ours.
-            writeback::write_back(self, page, page, op)?;
+    /// Hides the READY pages from `first` to `last`, and waits until no write-back is in the way of
+    /// changing them below. Those of `edges` are clean then; others may be DIRTY. Caller: exclusive
+    /// guard.
+    fn hide_and_settle(&self, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
+        for page in edges.into_iter().flatten() {
+            writeback::write_back(self, page, page, Op::Write)?;
         }
         hide_pages(self, first, last);
         writeback::await_ends(self, first, last);
         Ok(())
     }
 
-    /// The pages of `offset..end` that have bytes outside of it, below `size`.
-    fn edges(&self, offset: u64, end: u64, size: u64) -> Edges {
-        let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
-        let last_end = self.start_of(last) + self.core().page_bytes() as u64;
-        let head = offset > self.start_of(first);
-        let tail = end < last_end.min(size);
-        [head.then_some(first), tail.then_some(last)]
-    }
-
-    /// Makes the hidden pages EMPTY that the back end has cleared.
-    fn drop_cleared(&self, first: PageIndex, last: PageIndex, edges: Edges) {
-        for page in edges.into_iter().flatten() {
-            // Written back above; a sync that failed since has asked for it again.
-            if let Ok(held) = self.core().hold(self.cache(), page, false)
-                && held.word(page).load().is_dirty()
-            {
-                writeback::lose(self);
-            }
-        }
-        drop_pages(self, first, last);
-    }
-
-    /// Makes the hidden pages EMPTY that are clean, and shows the others again: after a failure
-    /// nobody knows what the back end has of them.
-    fn drop_clean(&self, first: PageIndex, last: PageIndex) {
+    /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written
+    /// again; the others become EMPTY.
+    fn show_dirty(&self, first: PageIndex, last: PageIndex) {
         self.core().for_each_page(self.cache(), first, last, &mut |_, _, word| {
             let seen = word.load();
             if seen.state() == State::Hidden && seen.is_dirty() {
@@ -253,6 +244,15 @@ impl CachedFile {
             }
         });
         drop_pages(self, first, last);
+    }
+
+    /// The pages of `offset..end` that have bytes outside of it, below `size`.
+    fn edges(&self, offset: u64, end: u64, size: u64) -> Edges {
+        let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+        let last_end = self.start_of(last) + self.core().page_bytes() as u64;
+        let head = offset > self.start_of(first);
+        let tail = end < last_end.min(size) && !(head && first == last);
+        [head.then_some(first), tail.then_some(last)]
     }
 
     /// Writes zeros below the cache.
@@ -278,6 +278,13 @@ impl CachedFile {
             at += len;
         }
         Ok(())
+    }
+
+    /// Gives back space beyond the end that was reserved for writes to come.
+    pub(crate) fn trim(&self) {
+        let (guard, size) = self.lock_from_end(u64::MAX);
+        space::trim(self, size);
+        drop(guard);
     }
 
     /// An exclusive guard from the smaller of the size and `len` on, and the size.
@@ -316,8 +323,7 @@ impl CachedFile {
         let held = self.core().hold(self.cache(), page, false).expect("hidden pages hold a leaf");
         let word = held.word(page);
         let old = word.load().frame();
-        let change = word.show(fresh, SHOWN);
-        word.wake(change.sleepers());
+        word.wake(word.show(fresh, SHOWN).sleepers());
         self.cache().replaced(old, fresh, Class::page(self.core().page_shift));
     }
 
@@ -328,8 +334,7 @@ impl CachedFile {
             if seen.state() == State::Hidden && seen.frame() != FrameIndex::NONE {
                 word.wake(word.show(seen.frame(), SHOWN).sleepers());
             } else if seen.state() == State::Hidden {
-                word.wake(word.drop_hidden().sleepers());
-                held.vacated();
+                drop_hidden(self, held, word);
             }
         });
     }
@@ -341,8 +346,7 @@ impl CachedFile {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
             writeback::write_back(self, first, last, Op::Stat)?;
-            hide_pages(self, first, last);
-            writeback::await_ends(self, first, last);
+            self.hide_and_settle(first, last, [None, None])?;
             drop_pages(self, first, last);
             drop(guard);
         }
@@ -361,9 +365,9 @@ impl CachedFile {
         let (old, new) = (self.core().size.load(Acquire), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
-            let first = self.page_of(old.min(new));
-            hide_pages(self, first, LAST_PAGE);
-            writeback::await_ends(self, first, LAST_PAGE);
+            let end = old.min(new);
+            let first = self.page_of(end);
+            self.hide_and_settle(first, LAST_PAGE, [None, None])?;
             self.core().size.store(new, Release);
             drop_pages(self, first, LAST_PAGE);
         }

@@ -46,6 +46,8 @@ mod writeback;
 
 mod extent;
 
+mod space;
+
 mod io;
 
 pub mod fault;

@@ -34,6 +34,7 @@ use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, pieces};
 use crate::options::WriteMode;
 use crate::range_lock::Guard;
+use crate::space;
 use crate::sync::fence;
 use crate::writeback;
 
@@ -171,7 +172,9 @@ impl Write<'_> {
     fn back(&self, pages: usize) -> Result<bool> {
         let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
         let fresh = &mut fresh[..pages];
-        if !self.occupy(pages) {
+        let (start, end) = (self.file.start_of(self.first), self.offset + self.len);
+        let end = end.next_multiple_of(self.file.core().page_bytes() as u64);
+        if !space::reserve(self.file, start, end, self.size) || !self.occupy(pages) {
             return Ok(false);
         }
         let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
@@ -692,7 +695,8 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     });
 }
 
-fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
+/// Makes a HIDDEN page EMPTY. Caller: who hid it, and who frees its frame.
+pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
     let change = word.drop_hidden();
     file.cache().ledger.note(change, file.core().page_bytes());
     word.wake(change.sleepers());

@@ -211,6 +211,15 @@ pub(crate) fn passed_metadata(file: &CachedFile) {
     file.writeback.state().metadata = true;
 }
 
+/// Forgets the pages from `first` to `last`, whose bytes are gone from the file.
+pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    if file.writeback.has_begun() && first <= last {
+        let mut state = file.writeback.state();
+        state.dirty.take(first, last, usize::MAX);
+        state.unsynced.take(first, last, usize::MAX);
+    }
+}
+
 /// Writes back what is DIRTY now of the pages from `first` to `last`, and waits until the back end
 /// has acknowledged it. May be called under any guard, with no page of the range HIDDEN by the
 /// caller.
@@ -980,11 +989,14 @@ impl CachedFile {
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
-        if self.writeback.has_begun()
-            && (write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes())
-        {
+        if !self.writeback.has_begun() {
+            return;
+        }
+        if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
+        } else {
+            self.trim();
         }
     }
 }

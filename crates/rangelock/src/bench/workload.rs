@@ -211,9 +211,13 @@ impl Measurement for Throughput<'_> {
             gate.wait();
             let switches = context_switches();
             let mut ops = 0;
-            while !stop.load(Ordering::Relaxed) {
+            // Once at least, however late this thread comes to run.
+            loop {
                 (0..BATCH).for_each(|_| pair());
                 ops += BATCH;
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
             }
             (ops, context_switches() - switches, Instant::now())
         };
@@ -246,11 +250,14 @@ impl Measurement for Latency<'_> {
             let mut pair = start(thread);
             let mut histogram = Histogram::new();
             gate.wait();
-            while !stop.load(Ordering::Relaxed) {
+            loop {
                 for _ in 0..BATCH {
                     let begin = Instant::now();
                     pair();
                     histogram.add(begin.elapsed());
+                }
+                if stop.load(Ordering::Relaxed) {
+                    break;
                 }
             }
             histogram
