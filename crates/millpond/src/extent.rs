@@ -113,7 +113,10 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    self.write_zeros(offset, end).map_err(|error| Failure { error, refused: false })
+                    let written = self.write_zeros(offset, end);
+                    // Also after a failure: a part may have been written, and is not cached.
+                    writeback::passed(self, self.page_of(offset), self.page_of(end - 1), false);
+                    written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
             }
@@ -138,7 +141,8 @@ impl CachedFile {
             return Ok(());
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
-        self.hide_and_settle(first, last, self.edges(offset, end, size))?;
+        let edges = self.edges(offset, end, size);
+        self.hide_and_settle(first, last, edges)?;
         let outcome = self.reach(end.min(size)).and_then(|()| act(size));
         if op == Op::Punch {
             space::forget(self, offset, end);
@@ -146,6 +150,7 @@ impl CachedFile {
         match outcome {
             Ok(()) => {
                 writeback::passed_metadata(self);
+                self.note_lost(edges);
                 drop_pages(self, first, last);
                 writeback::forget(self, first, last);
             }
@@ -232,6 +237,18 @@ impl CachedFile {
         hide_pages(self, first, last);
         writeback::await_ends(self, first, last);
         Ok(())
+    }
+
+    /// Says so where a sync that failed since `edges` were written back has made one DIRTY again, as
+    /// it is about to be dropped.
+    fn note_lost(&self, edges: Edges) {
+        for page in edges.into_iter().flatten() {
+            if let Ok(held) = self.core().hold(self.cache(), page, false)
+                && held.word(page).load().is_dirty()
+            {
+                writeback::lose(self);
+            }
+        }
     }
 
     /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written
