@@ -27,7 +27,6 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::options::WriteMode;
 use crate::space;
 use crate::sync::fence;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
@@ -143,32 +142,25 @@ impl CachedFile {
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         let edges = self.edges(offset, end, size);
         self.hide_and_settle(first, last, edges)?;
-        let outcome = self.reach(end.min(size)).and_then(|()| act(size));
+        let outcome = act(size);
         if op == Op::Punch {
             space::forget(self, offset, end);
         }
         match outcome {
             Ok(()) => {
                 writeback::passed_metadata(self);
-                self.note_lost(edges);
                 drop_pages(self, first, last);
-                writeback::forget(self, first, last);
+                // Not the edges: a sync that fails must know that bytes of theirs were written.
+                let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
+                if first + head + tail <= last {
+                    writeback::forget(self, first + head, last - tail);
+                }
             }
             Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
             Err(_) => self.show_dirty(first, last),
         }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
-    }
-
-    /// Makes the file below the cache at least `len` bytes long, which is no more than the size, as
-    /// pages up to there are about to be EMPTY (B1 of write-back).
-    fn reach(&self, len: u64) -> std::result::Result<(), Failure> {
-        if self.write_mode == WriteMode::Back && self.backing.len()? < len {
-            // Unlike setting the length, never makes it shorter, whoever extends it meanwhile.
-            self.backing.allocate(len - 1, 1, false)?;
-        }
-        Ok(())
     }
 
     /// Reserves space for `offset..end`; the file becomes as long as that reaches.
@@ -231,24 +223,13 @@ impl CachedFile {
     /// changing them below. Those of `edges` are clean then; others may be DIRTY. Caller: exclusive
     /// guard.
     fn hide_and_settle(&self, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
-        for page in edges.into_iter().flatten() {
+        // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
+        for page in edges.into_iter().flatten().chain([last]) {
             writeback::write_back(self, page, page, Op::Write)?;
         }
         hide_pages(self, first, last);
         writeback::await_ends(self, first, last);
         Ok(())
-    }
-
-    /// Says so where a sync that failed since `edges` were written back has made one DIRTY again, as
-    /// it is about to be dropped.
-    fn note_lost(&self, edges: Edges) {
-        for page in edges.into_iter().flatten() {
-            if let Ok(held) = self.core().hold(self.cache(), page, false)
-                && held.word(page).load().is_dirty()
-            {
-                writeback::lose(self);
-            }
-        }
     }
 
     /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written

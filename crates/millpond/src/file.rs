@@ -285,7 +285,8 @@ impl File {
     /// and a file system that does not know its holes has none.
     ///
     /// May wait for the file system, not for other operations; it may not see the whole of one that
-    /// is under way. The first search in a file opens a descriptor, which is kept with the file.
+    /// is under way. Writes from `offset` on that wait in the cache are written back first. The first
+    /// search in a file opens a descriptor, which is kept with the file.
     ///
     /// # Errors
     ///

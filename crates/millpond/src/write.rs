@@ -624,9 +624,6 @@ impl Write<'_> {
                 word.wake(word.show(seen.frame(), shown).sleepers());
                 return;
             }
-            if seen.is_dirty() && self.keeps_rest(page) {
-                writeback::lose(file);
-            }
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
                 file.cache().discarded(seen.frame(), class);

@@ -35,7 +35,8 @@
 //! was written since the last good one is DIRTY again where it is cached; where it is not, syncs
 //! say so for as long as the file is open ([`Error::Lost`]).
 //!
-//! Locks: `syncing` -> `state`; under `state` only page words and the table. The flusher's own lock
+//! Locks: `syncing` -> range guards (shared, after a failure) -> `state`; who has a range guard does
+//! not wait for `syncing`; under `state` only page words and the table. The flusher's own lock
 //! is a leaf.
 
 use std::io;
@@ -56,7 +57,6 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::spawn;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::options::WriteMode;
 use crate::sync::fence;
 
 /// The last page that a file can have, and so "to the end".
@@ -92,6 +92,8 @@ struct State {
     dirty_since: Option<Instant>,
     /// What the back end acknowledged since the last sync began, and is or was cached.
     unsynced: PageSet,
+    /// What a failed sync should have made DIRTY again, and could not.
+    doubtful: PageSet,
     /// The back end was given bytes of which there is no cached copy.
     uncached: bool,
     /// The back end was given something else to make durable.
@@ -134,6 +136,13 @@ impl Failure {
 enum Patience {
     Skip,
     Wait,
+}
+
+/// Whether range guards may be waited for.
+#[derive(Clone, Copy, PartialEq)]
+enum Guards {
+    Wait,
+    Try,
 }
 
 enum Claim {
@@ -261,8 +270,28 @@ pub(crate) fn sync(
     last: PageIndex,
     data_only: bool,
 ) -> Result<()> {
+    let one = file.writeback.syncing.lock().expect("no panic under the lock");
+    sync_locked(file, first, last, data_only, Guards::Wait, &one)
+}
+
+/// [`sync`], by the one who may.
+fn sync_locked(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    data_only: bool,
+    guards: Guards,
+    _one: &MutexGuard<'_, ()>,
+) -> Result<()> {
     let writeback = &file.writeback;
-    let _one = writeback.syncing.lock().expect("no panic under the lock");
+    let doubtful = std::mem::take(&mut writeback.state().doubtful);
+    if !doubtful.is_empty() {
+        let failure = writeback.state().failure.expect("noted with the pages");
+        redirty(file, &doubtful, guards, failure);
+        if !writeback.state().doubtful.is_empty() {
+            return Err(failure.error(Op::Sync));
+        }
+    }
     let alone = {
         let state = writeback.state();
         data_only && state.unsynced.is_empty() && !state.uncached && !state.metadata
@@ -292,11 +321,11 @@ pub(crate) fn sync(
             state.metadata |= metadata;
             let failure = Failure::new(0, 0, &error);
             state.failure = Some(failure);
-            drop(state);
-            let all = redirty(file, &covered);
-            if uncached || !all {
-                writeback.state().lost = Some(failure);
+            if uncached {
+                state.lost = Some(failure);
             }
+            drop(state);
+            redirty(file, &covered, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
@@ -331,36 +360,34 @@ fn settle(file: &CachedFile, state: &State, covered: &PageSet) {
     });
 }
 
-/// Makes pages DIRTY again; whether all of them are still cached.
-fn redirty(file: &CachedFile, covered: &PageSet) -> bool {
-    let mut again = Vec::new();
-    let mut all = true;
-    file.writeback.begun.store(true, SeqCst);
-    covered.for_each(&mut |page| {
-        // A write that goes through found the page clean, and must not be overtaken by what is
-        // written back now. (One that is not leaves the page DIRTY in any case.)
-        let start = file.start_of(page);
-        let _guard = (file.write_mode == WriteMode::Through)
-            .then(|| file.lock(start, start + 1, Mode::Shared));
+/// Makes pages DIRTY again, of which the back end may have lost what it acknowledged. Where they
+/// are not cached any more, notes that they are lost; where `guards` must not be waited for, and
+/// one is taken, leaves the page for the next sync.
+fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure) {
+    let writeback = &file.writeback;
+    writeback.begun.store(true, SeqCst);
+    pages.for_each(&mut |page| {
+        // Who has found the page clean, under its guard, and had the back end change it, must not be
+        // overtaken by what is written back now.
+        let range = file.pages(file.start_of(page), file.start_of(page + 1));
+        let (guard, waited) = match guards {
+            Guards::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
+            Guards::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
+        };
+        if guard.is_none() && waited.is_none() {
+            writeback.state().doubtful.insert(page);
+            return;
+        }
         let held = file.core().hold(file.cache(), page, false);
         let change = held.ok().map(|held| held.word(page).redirty());
         match change {
             Some(change) if change.now.is_dirty() => {
                 file.cache().ledger.note(change, file.core().page_bytes());
-                again.push(page);
+                writeback.state().insert_dirty(std::iter::once(page));
             }
-            _ => all = false,
+            _ => writeback.state().lost = Some(failure),
         }
     });
-    file.writeback.state().insert_dirty(again.into_iter());
-    all
-}
-
-/// Notes that bytes which a failed sync had made DIRTY again are gone, as somebody else wrote beside
-/// them meanwhile.
-pub(crate) fn lose(file: &CachedFile) {
-    let mut state = file.writeback.state();
-    state.lost = state.failure.or(Some(Failure { offset: 0, len: 0, errno: libc::EIO }));
 }
 
 /// What syncs of the file would complain of, as it is closed.
@@ -777,8 +804,12 @@ pub(crate) fn relieve(file: &CachedFile) -> bool {
     files.retain(|other| !std::ptr::eq(&**other, file));
     for file in std::iter::once(file).chain(files.iter().map(|file| &**file)) {
         let flushed = flush(file, 0, LAST_PAGE, Patience::Skip, false);
-        if flushed.failure.is_none() && shared.cache.ledger.unstable() > 0 {
-            let _ = sync(file, 0, 0, true);
+        // Not waited for: whoever syncs may wait for guards, and the caller has one.
+        if flushed.failure.is_none()
+            && shared.cache.ledger.unstable() > 0
+            && let Ok(one) = file.writeback.syncing.try_lock()
+        {
+            let _ = sync_locked(file, 0, 0, true, Guards::Try, &one);
         }
     }
     shared.cache.ledger.kept() < kept
