@@ -73,7 +73,7 @@ impl CachedFile {
         } else {
             let first = self.page_of(len);
             let tail = (len > self.start_of(first)).then_some(first);
-            self.hide_and_settle(first, LAST_PAGE, [tail, None])?;
+            self.hide_and_settle(Op::Truncate, first, LAST_PAGE, [tail, None])?;
             self.intending(intent, || self.cut(len, first, tail))
         };
         drop(guard);
@@ -131,7 +131,10 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    self.write_zeros(offset, end).map_err(|error| Failure { error, refused: false })
+                    let written = self.write_zeros(offset, end);
+                    // Also after a failure: a part may have been written, and is not cached.
+                    writeback::passed(self, self.page_of(offset), self.page_of(end - 1), false);
+                    written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
             }
@@ -156,7 +159,8 @@ impl CachedFile {
             return Ok(());
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
-        self.hide_and_settle(first, last, self.edges(offset, end, size))?;
+        let edges = self.edges(offset, end, size);
+        self.hide_and_settle(op, first, last, edges)?;
         let (start, stop) = (offset, end.min(size));
         let intent = match op {
             Op::Punch => Intent::Punch { start, end: stop },
@@ -171,7 +175,11 @@ impl CachedFile {
                 Ok(()) => {
                     writeback::passed_metadata(self);
                     drop_pages(self, first, last);
-                    writeback::forget(self, first, last);
+                    // Not the edges: a sync that fails must know that bytes of theirs were written.
+                    let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
+                    if first + head + tail <= last {
+                        writeback::forget(self, first + head, last - tail);
+                    }
                 }
                 Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
                 Err(_) => self.show_dirty(first, last),
@@ -241,10 +249,16 @@ impl CachedFile {
     /// Hides the READY pages from `first` to `last`, and waits until no write-back is in the way of
     /// changing them below. Those of `edges` are clean then; others may be DIRTY. Caller: exclusive
     /// guard.
-    fn hide_and_settle(&self, first: PageIndex, last: PageIndex, edges: Edges) -> Result<()> {
+    fn hide_and_settle(
+        &self,
+        op: Op,
+        first: PageIndex,
+        last: PageIndex,
+        edges: Edges,
+    ) -> Result<()> {
         // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
         for page in edges.into_iter().flatten().chain([last]) {
-            writeback::write_back(self, page, page, Op::Write)?;
+            writeback::write_back(self, page, page, op)?;
         }
         hide_pages(self, first, last);
         writeback::await_ends(self, first, last);
@@ -367,7 +381,7 @@ impl CachedFile {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
             writeback::write_back(self, first, last, Op::Stat)?;
-            self.hide_and_settle(first, last, [None, None])?;
+            self.hide_and_settle(Op::Stat, first, last, [None, None])?;
             drop_pages(self, first, last);
             drop(guard);
         }
@@ -388,7 +402,7 @@ impl CachedFile {
             // The page of the smaller end, too: its bytes change there.
             let end = old.min(new);
             let first = self.page_of(end);
-            self.hide_and_settle(first, LAST_PAGE, [None, None])?;
+            self.hide_and_settle(Op::Stat, first, LAST_PAGE, [None, None])?;
             self.set_size(new);
             drop_pages(self, first, LAST_PAGE);
         }

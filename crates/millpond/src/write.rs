@@ -351,8 +351,9 @@ impl Write<'_> {
     fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {
+            let extended = self.file.backing.set_len(start).is_ok();
             writeback::passed_metadata(self.file);
-            return Ok(self.file.backing.set_len(start).is_ok());
+            return Ok(extended);
         }
         Ok(true)
     }
