@@ -146,6 +146,10 @@ fn write_locked(
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
+    if durable && done < len {
+        let errno = moved.as_ref().map_or_else(Error::errno, |_| libc::EIO);
+        writeback::durable_failed(file, offset, len, errno);
+    }
     if done < len && offset + len > size && file.write_mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;

@@ -26,6 +26,9 @@
 //!   and waits for write-backs then, so the back end's file is never longer than the size.
 //! - **B6** A page is in the set of *unsynced* pages before its word says UNSTABLE. A sync takes the
 //!   whole set before it asks the back end, and settles in the end those that did not come back.
+//! - **B7** A durable write that fails is a failed sync: the kernel tells of an error once, through
+//!   whichever call asks first, and that one may concern anything that was written before. A sync
+//!   under way meanwhile has failed, too.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -100,6 +103,8 @@ struct State {
     next_flush: u64,
     /// How often a flush has put back pages that were in somebody else's hands.
     skips: u64,
+    /// How many durable writes have failed (B7).
+    broken: u64,
     failure: Option<Failure>,
     /// What was lost, until the file is closed.
     lost: Option<Failure>,
@@ -116,6 +121,8 @@ struct Failure {
 }
 
 impl Failure {
+    const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+
     fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
         Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
@@ -263,9 +270,10 @@ pub(crate) fn sync(
 ) -> Result<()> {
     let writeback = &file.writeback;
     let _one = writeback.syncing.lock().expect("no panic under the lock");
-    let alone = {
+    let (alone, broken) = {
         let state = writeback.state();
-        data_only && state.unsynced.is_empty() && !state.uncached && !state.metadata
+        let owed = !state.unsynced.is_empty() || state.uncached || state.metadata;
+        (data_only && !owed, state.broken)
     };
     let flushed = flush(file, first, last, Patience::Wait, alone);
     if let Some(failure) = flushed.failure {
@@ -274,7 +282,7 @@ pub(crate) fn sync(
     // B6. The errors of other flushes are noted by now (B3).
     let mut state = writeback.state();
     let nothing_else = state.unsynced.is_empty() && !state.uncached && !state.metadata;
-    if flushed.durable && nothing_else {
+    if flushed.durable && nothing_else && state.broken == broken {
         return succeed(&mut state);
     }
     let covered = std::mem::take(&mut state.unsynced);
@@ -284,22 +292,38 @@ pub(crate) fn sync(
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
     match outcome {
-        Ok(()) => {
+        Ok(()) if state.broken == broken => {
             settle(file, &state, &covered);
             succeed(&mut state)
         }
-        Err(error) => {
+        outcome => {
             state.metadata |= metadata;
-            let failure = Failure::new(0, 0, &error);
-            state.failure = Some(failure);
+            let told = outcome.err().map(|error| Failure::new(0, 0, &error));
+            let failure = told.or(state.failure).unwrap_or(Failure::UNKNOWN);
             drop(state);
-            let all = redirty(file, &covered);
-            if uncached || !all {
-                writeback.state().lost = Some(failure);
-            }
+            fail(file, &covered, uncached, failure);
             Err(failure.error(Op::Sync))
         }
     }
+}
+
+/// After a failed sync: what it should have covered is owed again, or lost.
+fn fail(file: &CachedFile, covered: &PageSet, uncached: bool, failure: Failure) {
+    file.writeback.state().failure = Some(failure);
+    let all = redirty(file, covered);
+    if uncached || !all {
+        file.writeback.state().lost = Some(failure);
+    }
+}
+
+/// Notes that a durable write to the back end failed (B7). The caller holds no guard.
+pub(crate) fn durable_failed(file: &CachedFile, offset: u64, len: u64, errno: i32) {
+    let mut state = file.writeback.state();
+    state.broken += 1;
+    let covered = std::mem::take(&mut state.unsynced);
+    let uncached = std::mem::take(&mut state.uncached);
+    drop(state);
+    fail(file, &covered, uncached, Failure { offset, len, errno });
 }
 
 /// After everything is durable, but for what was lost.
@@ -360,7 +384,7 @@ fn redirty(file: &CachedFile, covered: &PageSet) -> bool {
 /// them meanwhile.
 pub(crate) fn lose(file: &CachedFile) {
     let mut state = file.writeback.state();
-    state.lost = state.failure.or(Some(Failure { offset: 0, len: 0, errno: libc::EIO }));
+    state.lost = state.failure.or(Some(Failure::UNKNOWN));
 }
 
 /// What syncs of the file would complain of, as it is closed.
@@ -571,6 +595,10 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
             ends.push(if is_written { done } else { WritebackEnd::Failed });
         }
         if run.written < run.end {
+            if durable {
+                // B7: the sync that asked for it finds this, and its other pages.
+                file.writeback.state().broken += 1;
+            }
             let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
             let met = Failure::new(run.written, run.end - run.written, &error);
             if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
