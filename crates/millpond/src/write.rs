@@ -146,6 +146,10 @@ fn write_locked(
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
+    if durable && done < len {
+        let errno = moved.as_ref().map_or_else(Error::errno, |_| libc::EIO);
+        writeback::durable_failed(file, offset, len, errno);
+    }
     if done < len && offset + len > size && file.write_mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
@@ -614,7 +618,7 @@ impl Write<'_> {
         if moved < self.len && file.write_mode == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
             // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
-            let size = self.size.max(end);
+            let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
             }

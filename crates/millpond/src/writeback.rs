@@ -26,6 +26,9 @@
 //!   and waits for write-backs then, so the back end's file is never longer than the size.
 //! - **B6** A page is in the set of *unsynced* pages before its word says UNSTABLE. A sync takes the
 //!   whole set before it asks the back end, and settles in the end those that did not come back.
+//! - **B7** A durable write that fails is a failed sync: the kernel tells of an error once, through
+//!   whichever call asks first, and that one may concern anything that was written before. A sync
+//!   under way meanwhile has failed, too.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -102,6 +105,8 @@ struct State {
     next_flush: u64,
     /// How often a flush has put back pages that were in somebody else's hands.
     skips: u64,
+    /// How many durable writes have failed (B7).
+    broken: u64,
     failure: Option<Failure>,
     /// What was lost, until the file is closed.
     lost: Option<Failure>,
@@ -118,6 +123,8 @@ struct Failure {
 }
 
 impl Failure {
+    const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+
     fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
         Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
@@ -286,15 +293,16 @@ fn sync_locked(
     let writeback = &file.writeback;
     let doubtful = std::mem::take(&mut writeback.state().doubtful);
     if !doubtful.is_empty() {
-        let failure = writeback.state().failure.expect("noted with the pages");
+        let failure = writeback.state().failure.unwrap_or(Failure::UNKNOWN);
         redirty(file, &doubtful, guards, failure);
         if !writeback.state().doubtful.is_empty() {
             return Err(failure.error(Op::Sync));
         }
     }
-    let alone = {
+    let (alone, broken) = {
         let state = writeback.state();
-        data_only && state.unsynced.is_empty() && !state.uncached && !state.metadata
+        let owed = !state.unsynced.is_empty() || state.uncached || state.metadata;
+        (data_only && !owed, state.broken)
     };
     let flushed = flush(file, first, last, Patience::Wait, alone);
     if let Some(failure) = flushed.failure {
@@ -303,7 +311,7 @@ fn sync_locked(
     // B6. The errors of other flushes are noted by now (B3).
     let mut state = writeback.state();
     let nothing_else = state.unsynced.is_empty() && !state.uncached && !state.metadata;
-    if flushed.durable && nothing_else {
+    if flushed.durable && nothing_else && state.broken == broken {
         return succeed(&mut state);
     }
     let covered = std::mem::take(&mut state.unsynced);
@@ -313,22 +321,40 @@ fn sync_locked(
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
     match outcome {
-        Ok(()) => {
+        Ok(()) if state.broken == broken => {
             settle(file, &state, &covered);
             succeed(&mut state)
         }
-        Err(error) => {
+        outcome => {
             state.metadata |= metadata;
-            let failure = Failure::new(0, 0, &error);
-            state.failure = Some(failure);
-            if uncached {
-                state.lost = Some(failure);
-            }
+            let told = outcome.err().map(|error| Failure::new(0, 0, &error));
+            let failure = told.or(state.failure).unwrap_or(Failure::UNKNOWN);
             drop(state);
-            redirty(file, &covered, guards, failure);
+            fail(file, &covered, uncached, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
+}
+
+/// After a failed sync: what it should have covered is owed again, or lost.
+fn fail(file: &CachedFile, covered: &PageSet, uncached: bool, guards: Guards, failure: Failure) {
+    let mut state = file.writeback.state();
+    state.failure = Some(failure);
+    if uncached {
+        state.lost = Some(failure);
+    }
+    drop(state);
+    redirty(file, covered, guards, failure);
+}
+
+/// Notes that a durable write to the back end failed (B7). The caller holds no guard.
+pub(crate) fn durable_failed(file: &CachedFile, offset: u64, len: u64, errno: i32) {
+    let mut state = file.writeback.state();
+    state.broken += 1;
+    let covered = std::mem::take(&mut state.unsynced);
+    let uncached = std::mem::take(&mut state.uncached);
+    drop(state);
+    fail(file, &covered, uncached, Guards::Wait, Failure { offset, len, errno });
 }
 
 /// After everything is durable, but for what was lost.
@@ -435,7 +461,7 @@ fn flush(
         all.pages += flushed.pages;
         all.failure = all.failure.or(flushed.failure);
         // B3: what another flush had in hand, and left, is ours to write.
-        if patience == Patience::Skip || skips == skips_now {
+        if patience == Patience::Skip || skips == skips_now || all.failure.is_some() {
             return all;
         }
     }
@@ -601,6 +627,10 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
             ends.push(if is_written { done } else { WritebackEnd::Failed });
         }
         if run.written < run.end {
+            if durable {
+                // B7: the sync that asked for it finds this, and its other pages.
+                file.writeback.state().broken += 1;
+            }
             let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
             let met = Failure::new(run.written, run.end - run.written, &error);
             if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
@@ -752,7 +782,10 @@ fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: 
         }
     }
     if !failed.is_empty() {
-        file.writeback.state().insert_dirty(failed.into_iter());
+        let mut state = file.writeback.state();
+        // Who waits for this flush finds them, and tells of it or writes them.
+        state.skips += 1;
+        state.insert_dirty(failed.into_iter());
     }
 }
 
