@@ -17,7 +17,7 @@ mod workload;
 
 use std::time::Duration;
 
-use workload::{Sample, run};
+use workload::{Load, Sample, run};
 
 /// How long, and how often.
 #[derive(Clone, Debug)]
@@ -28,6 +28,9 @@ pub struct Options {
     pub slice: Duration,
     /// Thread counts; a case may restrict them.
     pub threads: Vec<usize>,
+    /// Rounds in which other processes took more than this part of the processors are made
+    /// again, until there have been four times `rounds`.
+    pub others_max: f64,
 }
 
 impl Default for Options {
@@ -38,7 +41,7 @@ impl Default for Options {
         let mut threads: Vec<usize> = threads.into();
         threads.sort_unstable();
         threads.dedup();
-        Options { rounds: 15, slice: Duration::from_millis(50), threads }
+        Options { rounds: 15, slice: Duration::from_millis(50), threads, others_max: 0.05 }
     }
 }
 
@@ -196,10 +199,16 @@ pub fn measure(case: &Case, options: &Options) -> Vec<Row> {
         run(engine, case, options.slice / 4);
     }
     let mut rounds: Vec<Vec<Sample>> = vec![Vec::new(); engines.len()];
-    for _ in 0..options.rounds {
+    let mut tries = 0;
+    while rounds[0].len() < options.rounds {
+        tries += 1;
+        let load = Load::begin();
         let there: Vec<Sample> = engines.iter().map(|&e| run(e, case, options.slice)).collect();
         let back = engines.iter().rev().map(|&e| run(e, case, options.slice));
         let back: Vec<Sample> = back.collect();
+        if load.others() > options.others_max && tries < 4 * options.rounds {
+            continue;
+        }
         for (at, samples) in rounds.iter_mut().enumerate() {
             samples.push(there[at] + back[engines.len() - 1 - at]);
         }

@@ -214,6 +214,38 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// What others take of the processors meanwhile.
+pub(super) struct Load {
+    begin: Instant,
+    own: Duration,
+    all: Duration,
+}
+
+impl Load {
+    pub(super) fn begin() -> Load {
+        Load { begin: Instant::now(), own: cpu_time(), all: cpu_time_of_all() }
+    }
+
+    /// As a part of what there is; 0 where the kernel does not say.
+    pub(super) fn others(&self) -> f64 {
+        let all = cpu_time_of_all().saturating_sub(self.all);
+        let others = all.saturating_sub(cpu_time() - self.own).as_secs_f64();
+        let processors = thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
+        others / processors / self.begin.elapsed().as_secs_f64()
+    }
+}
+
+/// What all processes, and the hypervisor, have used of the processors.
+fn cpu_time_of_all() -> Duration {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    // user nice system idle iowait irq softirq steal; the guests' are in the first two.
+    let ticks: Vec<u64> = ticks.take(8).filter_map(|ticks| ticks.parse().ok()).collect();
+    let busy = ticks.iter().enumerate().filter(|&(at, _)| at != 3 && at != 4);
+    // The kernel's clock tick, as it shows it, is 10 ms everywhere.
+    Duration::from_millis(10 * busy.map(|(_, ticks)| ticks).sum::<u64>())
+}
+
 /// How often this thread has left its processor; 0 where the kernel does not say.
 fn context_switches() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();

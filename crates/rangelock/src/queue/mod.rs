@@ -39,6 +39,18 @@ use tree::{Links, NIL, Tree};
 #[derive(Debug)]
 pub struct Ticket(u32);
 
+impl Ticket {
+    /// For who keeps it among other things in a word.
+    pub(crate) fn into_number(self) -> u32 {
+        self.0
+    }
+
+    /// Undoes `into_number`.
+    pub(crate) fn from_number(number: u32) -> Ticket {
+        Ticket(number)
+    }
+}
+
 /// One request.
 #[derive(Debug)]
 pub(crate) struct Entry {

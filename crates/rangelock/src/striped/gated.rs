@@ -3,9 +3,10 @@
 //! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
 //! looks at are gated for as long as it does: by a queue entry that covers them (R1), or by itself.
 
+use super::held::{Held, Place};
 use super::stripe::Stripe;
 use super::table::{PIECES_MAX, View};
-use super::{Held, Place, SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
+use super::{SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
 use crate::queue::{Ticket, unlock_and_tell};
 use crate::raw::Request;
 use crate::sync::atomic::Ordering;
@@ -123,7 +124,7 @@ impl Striped {
                 } else {
                     Place::Queue(ticket)
                 };
-                Some(Request::Granted(Held(place)))
+                Some(Request::Granted(place.into()))
             }
         };
         self.unlock(state);

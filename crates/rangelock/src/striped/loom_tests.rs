@@ -50,18 +50,23 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<u32> {
-    match stripe.claim_first(range, mode) {
-        Ok(()) => Some(0),
-        Err(_) => match stripe.claim(range, mode, 2, &mut 0) {
-            Claim::Slot(slot) => Some(slot),
-            _ => None,
-        },
+fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<Claimed> {
+    stripe.claim_first(range, mode).ok().or_else(|| match stripe.claim(range, mode, 2, &mut 0) {
+        Claim::Slot(claimed) => Some(claimed),
+        _ => None,
+    })
+}
+
+/// False if the gate was set.
+fn try_give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) -> bool {
+    match stripe.release_first(claimed) {
+        Ok(()) => true,
+        Err(control) => stripe.release_from(control, claimed.slot, range) == Release::Done,
     }
 }
 
-fn give_back(stripe: &Stripe, slot: u32, range: ByteRange) {
-    assert!(stripe.release_first(slot) || stripe.release(slot, range) == Release::Done);
+fn give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
+    assert!(try_give_back(stripe, claimed, range));
 }
 
 /// Goal: overlapping exclusive claims of one stripe exclude each other and hand over the bytes,
@@ -153,11 +158,10 @@ fn loom_gate_meets_claim_and_release() {
         let owner = thread::spawn({
             let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
             move || {
-                let slot = claim(&stripe, r(0, 2), Mode::Exclusive)?;
+                let claimed = claim(&stripe, r(0, 2), Mode::Exclusive)?;
                 bytes.write();
-                let released =
-                    stripe.release_first(slot) || stripe.release(slot, r(0, 2)) == Release::Done;
-                (!released).then_some(slot)
+                let released = try_give_back(&stripe, claimed, r(0, 2));
+                (!released).then_some(claimed)
             }
         });
         // As who holds the mutex does.
