@@ -131,6 +131,13 @@ impl Striped {
         request
     }
 
+    /// What is in front of a lapsed request (L2), whose gates are still set.
+    #[cold]
+    pub(super) fn count_again(&self, state: &mut State, range: ByteRange, mode: Mode) -> u32 {
+        self.close_whole(state, range, mode);
+        Striped::count_front(self.table.view(), range, |held| held.conflicts_with(mode))
+    }
+
     /// Whether the stripes of `range` are full of ranges that a larger table would keep apart.
     fn should_grow(&self, range: ByteRange) -> bool {
         let view = self.table.view();
@@ -142,7 +149,7 @@ impl Striped {
     }
 
     /// Before an upgrade, which an unused bias must not refuse: removes it.
-    pub(super) fn remove_unused_bias(&self, state: &mut State) {
+    fn remove_unused_bias(&self, state: &mut State) {
         let whole = &self.table.whole;
         if state.bias.is_some() && (whole.is_drained() || whole.close_if_unused()) {
             self.remove_bias(state);
@@ -263,13 +270,27 @@ impl Striped {
         unlock_and_tell(&self.state, state, |state| &mut state.queue);
     }
 
-    pub(super) fn upgrade_front(
-        &self,
-        state: &mut State,
-        range: ByteRange,
-        log2: u8,
-        slots: u32,
-    ) -> bool {
+    pub(super) fn upgrade(&self, state: &mut State, range: ByteRange, held: &mut Held) -> bool {
+        self.remove_unused_bias(state);
+        if matches!(held.place(), Place::Whole) {
+            if !self.table.whole.close_if_alone() {
+                return false;
+            }
+            // Its only holder takes the bias for its own entry.
+            let bias = state.bias.take().expect("counted (R4)");
+            *held = Place::Queue(bias).into();
+        }
+        match held.place() {
+            Place::Front { log2, slots } => self.upgrade_front(state, range, log2, slots),
+            Place::Queue(ticket) => {
+                Striped::count_front(self.table.view(), range, |_| true) == 0
+                    && state.queue.try_upgrade(&ticket)
+            }
+            Place::Whole => unreachable!("became a queue entry"),
+        }
+    }
+
+    fn upgrade_front(&self, state: &mut State, range: ByteRange, log2: u8, slots: u32) -> bool {
         let view = self.table.view();
         Striped::gate(view, range);
         // Held in the queue are others, or pieces of ours that were adopted: rare, and then

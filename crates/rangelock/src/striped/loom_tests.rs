@@ -467,3 +467,47 @@ fn loom_grow_meets_claim_and_release() {
         assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
     });
 }
+
+/// Goal: who takes an offer and who lets it lapse are never the same offer's (L1): a task that is
+/// told and polls, against a thread behind it that has run out of patience. Both get the range,
+/// one after the other, and the task is told again if it lost.
+#[test]
+fn loom_poll_meets_lapse() {
+    model(|| {
+        let lock = Arc::new(RangeLock::new());
+        lock.set_offer_grace(std::time::Duration::ZERO);
+        let raw: &Striped = lock.raw();
+        let bytes = Arc::new(Bytes::new());
+        let range = r(0, 2);
+        let told = std::sync::Arc::new(Told(AtomicU64::new(0)));
+        let first = lock.lock(range, Mode::Exclusive);
+        let Request::Queued(queued) = raw.request(range, Mode::Exclusive, || notify(&told)) else {
+            panic!("held");
+        };
+        let thread = thread::spawn({
+            let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+            move || {
+                let _guard = lock.lock(r(1, 3), Mode::Exclusive);
+                bytes.write();
+            }
+        });
+        drop(first);
+        assert_eq!(told.0.load(Ordering::Relaxed), 1);
+        let held = match raw.poll(range, Mode::Exclusive, queued, || notify(&told)) {
+            Request::Granted(held) => held,
+            Request::Queued(queued) => {
+                // It had lapsed; the thread ends, and then it is offered again.
+                thread.join().unwrap();
+                assert_eq!(told.0.load(Ordering::Relaxed), 2, "told of the second offer");
+                let request = raw.poll(range, Mode::Exclusive, queued, || notify(&told));
+                let Request::Granted(held) = request else { panic!("nobody else is there") };
+                bytes.write();
+                return raw.release(range, Mode::Exclusive, held);
+            }
+        };
+        bytes.write();
+        raw.release(range, Mode::Exclusive, held);
+        thread.join().unwrap();
+        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    });
+}

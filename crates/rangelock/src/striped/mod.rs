@@ -54,6 +54,8 @@ mod stripe;
 mod table;
 mod whole;
 
+use std::time::Duration;
+
 use crate::queue::{Queue, Ticket};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -333,15 +335,36 @@ impl RawRangeLock for Striped {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.state).queue.set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut state = lock(&self.state);
+        state.queue.expire();
+        self.unlock(state);
+    }
+
     fn poll(
         &self,
-        _range: ByteRange,
-        _mode: Mode,
+        range: ByteRange,
+        mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        let mut notify = notify();
-        let request = lock(&self.state).queue.poll(queued, &mut notify);
+        let mut notify = Some(notify());
+        let mut state = lock(&self.state);
+        let in_front = if state.queue.is_lapsed(&queued) {
+            self.count_again(&mut state, range, mode)
+        } else {
+            0
+        };
+        let request = state.queue.poll(queued, in_front, &mut notify);
+        self.unlock(state);
         match request {
             Request::Granted(ticket) => Request::Granted(Place::Queue(ticket).into()),
             Request::Queued(ticket) => Request::Queued(ticket),
@@ -350,7 +373,7 @@ impl RawRangeLock for Striped {
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut state = lock(&self.state);
-        if !state.queue.is_waiting(&queued) {
+        if state.queue.is_granted(&queued) {
             return Some(Place::Queue(queued).into());
         }
         let notify = self.remove(&mut state, queued);
@@ -374,23 +397,9 @@ impl RawRangeLock for Striped {
 
     fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
         let mut state = lock(&self.state);
-        self.remove_unused_bias(&mut state);
-        if matches!(held.place(), Place::Whole) {
-            if !self.table.whole.close_if_alone() {
-                return false;
-            }
-            // Its only holder takes the bias for its own entry.
-            let bias = state.bias.take().expect("counted (R4)");
-            *held = Place::Queue(bias).into();
-        }
-        match held.place() {
-            Place::Front { log2, slots } => self.upgrade_front(&mut state, range, log2, slots),
-            Place::Queue(ticket) => {
-                Striped::count_front(self.table.view(), range, |_| true) == 0
-                    && state.queue.try_upgrade(&ticket)
-            }
-            Place::Whole => unreachable!("became a queue entry"),
-        }
+        let upgraded = self.upgrade(&mut state, range, held);
+        self.unlock(state);
+        upgraded
     }
 
     fn downgrade(&self, range: ByteRange, held: &mut Held) {

@@ -19,6 +19,7 @@ pub enum Mix {
     Blocking,
     Timeouts,
     Futures,
+    Lapses,
 }
 
 /// Bytes of the shadow: one cell stands for `UNIT` bytes of the file.
@@ -110,7 +111,7 @@ fn one<L: RawRangeLock>(lock: &RangeLock<L>, shadow: &Shadow, random: &mut Rando
                 Poll::Pending => None,
             })
         }
-        (Mix::Futures, _) => block_on(lock.lock_async(range, mode), u64::MAX),
+        (Mix::Futures, _) | (Mix::Lapses, 1..5) => block_on(lock.lock_async(range, mode), u64::MAX),
         _ => Some(lock.lock(range, mode)),
     };
     let Some(mut guard) = guard else { return };
@@ -144,6 +145,10 @@ pub fn excludes<L: Subject>(mix: Mix) {
     let locks = 8;
     for round in 0..locks {
         let lock = RangeLock::<L>::with_raw();
+        if matches!(mix, Mix::Lapses) {
+            // Most wakes take longer.
+            lock.set_offer_grace(Duration::from_micros(round));
+        }
         let shadow = Shadow::new();
         thread::scope(|scope| {
             for t in 0..threads {
