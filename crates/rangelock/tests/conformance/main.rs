@@ -92,6 +92,11 @@ macro_rules! for_every_lock {
             }
 
             #[test]
+            fn overtakes_nobody() {
+                stress::overtakes_nobody::<$subject>();
+            }
+
+            #[test]
             fn exclusives_do_not_starve() {
                 stress::exclusives_do_not_starve::<$subject>();
             }
