@@ -432,6 +432,17 @@ impl Queue {
         false
     }
 
+    /// How many entries that overlap `range` are held.
+    pub(crate) fn count_held(&self, range: ByteRange) -> u32 {
+        let mut count = 0;
+        let mut at = self.tree.first(range);
+        while at != NIL {
+            count += u32::from(self.tree[at].is_granted());
+            at = self.tree.next(at, range);
+        }
+        count
+    }
+
     /// A shared range of the front became exclusive; nothing that overlaps it is held here.
     pub(crate) fn front_upgraded(&mut self, range: ByteRange) {
         self.block_shared(range);

@@ -293,15 +293,23 @@ impl Striped {
     fn upgrade_front(&self, state: &mut State, range: ByteRange, log2: u8, slots: u32) -> bool {
         let view = self.table.view();
         Striped::gate(view, range);
-        // Held in the queue are others, or pieces of ours that were adopted: rare, and then
-        // we refuse.
-        let alone = !state.queue.is_held(range)
-            && u64::from(Striped::count_front(view, range, |_| true)) == view.pieces(range);
+        let adopted_whole =
+            view.log2() != u32::from(log2) && view.pieces(range) > PIECES_MAX as u64;
+        let ours = if adopted_whole { 1 } else { view.pieces(range) };
+        // Alone, if what is held there is as much as our pieces, in the front or adopted (B3).
+        let held = Striped::count_front(view, range, |_| true) + state.queue.count_held(range);
+        let alone = u64::from(held) == ours;
         if alone {
             self.with_pieces(state, range, Mode::Shared, log2, slots, |state, piece, found| {
-                if let Found::Slot(stripe, slot) = found {
-                    stripe.set_mode(slot, Mode::Exclusive);
-                    state.queue.front_upgraded(piece);
+                match found {
+                    Found::Slot(stripe, slot) => {
+                        stripe.set_mode(slot, Mode::Exclusive);
+                        state.queue.front_upgraded(piece);
+                    }
+                    Found::Adopted(ticket) => {
+                        let upgraded = state.queue.try_upgrade(&ticket);
+                        debug_assert!(upgraded, "alone");
+                    }
                 }
             });
         }

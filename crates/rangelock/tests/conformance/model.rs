@@ -165,8 +165,7 @@ impl<L: Subject> World<L> {
             .all(|(i, other)| !other.is_held() && i > at);
         let Stage::Held(guard) = &mut self.list[at].stage else { unreachable!() };
         let upgraded = guard.try_upgrade();
-        // A lock may refuse a range that it had to move (see `Striped`); it must not accept.
-        assert!(allowed || !upgraded, "upgraded over somebody");
+        assert_eq!(upgraded, allowed, "upgrade");
         assert_eq!(guard.mode() == Mode::Exclusive, upgraded);
         if upgraded {
             self.list[at].mode = Mode::Exclusive;
