@@ -29,7 +29,7 @@ pub struct Options {
     /// Thread counts; a case may restrict them.
     pub threads: Vec<usize>,
     /// Rounds in which other processes took more than this part of the processors are made
-    /// again, until there have been four times `rounds`.
+    /// again, until there have been twice `rounds`; then the least disturbed count.
     pub others_max: f64,
 }
 
@@ -198,21 +198,21 @@ pub fn measure(case: &Case, options: &Options) -> Vec<Row> {
     for &engine in engines {
         run(engine, case, options.slice / 4);
     }
-    let mut rounds: Vec<Vec<Sample>> = vec![Vec::new(); engines.len()];
-    let mut tries = 0;
-    while rounds[0].len() < options.rounds {
-        tries += 1;
+    let mut tries: Vec<(f64, Vec<Sample>)> = Vec::new();
+    let is_quiet = |&&(others, _): &&(f64, _)| others <= options.others_max;
+    while tries.iter().filter(is_quiet).count() < options.rounds && tries.len() < 2 * options.rounds
+    {
         let load = Load::begin();
         let there: Vec<Sample> = engines.iter().map(|&e| run(e, case, options.slice)).collect();
         let back = engines.iter().rev().map(|&e| run(e, case, options.slice));
         let back: Vec<Sample> = back.collect();
-        if load.others() > options.others_max && tries < 4 * options.rounds {
-            continue;
-        }
-        for (at, samples) in rounds.iter_mut().enumerate() {
-            samples.push(there[at] + back[engines.len() - 1 - at]);
-        }
+        let both = there.iter().zip(back.iter().rev()).map(|(&there, &back)| there + back);
+        tries.push((load.others(), both.collect()));
     }
+    tries.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    tries.truncate(options.rounds);
+    let rounds: Vec<Vec<Sample>> =
+        (0..engines.len()).map(|at| tries.iter().map(|(_, round)| round[at]).collect()).collect();
     let peer = engines.iter().position(|&e| e == case.peer).unwrap_or(0);
     (0..engines.len())
         .map(|at| row(case, engines[at], &rounds[at], engines[peer], &rounds[peer]))

@@ -179,6 +179,7 @@ fn run_threads<P: FnMut()>(
             .map(|thread| {
                 let (stop, barrier, start) = (&stop, &barrier, &start);
                 scope.spawn(move || {
+                    pin(thread);
                     let mut pair = start(thread);
                     barrier.wait();
                     let switches = context_switches();
@@ -212,6 +213,19 @@ fn run_threads<P: FnMut()>(
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Keeps this thread on one processor, each thread on the next: two threads that the scheduler
+/// has put on one, while others keep it from the second, do not compete for anything.
+fn pin(thread: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let allowed: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
+    let Some(&cpu) = allowed.get(thread % allowed.len().max(1)) else { return };
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(cpu);
+    // Best effort: unpinned is only noisier.
+    let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
 /// What others take of the processors meanwhile.

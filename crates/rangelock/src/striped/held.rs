@@ -62,6 +62,18 @@ impl Held {
         Held { tagged, data: claimed.control }
     }
 
+    /// One of those in the counter.
+    #[inline(always)]
+    pub(super) fn whole() -> Held {
+        Held::tagged(WHOLE, 0)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_whole(&self) -> bool {
+        self.tagged.addr().get() == WHOLE
+    }
+
+    #[inline(always)]
     fn tagged(tag: usize, data: u64) -> Held {
         let tagged = NonNull::new(ptr::without_provenance_mut(tag)).expect("tags are not 0");
         Held { tagged, data }
@@ -100,7 +112,7 @@ impl From<Place> for Held {
                 Held::tagged(FRONT, u64::from(slots) << 8 | u64::from(log2))
             }
             Place::Queue(ticket) => Held::tagged(QUEUE, u64::from(ticket.into_number())),
-            Place::Whole => Held::tagged(WHOLE, 0),
+            Place::Whole => Held::whole(),
         }
     }
 }

@@ -140,6 +140,7 @@ impl Drop for Striped {
     }
 }
 
+#[inline(always)]
 fn is_whole_shared(range: ByteRange, mode: Mode) -> bool {
     range == ByteRange::ALL && mode == Mode::Shared
 }
@@ -148,6 +149,9 @@ impl Striped {
     /// The way without the mutex.
     #[inline(always)]
     fn claim_front(&self, range: ByteRange, mode: Mode) -> Result<Held, Why> {
+        if is_whole_shared(range, mode) && self.table.whole.try_raise() {
+            return Ok(Held::whole());
+        }
         let view = self.table.view();
         let mut lost = 0;
         if let Some(stripe) = view.single(range) {
@@ -189,7 +193,7 @@ impl Striped {
 
     fn claim_whole(&self, view: View<'_>, lost: u32) -> Result<Held, Why> {
         if self.table.whole.try_raise() {
-            return Ok(Place::Whole.into());
+            return Ok(Held::whole());
         }
         if view.log2() > 0 || lost > 0 {
             return Err(Why::Whole);
@@ -265,11 +269,8 @@ impl Striped {
         match held.place() {
             Place::Front { log2, slots } => self.release_front(range, mode, log2, slots),
             Place::Queue(ticket) => self.release_queued(ticket),
-            Place::Whole => {
-                if self.table.whole.lower() {
-                    self.drained();
-                }
-            }
+            // Lowered already, to 0.
+            Place::Whole => self.drained(),
         }
     }
 
@@ -385,7 +386,11 @@ impl RawRangeLock for Striped {
     #[inline(always)]
     fn release(&self, range: ByteRange, mode: Mode, held: Held) {
         let Some((stripe, claimed)) = held.as_single() else {
-            return self.release_again(range, mode, held);
+            // Most of the others.
+            if !held.is_whole() || self.table.whole.lower() {
+                self.release_again(range, mode, held);
+            }
+            return;
         };
         // SAFETY: it is a stripe of this lock, in use or replaced, and those live until the lock is
         // dropped (B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
