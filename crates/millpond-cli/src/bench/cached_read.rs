@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use millpond::{Backing, OpenOptions, RangeLockKind};
+use millpond::keeper::{Address, Server};
+use millpond::{Backing, EngineBuilder, OpenOptions, RangeLockKind};
 use millpond_bench_peers::{Arena, Mapped};
 use rustix::fs::OFlags;
 
@@ -24,6 +25,7 @@ const MEMCPY: &str = "memcpy";
 const MMAP: &str = "mmap";
 const PREAD: &str = "kernel pread";
 const PREAD_DIRECT: &str = "kernel pread, O_DIRECT";
+const WITH_KEEPER: &str = "millpond, with a keeper";
 const NO_HIT_PATH: &str = "millpond, hit path off";
 
 /// How the threads go over the file.
@@ -47,6 +49,8 @@ struct Case {
     scaled: bool,
     /// Whether to measure without the hit path too.
     without_hit_path: bool,
+    /// Whether to measure an engine with a keeper, whose frames are shared memory, too.
+    with_keeper: bool,
 }
 
 const CASES: [Case; 5] = [
@@ -58,6 +62,7 @@ const CASES: [Case; 5] = [
         shape: Shape::Random,
         scaled: true,
         without_hit_path: true,
+        with_keeper: true,
     },
     Case {
         name: "random-16k",
@@ -67,6 +72,7 @@ const CASES: [Case; 5] = [
         shape: Shape::Random,
         scaled: true,
         without_hit_path: false,
+        with_keeper: false,
     },
     Case {
         name: "read2-4k",
@@ -76,6 +82,7 @@ const CASES: [Case; 5] = [
         shape: Shape::Sequential,
         scaled: true,
         without_hit_path: false,
+        with_keeper: false,
     },
     Case {
         name: "pread3-4k",
@@ -85,6 +92,7 @@ const CASES: [Case; 5] = [
         shape: Shape::Partitioned,
         scaled: true,
         without_hit_path: false,
+        with_keeper: false,
     },
     Case {
         name: "sequential-512",
@@ -94,6 +102,7 @@ const CASES: [Case; 5] = [
         shape: Shape::Sequential,
         scaled: false,
         without_hit_path: true,
+        with_keeper: false,
     },
 ];
 
@@ -143,7 +152,8 @@ fn cached(
     // Room for the file, its tables, and whatever an eviction policy holds in reserve.
     let cache_bytes = file.bytes + file.bytes / 4 + 32 * MIB;
     let options = OpenOptions::new().read(true).page_bytes(case.page_bytes);
-    let pond = Pond::open(file, cache_bytes, &options, plan)?;
+    let pond =
+        Pond::open(file, millpond::Engine::builder().cache_bytes(cache_bytes), &options, plan)?;
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);
@@ -165,6 +175,21 @@ fn cached(
             Err(error) => outcome.skip(case.name, name, error),
         }
     }
+    if case.with_keeper {
+        // A file of its own: a file that is open in one engine is read through that one.
+        let copy = TestFile::create(&plan.dir, file.bytes)?;
+        let keeper = Server::bind(&Address::unique()).context("binding a keeper")?;
+        let (address, stopper) = (keeper.address().clone(), keeper.stopper());
+        let keeper = std::thread::spawn(move || keeper.serve(|_| ()));
+        let engine = millpond::Engine::builder().cache_bytes(cache_bytes).keeper(address);
+        let shared = Pond::open(&copy, engine, &options, plan)?;
+        let peer = shared.reader(WITH_KEEPER, true);
+        outcome.rows.extend(compare(case.name, &subject, &peer, &load, plan, length)?);
+        drop(peer);
+        drop(shared);
+        stopper.stop_when_idle();
+        let _ = keeper.join();
+    }
     Ok(())
 }
 
@@ -181,7 +206,8 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     };
     let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 500));
     let options = OpenOptions::new().read(true).backing(Backing::Direct);
-    let pond = Pond::open(&file, file.bytes / COLD_CACHE_SHARE, &options, plan)?;
+    let engine = millpond::Engine::builder().cache_bytes(file.bytes / COLD_CACHE_SHARE);
+    let pond = Pond::open(&file, engine, &options, plan)?;
     let subject = pond.reader(MILLPOND, true);
     let peer = pread(PREAD_DIRECT, direct);
     outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 150))?);
@@ -203,12 +229,14 @@ struct Pond {
 }
 
 impl Pond {
-    fn open(file: &TestFile, cache_bytes: u64, options: &OpenOptions, plan: &Plan) -> Result<Self> {
-        let engine = millpond::Engine::builder()
-            .cache_bytes(cache_bytes)
-            .range_lock(plan.range_lock)
-            .build()
-            .context("building a Millpond engine")?;
+    fn open(
+        file: &TestFile,
+        engine: EngineBuilder,
+        options: &OpenOptions,
+        plan: &Plan,
+    ) -> Result<Self> {
+        let engine =
+            engine.range_lock(plan.range_lock).build().context("building a Millpond engine")?;
         let file = engine.open(file.path(), options).context("opening the file in Millpond")?;
         Ok(Self { engine, file, range_lock: plan.range_lock })
     }

@@ -200,8 +200,6 @@ impl Frames {
     }
 
     /// What makes dirty pages survive; `None` for an engine without a keeper.
-    // Write-back, its user, is being built.
-    #[allow(dead_code)]
     #[inline]
     pub(crate) fn survival(&self) -> Option<&Survival> {
         self.survival.as_ref()
@@ -291,7 +289,7 @@ impl Frames {
     /// The last step of taking a frame, before its first byte is written.
     pub(crate) fn handed_out(&self, frame: FrameIndex, class: Class) {
         if let Some(survival) = self.records(class) {
-            survival.handed_out(frame);
+            survival.free_record(frame);
         }
         // Pairs with the acquire fence of a late reader between its copy and its validation: a
         // reader that sees a byte written from here on also sees that the frame left its page. And
@@ -409,7 +407,7 @@ impl Frames {
     pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
         if let Some(survival) = self.records(class) {
             // An orphan that stayed DIRTY could outlive the page's next contents (K4).
-            survival.handed_out(frame);
+            survival.free_record(frame);
         }
         // Pairs with the fence of `pin`: either we see the pin, or the viewer sees that the frame
         // left its page.

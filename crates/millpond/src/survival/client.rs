@@ -129,10 +129,10 @@ impl Survival {
         Ok(())
     }
 
-    /// The frame belongs to no page, and so is not dirty (K2). Caller: before a new owner writes
-    /// its first byte, a release fence; see `Frames::try_alloc`.
+    /// The frame belongs to no page, and so is not dirty (K2). Caller: a release fence before the
+    /// frame's next owner writes its first byte; see `Frames::try_alloc`.
     #[inline]
-    pub(crate) fn handed_out(&self, frame: FrameIndex) {
+    pub(crate) fn free_record(&self, frame: FrameIndex) {
         let state = &self.tables().record(frame).state;
         // Relaxed: the caller's fence orders it. The first look spares the write.
         if state.load(Relaxed) != FREE {
@@ -232,6 +232,9 @@ impl Survival {
     ///
     /// Caller: the exclusive guard over the pages (K3). Before any of the new frames becomes
     /// visible to write-back, the dirty frames that they replace are cleaned (K4).
+    ///
+    /// A page that becomes dirty again with the bytes that it has (a sync failed) is committed again
+    /// with its frame, under the same guard: the commit counts as its latest.
     #[inline]
     pub(crate) fn commit(
         &self,
@@ -247,7 +250,8 @@ impl Survival {
     ///
     /// K4: the last of these comes *before* the newer frame can be cleaned, which means before its
     /// page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but may come too
-    /// late for this.
+    /// late for this. K7: the frame can't be handed out meanwhile; a write-back that has it pinned
+    /// cleans it before it unpins.
     #[inline]
     pub(crate) fn clean(&self, frame: FrameIndex) {
         let _ = self.tables().try_clean(frame, unbroken);

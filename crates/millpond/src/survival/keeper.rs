@@ -8,9 +8,9 @@
 //! keeper` is one, and [`Server`] is for a parent that is there anyway. What kills the keeper, too
 //! (the machine, a container as a whole), is not survived.
 //!
-//! It serves processes of its own user, and, where it belongs to root, those only that root started
-//! (they may change user later). A client can do nothing to files but what the descriptors that it
-//! sends permit anyway; it can make the keeper wait for a file system.
+//! It serves processes of its own user, which may change to another user once their engine is built.
+//! A client can do nothing to files but what the descriptors that it sends permit anyway; it can
+//! make the keeper, and so the keeper's other clients, wait for a slow file system.
 //!
 //! ```no_run
 //! use millpond::{Engine, keeper};
@@ -25,27 +25,28 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::SocketFlags;
 
-use crate::survival::replay::{Adopted, Memory, PATIENCE, replay};
+use crate::survival::memory::Memory;
+use crate::survival::replay::{PATIENCE, replay};
+use crate::survival::target::Adopted;
 use crate::survival::wire::{self, Request};
 
-pub use crate::survival::replay::{Failure, FileReport, Report};
+pub use crate::survival::process::{run, spawn};
+pub use crate::survival::report::{Failure, FileReport, Report};
 pub use crate::survival::wire::Address;
 
 /// Connections whose request has not come yet; the oldest goes when there are more.
 const CONNECTIONS_MAX: usize = 256;
 const BACKLOG: i32 = 1024;
-/// Signals that ask a process to end.
-const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// A keeper that listens, and serves in whatever thread calls [`Server::serve`].
 ///
@@ -65,12 +66,12 @@ const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, l
 /// ```
 #[derive(Debug)]
 pub struct Server {
-    address: Address,
-    listener: OwnedFd,
-    stop: Arc<Stop>,
+    pub(super) address: Address,
+    pub(super) listener: OwnedFd,
+    pub(super) stop: Arc<Stop>,
     /// Readable when there is another reason to stop: the parent's pidfd, or a pipe from a
     /// signal handler.
-    until: Option<OwnedFd>,
+    pub(super) until: Option<OwnedFd>,
     patience: Duration,
 }
 
@@ -79,9 +80,9 @@ pub struct Server {
 pub struct Stopper(Arc<Stop>);
 
 #[derive(Debug)]
-struct Stop {
+pub(super) struct Stop {
     asked: AtomicBool,
-    wake: OwnedFd,
+    pub(super) wake: OwnedFd,
 }
 
 impl Stopper {
@@ -251,12 +252,13 @@ impl Keeper {
             }
             Err(error) => return Err(error.into()),
         };
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return Ok(()) };
+        let Ok(peer) = wire::peer(socket.as_fd()) else { return Ok(()) };
         if self.connections.len() == CONNECTIONS_MAX {
             self.connections.remove(0);
         }
-        let may_greet = peer.uid == rustix::process::geteuid();
-        let pid = peer.pid.as_raw_nonzero().get();
+        // A process that we can't tell from others could speak for them.
+        let may_greet = peer.uid == rustix::process::geteuid().as_raw() && peer.pid != 0;
+        let pid = peer.pid;
         self.connections.push(Connection { socket, pid, may_greet });
         Ok(())
     }
@@ -351,150 +353,4 @@ impl Keeper {
             on_report(Report { pid: client.pid, goodbye, files });
         }
     }
-}
-
-/// Starts a keeper in a process of its own, and returns where it listens.
-///
-/// Call it before the program starts threads. The keeper has its own session, ignores the signals
-/// that a terminal sends, keeps of the program's descriptors only standard error, where it reports
-/// what it could not write, and ends when the program has died and no process has anything with it
-/// any more. It is no child of the program: nobody needs to wait for it.
-///
-/// # Errors
-///
-/// What `fork(2)` or `bind(2)` answered.
-pub fn spawn() -> io::Result<Address> {
-    let mut server = Server::bind(&Address::unique())?;
-    let own = rustix::process::getpid();
-    server.until = Some(rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?);
-    let address = server.address.clone();
-    // SAFETY: the caller has no other thread whose locks the child could find taken.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => {
-            // The keeper is a child of this one, which ends at once: init's, then.
-            // SAFETY: as above.
-            let forked = unsafe { libc::fork() };
-            let status = match forked {
-                0 => i32::from(live(server).is_err()),
-                -1 => 1,
-                _ => 0,
-            };
-            // SAFETY: ends this process without the parent's exit handlers.
-            unsafe { libc::_exit(status) }
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: `status` is ours.
-            while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
-                if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                    // The program does not want to hear of its children, or waits for all of them.
-                    return Ok(address);
-                }
-            }
-            if status == 0 { Ok(address) } else { Err(Errno::AGAIN.into()) }
-        }
-    }
-}
-
-/// Makes this process a keeper that listens at `address`, as `millpond keeper` does; blocks.
-///
-/// SIGTERM, SIGINT, SIGHUP and SIGQUIT make it stop once no process has anything with it any more.
-/// Their handlers stay.
-///
-/// # Errors
-///
-/// As for [`Server::bind`] and [`Server::serve`].
-///
-/// # Examples
-///
-/// ```no_run
-/// let address = "/run/user/1000/millpond-keeper".parse()?;
-/// millpond::keeper::run(&address, |report| eprintln!("{report}"))?;
-/// # Ok::<(), std::io::Error>(())
-/// ```
-pub fn run(address: &Address, on_report: impl FnMut(Report)) -> io::Result<()> {
-    let mut server = Server::bind(address)?;
-    server.until = Some(signals_to_end()?);
-    ignore(&[libc::SIGPIPE, libc::SIGXFSZ]);
-    use_all_descriptors();
-    server.serve(on_report)
-}
-
-/// The write end of the pipe that tells of signals.
-static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
-
-/// A descriptor that is readable once somebody wants this process to end.
-fn signals_to_end() -> io::Result<OwnedFd> {
-    extern "C" fn tell(_signal: libc::c_int) {
-        // SAFETY: async-signal-safe, and the byte is ours. It fails only when nobody asked.
-        unsafe { libc::write(SIGNALLED.load(Relaxed), [0u8].as_ptr().cast(), 1) };
-    }
-    let mut ends = [-1; 2];
-    // SAFETY: room for two descriptors, which are ours after it.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // Relaxed: the handlers are installed after it, by this thread.
-    SIGNALLED.store(ends[1], Relaxed);
-    for signal in TERMINAL_SIGNALS {
-        // SAFETY: the handler does what a handler may.
-        unsafe { libc::signal(signal, tell as *const () as libc::sighandler_t) };
-    }
-    // SAFETY: just made.
-    Ok(unsafe { OwnedFd::from_raw_fd(ends[0]) })
-}
-
-/// The life of a spawned keeper.
-fn live(server: Server) -> io::Result<()> {
-    rustix::process::setsid()?;
-    ignore(&TERMINAL_SIGNALS);
-    ignore(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]);
-    leave_files(&server);
-    use_all_descriptors();
-    server.serve(|report| {
-        if !report.is_complete() {
-            eprintln!("millpond keeper: {report}");
-        }
-    })
-}
-
-fn ignore(signals: &[i32]) {
-    for &signal in signals {
-        // SAFETY: no handler is installed.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-}
-
-/// Closes the program's descriptors but for standard error, and leaves its directory.
-fn leave_files(server: &Server) {
-    let kept = [&server.listener, &server.stop.wake].into_iter().chain(&server.until);
-    let mut kept: Vec<u32> = kept.map(|fd| fd.as_raw_fd() as u32).collect();
-    kept.push(2);
-    kept.sort_unstable();
-    let mut from = 0;
-    for to in kept.into_iter().chain([u32::MAX]) {
-        if from < to {
-            let last = if to == u32::MAX { to } else { to - 1 };
-            // SAFETY: nobody in this process uses them: it has forgotten the program.
-            unsafe { libc::syscall(libc::SYS_close_range, from, last, 0) };
-        }
-        from = to.saturating_add(1);
-    }
-    // So that no file takes the number of a standard stream.
-    while let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
-        if null.as_raw_fd() > 2 {
-            break;
-        }
-        std::mem::forget(null);
-    }
-    let _ = std::env::set_current_dir("/");
-}
-
-/// Raises the limit of open files as far as it goes: the keeper holds one for each dirty file.
-fn use_all_descriptors() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }

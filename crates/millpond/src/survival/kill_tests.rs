@@ -17,7 +17,10 @@ use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::FrameIndex;
 use crate::survival::layout::{FileSlot, Intent, OPS};
-use crate::survival::replay::{Adopted, FileReport, Memory, replay};
+use crate::survival::memory::Memory;
+use crate::survival::replay::replay;
+use crate::survival::report::FileReport;
+use crate::survival::target::Adopted;
 use crate::survival::{Survival, keeper::Address};
 
 const UNITS: u32 = 512;
@@ -114,7 +117,7 @@ impl Program {
     /// A frame with what `doing` has of the page.
     fn build(&mut self, page: u64) -> FrameIndex {
         let frame = self.free.pop().expect("enough frames");
-        self.survival.handed_out(frame);
+        self.survival.free_record(frame);
         let page_bytes = self.page_bytes() as usize;
         let start = ((page as usize) << self.page_shift).min(self.doing.len());
         let part = &self.doing[start..self.doing.len().min(start + page_bytes)];

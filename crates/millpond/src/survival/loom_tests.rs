@@ -99,7 +99,7 @@ fn killed_after(mut left: usize) -> impl FnMut() -> Option<()> {
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
+    builder.preemption_bound = Some(3);
     builder.check(model);
 }
 

@@ -63,6 +63,9 @@
 //!   exclusive guard to the end of the file, and during a truncation only to what it intends.
 //! - **K6** An entry is USED before the keeper is told of the file, and UNUSED before it is told to
 //!   forget it; the keeper acts on a file only if both say the same.
+//! - **K7** A frame is cleaned only by who keeps it from being handed out meanwhile: its page's owner,
+//!   or a write-back that has it pinned, before it unpins. Else a late `clean` could fall on the
+//!   frame's next page.
 //!
 //! *Size, intent.* The size is one store. An intent's bounds are stored before its kind, which is
 //! stored last, and NONE stored first when it changes. A kill between intent and result redoes an
@@ -92,7 +95,15 @@ mod wire;
 
 pub mod keeper;
 
+mod process;
+
 mod replay;
+
+mod memory;
+
+mod target;
+
+mod report;
 
 #[cfg(all(test, not(loom)))]
 mod kill_tests;

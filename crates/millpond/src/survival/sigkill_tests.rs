@@ -77,7 +77,7 @@ fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
         let fresh: Vec<_> = (first..first + count)
             .map(|page| {
                 let frame = FrameIndex(frames.free.pop().unwrap());
-                survival.handed_out(frame);
+                survival.free_record(frame);
                 // SAFETY: our frame.
                 unsafe {
                     let words = survival.frame(frame).cast::<u64>();

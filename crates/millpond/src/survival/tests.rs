@@ -50,7 +50,7 @@ pub(super) fn adopt(survival: &Survival, file: &File, page_shift: u32) -> FileSl
 }
 
 pub(super) fn fill(survival: &Survival, frame: u32, bytes: usize, with: u8) {
-    survival.handed_out(FrameIndex(frame));
+    survival.free_record(FrameIndex(frame));
     // SAFETY: the frame is the test's.
     unsafe { survival.frame(FrameIndex(frame)).write_bytes(with, bytes) };
 }
@@ -342,8 +342,8 @@ fn a_keeper_process_ends_after_its_clients() {
         };
         let socket = wire::socket().unwrap();
         rustix::net::connect(&socket, &address.socket_address().unwrap()).unwrap();
-        let keeper_pid = rustix::net::sockopt::socket_peercred(&socket).unwrap().pid;
-        rustix::process::kill_process(keeper_pid, rustix::process::Signal::TERM).unwrap();
+        let keeper_pid = rustix::process::Pid::from_raw(wire::peer(socket.as_fd()).unwrap().pid);
+        rustix::process::kill_process(keeper_pid.unwrap(), rustix::process::Signal::TERM).unwrap();
         drop(socket);
         let file = tempfile::tempfile().unwrap();
         let slot = adopt(&survival, &file, 12);
@@ -469,4 +469,33 @@ fn shared_bytes() -> Option<u64> {
     let range = line.split(' ').next().unwrap();
     let metadata = std::fs::metadata(format!("/proc/self/map_files/{range}")).ok()?;
     Some(metadata.blocks() * 512)
+}
+
+/// What a write pays for survival: a measurement, to be run by hand, in release mode.
+#[test]
+#[ignore = "measures, and proves nothing"]
+fn cost_of_a_commit() {
+    let keeper = TestKeeper::new();
+    let file = tempfile::tempfile().unwrap();
+    let survival = Survival::connect(&keeper.address, 64 << 20, 1 << 15).unwrap();
+    let started = Instant::now();
+    let slot = adopt(&survival, &file, 12);
+    println!("adopt: {:?}", started.elapsed());
+    for (pages, size) in [(1, None), (1, Some(1 << 20)), (16, None), (256, None)] {
+        let mut nanos = Vec::new();
+        for round in 0..2000u32 {
+            // Other records each time, as with frames from a free list.
+            let first = 1 + round * 256 % (1 << 14);
+            let frames = (first..first + pages).map(FrameIndex);
+            let started = Instant::now();
+            survival.commit(slot, (0..).zip(frames.clone()), size);
+            nanos.push(started.elapsed().as_nanos());
+            frames.for_each(|frame| survival.clean(frame));
+        }
+        nanos.sort_unstable();
+        println!("{pages} pages, size {size:?}: {} ns (median)", nanos[nanos.len() / 2]);
+    }
+    let started = Instant::now();
+    survival.forget(slot);
+    println!("forget: {:?}", started.elapsed());
 }

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
@@ -78,6 +78,33 @@ impl fmt::Display for Address {
 pub(super) fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Process and user at the other end of a connection, as they were when it connected.
+pub(super) struct Peer {
+    /// 0 for a process that is not in our pid name space.
+    pub(super) pid: i32,
+    pub(super) uid: u32,
+}
+
+/// SO_PEERCRED. (Of rustix's the process id can't be 0.)
+pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` has room for what is written.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if outcome == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer { pid: peer.pid, uid: peer.uid })
 }
 
 /// What an engine asks of its keeper.

@@ -1,0 +1,126 @@
+//! What the keeper tells of its work.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// What the keeper did for a process that died or said goodbye.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// The process.
+    pub pid: i32,
+    /// Whether it told the keeper that it was done.
+    pub goodbye: bool,
+    /// One entry for each file that it had handed over.
+    pub files: Vec<FileReport>,
+}
+
+impl Report {
+    /// Whether everything that was dirty is in its file now.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::keeper::Report;
+    ///
+    /// fn log(report: &Report) {
+    ///     if !report.is_complete() {
+    ///         eprintln!("{report}");
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.files.iter().all(|file| file.failures.is_empty())
+    }
+
+    /// The pages that were written, of all files.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.files.iter().map(|file| file.pages).sum()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
+        let (pid, pages, files) = (self.pid, self.pages(), self.files.len());
+        write!(f, "process {pid}: wrote back {pages} pages, {bytes} bytes, of {files} files")?;
+        for file in self.files.iter().filter(|file| !file.failures.is_empty()) {
+            for failure in &file.failures {
+                write!(f, "\n  {}: {failure}", file.name())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the keeper did to one file.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct FileReport {
+    /// The device that it is on, as `stat(2)` has it.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+    /// Its path, as the kernel tells it; one that was deleted says so.
+    pub path: Option<PathBuf>,
+    /// Pages that were dirty and have been written.
+    pub pages: u64,
+    /// Bytes of them that lie within the file.
+    pub bytes: u64,
+    /// Whether the file system is known to have waited for the dead process's direct I/O.
+    pub drained: bool,
+    /// What could not be done.
+    pub failures: Vec<Failure>,
+}
+
+impl FileReport {
+    pub(super) fn new(device: u64, inode: u64, path: Option<PathBuf>) -> FileReport {
+        let (pages, bytes, drained, failures) = (0, 0, false, Vec::new());
+        FileReport { device, inode, path, pages, bytes, drained, failures }
+    }
+
+    /// Notes a failure, together with the one before it where that is the same.
+    pub(super) fn failed(&mut self, doing: &'static str, range: Range<u64>, error: &io::Error) {
+        if let Some(last) = self.failures.last_mut()
+            && (last.doing, last.range.end, last.error.kind()) == (doing, range.start, error.kind())
+        {
+            last.range.end = range.end;
+            return;
+        }
+        let error = match error.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(error.kind(), error.to_string()),
+        };
+        self.failures.push(Failure { doing, range, error });
+    }
+
+    fn name(&self) -> String {
+        match &self.path {
+            Some(path) => path.display().to_string(),
+            None => format!("inode {} of device {:#x}", self.inode, self.device),
+        }
+    }
+}
+
+/// Something that the keeper could not do for a file.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Failure {
+    /// What was tried.
+    pub doing: &'static str,
+    /// The bytes concerned.
+    pub range: Range<u64>,
+    /// The last answer.
+    pub error: io::Error,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Range { start, end } = self.range;
+        write!(f, "{} bytes {start} to {end}: {}", self.doing, self.error)
+    }
+}
