@@ -614,7 +614,7 @@ impl Write<'_> {
         if moved < self.len && file.write_mode == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
             // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
-            let size = self.size.max(end);
+            let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
             }
