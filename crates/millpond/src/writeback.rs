@@ -435,7 +435,7 @@ fn flush(
         all.pages += flushed.pages;
         all.failure = all.failure.or(flushed.failure);
         // B3: what another flush had in hand, and left, is ours to write.
-        if patience == Patience::Skip || skips == skips_now {
+        if patience == Patience::Skip || skips == skips_now || all.failure.is_some() {
             return all;
         }
     }
@@ -752,7 +752,10 @@ fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: 
         }
     }
     if !failed.is_empty() {
-        file.writeback.state().insert_dirty(failed.into_iter());
+        let mut state = file.writeback.state();
+        // Who waits for this flush finds them, and tells of it or writes them.
+        state.skips += 1;
+        state.insert_dirty(failed.into_iter());
     }
 }
 
