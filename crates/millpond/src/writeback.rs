@@ -26,6 +26,10 @@
 //!   and waits for write-backs then, so the back end's file is never longer than the size.
 //! - **B6** A page is in the set of *unsynced* pages before its word says UNSTABLE. A sync takes the
 //!   whole set before it asks the back end, and settles in the end those that did not come back.
+//! - **B7** A sync that fails may lose whatever the back end took before it failed, and so may a
+//!   durable write, which is a sync: the kernel tells of an error once, through whichever call asks
+//!   first. Failures are counted; who finds, when a transfer or a sync has ended, that one was
+//!   counted since it began, takes it for failed, too.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -40,8 +44,8 @@
 //! is a leaf.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -83,6 +87,8 @@ pub(crate) struct Writeback {
     syncing: Mutex<()>,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
+    /// How many syncs have failed (B7). Changes under the lock of the state.
+    failed_syncs: AtomicU64,
 }
 
 #[derive(Default)]
@@ -118,6 +124,8 @@ struct Failure {
 }
 
 impl Failure {
+    const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+
     fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
         Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
@@ -166,6 +174,18 @@ impl Writeback {
         self.state.lock().expect("no panic under the lock")
     }
 
+    /// How many syncs have failed, to be asked before a transfer begins (B7).
+    pub(crate) fn failed_syncs(&self) -> u64 {
+        // Acquire: pairs with the Release of `count_failed_sync`. Who sees an older number here
+        // finds a newer one under the lock of the state, in the end.
+        self.failed_syncs.load(Acquire)
+    }
+
+    /// The caller holds the lock of the state.
+    fn count_failed_sync(&self) {
+        self.failed_syncs.fetch_add(1, Release);
+    }
+
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
@@ -180,6 +200,16 @@ impl State {
         }
         if self.dirty_since.is_none() && !self.dirty.is_empty() {
             self.dirty_since = Some(Instant::now());
+        }
+    }
+
+    /// After a failed sync: what the back end took is in doubt where it is cached, or lost.
+    fn doubt_unsynced(&mut self, failure: Failure) {
+        self.failure = Some(failure);
+        let pages = std::mem::take(&mut self.unsynced);
+        pages.for_each(&mut |page| self.doubtful.insert(page));
+        if std::mem::take(&mut self.uncached) {
+            self.lost = Some(failure);
         }
     }
 
@@ -206,9 +236,23 @@ pub(crate) fn dirtied(file: &CachedFile, pages: impl Iterator<Item = PageIndex>)
 }
 
 /// Notes that the back end took the pages from `first` to `last` of a write that was through.
-pub(crate) fn passed(file: &CachedFile, first: PageIndex, last: PageIndex, cached: bool) {
+/// `failed_syncs`: of before the transfer.
+pub(crate) fn passed(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    cached: bool,
+    failed_syncs: u64,
+) {
     let mut state = file.writeback.state();
-    if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
+    if file.writeback.failed_syncs() != failed_syncs {
+        let failure = state.failure.unwrap_or(Failure::UNKNOWN);
+        if cached {
+            (first..=last).for_each(|page| state.doubtful.insert(page));
+        } else {
+            state.lost = Some(failure);
+        }
+    } else if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
         state.uncached = true;
     } else {
         (first..=last).for_each(|page| state.unsynced.insert(page));
@@ -222,10 +266,11 @@ pub(crate) fn passed_metadata(file: &CachedFile) {
 
 /// Forgets the pages from `first` to `last`, whose bytes are gone from the file.
 pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
-    if file.writeback.has_begun() && first <= last {
+    if first <= last {
         let mut state = file.writeback.state();
         state.dirty.take(first, last, usize::MAX);
         state.unsynced.take(first, last, usize::MAX);
+        state.doubtful.take(first, last, usize::MAX);
     }
 }
 
@@ -284,9 +329,10 @@ fn sync_locked(
     _one: &MutexGuard<'_, ()>,
 ) -> Result<()> {
     let writeback = &file.writeback;
+    let failed_syncs = writeback.failed_syncs();
     let doubtful = std::mem::take(&mut writeback.state().doubtful);
     if !doubtful.is_empty() {
-        let failure = writeback.state().failure.expect("noted with the pages");
+        let failure = writeback.state().failure.unwrap_or(Failure::UNKNOWN);
         redirty(file, &doubtful, guards, failure);
         if !writeback.state().doubtful.is_empty() {
             return Err(failure.error(Op::Sync));
@@ -303,7 +349,7 @@ fn sync_locked(
     // B6. The errors of other flushes are noted by now (B3).
     let mut state = writeback.state();
     let nothing_else = state.unsynced.is_empty() && !state.uncached && !state.metadata;
-    if flushed.durable && nothing_else {
+    if flushed.durable && nothing_else && writeback.failed_syncs() == failed_syncs {
         return succeed(&mut state);
     }
     let covered = std::mem::take(&mut state.unsynced);
@@ -313,22 +359,34 @@ fn sync_locked(
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
     match outcome {
-        Ok(()) => {
+        Ok(()) if writeback.failed_syncs() == failed_syncs => {
             settle(file, &state, &covered);
             succeed(&mut state)
         }
-        Err(error) => {
+        outcome => {
             state.metadata |= metadata;
-            let failure = Failure::new(0, 0, &error);
-            state.failure = Some(failure);
-            if uncached {
-                state.lost = Some(failure);
-            }
+            // Or a durable write has failed, and noted why.
+            let failure = match outcome {
+                Err(error) => Failure::new(0, 0, &error),
+                Ok(()) => state.failure.unwrap_or(Failure::UNKNOWN),
+            };
+            writeback.count_failed_sync();
+            covered.for_each(&mut |page| state.unsynced.insert(page));
+            state.uncached |= uncached;
+            state.doubt_unsynced(failure);
+            let doubtful = std::mem::take(&mut state.doubtful);
             drop(state);
-            redirty(file, &covered, guards, failure);
+            redirty(file, &doubtful, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
+}
+
+/// Notes that a durable write to the back end failed (B7).
+pub(crate) fn durable_failed(file: &CachedFile, offset: u64, len: u64, errno: i32) {
+    let mut state = file.writeback.state();
+    file.writeback.count_failed_sync();
+    state.doubt_unsynced(Failure { offset, len, errno });
 }
 
 /// After everything is durable, but for what was lost.
@@ -590,6 +648,7 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
     let size = file.core().size.load(Acquire);
     let mut runs = runs(file, claimed, size);
     let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+    let failed_syncs = file.writeback.failed_syncs();
     transfer(file, claimed, &mut runs, durable);
     let done = if durable { WritebackEnd::Stable } else { WritebackEnd::Unstable };
     let mut failure = None;
@@ -603,12 +662,15 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
         if run.written < run.end {
             let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
             let met = Failure::new(run.written, run.end - run.written, &error);
+            if durable {
+                durable_failed(file, met.offset, met.len, met.errno);
+            }
             if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
                 failure = failure.or(Some(met));
             }
         }
     }
-    end_writebacks(file, claimed, &ends);
+    end_writebacks(file, claimed, &mut ends, failed_syncs);
     Flushed {
         pages: claimed.len(),
         durable: durable && !ends.contains(&WritebackEnd::Unstable) && failure.is_none(),
@@ -727,17 +789,26 @@ fn retry_pages(
     !ends.contains(&WritebackEnd::Failed)
 }
 
-fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: &[WritebackEnd]) {
+fn end_writebacks(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    failed_syncs: u64,
+) {
     let mut state = file.writeback.state();
-    for (&(page, _), end) in claimed.iter().zip(ends) {
-        if *end == WritebackEnd::Unstable {
+    // B7.
+    let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
+    for (&(page, _), end) in claimed.iter().zip(&mut *ends) {
+        if *end == WritebackEnd::Unstable && is_in_doubt {
+            *end = WritebackEnd::Failed;
+        } else if *end == WritebackEnd::Unstable {
             state.unsynced.insert(page);
         }
     }
     drop(state);
     let mut leaves = Leaves::new(file);
     let mut failed = Vec::new();
-    for (&(page, frame), &end) in claimed.iter().zip(ends) {
+    for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
         if end != WritebackEnd::Failed {
