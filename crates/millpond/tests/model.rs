@@ -49,6 +49,16 @@ enum Step {
     HitPath(bool),
     DropViews,
     Errors(bool),
+    WriteBack { handle: usize },
+    Sync { handle: usize, kind: SyncKind, span: Span },
+    WriteDurably { handle: usize, span: Span },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum SyncKind {
+    All,
+    Data,
+    Range,
 }
 
 fn spans() -> impl Strategy<Value = Span> {
@@ -78,6 +88,7 @@ fn steps() -> impl Strategy<Value = Step> {
         Just(Advice::WillNeed),
         Just(Advice::DontNeed),
     ];
+    let kinds = prop_oneof![Just(SyncKind::All), Just(SyncKind::Data), Just(SyncKind::Range)];
     prop_oneof![
         3 => handle().prop_map(Step::Open),
         3 => handle().prop_map(Step::Close),
@@ -99,6 +110,10 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => any::<bool>().prop_map(Step::HitPath),
         2 => Just(Step::DropViews),
         3 => any::<bool>().prop_map(Step::Errors),
+        3 => handle().prop_map(|handle| Step::WriteBack { handle }),
+        4 => (handle(), kinds, spans())
+            .prop_map(|(handle, kind, span)| Step::Sync { handle, kind, span }),
+        2 => (handle(), spans()).prop_map(|(handle, span)| Step::WriteDurably { handle, span }),
     ]
 }
 
@@ -108,10 +123,12 @@ struct Case {
     /// Pages that fit into the cache; 0: the smallest limit that an engine takes.
     cache_pages: u64,
     direct: bool,
-    /// Writes wait in the cache; not where the device fails, as errors come later then.
+    /// Writes wait in the cache.
     back: bool,
     hit_path: bool,
     readahead: bool,
+    /// Pages that may be dirty.
+    dirty_pages: u64,
     keep_views: bool,
     seed: u64,
     delays: bool,
@@ -120,12 +137,13 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let sizes = (12u32..17, prop_oneof![1 => Just(0u64), 3 => Just(3u64), 4 => 4u64..40]);
+    let pages = prop_oneof![1 => Just(0u64), 3 => Just(3u64), 4 => 4u64..40];
+    let sizes = (12u32..17, pages, 1u64..30);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let sim = (any::<u64>(), any::<bool>(), 0u64..600);
     (sizes, flags, sim, prop::collection::vec(steps(), 1..80)).prop_map(
         |(
-            (page_shift, cache_pages),
+            (page_shift, cache_pages, dirty_pages),
             (direct, back, hit_path, readahead, keep_views),
             (seed, delays, short_per_mille),
             steps,
@@ -136,6 +154,7 @@ fn cases() -> impl Strategy<Value = Case> {
             back,
             hit_path,
             readahead,
+            dirty_pages,
             keep_views,
             seed,
             delays,
@@ -275,9 +294,13 @@ impl<'v> Run<'v> {
     }
 
     fn may_fail(&self, error: &Error) {
-        let eio = matches!(error, Error::Io { source, .. }
-            if source.raw_os_error() == Some(libc::EIO));
-        assert!(self.errors.is_some() && eio, "{error}");
+        assert!(self.errors.is_some() && error.errno() == libc::EIO, "{error}");
+    }
+
+    fn may_have_failed(&self, outcome: Result<(), Error>) {
+        if let Err(error) = outcome {
+            self.may_fail(&error);
+        }
     }
 
     fn step(&mut self, step: &Step) {
@@ -287,7 +310,7 @@ impl<'v> Run<'v> {
             }
             Step::Close(number) => {
                 if let Some(file) = self.handles[number].take() {
-                    file.close().unwrap();
+                    self.may_have_failed(file.close());
                 }
             }
             Step::Read { handle, span, pieces } => self.read(handle, span, pieces),
@@ -331,11 +354,33 @@ impl<'v> Run<'v> {
             }
             Step::Invalidate { handle, span } => {
                 let (at, len) = self.place(span);
-                self.handle(handle).invalidate(at as u64, len as u64).unwrap();
+                let outcome = self.handle(handle).invalidate(at as u64, len as u64);
+                self.may_have_failed(outcome);
             }
             Step::Advise { handle, span, advice } => {
                 let (at, len) = self.place(span);
-                self.handle(handle).advise(at as u64, len as u64, advice).unwrap();
+                let outcome = self.handle(handle).advise(at as u64, len as u64, advice);
+                self.may_have_failed(outcome);
+            }
+            Step::WriteBack { handle } => {
+                let outcome = self.handle(handle).write_back();
+                self.may_have_failed(outcome);
+            }
+            Step::Sync { handle, kind, span } => {
+                let (at, len) = self.place(span);
+                let file = self.handle(handle);
+                let outcome = match kind {
+                    SyncKind::All => file.sync_all(),
+                    SyncKind::Data => file.sync_data(),
+                    SyncKind::Range => file.sync_range(at as u64, len as u64),
+                };
+                self.may_have_failed(outcome);
+            }
+            Step::WriteDurably { handle, span } => {
+                let (at, len) = self.place(span);
+                let src = self.content(at, len);
+                let outcome = self.handle(handle).write_at_dsync(&src, at as u64);
+                self.written(at, &src, outcome);
             }
             Step::HitPath(on) => self.engine.set_hit_path(on),
             Step::DropViews => self.check_views(),
@@ -466,6 +511,11 @@ impl<'v> Run<'v> {
             slices.insert(slices.len() / 2, IoSlice::new(&[]));
             file.write_vectored_at(&slices, at as u64)
         };
+        self.written(at, &src, outcome);
+    }
+
+    fn written(&mut self, at: usize, src: &[u8], outcome: Result<usize, Error>) {
+        let len = src.len();
         match outcome {
             Ok(moved) => {
                 assert!(moved == len || self.errors.is_some() && moved > 0 && moved < len);
@@ -474,7 +524,7 @@ impl<'v> Run<'v> {
             }
             Err(error) => {
                 self.may_fail(&error);
-                self.model.write_failed(at, &src);
+                self.model.write_failed(at, src);
             }
         }
     }
@@ -511,6 +561,9 @@ impl<'v> Run<'v> {
         if let Some(errors) = &self.errors {
             errors.store(false, std::sync::atomic::Ordering::Relaxed);
         }
+        // Bytes of which there is no copy may be in doubt, as a durable write failed.
+        let outcome = self.handle(0).sync_all();
+        self.may_have_failed(outcome);
         let limit = self.model.limit();
         let mut first = vec![0; limit + 1];
         let file = self.handle(0);
@@ -546,11 +599,11 @@ fn run(case: &Case, backend: BackendChoice, errors: Option<&SimOptions>) {
     let engine = builder(cache_bytes, backend)
         .hit_path(case.hit_path)
         .readahead_bytes_max(if case.readahead { 1 << 20 } else { 0 })
+        .dirty_bytes_max(case.dirty_pages * page_bytes as u64)
         .build()
         .unwrap();
     let backing = if case.direct { Backing::Direct } else { Backing::Buffered };
-    let back = case.back && errors.is_none();
-    let mode = if back { WriteMode::Back } else { WriteMode::Through };
+    let mode = if case.back { WriteMode::Back } else { WriteMode::Through };
     let options = common::read_write().page_bytes(page_bytes as u32).backing(backing);
     let options = options.write_mode(mode);
     // What is in memory is lost with the last handle.
