@@ -132,9 +132,11 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    let failed_syncs = self.writeback.failed_syncs();
                     let written = self.write_zeros(offset, end);
                     // Also after a failure: a part may have been written, and is not cached.
-                    writeback::passed(self, self.page_of(offset), self.page_of(end - 1), false);
+                    let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+                    writeback::passed(self, first, last, false, failed_syncs);
                     written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),

@@ -398,12 +398,13 @@ impl Write<'_> {
                 });
             }
         }
+        let failed_syncs = self.file.writeback.failed_syncs();
         let (moved, error) = self.transfer(&segments);
         let cached = !fresh.contains(&FrameIndex::NONE);
         self.install(fresh, moved, false);
         if !self.durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
-            writeback::passed(self.file, self.first, last, cached);
+            writeback::passed(self.file, self.first, last, cached, failed_syncs);
         }
         self.result(moved, error)
     }
@@ -608,6 +609,7 @@ impl Write<'_> {
         hide_pages(file, self.first, self.last);
         writeback::await_ends(file, self.first, self.last);
         let segments: Vec<Segment<'_>> = pieces(self.src, 0, self.len).collect();
+        let failed_syncs = file.writeback.failed_syncs();
         let (moved, error) = self.transfer(&segments);
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
@@ -624,7 +626,7 @@ impl Write<'_> {
             }
         }
         if !self.durable && moved > 0 {
-            writeback::passed(file, self.first, self.last, false);
+            writeback::passed(file, self.first, self.last, false, failed_syncs);
         }
         self.drop_or_show(end);
         self.result(end - self.offset, error)

@@ -26,9 +26,10 @@
 //!   and waits for write-backs then, so the back end's file is never longer than the size.
 //! - **B6** A page is in the set of *unsynced* pages before its word says UNSTABLE. A sync takes the
 //!   whole set before it asks the back end, and settles in the end those that did not come back.
-//! - **B7** A durable write that fails is a failed sync: the kernel tells of an error once, through
-//!   whichever call asks first, and that one may concern anything that was written before. A sync
-//!   under way meanwhile has failed, too.
+//! - **B7** A sync that fails may lose whatever the back end took before it failed, and so may a
+//!   durable write, which is a sync: the kernel tells of an error once, through whichever call asks
+//!   first. Failures are counted; who finds, when a transfer or a sync has ended, that one was
+//!   counted since it began, takes it for failed, too.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -43,8 +44,8 @@
 //! is a leaf.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -86,6 +87,8 @@ pub(crate) struct Writeback {
     syncing: Mutex<()>,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
+    /// How many syncs have failed (B7). Changes under the lock of the state.
+    failed_syncs: AtomicU64,
 }
 
 #[derive(Default)]
@@ -105,8 +108,6 @@ struct State {
     next_flush: u64,
     /// How often a flush has put back pages that were in somebody else's hands.
     skips: u64,
-    /// How many durable writes have failed (B7).
-    broken: u64,
     failure: Option<Failure>,
     /// What was lost, until the file is closed.
     lost: Option<Failure>,
@@ -173,6 +174,18 @@ impl Writeback {
         self.state.lock().expect("no panic under the lock")
     }
 
+    /// How many syncs have failed, to be asked before a transfer begins (B7).
+    pub(crate) fn failed_syncs(&self) -> u64 {
+        // Acquire: pairs with the Release of `count_failed_sync`. Who sees an older number here
+        // finds a newer one under the lock of the state, in the end.
+        self.failed_syncs.load(Acquire)
+    }
+
+    /// The caller holds the lock of the state.
+    fn count_failed_sync(&self) {
+        self.failed_syncs.fetch_add(1, Release);
+    }
+
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
@@ -187,6 +200,16 @@ impl State {
         }
         if self.dirty_since.is_none() && !self.dirty.is_empty() {
             self.dirty_since = Some(Instant::now());
+        }
+    }
+
+    /// After a failed sync: what the back end took is in doubt where it is cached, or lost.
+    fn doubt_unsynced(&mut self, failure: Failure) {
+        self.failure = Some(failure);
+        let pages = std::mem::take(&mut self.unsynced);
+        pages.for_each(&mut |page| self.doubtful.insert(page));
+        if std::mem::take(&mut self.uncached) {
+            self.lost = Some(failure);
         }
     }
 
@@ -213,9 +236,23 @@ pub(crate) fn dirtied(file: &CachedFile, pages: impl Iterator<Item = PageIndex>)
 }
 
 /// Notes that the back end took the pages from `first` to `last` of a write that was through.
-pub(crate) fn passed(file: &CachedFile, first: PageIndex, last: PageIndex, cached: bool) {
+/// `failed_syncs`: of before the transfer.
+pub(crate) fn passed(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    cached: bool,
+    failed_syncs: u64,
+) {
     let mut state = file.writeback.state();
-    if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
+    if file.writeback.failed_syncs() != failed_syncs {
+        let failure = state.failure.unwrap_or(Failure::UNKNOWN);
+        if cached {
+            (first..=last).for_each(|page| state.doubtful.insert(page));
+        } else {
+            state.lost = Some(failure);
+        }
+    } else if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
         state.uncached = true;
     } else {
         (first..=last).for_each(|page| state.unsynced.insert(page));
@@ -229,10 +266,11 @@ pub(crate) fn passed_metadata(file: &CachedFile) {
 
 /// Forgets the pages from `first` to `last`, whose bytes are gone from the file.
 pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
-    if file.writeback.has_begun() && first <= last {
+    if first <= last {
         let mut state = file.writeback.state();
         state.dirty.take(first, last, usize::MAX);
         state.unsynced.take(first, last, usize::MAX);
+        state.doubtful.take(first, last, usize::MAX);
     }
 }
 
@@ -291,6 +329,7 @@ fn sync_locked(
     _one: &MutexGuard<'_, ()>,
 ) -> Result<()> {
     let writeback = &file.writeback;
+    let failed_syncs = writeback.failed_syncs();
     let doubtful = std::mem::take(&mut writeback.state().doubtful);
     if !doubtful.is_empty() {
         let failure = writeback.state().failure.unwrap_or(Failure::UNKNOWN);
@@ -299,10 +338,9 @@ fn sync_locked(
             return Err(failure.error(Op::Sync));
         }
     }
-    let (alone, broken) = {
+    let alone = {
         let state = writeback.state();
-        let owed = !state.unsynced.is_empty() || state.uncached || state.metadata;
-        (data_only && !owed, state.broken)
+        data_only && state.unsynced.is_empty() && !state.uncached && !state.metadata
     };
     let flushed = flush(file, first, last, Patience::Wait, alone);
     if let Some(failure) = flushed.failure {
@@ -311,7 +349,7 @@ fn sync_locked(
     // B6. The errors of other flushes are noted by now (B3).
     let mut state = writeback.state();
     let nothing_else = state.unsynced.is_empty() && !state.uncached && !state.metadata;
-    if flushed.durable && nothing_else && state.broken == broken {
+    if flushed.durable && nothing_else && writeback.failed_syncs() == failed_syncs {
         return succeed(&mut state);
     }
     let covered = std::mem::take(&mut state.unsynced);
@@ -321,40 +359,34 @@ fn sync_locked(
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
     match outcome {
-        Ok(()) if state.broken == broken => {
+        Ok(()) if writeback.failed_syncs() == failed_syncs => {
             settle(file, &state, &covered);
             succeed(&mut state)
         }
         outcome => {
             state.metadata |= metadata;
-            let told = outcome.err().map(|error| Failure::new(0, 0, &error));
-            let failure = told.or(state.failure).unwrap_or(Failure::UNKNOWN);
+            // Or a durable write has failed, and noted why.
+            let failure = match outcome {
+                Err(error) => Failure::new(0, 0, &error),
+                Ok(()) => state.failure.unwrap_or(Failure::UNKNOWN),
+            };
+            writeback.count_failed_sync();
+            covered.for_each(&mut |page| state.unsynced.insert(page));
+            state.uncached |= uncached;
+            state.doubt_unsynced(failure);
+            let doubtful = std::mem::take(&mut state.doubtful);
             drop(state);
-            fail(file, &covered, uncached, guards, failure);
+            redirty(file, &doubtful, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
 }
 
-/// After a failed sync: what it should have covered is owed again, or lost.
-fn fail(file: &CachedFile, covered: &PageSet, uncached: bool, guards: Guards, failure: Failure) {
-    let mut state = file.writeback.state();
-    state.failure = Some(failure);
-    if uncached {
-        state.lost = Some(failure);
-    }
-    drop(state);
-    redirty(file, covered, guards, failure);
-}
-
-/// Notes that a durable write to the back end failed (B7). The caller holds no guard.
+/// Notes that a durable write to the back end failed (B7).
 pub(crate) fn durable_failed(file: &CachedFile, offset: u64, len: u64, errno: i32) {
     let mut state = file.writeback.state();
-    state.broken += 1;
-    let covered = std::mem::take(&mut state.unsynced);
-    let uncached = std::mem::take(&mut state.uncached);
-    drop(state);
-    fail(file, &covered, uncached, Guards::Wait, Failure { offset, len, errno });
+    file.writeback.count_failed_sync();
+    state.doubt_unsynced(Failure { offset, len, errno });
 }
 
 /// After everything is durable, but for what was lost.
@@ -616,6 +648,7 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
     let size = file.core().size.load(Acquire);
     let mut runs = runs(file, claimed, size);
     let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+    let failed_syncs = file.writeback.failed_syncs();
     transfer(file, claimed, &mut runs, durable);
     let done = if durable { WritebackEnd::Stable } else { WritebackEnd::Unstable };
     let mut failure = None;
@@ -627,18 +660,17 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
             ends.push(if is_written { done } else { WritebackEnd::Failed });
         }
         if run.written < run.end {
-            if durable {
-                // B7: the sync that asked for it finds this, and its other pages.
-                file.writeback.state().broken += 1;
-            }
             let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
             let met = Failure::new(run.written, run.end - run.written, &error);
+            if durable {
+                durable_failed(file, met.offset, met.len, met.errno);
+            }
             if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
                 failure = failure.or(Some(met));
             }
         }
     }
-    end_writebacks(file, claimed, &ends);
+    end_writebacks(file, claimed, &mut ends, failed_syncs);
     Flushed {
         pages: claimed.len(),
         durable: durable && !ends.contains(&WritebackEnd::Unstable) && failure.is_none(),
@@ -757,17 +789,26 @@ fn retry_pages(
     !ends.contains(&WritebackEnd::Failed)
 }
 
-fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: &[WritebackEnd]) {
+fn end_writebacks(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    failed_syncs: u64,
+) {
     let mut state = file.writeback.state();
-    for (&(page, _), end) in claimed.iter().zip(ends) {
-        if *end == WritebackEnd::Unstable {
+    // B7.
+    let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
+    for (&(page, _), end) in claimed.iter().zip(&mut *ends) {
+        if *end == WritebackEnd::Unstable && is_in_doubt {
+            *end = WritebackEnd::Failed;
+        } else if *end == WritebackEnd::Unstable {
             state.unsynced.insert(page);
         }
     }
     drop(state);
     let mut leaves = Leaves::new(file);
     let mut failed = Vec::new();
-    for (&(page, frame), &end) in claimed.iter().zip(ends) {
+    for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
         if end != WritebackEnd::Failed {

@@ -448,7 +448,12 @@ impl Mount {
         };
         // The tools are where root's path is.
         let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-        let made = run(Command::new("mkfs.ext4").arg("-q").arg(&image).env("PATH", &path))
+        // With smaller blocks ext4 refuses writes into space that it has allocated: it finds none
+        // for the extents' own blocks (57 of 127 writes of 64 KiB, on 6 MiB, by plain system calls).
+        let made = run(Command::new("mkfs.ext4")
+            .args(["-q", "-b", "4096"])
+            .arg(&image)
+            .env("PATH", &path))
             && run(Command::new("mount").args(["-o", "loop"]).args([&image, &point]));
         made.then_some(Mount { point, _dir: dir })
     }
@@ -456,7 +461,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.point).status();
+        // Lazily: after a failure the file may still be open.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.point).status();
     }
 }
 
