@@ -481,11 +481,13 @@ fn flush(
         if state.flushes.is_empty() && !state.dirty.intersects(first, last) {
             return all;
         }
-        let began = Instant::now();
         let number = state.begin_flush();
         let skips = state.skips;
         let pages = state.dirty.take(first, last, usize::MAX);
-        state.dirty_since = (!state.dirty.is_empty()).then_some(began);
+        // What is left keeps its age.
+        if state.dirty.is_empty() {
+            state.dirty_since = None;
+        }
         drop(state);
         let flushed = flush_pages(file, &pages, patience, durable && all.pages == 0);
         let skips_now = end_flush(file, number, &flushed, patience);
