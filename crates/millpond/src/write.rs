@@ -554,7 +554,7 @@ impl Write<'_> {
             }
         }
         if dirty {
-            writeback::dirtied(self.file, self.first..=self.last);
+            writeback::dirtied(self.file, self.first, self.last);
         }
     }
 
@@ -584,7 +584,7 @@ impl Write<'_> {
                 cache.ledger.note(change, core.page_bytes());
                 cache.replaced(change.was.frame(), frame, Class::page(core.page_shift));
                 if dirty && !change.was.is_dirty() {
-                    writeback::dirtied(self.file, self.first..=self.first);
+                    writeback::dirtied(self.file, self.first, self.first);
                 }
                 true
             }

@@ -31,6 +31,11 @@
 //!   first. Failures are counted; who finds, when a transfer or a sync has ended, that one was
 //!   counted since it began, takes it for failed, too.
 //!
+//! *Streams.* Pages that writes dirty in order, one write beginning where the one before ended, are
+//! written back before there are many: the device has something to do from the start, and the sync
+//! in the end little. A stream shorter than an eighth of the dirty limit waits, as it may be
+//! overwritten.
+//!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
 //!
@@ -96,6 +101,7 @@ struct State {
     dirty: PageSet,
     /// Since when there has been something in `dirty`.
     dirty_since: Option<Instant>,
+    stream: Stream,
     /// What the back end acknowledged since the last sync began, and is or was cached.
     unsynced: PageSet,
     /// What a failed sync should have made DIRTY again, and could not.
@@ -113,6 +119,40 @@ struct State {
     lost: Option<Failure>,
     retry: Option<(Instant, Duration)>,
     listed: bool,
+}
+
+/// Pages that writes have dirtied in order.
+#[derive(Default)]
+struct Stream {
+    /// From here on, up to `end`, the pages were not handed to the flusher yet.
+    behind: PageIndex,
+    end: PageIndex,
+    /// The stream was long enough once.
+    runs: bool,
+}
+
+impl Stream {
+    /// Notes a write; whether there is enough now to be written back.
+    fn advance(&mut self, first: PageIndex, last: PageIndex, least: u64, batch: u64) -> bool {
+        if first != self.end {
+            *self = Stream { behind: first, end: first, runs: false };
+        }
+        self.end = last + 1;
+        self.is_due(least, batch)
+    }
+
+    fn is_due(&self, least: u64, batch: u64) -> bool {
+        self.end - self.behind >= if self.runs { batch } else { least.max(batch) }
+    }
+
+    /// The first and the last page of what is to be written back, if it is enough.
+    fn take(&mut self, least: u64, batch: u64) -> Option<(PageIndex, PageIndex)> {
+        self.is_due(least, batch).then(|| {
+            self.runs = true;
+            let first = std::mem::replace(&mut self.behind, self.end);
+            (first, self.end - 1)
+        })
+    }
 }
 
 /// An error that outlives the call that met it.
@@ -221,18 +261,30 @@ impl State {
 }
 
 /// Notes pages whose words the caller has made DIRTY, under its guard (B2).
-pub(crate) fn dirtied(file: &CachedFile, pages: impl Iterator<Item = PageIndex>) {
+pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);
     let mut state = writeback.state();
-    state.insert_dirty(pages);
+    state.insert_dirty(first..=last);
+    let (least, batch) = stream_pages(file);
+    let due = state.stream.advance(first, last, least, batch);
     let list = !std::mem::replace(&mut state.listed, true);
     drop(state);
     let flusher = &file.shared.flusher;
     if list {
         flusher.add(file);
     }
+    if due {
+        flusher.tell();
+    }
     flusher.notice(file.cache().ledger.dirty());
+}
+
+/// How long a stream must be to be written back the first time, and then.
+fn stream_pages(file: &CachedFile) -> (u64, u64) {
+    let shift = file.core().page_shift;
+    let least = file.shared.flusher.limits.dirty_bytes_max / 8;
+    (least >> shift, BATCH_BYTES >> shift)
 }
 
 /// Notes that the back end took the pages from `first` to `last` of a write that was through.
@@ -1070,8 +1122,12 @@ impl Flusher {
             return Attended::Due(at);
         }
         let flushed = due.is_some_and(|at| at <= now || stray || starved);
+        let (least, batch) = stream_pages(file);
+        let behind = file.writeback.state().stream.take(least, batch);
         if flushed {
             flush(file, 0, LAST_PAGE, Patience::Skip, false);
+        } else if let Some((first, last)) = behind {
+            flush(file, first, last, Patience::Skip, false);
         }
         if (owes || flushed)
             && (starved || ledger.unstable() > self.limits.unstable_bytes_max)
@@ -1080,7 +1136,7 @@ impl Flusher {
             let _ = sync(file, 0, 0, true);
         }
         match due {
-            Some(_) if flushed => Attended::Worked,
+            Some(_) if flushed || behind.is_some() => Attended::Worked,
             Some(_) if much => match flush_some(file).pages {
                 0 => Attended::Due(now + Duration::from_millis(2)),
                 _ => Attended::Worked,
