@@ -40,6 +40,8 @@ use crate::writeback;
 
 /// Pages that a write puts in place together; longer ones are not cached.
 const CHUNK_PAGES: usize = 256;
+/// From this length on, what is written is not expected to be read soon.
+const AWAY_BYTES_MIN: u64 = 256 << 10;
 /// How often a write has others written back to get one frame.
 const RELIEVED_MAX: usize = 3;
 
@@ -342,7 +344,14 @@ impl Write<'_> {
         let mut at = (from - self.file.start_of(page)) as usize;
         for piece in pieces(self.src, from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.
-            if unsafe { copy::copy(bytes.add(at), piece.base(), piece.len()) } > 0 {
+            let left = unsafe {
+                if self.len >= AWAY_BYTES_MIN {
+                    copy::copy_away(bytes.add(at), piece.base(), piece.len())
+                } else {
+                    copy::copy(bytes.add(at), piece.base(), piece.len())
+                }
+            };
+            if left > 0 {
                 return Err(Error::Fault { op: Op::Write, offset: self.offset, len: self.len });
             }
             at += piece.len();
