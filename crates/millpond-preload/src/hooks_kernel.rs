@@ -6,7 +6,8 @@
 //! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
 //!
 //! `copy_file_range` and `sendfile` between two served files are done here, by a read and a write
-//! through the engine: a copy in the kernel would go past the cache on both sides.
+//! through the engine: a copy in the kernel would go past the cache on both sides. So are holes and
+//! reservations, where the engine has the same operation.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -113,6 +114,44 @@ fn forget_bytes(fd: c_int, offset: u64, len: u64) {
     }
 }
 
+const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: c_int = libc::FALLOC_FL_ZERO_RANGE;
+const ZERO_KEEPING_SIZE: c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// Reserves or punches through the engine, so that readers see it at once. Returns 0 or a negative
+/// errno; `None` where the engine has no operation that is quite the same, or the arguments are
+/// ones that the kernel refuses.
+///
+/// Zeroing is left to the kernel: where a file system can't, the engine would write zeros instead
+/// of saying so.
+fn allocate_in_engine(fd: c_int, mode: c_int, offset: Off, len: Off) -> Option<isize> {
+    let may_be_ours = matches!(mode, 0 | PUNCH) && offset >= 0 && len > 0;
+    if !may_be_ours || !is_served(fd) || thread::record().is_inside() {
+        return None;
+    }
+    section::run(|_| {
+        let pin = Pin::of(fd)?;
+        let file = pin.file().filter(|_| pin.is_served() && pin.access().write)?;
+        let (start, count) = (offset as u64, len as u64);
+        let outcome = if mode == PUNCH {
+            // Beyond the end there may be reserved space, which only the kernel knows of.
+            if start + count > file.len().ok()?.next_multiple_of(4096) {
+                return None;
+            }
+            file.punch_hole(start, count)
+        } else {
+            file.allocate(start, count)
+        };
+        match outcome {
+            Ok(()) => Some(0),
+            Err(millpond::Error::Io { source, .. }) => {
+                Some(-source.raw_os_error().unwrap_or(libc::EIO) as isize)
+            }
+            Err(_) => None,
+        }
+    })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fallocate64(
     fd: c_int,
@@ -120,11 +159,19 @@ pub unsafe extern "C-unwind" fn fallocate64(
     offset: Off,
     len: Off,
 ) -> c_int {
+    if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
+        return to_libc(result) as c_int;
+    }
     // SAFETY: as the caller vouches to `fallocate64`.
     let result = late::around(fd, || unsafe { libc_calls::fallocate64(fd, mode, offset, len) });
     if result == 0 {
-        // Modes such as collapse move bytes beyond the range.
-        forget_bytes(fd, offset as u64, i64::MAX as u64 - offset as u64);
+        match mode {
+            // Changes no byte.
+            libc::FALLOC_FL_KEEP_SIZE => {}
+            PUNCH | ZERO | ZERO_KEEPING_SIZE => forget_bytes(fd, offset as u64, len as u64),
+            // Modes such as collapse move bytes beyond the range.
+            _ => forget_bytes(fd, offset as u64, i64::MAX as u64 - offset as u64),
+        }
     }
     result
 }
@@ -137,6 +184,11 @@ pub unsafe extern "C-unwind" fn fallocate(fd: c_int, mode: c_int, offset: Off, l
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
+    match allocate_in_engine(fd, 0, offset, len).map(|result| -result as c_int) {
+        // Where the file system can't reserve, libc has a way of its own.
+        None | Some(libc::EOPNOTSUPP) => {}
+        Some(result) => return result,
+    }
     // SAFETY: as the caller vouches to `posix_fallocate64`.
     let result = late::around(fd, || unsafe { libc_calls::posix_fallocate64(fd, offset, len) });
     if offset >= 0 && len > 0 {

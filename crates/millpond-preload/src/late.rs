@@ -124,12 +124,12 @@ fn errno(result: millpond::Result<()>) -> Result<(), c_int> {
 /// L1: before the kernel looks at the file behind `fd`.
 pub fn settle(fd: RawFd) {
     // What fails stays dirty, and is told by fsync or close.
-    let _ = with(fd, |file| file.write_back());
+    let _ = with(fd, |file| file.settle());
 }
 
 /// L1, for a call that tells.
 pub fn write_back(fd: RawFd) -> Option<Result<(), c_int>> {
-    with(fd, |file| errno(file.write_back()))
+    with(fd, |file| errno(file.settle()))
 }
 
 /// L1: before the kernel looks at the file of a path.
@@ -156,7 +156,7 @@ pub fn settle_id(id: FileId) -> bool {
 fn settle_inside(id: FileId) -> bool {
     let Some(pin) = lock().find_late(id) else { return false };
     if let Some(file) = pin.late_file() {
-        let _ = file.write_back();
+        let _ = file.settle();
     }
     true
 }
@@ -169,7 +169,7 @@ pub fn settle_all() {
     section::run(|_| {
         for pin in registry::late_files() {
             if let Some(file) = pin.late_file() {
-                let _ = file.write_back();
+                let _ = file.settle();
             }
         }
     });

@@ -21,7 +21,8 @@ fn same_in_mode(options: &[&str], mode: Mode) {
     }
     assert_eq!(found.lines().count(), expected.lines().count());
     let files = |pond: &Pond| {
-        ["a", "b", "c", "s", "w", "left_open"].map(|name| std::fs::read(pond.path(name)).unwrap())
+        ["a", "b", "c", "e", "s", "w", "left_open"]
+            .map(|name| std::fs::read(pond.path(name)).unwrap())
     };
     assert!(files(&with) == files(&without), "the files differ");
     let report = with.report();

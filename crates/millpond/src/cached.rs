@@ -25,9 +25,10 @@ use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
-use crate::kept::Kept;
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
+use crate::space::{self, Space};
+use crate::survival::kept::Kept;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
@@ -44,8 +45,6 @@ pub(crate) struct Shared {
     pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
-    /// The engine has said goodbye to its keeper.
-    pub(crate) parted: AtomicBool,
     pub(crate) flusher: Arc<Flusher>,
 }
 
@@ -116,9 +115,9 @@ fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct FileId {
-    device: u64,
-    inode: u64,
+pub(crate) struct FileId {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
 }
 
 /// One file of this process.
@@ -132,10 +131,11 @@ pub(crate) struct CachedFile {
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
     through: AtomicUsize,
     pub(crate) writeback: Writeback,
+    pub(crate) space: Space,
     pub(crate) kept: Kept,
     pub(crate) handles: AtomicUsize,
     pub(crate) this: Weak<CachedFile>,
-    id: FileId,
+    pub(crate) id: FileId,
 }
 
 // SAFETY: the core is of atomics, in memory that `shared` keeps; it is freed by `drop` alone.
@@ -246,6 +246,7 @@ impl CachedFile {
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
             writeback: Writeback::default(),
+            space: Space::default(),
             kept: Kept::default(),
             handles: AtomicUsize::new(0),
             this: Weak::clone(this),
@@ -267,37 +268,39 @@ impl CachedFile {
     }
 
     /// Has writes go through until [`CachedFile::end_through`], and writes back what waits: when
-    /// this returns, the back end has it all.
+    /// this returns, the back end has it all, and the keeper has nothing to do with the file, which
+    /// others may change.
     pub(crate) fn begin_through(&self) -> Result<()> {
         // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
         // and is waited for; who gets one later has.
         self.through.fetch_add(1, AcqRel);
-        if self.opened_mode == WriteMode::Through {
-            return Ok(());
-        }
-        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
-        let written = writeback::write_back(self, 0, LAST_PAGE, Op::Sync);
-        if written.is_ok() {
-            // Others may change the file now: what the keeper knows of it would be wrong.
-            self.kept.forget(self);
-        }
-        drop(guard);
-        written
-    }
-
-    /// Has writes go through for as long as the file is open, and leaves to others what waits.
-    pub(crate) fn stay_through(&self) {
-        self.through.fetch_add(1, AcqRel);
-    }
-
-    /// Device and inode.
-    pub(crate) fn id(&self) -> (u64, u64) {
-        (self.id.device, self.id.inode)
+        self.settle(true)
     }
 
     pub(crate) fn end_through(&self) {
         // Release: what went past the cache meanwhile comes before writes that wait again.
         self.through.fetch_sub(1, Release);
+    }
+
+    /// Writes back what waits, and gives back space that was reserved for more: nothing is left to
+    /// be done later that would show in the file's times.
+    pub(crate) fn settle(&self, let_go: bool) -> Result<()> {
+        if self.opened_mode == WriteMode::Through {
+            return Ok(());
+        }
+        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        writeback::write_back(self, 0, LAST_PAGE, Op::Sync)?;
+        space::trim(self, self.core().size.load(Acquire));
+        if let_go {
+            self.let_go();
+        }
+        drop(guard);
+        Ok(())
+    }
+
+    /// Has writes go through for as long as the file is open.
+    pub(crate) fn stay_through(&self) {
+        self.through.fetch_add(1, AcqRel);
     }
 
     pub(crate) fn cache(&self) -> &Cache {
@@ -341,8 +344,6 @@ impl Drop for CachedFile {
             files.remove(&self.id);
         }
         drop(files);
-        // Nothing is dirty; and the keeper closes the file before we do.
-        self.kept.forget(self);
         self.cache().tear_down(self.core());
         Slab::free(self.cache(), self.core);
         self.cache().frames.uncharge(FILE_BYTES);

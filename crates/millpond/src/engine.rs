@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rustix::fs::{Mode, OFlags};
@@ -80,7 +80,6 @@ impl Engine {
                 range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
-                parted: AtomicBool::new(false),
             }),
         })
     }
@@ -193,8 +192,6 @@ impl Engine {
     /// twice; writes go through from now on. Call it before the process becomes another program
     /// (exec): the keeper would wait for the end of that one.
     pub fn leave_keeper(&self) {
-        // Release: pairs with the Acquire of `Kept::slot`.
-        self.shared.parted.store(true, Release);
         if let Some(survival) = self.shared.cache.frames.survival() {
             survival.goodbye();
         }

@@ -22,6 +22,14 @@ pub enum Op {
     Write,
     /// Changing the file's length.
     Truncate,
+    /// Punching a hole.
+    Punch,
+    /// Making a range zero.
+    Zero,
+    /// Reserving space.
+    Allocate,
+    /// Looking for data or a hole.
+    Seek,
     /// Asking for the file's length or identity.
     Stat,
     /// Forcing written bytes to the device.
@@ -41,6 +49,10 @@ impl fmt::Display for Op {
             Op::View => "view",
             Op::Write => "write",
             Op::Truncate => "truncate",
+            Op::Punch => "punch",
+            Op::Zero => "zero",
+            Op::Allocate => "allocate",
+            Op::Seek => "seek",
             Op::Stat => "stat",
             Op::Sync => "sync",
             Op::Advise => "advise",
@@ -126,9 +138,10 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Error::Io { source, .. } | Error::Lost { source } => {
-                source.raw_os_error().unwrap_or(libc::EIO)
-            }
+            Error::Io { source, .. } | Error::Lost { source } => match source.kind() {
+                io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
+                _ => source.raw_os_error().unwrap_or(libc::EIO),
+            },
             Error::InvalidRange { .. } | Error::InvalidInput { .. } => libc::EINVAL,
             Error::NotPermitted { .. } => libc::EBADF,
             Error::NotRegular { directory: true } => libc::EISDIR,

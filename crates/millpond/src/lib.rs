@@ -46,10 +46,8 @@ mod writeback;
 
 mod extent;
 
-mod kept;
+mod space;
 
-// Intents for holes and zeros have no user yet.
-#[allow(dead_code)]
 mod survival;
 
 mod io;
@@ -70,7 +68,7 @@ pub use advice::Advice;
 pub use engine::Engine;
 pub use error::{Error, Op, Result};
 pub use file::File;
-pub use io::backend::sim::SimOptions;
+pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };

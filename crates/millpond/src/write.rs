@@ -26,7 +26,7 @@ use crate::cache::copy;
 use crate::cache::evict::Arrival;
 use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::table::{Held, PageIndex};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
@@ -34,11 +34,14 @@ use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, pieces};
 use crate::options::WriteMode;
 use crate::range_lock::Guard;
+use crate::space;
 use crate::sync::fence;
 use crate::writeback;
 
 /// Pages that a write puts in place together; longer ones are not cached.
 const CHUNK_PAGES: usize = 256;
+/// From this length on, what is written is not expected to be read soon.
+const AWAY_BYTES_MIN: u64 = 256 << 10;
 /// How often a write has others written back to get one frame.
 const RELIEVED_MAX: usize = 3;
 
@@ -138,8 +141,7 @@ fn write_locked(
     let pages = (last - first + 1) as usize;
     // Asked again under the guard.
     let mode = file.write_mode();
-    let waits = fits && may_wait && mode == WriteMode::Back && is_kept(file);
-    let moved = if waits && write.back(pages)? {
+    let moved = if fits && may_wait && mode == WriteMode::Back && write.back(pages)? {
         Ok(len as usize)
     } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
         write.through(pages)
@@ -148,22 +150,16 @@ fn write_locked(
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
+    if durable && done < len {
+        let errno = moved.as_ref().map_or_else(Error::errno, |_| libc::EIO);
+        writeback::durable_failed(file, offset, len, errno);
+    }
     if done < len && offset + len > size && mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
     }
     file.cache().counters.bytes_slow.add(done);
     moved
-}
-
-/// Whether dirty pages of the file survive us, as far as they should; where not, writes go through
-/// from now on.
-fn is_kept(file: &CachedFile) -> bool {
-    let kept = file.kept.slot(file).is_ok();
-    if !kept {
-        file.stay_through();
-    }
-    kept
 }
 
 /// A write under its guard.
@@ -184,7 +180,13 @@ impl Write<'_> {
     fn back(&self, pages: usize) -> Result<bool> {
         let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
         let fresh = &mut fresh[..pages];
-        if !self.occupy(pages) {
+        let (start, end) = (self.file.start_of(self.first), self.offset + self.len);
+        let end = end.next_multiple_of(self.file.core().page_bytes() as u64);
+        if !self.file.keep() {
+            self.file.stay_through();
+            return Ok(false);
+        }
+        if !space::reserve(self.file, start, end, self.size) || !self.occupy(pages) {
             return Ok(false);
         }
         let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
@@ -345,7 +347,14 @@ impl Write<'_> {
         let mut at = (from - self.file.start_of(page)) as usize;
         for piece in pieces(self.src, from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.
-            if unsafe { copy::copy(bytes.add(at), piece.base(), piece.len()) } > 0 {
+            let left = unsafe {
+                if self.len >= AWAY_BYTES_MIN {
+                    copy::copy_away(bytes.add(at), piece.base(), piece.len())
+                } else {
+                    copy::copy(bytes.add(at), piece.base(), piece.len())
+                }
+            };
+            if left > 0 {
                 return Err(Error::Fault { op: Op::Write, offset: self.offset, len: self.len });
             }
             at += piece.len();
@@ -358,8 +367,9 @@ impl Write<'_> {
     fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {
+            let extended = self.file.backing.set_len(start).is_ok();
             writeback::passed_metadata(self.file);
-            return Ok(self.file.backing.set_len(start).is_ok());
+            return Ok(extended);
         }
         Ok(true)
     }
@@ -400,12 +410,13 @@ impl Write<'_> {
                 });
             }
         }
+        let failed_syncs = self.file.writeback.failed_syncs();
         let (moved, error) = self.transfer(&segments);
         let cached = !fresh.contains(&FrameIndex::NONE);
         self.install(fresh, moved, false);
         if !self.durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
-            writeback::passed(self.file, self.first, last, cached);
+            writeback::passed(self.file, self.first, last, cached, failed_syncs);
         }
         self.result(moved, error)
     }
@@ -467,10 +478,6 @@ impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
     fn install(&self, fresh: &[FrameIndex], moved: u64, dirty: bool) {
         let size = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
-        if dirty {
-            let pages = (self.first..).zip(fresh.iter().copied());
-            self.file.kept.commit(self.file, pages, (size != self.size).then_some(size));
-        }
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
@@ -502,20 +509,19 @@ impl Write<'_> {
             if was.is_ready() {
                 held.vacated();
                 *old = was.frame();
-                // Hidden, the frame is the page's until we take it out.
-                if was.is_dirty() || was.is_under_writeback() {
-                    self.file.kept.clean(self.file, was.frame());
-                }
             }
         }
         // After the hiding RMWs and before anything that tells of the write: a reader that learns
         // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
         fence(SeqCst);
+        if dirty {
+            let pages = (self.first..).zip(fresh.iter().copied());
+            self.file.commit(pages, (size != self.size).then_some(size));
+        } else if size != self.size {
+            self.file.keep_size(size);
+        }
         if size != self.size {
             core.size.store(size, Release);
-            if !dirty {
-                self.file.kept.resized(self.file);
-            }
         }
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, false) else {
@@ -534,6 +540,9 @@ impl Write<'_> {
             }
             let acknowledged = self.part(page).1 <= self.offset + moved;
             if frame != FrameIndex::NONE && acknowledged {
+                if dirty {
+                    self.supersede(word.load());
+                }
                 let change = word.show(frame, shown);
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
@@ -557,17 +566,24 @@ impl Write<'_> {
             }
         }
         if dirty {
-            writeback::dirtied(self.file, self.first..=self.last);
+            writeback::dirtied(self.file, self.first, self.last);
         }
     }
 
-    /// Tells the keeper that the frame of a READY page, which is about to be replaced, is not dirty
-    /// any more. It may be written back and evicted meanwhile: the pin keeps it from being used for
-    /// another page, whose record this would be.
-    fn clean_old(&self, word: &PageWord) {
+    /// A newer content of the page was committed and is about to be shown: from then on the old one
+    /// must not survive alone (K4 of survival).
+    fn supersede(&self, seen: Word) {
+        if seen.is_dirty() || seen.is_under_writeback() {
+            self.file.forget_frame(seen.frame());
+        }
+    }
+
+    /// The same of a page that is READY: it may be written back and evicted meanwhile, and the pin
+    /// keeps its frame from being used for another page, whose record this would be (K7).
+    fn supersede_ready(&self, word: &PageWord) {
         let seen = word.load();
         let owes = seen.is_dirty() || seen.is_under_writeback();
-        if !seen.is_ready() || !owes || self.file.cache().frames.survival().is_none() {
+        if !seen.is_ready() || !owes || !self.file.is_kept() {
             return;
         }
         self.file.cache().frames.meta(seen.frame()).pins.pin();
@@ -575,7 +591,7 @@ impl Write<'_> {
         fence(SeqCst);
         let now = word.load();
         if now.is_ready() && now.frame() == seen.frame() {
-            self.file.kept.clean(self.file, seen.frame());
+            self.file.forget_frame(seen.frame());
         }
         writeback::unpin(self.file, seen.frame());
     }
@@ -586,7 +602,8 @@ impl Write<'_> {
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
         if dirty {
-            self.clean_old(held.word(self.first));
+            self.file.commit(std::iter::once((self.first, frame)), None);
+            self.supersede_ready(held.word(self.first));
         }
         match held.word(self.first).try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
@@ -597,7 +614,7 @@ impl Write<'_> {
                 cache.ledger.note(change, core.page_bytes());
                 cache.replaced(change.was.frame(), frame, Class::page(core.page_shift));
                 if dirty && !change.was.is_dirty() {
-                    writeback::dirtied(self.file, self.first..=self.first);
+                    writeback::dirtied(self.file, self.first, self.first);
                 }
                 true
             }
@@ -609,32 +626,37 @@ impl Write<'_> {
     /// wait to be written back. None of its pages stays cached.
     fn around(&self) -> Result<usize> {
         let (file, core) = (self.file, self.file.core());
+        // Nobody dirties the pages again: the guard is ours.
+        if file.is_kept() {
+            // Else a keeper could put an old page in the middle of what is written here.
+            writeback::write_back(file, self.first, self.last, Op::Write)?;
+        }
         for page in [self.first, self.last] {
             if self.keeps_rest(page) {
-                // Nobody dirties it again: the guard is ours.
                 writeback::write_back(file, page, page, Op::Write)?;
             }
         }
         hide_pages(file, self.first, self.last);
         writeback::await_ends(file, self.first, self.last);
         let segments: Vec<Segment<'_>> = pieces(self.src, 0, self.len).collect();
+        let failed_syncs = file.writeback.failed_syncs();
         let (moved, error) = self.transfer(&segments);
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
         if end > self.size && end > self.offset {
+            file.keep_size(end);
             core.size.store(end, Release);
-            file.kept.resized(file);
         }
         if moved < self.len && file.write_mode() == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
             // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
-            let size = self.size.max(end);
+            let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
             }
         }
         if !self.durable && moved > 0 {
-            writeback::passed(file, self.first, self.last, false);
+            writeback::passed(file, self.first, self.last, false, failed_syncs);
         }
         self.drop_or_show(end);
         self.result(end - self.offset, error)
@@ -667,9 +689,6 @@ impl Write<'_> {
             if seen.is_dirty() && !written {
                 word.wake(word.show(seen.frame(), shown).sleepers());
                 return;
-            }
-            if seen.is_dirty() && self.keeps_rest(page) {
-                writeback::lose(file);
             }
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
@@ -739,7 +758,8 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     });
 }
 
-fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
+/// Makes a HIDDEN page EMPTY. Caller: who hid it, and who frees its frame.
+pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
     let change = word.drop_hidden();
     file.cache().ledger.note(change, file.core().page_bytes());
     word.wake(change.sleepers());

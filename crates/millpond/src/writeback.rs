@@ -26,6 +26,15 @@
 //!   and waits for write-backs then, so the back end's file is never longer than the size.
 //! - **B6** A page is in the set of *unsynced* pages before its word says UNSTABLE. A sync takes the
 //!   whole set before it asks the back end, and settles in the end those that did not come back.
+//! - **B7** A sync that fails may lose whatever the back end took before it failed, and so may a
+//!   durable write, which is a sync: the kernel tells of an error once, through whichever call asks
+//!   first. Failures are counted; who finds, when a transfer or a sync has ended, that one was
+//!   counted since it began, takes it for failed, too.
+//!
+//! *Streams.* Pages that writes dirty in order, one write beginning where the one before ended, are
+//! written back before there are many: the device has something to do from the start, and the sync
+//! in the end little. A stream shorter than an eighth of the dirty limit waits, as it may be
+//! overwritten.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -35,12 +44,13 @@
 //! was written since the last good one is DIRTY again where it is cached; where it is not, syncs
 //! say so for as long as the file is open ([`Error::Lost`]).
 //!
-//! Locks: `syncing` -> `state`; under `state` only page words and the table. The flusher's own lock
+//! Locks: `syncing` -> range guards (shared, after a failure) -> `state`; who has a range guard does
+//! not wait for `syncing`; under `state` only page words and the table. The flusher's own lock
 //! is a leaf.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -56,7 +66,6 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::spawn;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::options::WriteMode;
 use crate::sync::fence;
 
 /// The last page that a file can have, and so "to the end".
@@ -83,6 +92,8 @@ pub(crate) struct Writeback {
     syncing: Mutex<()>,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
+    /// How many syncs have failed (B7). Changes under the lock of the state.
+    failed_syncs: AtomicU64,
 }
 
 #[derive(Default)]
@@ -90,8 +101,11 @@ struct State {
     dirty: PageSet,
     /// Since when there has been something in `dirty`.
     dirty_since: Option<Instant>,
+    stream: Stream,
     /// What the back end acknowledged since the last sync began, and is or was cached.
     unsynced: PageSet,
+    /// What a failed sync should have made DIRTY again, and could not.
+    doubtful: PageSet,
     /// The back end was given bytes of which there is no cached copy.
     uncached: bool,
     /// The back end was given something else to make durable.
@@ -107,6 +121,40 @@ struct State {
     listed: bool,
 }
 
+/// Pages that writes have dirtied in order.
+#[derive(Default)]
+struct Stream {
+    /// From here on, up to `end`, the pages were not handed to the flusher yet.
+    behind: PageIndex,
+    end: PageIndex,
+    /// The stream was long enough once.
+    runs: bool,
+}
+
+impl Stream {
+    /// Notes a write; whether there is enough now to be written back.
+    fn advance(&mut self, first: PageIndex, last: PageIndex, least: u64, batch: u64) -> bool {
+        if first != self.end {
+            *self = Stream { behind: first, end: first, runs: false };
+        }
+        self.end = last + 1;
+        self.is_due(least, batch)
+    }
+
+    fn is_due(&self, least: u64, batch: u64) -> bool {
+        self.end - self.behind >= if self.runs { batch } else { least.max(batch) }
+    }
+
+    /// The first and the last page of what is to be written back, if it is enough.
+    fn take(&mut self, least: u64, batch: u64) -> Option<(PageIndex, PageIndex)> {
+        self.is_due(least, batch).then(|| {
+            self.runs = true;
+            let first = std::mem::replace(&mut self.behind, self.end);
+            (first, self.end - 1)
+        })
+    }
+}
+
 /// An error that outlives the call that met it.
 #[derive(Clone, Copy, Debug)]
 struct Failure {
@@ -116,6 +164,8 @@ struct Failure {
 }
 
 impl Failure {
+    const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+
     fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
         Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
@@ -134,6 +184,13 @@ impl Failure {
 enum Patience {
     Skip,
     Wait,
+}
+
+/// Whether range guards may be waited for.
+#[derive(Clone, Copy, PartialEq)]
+enum Guards {
+    Wait,
+    Try,
 }
 
 enum Claim {
@@ -157,6 +214,18 @@ impl Writeback {
         self.state.lock().expect("no panic under the lock")
     }
 
+    /// How many syncs have failed, to be asked before a transfer begins (B7).
+    pub(crate) fn failed_syncs(&self) -> u64 {
+        // Acquire: pairs with the Release of `count_failed_sync`. Who sees an older number here
+        // finds a newer one under the lock of the state, in the end.
+        self.failed_syncs.load(Acquire)
+    }
+
+    /// The caller holds the lock of the state.
+    fn count_failed_sync(&self) {
+        self.failed_syncs.fetch_add(1, Release);
+    }
+
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
@@ -174,6 +243,16 @@ impl State {
         }
     }
 
+    /// After a failed sync: what the back end took is in doubt where it is cached, or lost.
+    fn doubt_unsynced(&mut self, failure: Failure) {
+        self.failure = Some(failure);
+        let pages = std::mem::take(&mut self.unsynced);
+        pages.for_each(&mut |page| self.doubtful.insert(page));
+        if std::mem::take(&mut self.uncached) {
+            self.lost = Some(failure);
+        }
+    }
+
     fn begin_flush(&mut self) -> u64 {
         self.next_flush += 1;
         self.flushes.push(self.next_flush);
@@ -182,24 +261,50 @@ impl State {
 }
 
 /// Notes pages whose words the caller has made DIRTY, under its guard (B2).
-pub(crate) fn dirtied(file: &CachedFile, pages: impl Iterator<Item = PageIndex>) {
+pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);
     let mut state = writeback.state();
-    state.insert_dirty(pages);
+    state.insert_dirty(first..=last);
+    let (least, batch) = stream_pages(file);
+    let due = state.stream.advance(first, last, least, batch);
     let list = !std::mem::replace(&mut state.listed, true);
     drop(state);
     let flusher = &file.shared.flusher;
     if list {
         flusher.add(file);
     }
+    if due {
+        flusher.tell();
+    }
     flusher.notice(file.cache().ledger.dirty());
 }
 
+/// How long a stream must be to be written back the first time, and then.
+fn stream_pages(file: &CachedFile) -> (u64, u64) {
+    let shift = file.core().page_shift;
+    let least = file.shared.flusher.limits.dirty_bytes_max / 8;
+    (least >> shift, BATCH_BYTES >> shift)
+}
+
 /// Notes that the back end took the pages from `first` to `last` of a write that was through.
-pub(crate) fn passed(file: &CachedFile, first: PageIndex, last: PageIndex, cached: bool) {
+/// `failed_syncs`: of before the transfer.
+pub(crate) fn passed(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    cached: bool,
+    failed_syncs: u64,
+) {
     let mut state = file.writeback.state();
-    if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
+    if file.writeback.failed_syncs() != failed_syncs {
+        let failure = state.failure.unwrap_or(Failure::UNKNOWN);
+        if cached {
+            (first..=last).for_each(|page| state.doubtful.insert(page));
+        } else {
+            state.lost = Some(failure);
+        }
+    } else if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
         state.uncached = true;
     } else {
         (first..=last).for_each(|page| state.unsynced.insert(page));
@@ -209,6 +314,16 @@ pub(crate) fn passed(file: &CachedFile, first: PageIndex, last: PageIndex, cache
 /// Notes that the back end has something else to make durable than bytes.
 pub(crate) fn passed_metadata(file: &CachedFile) {
     file.writeback.state().metadata = true;
+}
+
+/// Forgets the pages from `first` to `last`, whose bytes are gone from the file.
+pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    if first <= last {
+        let mut state = file.writeback.state();
+        state.dirty.take(first, last, usize::MAX);
+        state.unsynced.take(first, last, usize::MAX);
+        state.doubtful.take(first, last, usize::MAX);
+    }
 }
 
 /// Writes back what is DIRTY now of the pages from `first` to `last`, and waits until the back end
@@ -252,8 +367,29 @@ pub(crate) fn sync(
     last: PageIndex,
     data_only: bool,
 ) -> Result<()> {
+    let one = file.writeback.syncing.lock().expect("no panic under the lock");
+    sync_locked(file, first, last, data_only, Guards::Wait, &one)
+}
+
+/// [`sync`], by the one who may.
+fn sync_locked(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    data_only: bool,
+    guards: Guards,
+    _one: &MutexGuard<'_, ()>,
+) -> Result<()> {
     let writeback = &file.writeback;
-    let _one = writeback.syncing.lock().expect("no panic under the lock");
+    let failed_syncs = writeback.failed_syncs();
+    let doubtful = std::mem::take(&mut writeback.state().doubtful);
+    if !doubtful.is_empty() {
+        let failure = writeback.state().failure.unwrap_or(Failure::UNKNOWN);
+        redirty(file, &doubtful, guards, failure);
+        if !writeback.state().doubtful.is_empty() {
+            return Err(failure.error(Op::Sync));
+        }
+    }
     let alone = {
         let state = writeback.state();
         data_only && state.unsynced.is_empty() && !state.uncached && !state.metadata
@@ -265,7 +401,7 @@ pub(crate) fn sync(
     // B6. The errors of other flushes are noted by now (B3).
     let mut state = writeback.state();
     let nothing_else = state.unsynced.is_empty() && !state.uncached && !state.metadata;
-    if flushed.durable && nothing_else {
+    if flushed.durable && nothing_else && writeback.failed_syncs() == failed_syncs {
         return succeed(&mut state);
     }
     let covered = std::mem::take(&mut state.unsynced);
@@ -275,22 +411,34 @@ pub(crate) fn sync(
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
     match outcome {
-        Ok(()) => {
+        Ok(()) if writeback.failed_syncs() == failed_syncs => {
             settle(file, &state, &covered);
             succeed(&mut state)
         }
-        Err(error) => {
+        outcome => {
             state.metadata |= metadata;
-            let failure = Failure::new(0, 0, &error);
-            state.failure = Some(failure);
+            // Or a durable write has failed, and noted why.
+            let failure = match outcome {
+                Err(error) => Failure::new(0, 0, &error),
+                Ok(()) => state.failure.unwrap_or(Failure::UNKNOWN),
+            };
+            writeback.count_failed_sync();
+            covered.for_each(&mut |page| state.unsynced.insert(page));
+            state.uncached |= uncached;
+            state.doubt_unsynced(failure);
+            let doubtful = std::mem::take(&mut state.doubtful);
             drop(state);
-            let all = redirty(file, &covered);
-            if uncached || !all {
-                writeback.state().lost = Some(failure);
-            }
+            redirty(file, &doubtful, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
+}
+
+/// Notes that a durable write to the back end failed (B7).
+pub(crate) fn durable_failed(file: &CachedFile, offset: u64, len: u64, errno: i32) {
+    let mut state = file.writeback.state();
+    file.writeback.count_failed_sync();
+    state.doubt_unsynced(Failure { offset, len, errno });
 }
 
 /// After everything is durable, but for what was lost.
@@ -322,36 +470,37 @@ fn settle(file: &CachedFile, state: &State, covered: &PageSet) {
     });
 }
 
-/// Makes pages DIRTY again; whether all of them are still cached.
-fn redirty(file: &CachedFile, covered: &PageSet) -> bool {
-    let mut again = Vec::new();
-    let mut all = true;
-    file.writeback.begun.store(true, SeqCst);
-    covered.for_each(&mut |page| {
-        // A write that goes through found the page clean, and must not be overtaken by what is
-        // written back now. (One that is not leaves the page DIRTY in any case.)
-        let start = file.start_of(page);
-        let _guard = (file.write_mode() == WriteMode::Through)
-            .then(|| file.lock(start, start + 1, Mode::Shared));
+/// Makes pages DIRTY again, of which the back end may have lost what it acknowledged. Where they
+/// are not cached any more, notes that they are lost; where `guards` must not be waited for, and
+/// one is taken, leaves the page for the next sync.
+fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure) {
+    let writeback = &file.writeback;
+    writeback.begun.store(true, SeqCst);
+    pages.for_each(&mut |page| {
+        // Who has found the page clean, under its guard, and had the back end change it, must not be
+        // overtaken by what is written back now.
+        let range = file.pages(file.start_of(page), file.start_of(page + 1));
+        let (guard, waited) = match guards {
+            Guards::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
+            Guards::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
+        };
+        if guard.is_none() && waited.is_none() {
+            writeback.state().doubtful.insert(page);
+            return;
+        }
         let held = file.core().hold(file.cache(), page, false);
         let change = held.ok().map(|held| held.word(page).redirty());
         match change {
             Some(change) if change.now.is_dirty() => {
                 file.cache().ledger.note(change, file.core().page_bytes());
-                again.push(page);
+                if !change.was.is_dirty() {
+                    file.commit(std::iter::once((page, change.now.frame())), None);
+                }
+                writeback.state().insert_dirty(std::iter::once(page));
             }
-            _ => all = false,
+            _ => writeback.state().lost = Some(failure),
         }
     });
-    file.writeback.state().insert_dirty(again.into_iter());
-    all
-}
-
-/// Notes that bytes which a failed sync had made DIRTY again are gone, as somebody else wrote beside
-/// them meanwhile.
-pub(crate) fn lose(file: &CachedFile) {
-    let mut state = file.writeback.state();
-    state.lost = state.failure.or(Some(Failure { offset: 0, len: 0, errno: libc::EIO }));
 }
 
 /// What syncs of the file would complain of, as it is closed.
@@ -384,11 +533,13 @@ fn flush(
         if state.flushes.is_empty() && !state.dirty.intersects(first, last) {
             return all;
         }
-        let began = Instant::now();
         let number = state.begin_flush();
         let skips = state.skips;
         let pages = state.dirty.take(first, last, usize::MAX);
-        state.dirty_since = (!state.dirty.is_empty()).then_some(began);
+        // What is left keeps its age.
+        if state.dirty.is_empty() {
+            state.dirty_since = None;
+        }
         drop(state);
         let flushed = flush_pages(file, &pages, patience, durable && all.pages == 0);
         let skips_now = end_flush(file, number, &flushed, patience);
@@ -396,7 +547,7 @@ fn flush(
         all.pages += flushed.pages;
         all.failure = all.failure.or(flushed.failure);
         // B3: what another flush had in hand, and left, is ours to write.
-        if patience == Patience::Skip || skips == skips_now {
+        if patience == Patience::Skip || skips == skips_now || all.failure.is_some() {
             return all;
         }
     }
@@ -551,6 +702,7 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
     let size = file.core().size.load(Acquire);
     let mut runs = runs(file, claimed, size);
     let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+    let failed_syncs = file.writeback.failed_syncs();
     match file.backing.verify() {
         Ok(()) => transfer(file, claimed, &mut runs, durable),
         Err(error) => runs[0].error = Some(error),
@@ -567,12 +719,15 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
         if run.written < run.end {
             let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
             let met = Failure::new(run.written, run.end - run.written, &error);
+            if durable {
+                durable_failed(file, met.offset, met.len, met.errno);
+            }
             if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
                 failure = failure.or(Some(met));
             }
         }
     }
-    end_writebacks(file, claimed, &ends);
+    end_writebacks(file, claimed, &mut ends, failed_syncs);
     Flushed {
         pages: claimed.len(),
         durable: durable && !ends.contains(&WritebackEnd::Unstable) && failure.is_none(),
@@ -693,23 +848,30 @@ fn retry_pages(
     !ends.contains(&WritebackEnd::Failed)
 }
 
-fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: &[WritebackEnd]) {
+fn end_writebacks(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    failed_syncs: u64,
+) {
     let mut state = file.writeback.state();
-    for (&(page, _), end) in claimed.iter().zip(ends) {
-        if *end == WritebackEnd::Unstable {
+    // B7.
+    let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
+    for (&(page, _), end) in claimed.iter().zip(&mut *ends) {
+        if *end == WritebackEnd::Unstable && is_in_doubt {
+            *end = WritebackEnd::Failed;
+        } else if *end == WritebackEnd::Unstable {
             state.unsynced.insert(page);
         }
     }
     drop(state);
     let mut leaves = Leaves::new(file);
     let mut failed = Vec::new();
-    for (&(page, frame), &end) in claimed.iter().zip(ends) {
+    for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
         if end != WritebackEnd::Failed {
-            // While it is pinned, and so holds what was written and nothing else; and before newer
-            // contents of the page can be written back (K4 of `survival`).
-            file.kept.clean(file, frame);
+            file.forget_frame(frame);
         }
         let change = word.end_writeback(end);
         file.cache().ledger.note(change, file.core().page_bytes());
@@ -720,7 +882,10 @@ fn end_writebacks(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], ends: 
         }
     }
     if !failed.is_empty() {
-        file.writeback.state().insert_dirty(failed.into_iter());
+        let mut state = file.writeback.state();
+        // Who waits for this flush finds them, and tells of it or writes them.
+        state.skips += 1;
+        state.insert_dirty(failed.into_iter());
     }
 }
 
@@ -778,8 +943,12 @@ pub(crate) fn relieve(file: &CachedFile) -> bool {
     files.retain(|other| !std::ptr::eq(&**other, file));
     for file in std::iter::once(file).chain(files.iter().map(|file| &**file)) {
         let flushed = flush(file, 0, LAST_PAGE, Patience::Skip, false);
-        if flushed.failure.is_none() && shared.cache.ledger.unstable() > 0 {
-            let _ = sync(file, 0, 0, true);
+        // Not waited for: whoever syncs may wait for guards, and the caller has one.
+        if flushed.failure.is_none()
+            && shared.cache.ledger.unstable() > 0
+            && let Ok(one) = file.writeback.syncing.try_lock()
+        {
+            let _ = sync_locked(file, 0, 0, true, Guards::Try, &one);
         }
     }
     shared.cache.ledger.kept() < kept
@@ -897,7 +1066,9 @@ impl Flusher {
             let strays = std::mem::take(&mut state.strays);
             let mut files = state.files.clone();
             drop(state);
-            let kept: Vec<_> = strays.into_iter().filter(|file| file.owes()).collect();
+            let (kept, clean): (Vec<_>, Vec<_>) = strays.into_iter().partition(|file| file.owes());
+            clean.iter().for_each(|file| file.rest());
+            drop(clean);
             files.retain(|file| {
                 !kept.iter().any(|other| std::ptr::eq(file.as_ptr(), Arc::as_ptr(other)))
             });
@@ -914,7 +1085,9 @@ impl Flusher {
                 note(self.attend(&file, starved));
             }
             kept.iter().for_each(|file| note(self.attend(file, starved)));
-            self.state().strays.extend(kept.into_iter().filter(|file| file.owes()));
+            // Those that are clean now come to rest in the next round.
+            worked |= kept.iter().any(|file| !file.owes());
+            self.state().strays.extend(kept);
             if !worked {
                 self.sleep(next);
             }
@@ -958,8 +1131,12 @@ impl Flusher {
             return Attended::Due(at);
         }
         let flushed = due.is_some_and(|at| at <= now || stray || starved);
+        let (least, batch) = stream_pages(file);
+        let behind = file.writeback.state().stream.take(least, batch);
         if flushed {
             flush(file, 0, LAST_PAGE, Patience::Skip, false);
+        } else if let Some((first, last)) = behind {
+            flush(file, first, last, Patience::Skip, false);
         }
         if (owes || flushed)
             && (starved || ledger.unstable() > self.limits.unstable_bytes_max)
@@ -968,7 +1145,7 @@ impl Flusher {
             let _ = sync(file, 0, 0, true);
         }
         match due {
-            Some(_) if flushed => Attended::Worked,
+            Some(_) if flushed || behind.is_some() => Attended::Worked,
             Some(_) if much => match flush_some(file).pages {
                 0 => Attended::Due(now + Duration::from_millis(2)),
                 _ => Attended::Worked,
@@ -986,7 +1163,8 @@ enum Attended {
 }
 
 impl CachedFile {
-    fn owes(&self) -> bool {
+    /// Whether a page is DIRTY or may be under write-back.
+    pub(crate) fn owes(&self) -> bool {
         let state = self.writeback.state();
         !state.dirty.is_empty() || !state.flushes.is_empty()
     }
@@ -994,11 +1172,14 @@ impl CachedFile {
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
-        if self.writeback.has_begun()
-            && (write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes())
-        {
+        if !self.writeback.has_begun() {
+            return;
+        }
+        if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
+        } else {
+            self.rest();
         }
     }
 }

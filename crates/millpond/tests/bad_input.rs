@@ -46,6 +46,15 @@ fn read(file: &File, len: usize, offset: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Every operation on a range that changes the file's extent, and its name in errors.
+fn extents(file: &File, offset: u64, len: u64) -> [(Result<()>, &'static str); 3] {
+    [
+        (file.punch_hole(offset, len), "punch"),
+        (file.zero_range(offset, len), "zero"),
+        (file.allocate(offset, len), "allocate"),
+    ]
+}
+
 #[test]
 fn ranges_past_the_largest_offset() {
     let dir = temp_dir();
@@ -70,6 +79,14 @@ fn ranges_past_the_largest_offset() {
             let advised = file.advise(offset, len, Advice::WillNeed);
             refused(advised, libc::EINVAL, &["advise", &place]);
             refused(file.invalidate(offset, len), libc::EINVAL, &[&place]);
+            for (outcome, name) in extents(&file, offset, len) {
+                let error = refused(outcome, libc::EINVAL, &[name, &place]);
+                assert!(matches!(error, Error::InvalidRange { .. }), "{error}");
+            }
+        }
+        for offset in [MAX + 1, u64::MAX] {
+            refused(file.seek_data(offset), libc::EINVAL, &["seek", &offset.to_string()]);
+            refused(file.seek_hole(offset), libc::EINVAL, &["seek", &offset.to_string()]);
         }
         for len in [MAX + 1, u64::MAX] {
             let error = refused(file.truncate(len), libc::EINVAL, &["truncate", &len.to_string()]);
@@ -103,6 +120,16 @@ fn ranges_up_to_the_largest_offset() {
             refused(file.write_at(b"x", page_end), libc::EFBIG, &words);
         }
         refused(file.truncate(page_end), libc::EFBIG, &["truncate", &page_end.to_string()]);
+        // Beyond the end there is nothing to clear.
+        file.punch_hole(page_end - 1, 1).unwrap();
+        file.zero_range(page_end - 1, 1).unwrap();
+        file.punch_hole(4, page_end - 4).unwrap();
+        file.zero_range(4, page_end - 4).unwrap();
+        let words = ["allocate", "1 bytes", &(page_end - 1).to_string()];
+        refused(file.allocate(page_end - 1, 1), libc::EFBIG, &words);
+        assert_eq!(file.seek_data(page_end).unwrap(), None);
+        assert_eq!(file.seek_hole(page_end).unwrap(), None);
+        assert_eq!(file.len().unwrap(), 4);
     }
     file.invalidate(0, MAX).unwrap();
     file.advise(0, MAX, Advice::DontNeed).unwrap();
@@ -115,6 +142,10 @@ fn ranges_up_to_the_largest_offset() {
         assert_eq!(read(&file, 100, far - 3).unwrap(), b"\0\0\0far out");
         assert_eq!(read(&file, 4, 0).unwrap(), b"pond");
     }
+    file.punch_hole(3, MAX - 3).unwrap();
+    assert_eq!(file.len().unwrap(), (1 << 43) + 12_345 + 7);
+    assert_eq!(read(&file, 9, (1 << 43) + 12_345).unwrap(), [0; 7]);
+    assert_eq!(read(&file, 4, 0).unwrap(), b"pon\0");
     file.truncate(2).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"po");
 }
@@ -150,6 +181,10 @@ fn reads_at_and_past_the_end_and_of_nothing() {
                 let error = file.read_exact_at(&mut [0; 10], 4995).unwrap_err();
                 assert!(matches!(error, Error::Io { op: Op::Read, offset: 4995, len: 10, .. }));
                 assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::UnexpectedEof);
+            }
+            for (outcome, name) in extents(&file, 100, 0) {
+                let error = refused(outcome, libc::EINVAL, &[name, "offset 100", "at least 1"]);
+                assert!(matches!(error, Error::InvalidInput { .. }), "{error}");
             }
             assert_eq!(file.len().unwrap(), 5000, "nothing of that extends the file");
         }
@@ -250,6 +285,14 @@ fn handles_do_only_what_they_were_opened_for() {
         refused(reader.write_at(b"xyz", 5), libc::EBADF, &["write", "3 bytes at offset 5"]);
         refused(reader.append(b"xyz"), libc::EBADF, &["write", "3 bytes"]);
         refused(reader.truncate(0), libc::EBADF, &["truncate"]);
+        for (outcome, name) in extents(&reader, 1, 2) {
+            let error = refused(outcome, libc::EBADF, &[name, "2 bytes at offset 1"]);
+            assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+        }
+        for file in [&reader, &writer, &appender] {
+            assert_eq!(file.seek_data(1).unwrap(), Some(1));
+            assert_eq!(file.seek_hole(1).unwrap(), Some(4));
+        }
         for file in [&writer, &appender] {
             refused(read(file, 3, 1), libc::EBADF, &["read", "3 bytes at offset 1"]);
             refused(file.view(1, 3), libc::EBADF, &["view", "3 bytes at offset 1"]);

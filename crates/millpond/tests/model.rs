@@ -10,7 +10,7 @@ mod common;
 use std::io::{IoSlice, IoSliceMut};
 
 use millpond::{
-    Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View,
+    Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View, WriteMode,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -40,11 +40,25 @@ enum Step {
     Write { handle: usize, span: Span, pieces: usize },
     Append { handle: usize, len: u32, pieces: usize },
     Truncate { handle: usize, span: Span },
+    Punch { handle: usize, span: Span },
+    Zero { handle: usize, span: Span },
+    Allocate { handle: usize, span: Span },
+    Seek { handle: usize, span: Span },
     Invalidate { handle: usize, span: Span },
     Advise { handle: usize, span: Span, advice: Advice },
     HitPath(bool),
     DropViews,
     Errors(bool),
+    WriteBack { handle: usize },
+    Sync { handle: usize, kind: SyncKind, span: Span },
+    WriteDurably { handle: usize, span: Span },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum SyncKind {
+    All,
+    Data,
+    Range,
 }
 
 fn spans() -> impl Strategy<Value = Span> {
@@ -74,6 +88,7 @@ fn steps() -> impl Strategy<Value = Step> {
         Just(Advice::WillNeed),
         Just(Advice::DontNeed),
     ];
+    let kinds = prop_oneof![Just(SyncKind::All), Just(SyncKind::Data), Just(SyncKind::Range)];
     prop_oneof![
         3 => handle().prop_map(Step::Open),
         3 => handle().prop_map(Step::Close),
@@ -85,12 +100,20 @@ fn steps() -> impl Strategy<Value = Step> {
         6 => (handle(), 0u32..40_000, pieces())
             .prop_map(|(handle, len, pieces)| Step::Append { handle, len, pieces }),
         8 => (handle(), spans()).prop_map(|(handle, span)| Step::Truncate { handle, span }),
+        6 => (handle(), spans()).prop_map(|(handle, span)| Step::Punch { handle, span }),
+        6 => (handle(), spans()).prop_map(|(handle, span)| Step::Zero { handle, span }),
+        4 => (handle(), spans()).prop_map(|(handle, span)| Step::Allocate { handle, span }),
+        4 => (handle(), spans()).prop_map(|(handle, span)| Step::Seek { handle, span }),
         3 => (handle(), spans()).prop_map(|(handle, span)| Step::Invalidate { handle, span }),
         5 => (handle(), spans(), advices)
             .prop_map(|(handle, span, advice)| Step::Advise { handle, span, advice }),
         2 => any::<bool>().prop_map(Step::HitPath),
         2 => Just(Step::DropViews),
         3 => any::<bool>().prop_map(Step::Errors),
+        3 => handle().prop_map(|handle| Step::WriteBack { handle }),
+        4 => (handle(), kinds, spans())
+            .prop_map(|(handle, kind, span)| Step::Sync { handle, kind, span }),
+        2 => (handle(), spans()).prop_map(|(handle, span)| Step::WriteDurably { handle, span }),
     ]
 }
 
@@ -100,8 +123,12 @@ struct Case {
     /// Pages that fit into the cache; 0: the smallest limit that an engine takes.
     cache_pages: u64,
     direct: bool,
+    /// Writes wait in the cache.
+    back: bool,
     hit_path: bool,
     readahead: bool,
+    /// Pages that may be dirty.
+    dirty_pages: u64,
     keep_views: bool,
     seed: u64,
     delays: bool,
@@ -110,21 +137,24 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let sizes = (12u32..17, prop_oneof![1 => Just(0u64), 3 => Just(3u64), 4 => 4u64..40]);
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let pages = prop_oneof![1 => Just(0u64), 3 => Just(3u64), 4 => 4u64..40];
+    let sizes = (12u32..17, pages, 1u64..30);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let sim = (any::<u64>(), any::<bool>(), 0u64..600);
     (sizes, flags, sim, prop::collection::vec(steps(), 1..80)).prop_map(
         |(
-            (page_shift, cache_pages),
-            (direct, hit_path, readahead, keep_views),
+            (page_shift, cache_pages, dirty_pages),
+            (direct, back, hit_path, readahead, keep_views),
             (seed, delays, short_per_mille),
             steps,
         )| Case {
             page_shift,
             cache_pages,
             direct,
+            back,
             hit_path,
             readahead,
+            dirty_pages,
             keep_views,
             seed,
             delays,
@@ -177,6 +207,27 @@ impl Model {
         self.bytes[len..].fill(0);
         self.others[len..].iter_mut().for_each(Vec::clear);
         (self.len, self.len_max) = (len, len);
+    }
+
+    /// Zeros in place of what is there, up to the end.
+    fn clear(&mut self, at: usize, len: usize) {
+        let end = (at + len).min(self.len);
+        if at < end {
+            self.bytes[at..end].fill(0);
+            self.others[at..end].iter_mut().for_each(Vec::clear);
+        }
+    }
+
+    fn clear_failed(&mut self, at: usize, len: usize) {
+        let end = (at + len).min(self.len);
+        if at < end {
+            self.others[at..end].iter_mut().for_each(|others| others.push(0));
+        }
+    }
+
+    fn allocate(&mut self, end: usize) {
+        self.len = self.len.max(end);
+        self.len_max = self.len_max.max(end);
     }
 
     /// The length, which must be one of those that it may be, and is known from now on.
@@ -243,9 +294,13 @@ impl<'v> Run<'v> {
     }
 
     fn may_fail(&self, error: &Error) {
-        let eio = matches!(error, Error::Io { source, .. }
-            if source.raw_os_error() == Some(libc::EIO));
-        assert!(self.errors.is_some() && eio, "{error}");
+        assert!(self.errors.is_some() && error.errno() == libc::EIO, "{error}");
+    }
+
+    fn may_have_failed(&self, outcome: Result<(), Error>) {
+        if let Err(error) = outcome {
+            self.may_fail(&error);
+        }
     }
 
     fn step(&mut self, step: &Step) {
@@ -255,7 +310,7 @@ impl<'v> Run<'v> {
             }
             Step::Close(number) => {
                 if let Some(file) = self.handles[number].take() {
-                    file.close().unwrap();
+                    self.may_have_failed(file.close());
                 }
             }
             Step::Read { handle, span, pieces } => self.read(handle, span, pieces),
@@ -272,13 +327,60 @@ impl<'v> Run<'v> {
                     Err(error) => self.may_fail(&error),
                 }
             }
+            Step::Punch { handle, span } => {
+                let (at, len) = self.place(span);
+                let outcome = self.handle(handle).punch_hole(at as u64, len as u64);
+                self.cleared(outcome, at, len);
+            }
+            Step::Zero { handle, span } => {
+                let (at, len) = self.place(span);
+                let outcome = self.handle(handle).zero_range(at as u64, len as u64);
+                self.cleared(outcome, at, len);
+            }
+            Step::Allocate { handle, span } => {
+                let (at, len) = self.place(span);
+                match self.handle(handle).allocate(at as u64, len as u64) {
+                    Ok(()) => self.model.allocate(at + len),
+                    Err(Error::InvalidInput { .. }) if len == 0 => {}
+                    Err(error) => {
+                        self.may_fail(&error);
+                        self.model.len_max = self.model.len_max.max(at + len);
+                    }
+                }
+            }
+            Step::Seek { handle, span } => {
+                let (at, _) = self.place(span);
+                self.seek(handle, at);
+            }
             Step::Invalidate { handle, span } => {
                 let (at, len) = self.place(span);
-                self.handle(handle).invalidate(at as u64, len as u64).unwrap();
+                let outcome = self.handle(handle).invalidate(at as u64, len as u64);
+                self.may_have_failed(outcome);
             }
             Step::Advise { handle, span, advice } => {
                 let (at, len) = self.place(span);
-                self.handle(handle).advise(at as u64, len as u64, advice).unwrap();
+                let outcome = self.handle(handle).advise(at as u64, len as u64, advice);
+                self.may_have_failed(outcome);
+            }
+            Step::WriteBack { handle } => {
+                let outcome = self.handle(handle).write_back();
+                self.may_have_failed(outcome);
+            }
+            Step::Sync { handle, kind, span } => {
+                let (at, len) = self.place(span);
+                let file = self.handle(handle);
+                let outcome = match kind {
+                    SyncKind::All => file.sync_all(),
+                    SyncKind::Data => file.sync_data(),
+                    SyncKind::Range => file.sync_range(at as u64, len as u64),
+                };
+                self.may_have_failed(outcome);
+            }
+            Step::WriteDurably { handle, span } => {
+                let (at, len) = self.place(span);
+                let src = self.content(at, len);
+                let outcome = self.handle(handle).write_at_dsync(&src, at as u64);
+                self.written(at, &src, outcome);
             }
             Step::HitPath(on) => self.engine.set_hit_path(on),
             Step::DropViews => self.check_views(),
@@ -292,6 +394,42 @@ impl<'v> Run<'v> {
         self.model.learn_len(now);
         let stats = self.engine.stats();
         assert!(stats.memory_bytes <= self.engine.cache_bytes(), "{stats:?}");
+    }
+
+    fn cleared(&mut self, outcome: Result<(), Error>, at: usize, len: usize) {
+        match outcome {
+            Ok(()) => self.model.clear(at, len),
+            Err(Error::InvalidInput { .. }) if len == 0 => {}
+            Err(error) => {
+                self.may_fail(&error);
+                self.model.clear_failed(at, len);
+            }
+        }
+    }
+
+    /// What is in a hole must be zero.
+    fn seek(&mut self, handle: usize, at: usize) {
+        let file = self.handle(handle);
+        let (data, hole) = (file.seek_data(at as u64), file.seek_hole(at as u64));
+        let len = self.model.len;
+        match data {
+            Ok(None) if at >= len => {}
+            Ok(found) => {
+                let data = found.map_or(len, |data| data as usize);
+                assert!((at..=len).contains(&data) && found != Some(len as u64), "{found:?}");
+                self.model.check(at, &vec![0; data - at], "before data");
+            }
+            Err(error) => self.may_fail(&error),
+        }
+        match hole {
+            Ok(None) => assert!(at >= len),
+            Ok(Some(hole)) => {
+                let hole = hole as usize;
+                assert!((at..=len).contains(&hole) && at < len, "{hole}");
+                self.model.check(hole, &[0][..usize::from(hole < len)], "a hole");
+            }
+            Err(error) => self.may_fail(&error),
+        }
     }
 
     fn read(&mut self, handle: usize, span: Span, pieces: usize) {
@@ -373,6 +511,11 @@ impl<'v> Run<'v> {
             slices.insert(slices.len() / 2, IoSlice::new(&[]));
             file.write_vectored_at(&slices, at as u64)
         };
+        self.written(at, &src, outcome);
+    }
+
+    fn written(&mut self, at: usize, src: &[u8], outcome: Result<usize, Error>) {
+        let len = src.len();
         match outcome {
             Ok(moved) => {
                 assert!(moved == len || self.errors.is_some() && moved > 0 && moved < len);
@@ -381,7 +524,7 @@ impl<'v> Run<'v> {
             }
             Err(error) => {
                 self.may_fail(&error);
-                self.model.write_failed(at, &src);
+                self.model.write_failed(at, src);
             }
         }
     }
@@ -418,6 +561,9 @@ impl<'v> Run<'v> {
         if let Some(errors) = &self.errors {
             errors.store(false, std::sync::atomic::Ordering::Relaxed);
         }
+        // Bytes of which there is no copy may be in doubt, as a durable write failed.
+        let outcome = self.handle(0).sync_all();
+        self.may_have_failed(outcome);
         let limit = self.model.limit();
         let mut first = vec![0; limit + 1];
         let file = self.handle(0);
@@ -453,10 +599,13 @@ fn run(case: &Case, backend: BackendChoice, errors: Option<&SimOptions>) {
     let engine = builder(cache_bytes, backend)
         .hit_path(case.hit_path)
         .readahead_bytes_max(if case.readahead { 1 << 20 } else { 0 })
+        .dirty_bytes_max(case.dirty_pages * page_bytes as u64)
         .build()
         .unwrap();
     let backing = if case.direct { Backing::Direct } else { Backing::Buffered };
+    let mode = if case.back { WriteMode::Back } else { WriteMode::Through };
     let options = common::read_write().page_bytes(page_bytes as u32).backing(backing);
+    let options = options.write_mode(mode);
     // What is in memory is lost with the last handle.
     let viewer = (in_memory || case.keep_views).then(|| engine.open(&path, &options).unwrap());
     let mut run = Run {

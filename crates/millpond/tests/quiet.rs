@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millpond::{Advice, BackendChoice, Backing, File};
 
@@ -74,6 +74,41 @@ fn an_idle_engine_does_nothing() {
                 std::thread::sleep(Duration::from_millis(10));
             }
             assert_eq!(ours(), [], "{name}: threads outlive the engine");
+        }
+    });
+}
+
+/// Goal: what was dirty is written back when it is old, and then nothing runs any more.
+/// Method: pages grow old, twice; then no thread of the engine runs for 2 seconds.
+#[test]
+fn an_engine_that_wrote_back_does_nothing_more() {
+    const AGE: Duration = Duration::from_millis(200);
+    in_own_process("an_engine_that_wrote_back_does_nothing_more", Duration::from_secs(60), || {
+        for (name, backend) in back_ends() {
+            let dir = temp_dir();
+            let path = dir.path().join("file");
+            let engine = common::builder(16 << 20, backend).dirty_age_max(AGE).build().unwrap();
+            let file = engine.open(&path, &common::write_back()).unwrap();
+            for stamp in [1, 2] {
+                let content = vec![stamp; 100_000];
+                file.write_all_at(&content, 0).unwrap();
+                let started = Instant::now();
+                while std::fs::read(&path).unwrap() != content {
+                    assert!(started.elapsed() < AGE + Duration::from_secs(5), "{name}: dirty");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            let threads = ours();
+            assert!(!threads.is_empty(), "{name}: who wrote back?");
+            // The last look at the files, which finds nothing.
+            std::thread::sleep(AGE * 3);
+            let activity = || -> Vec<_> {
+                threads.iter().map(|(id, name)| (name.clone(), context_switches(*id))).collect()
+            };
+            let before = activity();
+            std::thread::sleep(Duration::from_secs(2));
+            assert_eq!(activity(), before, "{name}");
+            drop((file, engine));
         }
     });
 }

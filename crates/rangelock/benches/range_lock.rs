@@ -1,7 +1,8 @@
 //! Prints the table of `millpond bench range-lock`.
 //!
-//! `cargo bench -p millpond-rangelock --features bench -- [--quick] [--threads=N,..] [NAME]...`;
-//! a name selects the cases that contain it.
+//! `cargo bench -p millpond-rangelock --features bench -- [--quick] [--threads=N,..]
+//! [--engines=NAME,..] [CASE]...`; a name selects the cases or engines that contain it. What the
+//! ratios are to takes part in any case.
 
 use millpond_rangelock::bench::{Options, cases, measure};
 
@@ -13,13 +14,19 @@ fn main() {
     if let Some(threads) = args.iter().find_map(|arg| arg.strip_prefix("--threads=")) {
         options.threads = threads.split(',').filter_map(|n| n.parse().ok()).collect();
     }
+    let engines = args.iter().find_map(|arg| arg.strip_prefix("--engines="));
     println!(
         "{:<22} {:>7} {:<20} {:>12} {:>9} {:>9} {:>9}  ratio (q1..q3) to",
         "case", "threads", "engine", "pairs/s", "ns/pair", "cpu ns", "switches"
     );
-    for case in cases(&options) {
+    for mut case in cases(&options) {
         if !names.is_empty() && !names.iter().any(|name| case.name.contains(name.as_str())) {
             continue;
+        }
+        if let Some(wanted) = engines {
+            let peer = case.peer;
+            let is_wanted = |name: &str| wanted.split(',').any(|wanted| name.contains(wanted));
+            case.engines.retain(|&engine| engine == peer || is_wanted(engine.name()));
         }
         for row in measure(&case, &options) {
             println!(

@@ -44,8 +44,8 @@
 //! overlaps one that it holds waits for ever. Debug builds say so on standard error. Who needs
 //! several ranges at once should lock them in ascending order, or one range around all of them.
 //!
-//! A future of [`RangeLock::lock_async`] that has been granted and is not polled holds its range
-//! all the same, until it is polled or dropped.
+//! A future of [`RangeLock::lock_async`] that has been granted and is not polled is passed over
+//! after [`OFFER_GRACE`], and keeps its place.
 //!
 //! # Where it comes from
 //!
@@ -77,6 +77,7 @@ mod wait;
 
 pub use guard::{Guard, OwnedGuard};
 pub use lock::RangeLock;
+pub use queue::OFFER_GRACE;
 pub use range::{ByteRange, Mode, RangeError};
 pub use raw::{RawRangeLock, Request};
 pub use striped::Striped;

@@ -138,6 +138,14 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// it off the queue, or releases it if it had just been granted: at every point a drop loses
     /// nothing and blocks nobody.
     ///
+    /// A future that is granted and woken and then not polled holds others up for no longer
+    /// than [`OFFER_GRACE`](crate::OFFER_GRACE): after that, requests that came later may go first.
+    /// It keeps its place, before all of them that still wait: its next poll is ready at once, or
+    /// waits for those that hold the range by then. No timer runs for that: it is looked
+    /// after by threads that wait behind it, and else by the next request, release or poll of
+    /// this lock. So where only tasks use a lock, one that is never polled again and never
+    /// dropped delays those behind it until anything else happens on the lock.
+    ///
     /// ```
     /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
     /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -152,6 +160,19 @@ impl<L: RawRangeLock> RangeLock<L> {
         mode: Mode,
     ) -> impl Future<Output = Guard<'_, L>> + Send {
         Acquire::new(self, range, mode)
+    }
+
+    /// Sets for how long, at least, a granted [`lock_async`](RangeLock::lock_async) that is not polled
+    /// keeps others out: [`OFFER_GRACE`](crate::OFFER_GRACE) if not set, `Duration::MAX` for ever.
+    /// For the requests that come from now on.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let lock = millpond_rangelock::RangeLock::new();
+    /// lock.set_offer_grace(Duration::from_millis(100));
+    /// ```
+    pub fn set_offer_grace(&self, grace: Duration) {
+        self.raw.set_offer_grace(grace);
     }
 
     /// As [`lock`](RangeLock::lock), with a guard that keeps the lock alive and can go anywhere.
@@ -253,16 +274,36 @@ impl<L: RawRangeLock> RangeLock<L> {
         // `request` asked for the notification before it queued.
         let wait = wait.expect("a queued request has somebody to tell");
         #[cfg(debug_assertions)]
-        self.watch(range, mode, &wait);
-        wait.wait(None);
+        self.watch(range, mode, &queued, &wait);
+        self.wait(&queued, &wait, None);
         self.collect(range, mode, queued)
+    }
+
+    /// Waits until told; false when `deadline` has passed first.
+    fn wait(&self, queued: &L::Queued, wait: &ThreadWait, deadline: Option<Instant>) -> bool {
+        let Some(patience) = L::patience(queued) else {
+            return wait.wait(deadline);
+        };
+        loop {
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                return wait.wait(deadline);
+            }
+            // No bound where the clock has none.
+            let soon = now.checked_add(patience);
+            if wait.wait(deadline.into_iter().chain(soon).min()) {
+                return true;
+            }
+            self.raw.expire();
+        }
     }
 
     /// Says so if this thread turns out to wait for itself.
     #[cfg(debug_assertions)]
     #[track_caller]
-    fn watch(&self, range: ByteRange, mode: Mode, wait: &ThreadWait) {
-        if cfg!(any(loom, shuttle)) || wait.wait_for(crate::holders::PATIENCE) {
+    fn watch(&self, range: ByteRange, mode: Mode, queued: &L::Queued, wait: &ThreadWait) {
+        let deadline = Instant::now() + crate::holders::PATIENCE;
+        if cfg!(any(loom, shuttle)) || self.wait(queued, wait, Some(deadline)) {
             return;
         }
         let place = std::panic::Location::caller();
@@ -281,7 +322,7 @@ impl<L: RawRangeLock> RangeLock<L> {
             Request::Granted(held) => Some(held),
             Request::Queued(queued) => {
                 let wait = wait.expect("a queued request has somebody to tell");
-                if wait.wait(Some(deadline)) {
+                if self.wait(&queued, &wait, Some(deadline)) {
                     Some(self.collect(range, mode, queued))
                 } else {
                     // A grant that races with the timeout is a grant.

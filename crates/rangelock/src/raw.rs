@@ -5,6 +5,7 @@
 //! `guard` and `future`.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use crate::wait::Notify;
 use crate::{ByteRange, Mode};
@@ -56,6 +57,16 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
     fn is_crowded(&self) -> bool {
         true
     }
+
+    /// How long a thread that waits may sleep until it has to `expire`; else until it is told.
+    fn patience(queued: &Self::Queued) -> Option<Duration>;
+
+    /// For how long, at least, a grant waits for its task; see
+    /// [`OFFER_GRACE`](crate::OFFER_GRACE).
+    fn set_offer_grace(&self, grace: Duration);
+
+    /// Ends what tasks were offered and have not taken in time.
+    fn expire(&self);
 
     /// Collects the grant of a queued request, or replaces whom to tell.
     fn poll(

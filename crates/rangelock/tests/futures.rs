@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock};
 
@@ -24,7 +25,7 @@ impl Wake for Woken {
     }
 }
 
-fn poll<F: Future>(future: Pin<&mut F>, woken: &Arc<Woken>) -> Poll<F::Output> {
+fn poll<F: Future + ?Sized>(future: Pin<&mut F>, woken: &Arc<Woken>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(&Waker::from(Arc::clone(woken))))
 }
 
@@ -155,6 +156,120 @@ fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => thread::park(),
         }
     }
+}
+
+/// A lock whose range is offered to a future that has not been polled since, with its waker.
+fn offered(
+    lock: &Arc<RangeLock>,
+    grace: Duration,
+) -> (Pin<Box<dyn Future<Output = OwnedGuard>>>, Arc<Woken>) {
+    lock.set_offer_grace(grace);
+    let first = lock.lock(r(0, 10), Mode::Exclusive);
+    let woken = Arc::new(Woken::default());
+    let lock = Arc::clone(lock);
+    let mut future: Pin<Box<dyn Future<Output = OwnedGuard>>> =
+        Box::pin(async move { lock.lock_owned_async(r(0, 10), Mode::Exclusive).await });
+    assert!(poll(future.as_mut(), &woken).is_pending());
+    drop(first);
+    assert_eq!(woken.count(), 1);
+    (future, woken)
+}
+
+#[test]
+fn an_offer_in_its_grace_excludes() {
+    let lock = Arc::new(RangeLock::new());
+    let (mut future, woken) = offered(&lock, Duration::from_secs(1000));
+    assert!(lock.try_lock(r(5, 6), Mode::Shared).is_none());
+    assert!(lock.lock_timeout(r(5, 6), Mode::Shared, Duration::from_millis(20)).is_none());
+    assert!(poll(future.as_mut(), &woken).is_ready());
+}
+
+#[test]
+fn an_offer_beyond_its_grace_is_taken_by_who_polls_first() {
+    let lock = Arc::new(RangeLock::new());
+    let (mut future, woken) = offered(&lock, Duration::from_millis(1));
+    thread::sleep(Duration::from_millis(2));
+    let Poll::Ready(guard) = poll(future.as_mut(), &woken) else { panic!("nobody took it") };
+    assert!(lock.try_lock(r(5, 6), Mode::Shared).is_none());
+    drop(guard);
+}
+
+#[test]
+fn a_lapsed_request_lets_others_go_and_keeps_its_place() {
+    let lock = Arc::new(RangeLock::new());
+    let (mut future, woken) = offered(&lock, Duration::from_millis(1));
+    thread::sleep(Duration::from_millis(2));
+    let passed = lock.try_lock(r(5, 6), Mode::Exclusive).expect("lapsed");
+    // Comes later, and waits for `passed` alone: until the lapsed one is back.
+    let later_woken = Arc::new(Woken::default());
+    let mut later = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(later.as_mut(), &later_woken).is_pending());
+    assert!(poll(future.as_mut(), &woken).is_pending());
+    drop(passed);
+    assert_eq!((woken.count(), later_woken.count()), (2, 0));
+    let Poll::Ready(guard) = poll(future.as_mut(), &woken) else { panic!("first in line") };
+    assert!(poll(later.as_mut(), &later_woken).is_pending());
+    drop(guard);
+    assert!(poll(later.as_mut(), &later_woken).is_ready());
+}
+
+#[test]
+fn a_lapsed_request_may_be_dropped() {
+    let lock = Arc::new(RangeLock::new());
+    let (future, _) = offered(&lock, Duration::from_millis(1));
+    thread::sleep(Duration::from_millis(2));
+    let passed = lock.try_lock(r(5, 6), Mode::Exclusive).expect("lapsed");
+    drop(future);
+    assert!(lock.try_lock(r(5, 6), Mode::Exclusive).is_none());
+    drop(passed);
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some());
+}
+
+#[test]
+fn a_thread_behind_an_offer_sees_to_it() {
+    let lock = Arc::new(RangeLock::new());
+    let (mut future, woken) = offered(&lock, Duration::from_millis(20));
+    let begin = Instant::now();
+    let guard = lock.lock(r(5, 15), Mode::Exclusive);
+    assert!(begin.elapsed() < Duration::from_secs(10));
+    assert!(poll(future.as_mut(), &woken).is_pending());
+    drop(guard);
+    assert!(poll(future.as_mut(), &woken).is_ready());
+}
+
+#[test]
+fn a_thread_that_slept_before_the_offer_was_made_sees_to_it() {
+    let lock = Arc::new(RangeLock::new());
+    let first = lock.lock_owned(r(0, 10), Mode::Exclusive);
+    let woken = Arc::new(Woken::default());
+    let mut future = Box::pin(lock.lock_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(future.as_mut(), &woken).is_pending());
+    let sleeper = thread::spawn({
+        let lock = Arc::clone(&lock);
+        move || drop(lock.lock(r(5, 15), Mode::Exclusive))
+    });
+    thread::sleep(Duration::from_millis(50));
+    drop(first);
+    // Without another look at the future.
+    sleeper.join().unwrap();
+    assert!(poll(future.as_mut(), &woken).is_ready());
+}
+
+#[test]
+fn a_task_behind_an_offer_is_woken_by_whoever_comes() {
+    let lock = Arc::new(RangeLock::new());
+    let (mut future, woken) = offered(&lock, Duration::from_millis(5));
+    let behind_woken = Arc::new(Woken::default());
+    let mut behind = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
+    assert!(poll(behind.as_mut(), &behind_woken).is_pending());
+    thread::sleep(Duration::from_millis(6));
+    // A whole-file request that would have to wait: for anything.
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_none());
+    assert_eq!(behind_woken.count(), 1);
+    let Poll::Ready(guard) = poll(behind.as_mut(), &behind_woken) else { panic!("offered") };
+    assert!(poll(future.as_mut(), &woken).is_pending());
+    drop(guard);
+    assert!(poll(future.as_mut(), &woken).is_ready());
 }
 
 /// Goal: however many polls a future gets before it is dropped, while the holder releases

@@ -152,8 +152,8 @@ fn cached(
     // Room for the file, its tables, and whatever an eviction policy holds in reserve.
     let cache_bytes = file.bytes + file.bytes / 4 + 32 * MIB;
     let options = OpenOptions::new().read(true).page_bytes(case.page_bytes);
-    let engine = millpond::Engine::builder().cache_bytes(cache_bytes);
-    let pond = Pond::open(file, engine, &options, plan)?;
+    let pond =
+        Pond::open(file, millpond::Engine::builder().cache_bytes(cache_bytes), &options, plan)?;
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);

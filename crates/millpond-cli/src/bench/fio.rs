@@ -28,6 +28,9 @@ const MEMCPY_SHIM: &str = "libmemcpy_shim.so";
 const CASES: [(&str, u64, u64); 2] =
     [("fio-randread-4k-16m", 16 * MIB, 300), ("fio-randread-4k-256m", 256 * MIB, 1000)];
 
+/// A fio that runs for less may end before it has read anything, where processors are busy.
+const LENGTH_MIN: Duration = Duration::from_millis(50);
+
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let cases: Vec<_> = CASES.iter().filter(|(name, ..)| plan.wants(name)).collect();
     if let Err(error) = Command::new("fio").arg("--version").output() {
@@ -63,7 +66,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             continue;
         }
         let kernel = job(KERNEL, Vec::new(), None);
-        let length = plan.slice(500, 250);
+        let length = plan.slice(500, 250).max(LENGTH_MIN);
         outcome.rows.extend(compare(case, &subject, &kernel, &load, plan, length)?);
         match memcpy_shim() {
             Ok(shim) => {
@@ -86,7 +89,7 @@ fn skip(outcome: &mut Outcome, case: &'static str, reason: &str) {
 fn check_served(subject: &Fio, plan: &Plan) -> io::Result<()> {
     let report =
         NamedFile::create(&plan.dir, 0).map_err(|failure| io::Error::other(failure.message))?;
-    let mut command = subject.command(Duration::ZERO, plan.slice(250, 250));
+    let mut command = subject.command(Duration::ZERO, plan.slice(250, 250).max(LENGTH_MIN));
     let output = command.env("MILLPOND_REPORT_FILE", &report.path).output()?;
     if !output.status.success() {
         return Err(io::Error::other(String::from_utf8_lossy(&output.stderr)));
@@ -161,7 +164,7 @@ impl Fio {
             let stderr = String::from_utf8_lossy(&output.stderr);
             return Err(io::Error::other(format!("fio: {}\n{stderr}", output.status)));
         }
-        parse(&output.stdout)
+        parse(&output.stdout, Moved::Read)
     }
 }
 
@@ -190,33 +193,48 @@ struct Output {
 #[derive(Deserialize)]
 struct Job {
     error: i32,
+    #[serde(default)]
     read: Direction,
+    #[serde(default)]
+    write: Direction,
     usr_cpu: f64,
     sys_cpu: f64,
     ctx: u64,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 struct Direction {
     iops: f64,
     total_ios: u64,
     runtime: u64,
 }
 
-fn parse(stdout: &[u8]) -> io::Result<Slice> {
+/// What a job of fio's does.
+#[derive(Debug, Clone, Copy)]
+pub enum Moved {
+    Read,
+    Written,
+}
+
+/// What fio's JSON says of its one job.
+pub fn parse(stdout: &[u8], moved: Moved) -> io::Result<Slice> {
     // fio may say something before it starts its JSON.
     let start = stdout.iter().position(|byte| *byte == b'{').unwrap_or(0);
     let output: Output = serde_json::from_slice(&stdout[start..])?;
     let job = output.jobs.first().ok_or_else(|| io::Error::other("fio reports no job"))?;
-    if job.error != 0 || job.read.total_ios == 0 {
-        let what = format!("fio: error {}, {} reads", job.error, job.read.total_ios);
+    let (did, what) = match moved {
+        Moved::Read => (&job.read, "reads"),
+        Moved::Written => (&job.write, "writes"),
+    };
+    if job.error != 0 || did.total_ios == 0 {
+        let what = format!("fio: error {}, {} {what}", job.error, did.total_ios);
         return Err(io::Error::other(what));
     }
     let busy = (job.usr_cpu + job.sys_cpu) / 100.0;
     Ok(Slice {
-        ops: job.read.total_ios,
-        ops_per_s: job.read.iops,
-        cpu: Duration::from_millis(job.read.runtime).mul_f64(busy),
+        ops: did.total_ios,
+        ops_per_s: did.iops,
+        cpu: Duration::from_millis(did.runtime).mul_f64(busy),
         context_switches: job.ctx,
     })
 }
@@ -234,13 +252,14 @@ mod tests {
 "read": {{"iops": 2000.5, "total_ios": {ios}, "runtime": 500}}}}]}}"#
             )
         };
-        let slice = parse(report(0, 1000).as_bytes()).unwrap();
+        let slice = parse(report(0, 1000).as_bytes(), Moved::Read).unwrap();
         let cpu = Duration::from_millis(375);
         let expected = Slice { ops: 1000, ops_per_s: 2000.5, cpu, context_switches: 7 };
         assert_eq!(slice, expected);
-        assert!(parse(report(5, 1000).as_bytes()).is_err());
-        assert!(parse(report(0, 0).as_bytes()).is_err());
-        assert!(parse(b"{\"jobs\": []}").is_err());
-        assert!(parse(b"killed").is_err());
+        assert!(parse(report(0, 1000).as_bytes(), Moved::Written).is_err());
+        assert!(parse(report(5, 1000).as_bytes(), Moved::Read).is_err());
+        assert!(parse(report(0, 0).as_bytes(), Moved::Read).is_err());
+        assert!(parse(b"{\"jobs\": []}", Moved::Read).is_err());
+        assert!(parse(b"killed", Moved::Read).is_err());
     }
 }

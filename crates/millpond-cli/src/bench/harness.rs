@@ -57,6 +57,11 @@ impl Plan {
         Duration::from_millis(ms) / self.shrink
     }
 
+    /// How many operations make a slice.
+    pub fn count(&self, full: usize, quick: usize) -> usize {
+        (if self.quick { quick } else { full } / self.shrink as usize).max(1)
+    }
+
     /// A file size; shrunk, still a block for each of many threads.
     pub fn bytes(&self, bytes: u64) -> u64 {
         (bytes / u64::from(self.shrink)).max(1 << 20)
@@ -224,7 +229,7 @@ fn short_read(offset: u64, len: usize, wanted: usize) -> io::Error {
 
 /// Memory that suits O_DIRECT, which engines of every kind get, so that none copies to better
 /// aligned memory than another.
-struct AlignedBuffer {
+pub struct AlignedBuffer {
     memory: Vec<u8>,
     len: usize,
 }
@@ -232,11 +237,11 @@ struct AlignedBuffer {
 impl AlignedBuffer {
     const ALIGNMENT: usize = 4096;
 
-    fn new(len: usize) -> Self {
+    pub fn new(len: usize) -> Self {
         Self { memory: vec![0; len + Self::ALIGNMENT], len }
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub fn bytes(&mut self) -> &mut [u8] {
         let start = self.memory.as_ptr().align_offset(Self::ALIGNMENT);
         &mut self.memory[start..start + self.len]
     }
@@ -405,7 +410,7 @@ fn cpu_ns(slice: &Slice) -> f64 {
 }
 
 /// The value below which the share `q` of `values` lies, between two of them where it falls there.
-fn quantile(values: &mut [f64], q: f64) -> f64 {
+pub fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let position = q * (values.len() - 1) as f64;
     let (below, above) = (values[position.floor() as usize], values[position.ceil() as usize]);

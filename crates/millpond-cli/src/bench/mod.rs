@@ -1,8 +1,8 @@
 //! `millpond bench`: Millpond and its peers, measured side by side on this machine.
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
-//! - [`data`], [`load`]: the files that are read, and the order in which.
-//! - [`cached_read`], [`fio`], [`range_lock`]: the suites and what they measure.
+//! - [`data`], [`load`]: the files that are read and written, and the order in which.
+//! - [`cached_read`], [`fio`], [`write`], [`range_lock`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
@@ -16,6 +16,7 @@ mod load;
 mod machine;
 mod range_lock;
 mod report;
+mod write;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ use crate::failure::{Context, Failure, REFUSED, Result};
 
 /// Measures Millpond and its peers on this machine.
 ///
-/// Every suite reads the same file, at the same size, in the same order, through each engine in
+/// Every suite reads or writes files of the same size, in the same order, through each engine in
 /// turn, and prints a table of what it found.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -37,7 +38,7 @@ pub struct Args {
     #[arg(value_enum)]
     suite: Suite,
 
-    /// Where to make the files that are read, on the file system to measure; they are removed
+    /// Where to make the files that are used, on the file system to measure; they are removed
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
@@ -72,6 +73,8 @@ pub struct Args {
 enum Suite {
     /// Reads of data that is cached, and what a miss costs
     CachedRead,
+    /// Writes, until they are durable
+    Write,
     /// Locks on ranges of bytes: Millpond's, and those that others built
     RangeLock,
     /// All of them
@@ -82,6 +85,7 @@ impl Suite {
     fn name(self) -> &'static str {
         match self {
             Suite::CachedRead => "cached-read",
+            Suite::Write => "write",
             Suite::RangeLock => "range-lock",
             Suite::All => "all",
         }
@@ -105,6 +109,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {
         outcome.extend(cached_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::Write | Suite::All) {
+        outcome.extend(write::run(&plan)?);
     }
     if matches!(args.suite, Suite::RangeLock | Suite::All) {
         outcome.extend(range_lock::run(&plan)?);

@@ -210,6 +210,45 @@ static void offsets(void)
 	SAY(read(fd, buf, 1)); SAY(read(two, buf, 1));
 }
 
+/* Every mode of fallocate, over bytes that are cached; and where the data is. */
+static void extents(void)
+{
+	int fd, reader, modes[] = { 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+		FALLOC_FL_ZERO_RANGE, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE,
+		FALLOC_FL_UNSHARE_RANGE, FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE, 0x1000 };
+	long ranges[][2] = { {5000, 3000}, {8192, 8192}, {39000, 900}, {39000, 5000}, {60000, 10},
+		{0, 4096}, {-1, 5}, {5, 0}, {5, -1}, {LONG_MAX, 1}, {LONG_MAX - 5, 5}, {20480, 16384} };
+	for (int m = 0; m < sizeof modes / sizeof *modes; m++) {
+		OPEN(fd, open("e", O_RDWR | O_CREAT | O_TRUNC, 0644));
+		for (int i = 0; i < 40000; i++)
+			buf[i] = (char)(i * 5 + i / 253 + 1);
+		printf("%ld\n", (long)write(fd, buf, 40000));
+		reader = dup(fd);
+		for (int r = 0; r < sizeof ranges / sizeof *ranges; r++) {
+			printf("mode %x, range %ld %ld\n", modes[m], ranges[r][0], ranges[r][1]);
+			SAY(pread(reader, buf, sizeof buf, 0));
+			SAY(r % 2 ? fallocate(fd, modes[m], ranges[r][0], ranges[r][1])
+				: fallocate64(fd, modes[m], ranges[r][0], ranges[r][1]));
+			size(fd); position(fd);
+			SAY(pread(reader, buf, sizeof buf, 0)); SAY(pread(fd, buf, 5000, 4000));
+		}
+		/* Of reserved space, what is in the kernel's cache counts as data: not the same each time. */
+		for (long at = 0; m == 2 && at >= 0 && at < 80000;) {
+			SAY(lseek(reader, at, SEEK_HOLE)); SAY(at = lseek64(reader, at, SEEK_DATA)); position(reader);
+			at = at < 0 ? at : lseek(fd, at, SEEK_HOLE);
+		}
+		SAY(syscall(SYS_fallocate, fd, modes[m], 100L, 5000L)); SAY(pread(reader, buf, sizeof buf, 0));
+		SAY(posix_fallocate(fd, 100, 50)); SAY(posix_fallocate64(fd, 41000, 500)); size(reader);
+		SAY(posix_fallocate(fd, -1, 5)); SAY(posix_fallocate(fd, 5, 0)); SAY(posix_fallocate(fd, LONG_MAX, 5));
+		SAY(posix_fallocate(999, 0, 5)); SAY(fallocate(999, 0, 0, 5)); SAY(pread(fd, buf, sizeof buf, 0));
+		SAY(ftruncate(fd, 5001)); SAY(fallocate(fd, modes[2], 5000, 1)); SAY(pread(reader, buf, 9000, 0));
+		SAY(fallocate(fd, 0, 0, 9000)); SAY(pread(reader, buf, 9000, 0)); close(fd); close(reader);
+		OPEN(reader, open("e", O_RDONLY)); SAY(pread(reader, buf, 100, 0));
+		SAY(fallocate(reader, modes[m], 0, 100)); SAY(posix_fallocate(reader, 0, 100)); close(reader);
+		contents("e");
+	}
+}
+
 static void kernel_calls(void)
 {
 	int fd, to, p[2];
@@ -287,6 +326,7 @@ int main(void)
 	reads();
 	writes();
 	offsets();
+	extents();
 	kernel_calls();
 	by_number();
 	streams();

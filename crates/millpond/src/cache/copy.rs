@@ -6,12 +6,13 @@
 //! nothing about (x86-64), or relaxed atomic words (elsewhere).
 //!
 //! On x86-64 a handler of SIGSEGV or SIGBUS can turn a fault on the caller's memory into an error:
-//! it continues at [`resume_address`], and the copy returns that it was cut short. There are two
+//! it continues at [`resume_address`], and the copy returns that it was cut short. There are three
 //! routines. The plain one is a `rep movsb`. Where the processor has AVX2, copies of 32 bytes and
 //! more go through its registers instead: those loads start before the page word that names the
 //! frame has arrived (see `Frames::address_guessed`), which string instructions do not. Copies of
 //! more than 4 KiB, or from 4 KiB on where the source is likely to be in memory only, ask for the
-//! source 4 KiB ahead, as hardware prefetching ends with each page.
+//! source 4 KiB ahead, as hardware prefetching ends with each page. The third stores past the
+//! processor's caches, for long writes: their memory need not be read before it is overwritten.
 
 /// Copies `len` bytes from `src` to `dst`; returns 0 when all were copied, and something else if an
 /// access faulted and a handler resumed the copy.
@@ -38,6 +39,18 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
 pub(crate) unsafe fn copy_from(dst: *mut u8, src: *const u8, len: usize, source: Source) -> usize {
     // SAFETY: the caller's promise is the same.
     unsafe { arch::copy(dst, src, len, source) }
+}
+
+/// [`copy`] of bytes that nobody reads soon: past the processor's caches, where it can.
+///
+/// # Safety
+///
+/// As for [`copy`].
+#[inline]
+#[must_use]
+pub(crate) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
+    // SAFETY: the caller's promise is the same.
+    unsafe { arch::copy_away(dst, src, len) }
 }
 
 /// Where a source is likely to be.
@@ -167,6 +180,38 @@ mod arch {
         "mov eax, 1",
         "ret",
         ".size millpond_copy_wide, . - millpond_copy_wide",
+        //
+        ".p2align 6",
+        ".hidden millpond_copy_stream",
+        ".globl millpond_copy_stream",
+        ".type millpond_copy_stream,@function",
+        "millpond_copy_stream:",
+        "lea r10, [rsi + rdx]",
+        "2:",
+        "vmovdqu ymm0, [rsi]",
+        "vmovdqu ymm1, [rsi + 32]",
+        "vmovdqu ymm2, [rsi + 64]",
+        "vmovdqu ymm3, [rsi + 96]",
+        "vmovntdq [rdi], ymm0",
+        "vmovntdq [rdi + 32], ymm1",
+        "vmovntdq [rdi + 64], ymm2",
+        "vmovntdq [rdi + 96], ymm3",
+        "add rsi, 128",
+        "add rdi, 128",
+        "cmp rsi, r10",
+        "jb 2b",
+        "sfence",
+        "vzeroupper",
+        "xor eax, eax",
+        "ret",
+        ".hidden millpond_copy_stream_resume",
+        ".globl millpond_copy_stream_resume",
+        "millpond_copy_stream_resume:",
+        "sfence",
+        "vzeroupper",
+        "mov eax, 1",
+        "ret",
+        ".size millpond_copy_stream, . - millpond_copy_stream",
         ".popsection",
     );
 
@@ -177,7 +222,12 @@ mod arch {
         fn millpond_copy_wide(dst: *mut u8, src: *const u8, len: usize, ahead_from: usize)
         -> usize;
         fn millpond_copy_wide_resume();
+        fn millpond_copy_stream(dst: *mut u8, src: *const u8, len: usize) -> usize;
+        fn millpond_copy_stream_resume();
     }
+
+    /// What the streaming routine moves at once, into memory aligned to a quarter of it.
+    const STREAM_BYTES: usize = 128;
 
     /// The wide routine takes no less.
     const WIDE_BYTES_MIN: usize = 32;
@@ -202,6 +252,22 @@ mod arch {
         }
     }
 
+    #[inline]
+    pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
+        let fits = len > 0
+            && len.is_multiple_of(STREAM_BYTES)
+            && dst.addr().is_multiple_of(STREAM_BYTES / 4);
+        // SAFETY: as above; the routine needs what was tested for. Its stores are in order with
+        // those that follow it: it ends with a fence.
+        unsafe {
+            if fits && is_x86_feature_detected!("avx2") {
+                millpond_copy_stream(dst, src, len)
+            } else {
+                copy(dst, src, len, super::Source::Near)
+            }
+        }
+    }
+
     pub(super) unsafe fn zero(dst: *mut u8, len: usize) {
         // SAFETY: writes exactly the range that the caller vouches for.
         unsafe {
@@ -218,8 +284,12 @@ mod arch {
     pub(super) fn resume_address(pc: usize) -> Option<usize> {
         let address = |label: unsafe extern "C" fn()| label as *const () as usize;
         let wide = millpond_copy_wide as *const () as usize..address(millpond_copy_wide_resume);
+        let stream =
+            millpond_copy_stream as *const () as usize..address(millpond_copy_stream_resume);
         if pc == address(millpond_copy_plain_access) {
             Some(address(millpond_copy_plain_resume))
+        } else if stream.contains(&pc) {
+            Some(address(millpond_copy_stream_resume))
         } else {
             wide.contains(&pc).then_some(address(millpond_copy_wide_resume))
         }
@@ -258,6 +328,11 @@ mod arch {
         0
     }
 
+    pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { copy(dst, src, len, super::Source::Near) }
+    }
+
     pub(super) unsafe fn zero(dst: *mut u8, len: usize) {
         for i in 0..len {
             // SAFETY: within the caller's range.
@@ -288,6 +363,20 @@ mod tests {
             unsafe { zero(dst.as_mut_ptr().add(3), len) };
             assert!(dst[3..3 + len].iter().all(|&byte| byte == 0));
             assert_eq!(dst[3 + len], 0xEE);
+        }
+    }
+
+    #[test]
+    fn copies_away_exactly_the_range() {
+        let (src, mut dst) = (vec![7u8; 9000], vec![0xEEu8; 9000]);
+        for (from, len) in [(0, 128), (32, 4096), (0, 4097), (5, 4096), (64, 0), (32, 8192)] {
+            dst.fill(0xEE);
+            let skip = dst.as_ptr().align_offset(32) + from;
+            // SAFETY: both ranges lie in their vectors.
+            let left = unsafe { copy_away(dst.as_mut_ptr().add(skip), src.as_ptr(), len) };
+            assert_eq!(left, 0);
+            assert!(dst[skip..skip + len].iter().all(|&byte| byte == 7));
+            assert!(dst[..skip].iter().chain(&dst[skip + len..]).all(|&byte| byte == 0xEE));
         }
     }
 

@@ -32,6 +32,9 @@ pub(crate) mod slab;
 #[cfg(all(test, loom))]
 mod loom_tests;
 
+#[cfg(all(test, loom))]
+mod loom_writeback_tests;
+
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;

@@ -73,6 +73,11 @@ impl FileSlot {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
+    /// Of a [`FileSlot::word`].
+    pub(super) fn from_word(word: u64) -> FileSlot {
+        FileSlot { index: word as u32, generation: (word >> 32) as u32 }
+    }
+
     /// The first word of the entry while it is in use.
     pub(super) fn used(self) -> u64 {
         u64::from(self.generation) << 1 | 1

@@ -86,6 +86,8 @@
 
 pub(crate) mod client;
 
+pub(crate) mod kept;
+
 mod layout;
 mod tables;
 
@@ -113,5 +115,4 @@ mod sigkill_tests;
 mod tests;
 
 pub(crate) use client::Survival;
-#[allow(unused_imports)]
 pub(crate) use layout::{FileSlot, Intent};

@@ -1,4 +1,5 @@
 //! Tests of the whole engine that need to look inside it.
 
+mod extents;
 mod nests;
 mod no_shared_write;

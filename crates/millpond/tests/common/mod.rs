@@ -3,9 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Engine, EngineBuilder, OpenOptions, SimOptions};
+use millpond::{
+    BackendChoice, Engine, EngineBuilder, File, OpenOptions, SimDevice, SimOptions, WriteMode,
+};
 
 /// A directory on a real disk, removed at the end.
 pub fn temp_dir() -> tempfile::TempDir {
@@ -121,6 +125,75 @@ pub fn engine_with(cache_bytes: u64, backend: BackendChoice, range_lock: &str) -
     #[cfg(not(feature = "range-lock-peers"))]
     assert_eq!(range_lock, "striped", "the others need the feature range-lock-peers");
     builder.build().unwrap()
+}
+
+pub fn write_back() -> OpenOptions {
+    read_write().write_mode(WriteMode::Back)
+}
+
+/// A file on a simulated device, and all that belongs to it.
+pub struct Simulated {
+    pub file: File,
+    pub engine: Engine,
+    pub device: SimDevice,
+    pub path: PathBuf,
+    errors: Arc<AtomicBool>,
+    _dir: tempfile::TempDir,
+}
+
+impl Simulated {
+    /// An empty file, in a cache of `cache_bytes`.
+    pub fn new(sim: SimOptions, cache_bytes: u64, options: &OpenOptions) -> Simulated {
+        Simulated::with(sim, &Engine::builder().cache_bytes(cache_bytes), options)
+    }
+
+    pub fn with(sim: SimOptions, builder: &EngineBuilder, options: &OpenOptions) -> Simulated {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        let (device, errors) = (sim.device(), sim.errors_switch());
+        let engine = builder.clone().backend(BackendChoice::Sim(sim)).build().unwrap();
+        let file = engine.open(&path, options).unwrap();
+        Simulated { file, engine, device, path, errors, _dir: dir }
+    }
+
+    pub fn errors(&self, on: bool) {
+        self.errors.store(on, SeqCst);
+    }
+
+    /// With nothing failing any more, a sync succeeds, and then all of `expected` is durable, read
+    /// and on the device, and nothing else.
+    pub fn settles(&self, expected: &[u8]) {
+        self.errors(false);
+        sync_in_the_end(&self.file);
+        self.is_durable(expected);
+        let mut bytes = vec![0; expected.len() + 1];
+        assert_eq!(self.file.read_at(&mut bytes, 0).unwrap(), expected.len());
+        same(&bytes[..expected.len()], expected, "read");
+        same(&self.device.image(), expected, "image");
+        assert_eq!(self.device.violations(), [""; 0]);
+    }
+
+    pub fn is_durable(&self, expected: &[u8]) {
+        same(&self.device.durable(), expected, "durable");
+        same(&self.device.crash(1), expected, "after a crash");
+    }
+}
+
+/// A sync succeeds. One before it may tell of an earlier error.
+pub fn sync_in_the_end(file: &File) {
+    if let Err(first) = file.sync_all() {
+        file.sync_all().unwrap_or_else(|error| panic!("sync: {first}, and then: {error}"));
+    }
+}
+
+/// Two contents are the same, or where they differ.
+pub fn same(seen: &[u8], expected: &[u8], what: &str) {
+    if seen != expected {
+        let at = seen.iter().zip(expected).position(|(one, other)| one != other);
+        let lens = (seen.len(), expected.len());
+        let pair = at.map(|at| (seen[at], expected[at]));
+        panic!("{what}: differs at {at:?}, {pair:x?}; lengths {lens:?}");
+    }
 }
 
 const INSIDE: &str = "MILLPOND_TEST_INSIDE";

@@ -211,9 +211,13 @@ impl Measurement for Throughput<'_> {
             gate.wait();
             let switches = context_switches();
             let mut ops = 0;
-            while !stop.load(Ordering::Relaxed) {
+            // Once at least, however late this thread comes to run.
+            loop {
                 (0..BATCH).for_each(|_| pair());
                 ops += BATCH;
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
             }
             (ops, context_switches() - switches, Instant::now())
         };
@@ -246,11 +250,14 @@ impl Measurement for Latency<'_> {
             let mut pair = start(thread);
             let mut histogram = Histogram::new();
             gate.wait();
-            while !stop.load(Ordering::Relaxed) {
+            loop {
                 for _ in 0..BATCH {
                     let begin = Instant::now();
                     pair();
                     histogram.add(begin.elapsed());
+                }
+                if stop.load(Ordering::Relaxed) {
+                    break;
                 }
             }
             histogram
@@ -290,8 +297,14 @@ fn run_threads<T: Send>(
     let gate = Gate { ready: Barrier::new(threads + 1), open: Barrier::new(threads + 1) };
     thread::scope(|scope| {
         let (worker, gate, stop) = (&worker, &gate, &stop);
-        let workers: Vec<_> =
-            (0..threads).map(|thread| scope.spawn(move || worker(thread, gate, stop))).collect();
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    pin(thread);
+                    worker(thread, gate, stop)
+                })
+            })
+            .collect();
         gate.ready.wait();
         // Before the others go: this thread may come back from the barrier long after them.
         let (cpu, begin) = (cpu_time(), Instant::now());
@@ -308,6 +321,19 @@ fn run_threads<T: Send>(
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Keeps this thread on one processor, each thread on the next: two threads that the scheduler
+/// has put on one, while others keep it from the second, do not compete for anything.
+fn pin(thread: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let allowed: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
+    let Some(&cpu) = allowed.get(thread % allowed.len().max(1)) else { return };
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(cpu);
+    // Best effort: unpinned is only noisier.
+    let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
 /// How often this thread has left its processor; 0 where the kernel does not say.

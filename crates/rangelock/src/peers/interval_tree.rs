@@ -7,6 +7,8 @@
 //!
 //! The tree is the queue of the other implementations (`queue`), with nothing in front of it.
 
+use std::time::Duration;
+
 use crate::queue::{Queue, Ticket, unlock_and_tell};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -32,6 +34,19 @@ impl Default for IntervalTree {
 }
 
 impl IntervalTree {
+    #[inline]
+    fn insert(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: &mut Option<Notify>,
+    ) -> Option<Request<Ticket, Ticket>> {
+        let mut queue = lock(&self.queue);
+        let request = queue.insert(range, mode, 0, notify);
+        self.unlock(queue);
+        request
+    }
+
     fn unlock(&self, queue: MutexGuard<'_, Queue>) {
         unlock_and_tell(&self.queue, queue, |queue| queue);
     }
@@ -49,19 +64,30 @@ impl RawRangeLock for IntervalTree {
         mode: Mode,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Ticket, Ticket> {
-        let request = lock(&self.queue).insert(range, mode, 0, &mut None);
-        request.unwrap_or_else(|| {
-            let mut notify = Some(notify());
-            let request = lock(&self.queue).insert(range, mode, 0, &mut notify);
-            request.expect("somebody to tell")
+        self.insert(range, mode, &mut None).unwrap_or_else(|| {
+            self.insert(range, mode, &mut Some(notify())).expect("somebody to tell")
         })
     }
 
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Ticket> {
-        match lock(&self.queue).insert(range, mode, 0, &mut None)? {
+        match self.insert(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
             Request::Queued(_) => unreachable!("queued with nobody to tell"),
         }
+    }
+
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.queue).set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut queue = lock(&self.queue);
+        queue.expire();
+        self.unlock(queue);
     }
 
     fn poll(
@@ -71,13 +97,16 @@ impl RawRangeLock for IntervalTree {
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Ticket, Ticket> {
-        let mut notify = notify();
-        lock(&self.queue).poll(queued, &mut notify)
+        let mut notify = Some(notify());
+        let mut queue = lock(&self.queue);
+        let request = queue.poll(queued, 0, &mut notify);
+        self.unlock(queue);
+        request
     }
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Ticket> {
         let mut queue = lock(&self.queue);
-        if !queue.is_waiting(&queued) {
+        if queue.is_granted(&queued) {
             return Some(queued);
         }
         let notify = queue.remove(queued);

@@ -8,6 +8,8 @@
 //! one record with a count; shared ranges that overlap only in part are held in the queue.)
 
 use super::btree::BTree;
+use std::time::Duration;
+
 use crate::queue::{Queue, Ticket, unlock_and_tell};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -67,6 +69,19 @@ impl State {
 }
 
 impl MutexBTree {
+    #[inline]
+    fn insert(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: &mut Option<Notify>,
+    ) -> Option<Request<Held, Ticket>> {
+        let mut state = lock(&self.state);
+        let request = state.request(range, mode, notify);
+        self.unlock(state);
+        request
+    }
+
     fn unlock(&self, state: MutexGuard<'_, State>) {
         unlock_and_tell(&self.state, state, |state| &mut state.queue);
     }
@@ -84,30 +99,45 @@ impl RawRangeLock for MutexBTree {
         mode: Mode,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        let request = lock(&self.state).request(range, mode, &mut None);
-        request.unwrap_or_else(|| {
-            let mut notify = Some(notify());
-            let request = lock(&self.state).request(range, mode, &mut notify);
-            request.expect("somebody to tell")
+        self.insert(range, mode, &mut None).unwrap_or_else(|| {
+            self.insert(range, mode, &mut Some(notify())).expect("somebody to tell")
         })
     }
 
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
-        match lock(&self.state).request(range, mode, &mut None)? {
+        match self.insert(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
             Request::Queued(_) => unreachable!("queued with nobody to tell"),
         }
     }
 
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.state).queue.set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut state = lock(&self.state);
+        state.queue.expire();
+        self.unlock(state);
+    }
+
     fn poll(
         &self,
-        _range: ByteRange,
-        _mode: Mode,
+        range: ByteRange,
+        mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        let mut notify = notify();
-        let request = lock(&self.state).queue.poll(queued, &mut notify);
+        let mut notify = Some(notify());
+        let mut state = lock(&self.state);
+        let in_front =
+            if state.queue.is_lapsed(&queued) { state.tree.conflicts(range, mode) } else { 0 };
+        let request = state.queue.poll(queued, in_front, &mut notify);
+        self.unlock(state);
         match request {
             Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
@@ -116,7 +146,7 @@ impl RawRangeLock for MutexBTree {
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut state = lock(&self.state);
-        if !state.queue.is_waiting(&queued) {
+        if state.queue.is_granted(&queued) {
             return Some(Held::Queue(queued));
         }
         let notify = state.queue.remove(queued);

@@ -10,6 +10,8 @@
 //! - F1. While GATE is set, the word changes only under the mutex; it is set while the queue has
 //!   an entry. So nobody overtakes the queue, and blockers can be counted.
 
+use std::time::Duration;
+
 use crate::queue::{Queue, Ticket, unlock_and_tell};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -103,14 +105,19 @@ impl WholeFile {
         unlock_and_tell(&self.queue, queue, |queue| queue);
     }
 
-    fn enqueue(&self, mode: Mode, notify: &mut Option<Notify>) -> Option<Request<Held, Ticket>> {
-        let mut queue = lock(&self.queue);
+    /// Closes the word, and counts what is in it against a request.
+    fn blockers(&self, mode: Mode) -> u32 {
         let word = self.gate();
-        let blockers = match mode {
+        match mode {
             _ if word & EXCLUSIVE != 0 => 1,
             Mode::Exclusive => (word / ONE_SHARED) as u32,
             Mode::Shared => 0,
-        };
+        }
+    }
+
+    fn enqueue(&self, mode: Mode, notify: &mut Option<Notify>) -> Option<Request<Held, Ticket>> {
+        let mut queue = lock(&self.queue);
+        let blockers = self.blockers(mode);
         let request = queue.insert(ByteRange::ALL, mode, blockers, notify);
         self.settle(queue);
         Some(match request? {
@@ -168,15 +175,32 @@ impl RawRangeLock for WholeFile {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.queue).set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut queue = lock(&self.queue);
+        queue.expire();
+        self.settle(queue);
+    }
+
     fn poll(
         &self,
         _range: ByteRange,
-        _mode: Mode,
+        mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        let mut notify = notify();
-        let request = lock(&self.queue).poll(queued, &mut notify);
+        let mut notify = Some(notify());
+        let mut queue = lock(&self.queue);
+        let in_front = if queue.is_lapsed(&queued) { self.blockers(mode) } else { 0 };
+        let request = queue.poll(queued, in_front, &mut notify);
+        self.settle(queue);
         match request {
             Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
@@ -185,7 +209,7 @@ impl RawRangeLock for WholeFile {
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut queue = lock(&self.queue);
-        if !queue.is_waiting(&queued) {
+        if queue.is_granted(&queued) {
             return Some(Held::Queue(queued));
         }
         let notify = queue.remove(queued);

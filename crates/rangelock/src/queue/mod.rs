@@ -5,29 +5,53 @@
 //! queue is where requests wait, and where those stay that were granted out of it.
 //!
 //! ```text
-//! insert -> Waiting -> (blockers reach 0) -> Held -> remove
-//! insert -> Held -> remove            Waiting -> remove (cancelled)
+//! insert -> Waiting -> (blockers reach 0) -> Held, of a thread -> remove
+//!                                         -> Offered, to a task -> poll -> Held -> remove
+//!                                            Offered -> expire -> Lapsed -> poll -> Held | Waiting
+//! insert -> Held -> remove            Waiting | Offered | Lapsed -> remove (cancelled)
 //! ```
 //!
-//! - Q1. A waiting entry counts its *blockers*: the entries before it (queue entries with a lower
-//!   sequence, and front entries) that overlap and conflict. It is held exactly when
-//!   that count is zero.
-//! - Q2. Whoever removes an entry, or weakens it (downgrade), takes it out of the count of every
-//!   later waiting entry that counted it; whoever strengthens one (upgrade) adds it.
-//!   Those that reach zero are granted there and then, in the same critical section.
+//! - Q1. A waiting entry counts its *blockers*: the held and offered entries, those in the front,
+//!   and the waiting entries with a lower sequence, that overlap and conflict. When that count
+//!   reaches zero it is held, or offered.
+//! - Q2. Whoever removes an entry, or weakens it (downgrade, expire), takes it out of the count of
+//!   every waiting entry that counted it; whoever strengthens one (upgrade, or a poll that renews a
+//!   lapsed one) adds it. Those that reach zero are granted there and then, in the same
+//!   critical section.
 //! - Q3. Front entries come before every queue entry that they overlap: while a queue entry
 //!   exists, no overlapping range enters the front. So the blockers in the front are exactly
 //!   those that overlap, and nobody has to remember an order for them.
-//! - Q4. Counts only point backwards (by sequence), so there is no cycle: the oldest entry of
-//!   any set of waiting entries is blocked by held entries alone.
+//! - Q4. Counts only point to what holds or is offered, or backwards (by sequence); so there is no
+//!   cycle: the oldest of any set of waiting entries is blocked by held and offered ones alone.
 //! - Q5. Grants are told after the mutex is released, each to its own waiter: telling is the last
 //!   touch of that waiter, and nobody else is woken.
 //! - Q6. No waker is cloned, woken or dropped under the mutex: that is the caller's code, and may
 //!   come back to this very lock.
+//!
+//! # Offers
+//!
+//! A thread that is told of its grant takes it. A task may be woken and not polled for long: its
+//! executor is busy, or the future sits in a `select!` that is itself not polled. So what it gets
+//! is an *offer*: it excludes others like a hold, for a time of grace. Then it may *lapse*, and
+//! excludes nobody; but it keeps its sequence. The poll that comes at last *renews* it: it is held
+//! at once if nothing that conflicts is held or waits from before, else it waits for exactly that;
+//! what waits from after it waits for it again.
+//!
+//! - L1. Only a poll ends an offer as a hold, and only `expire` as a lapse, both under the mutex:
+//!   whichever comes first. A poll takes its own offer before it looks at the clock.
+//! - L2. A lapsed entry counts nobody and is counted by nobody. It is still in the tree, so
+//!   nothing enters the front over it, and its count in the front can be taken again.
+//! - L3. Nobody runs a timer for it. Offers expire in each `insert`, `poll` and `remove`, wherever
+//!   in the file that is; and a thread that waits behind a request of a task does not sleep for
+//!   longer than that time. (A lock on which only tasks wait, with no request,
+//!   release or poll at all, stays as it is: whoever is going to do something finds it lapsed.)
+//!
+//! Without tasks that costs a test of a flag under the mutex, and nothing outside.
 
 mod tree;
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use crate::raw::Request;
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -35,9 +59,45 @@ use crate::wait::Notify;
 use crate::{ByteRange, Mode};
 use tree::{Links, NIL, Tree};
 
+/// How long a granted [`lock_async`](crate::RangeLock::lock_async) that is not polled keeps
+/// others out, unless [`set_offer_grace`](crate::RangeLock::set_offer_grace) says otherwise.
+pub const OFFER_GRACE: Duration = Duration::from_millis(10);
+
 /// An entry of a queue. Its owner gives it back exactly once, by value.
 #[derive(Debug)]
-pub struct Ticket(u32);
+pub struct Ticket {
+    at: u32,
+    /// How long its thread may sleep until it has to `expire` (L3); else until it is told.
+    patience: Option<Duration>,
+}
+
+impl Ticket {
+    /// For who keeps it among other things in a word.
+    pub(crate) fn into_number(self) -> u32 {
+        self.at
+    }
+
+    /// Undoes `into_number`.
+    pub(crate) fn from_number(number: u32) -> Ticket {
+        Ticket { at: number, patience: None }
+    }
+
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.patience
+    }
+}
+
+/// What an entry without blockers is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Of a thread; or held.
+    Taken,
+    /// Of a task that has to take its grant by polling.
+    Pending,
+    /// Granted to a task, at that time.
+    Offered(Instant),
+    Lapsed,
+}
 
 /// One request.
 #[derive(Debug)]
@@ -47,6 +107,7 @@ pub(crate) struct Entry {
     sequence: u64,
     /// Waiting while not 0 (Q1).
     blockers: u32,
+    stage: Stage,
     mode: Mode,
     /// Came from the front when that was rebuilt; its guard does not know its ticket.
     adopted: bool,
@@ -58,6 +119,15 @@ impl Entry {
     fn is_waiting(&self) -> bool {
         self.blockers > 0
     }
+
+    fn is_lapsed(&self) -> bool {
+        self.stage == Stage::Lapsed
+    }
+
+    /// Whether others have to wait for it to end (held, offered).
+    fn is_granted(&self) -> bool {
+        !self.is_waiting() && !self.is_lapsed()
+    }
 }
 
 /// See the module.
@@ -68,11 +138,22 @@ pub(crate) struct Queue {
     waiting: usize,
     /// Granted in this critical section, told after it (Q5).
     told: VecDeque<Notify>,
+    /// No offer is older; some, if there is any offer.
+    offers_since: Option<Instant>,
+    /// How long an offer lasts at least.
+    grace: Duration,
 }
 
 impl Default for Queue {
     fn default() -> Queue {
-        Queue { tree: Tree::new(), sequence: 0, waiting: 0, told: VecDeque::new() }
+        Queue {
+            tree: Tree::new(),
+            sequence: 0,
+            waiting: 0,
+            told: VecDeque::new(),
+            offers_since: None,
+            grace: OFFER_GRACE,
+        }
     }
 }
 
@@ -90,15 +171,20 @@ impl Queue {
         self.waiting
     }
 
-    /// How many entries `range` in `mode` would have to wait for.
-    fn blockers(&self, range: ByteRange, mode: Mode) -> u32 {
-        let mut blockers = 0;
+    /// How many entries a new request would have to wait for; and whether one that it conflicts
+    /// with is of a task that has not taken its grant.
+    fn blockers(&self, range: ByteRange, mode: Mode) -> (u32, bool) {
+        let (mut blockers, mut behind_task) = (0, false);
         let mut at = self.tree.first(range);
         while at != NIL {
-            blockers += u32::from(self.tree[at].mode.conflicts_with(mode));
+            let entry = &self.tree[at];
+            if entry.mode.conflicts_with(mode) {
+                blockers += u32::from(!entry.is_lapsed());
+                behind_task |= entry.stage != Stage::Taken;
+            }
             at = self.tree.next(at, range);
         }
-        blockers
+        (blockers, behind_task)
     }
 
     /// Appends a request that has `in_front` blockers in the front: held if it has none at all,
@@ -111,19 +197,22 @@ impl Queue {
         in_front: u32,
         notify: &mut Option<Notify>,
     ) -> Option<Request<Ticket, Ticket>> {
-        let blockers = in_front + self.blockers(range, mode);
+        self.expire();
+        let (blockers, behind_task) = self.blockers(range, mode);
+        let blockers = in_front + blockers;
         if blockers == 0 {
             return Some(Request::Granted(self.append(range, mode, 0, None)));
         }
         let notify = notify.take()?;
         self.waiting += 1;
-        Some(Request::Queued(self.append(range, mode, blockers, Some(notify))))
+        let ticket = self.append(range, mode, blockers, Some(notify));
+        Some(Request::Queued(Ticket { patience: behind_task.then_some(self.grace), ..ticket }))
     }
 
     /// Takes over a range that was held in the front, and whoever counted it there.
     pub(crate) fn adopt(&mut self, range: ByteRange, mode: Mode) {
         let ticket = self.append(range, mode, 0, None);
-        let entry = &mut self.tree[ticket.0];
+        let entry = &mut self.tree[ticket.at];
         entry.adopted = true;
         // Before everything that overlaps it, as it was in the front (Q3).
         entry.sequence = 0;
@@ -135,7 +224,7 @@ impl Queue {
         while at != NIL {
             let entry = &self.tree[at];
             if entry.adopted && entry.range == range && entry.mode == mode {
-                return Some(Ticket(at));
+                return Some(Ticket::from_number(at));
             }
             at = self.tree.next(at, range);
         }
@@ -150,38 +239,147 @@ impl Queue {
         notify: Option<Notify>,
     ) -> Ticket {
         self.sequence += 1;
-        Ticket(self.tree.insert(Entry {
+        let of_task = notify.as_ref().is_some_and(Notify::is_task);
+        Ticket::from_number(self.tree.insert(Entry {
             links: Links::new(),
             range,
             sequence: self.sequence,
             blockers,
+            stage: if of_task { Stage::Pending } else { Stage::Taken },
             mode,
             adopted: false,
             notify,
         }))
     }
 
-    /// Collects a grant, or else exchanges whom to tell with `notify`.
-    pub(crate) fn poll(&mut self, ticket: Ticket, notify: &mut Notify) -> Request<Ticket, Ticket> {
-        match &mut self.tree[ticket.0].notify {
-            Some(mine) => std::mem::swap(mine, notify),
-            // Taken when it was granted.
-            None => return Request::Granted(ticket),
+    /// Collects a grant, or else has `notify` told of it; what was to be told before comes back in
+    /// `notify`, to be dropped outside of the mutex (Q6). A lapsed request has `in_front` blockers
+    /// in the front now.
+    pub(crate) fn poll(
+        &mut self,
+        ticket: Ticket,
+        in_front: u32,
+        notify: &mut Option<Notify>,
+    ) -> Request<Ticket, Ticket> {
+        // First our own, then the clock (L1).
+        if self.try_take(&ticket) {
+            self.expire();
+            return Request::Granted(ticket);
         }
+        self.expire();
+        if self.tree[ticket.at].is_lapsed() {
+            self.renew(&ticket, in_front);
+        }
+        if self.try_take(&ticket) {
+            return Request::Granted(ticket);
+        }
+        std::mem::swap(&mut self.tree[ticket.at].notify, notify);
         Request::Queued(ticket)
     }
 
-    pub(crate) fn is_waiting(&self, ticket: &Ticket) -> bool {
-        self.tree[ticket.0].is_waiting()
+    /// Turns a grant into a hold.
+    fn try_take(&mut self, ticket: &Ticket) -> bool {
+        let entry = &mut self.tree[ticket.at];
+        let granted = entry.is_granted();
+        if granted {
+            entry.stage = Stage::Taken;
+        }
+        granted
+    }
+
+    /// Makes a lapsed request count and be counted again, at its old place.
+    #[cold]
+    fn renew(&mut self, ticket: &Ticket, in_front: u32) {
+        let Entry { range, sequence, mode, .. } = self.tree[ticket.at];
+        let mut blockers = in_front;
+        let mut at = self.tree.first(range);
+        while at != NIL {
+            let entry = &mut self.tree[at];
+            if at != ticket.at && !entry.is_lapsed() && entry.mode.conflicts_with(mode) {
+                if entry.is_waiting() && entry.sequence > sequence {
+                    entry.blockers += 1;
+                } else {
+                    blockers += 1;
+                }
+            }
+            at = self.tree.next(at, range);
+        }
+        let entry = &mut self.tree[ticket.at];
+        entry.stage = Stage::Pending;
+        entry.blockers = blockers;
+        self.waiting += usize::from(blockers > 0);
+    }
+
+    /// Lets the offers lapse that nobody has taken in time.
+    #[inline]
+    pub(crate) fn expire(&mut self) {
+        if let Some(since) = self.offers_since
+            && self.has_expired(since)
+        {
+            self.expire_all();
+        }
+    }
+
+    /// O(entries), at most once in a time of grace.
+    #[cold]
+    fn expire_all(&mut self) {
+        self.offers_since = None;
+        let mut at = self.tree.first(ByteRange::ALL);
+        while at != NIL {
+            let Entry { range, mode, stage, .. } = self.tree[at];
+            match stage {
+                Stage::Offered(since) if self.has_expired(since) => {
+                    self.tree[at].stage = Stage::Lapsed;
+                    self.unblock(range, 0, |other| other.conflicts_with(mode));
+                }
+                Stage::Offered(since) => self.note_offer(since),
+                _ => {}
+            }
+            at = self.tree.next(at, ByteRange::ALL);
+        }
+    }
+
+    fn note_offer(&mut self, since: Instant) {
+        self.offers_since = Some(self.offers_since.map_or(since, |oldest| oldest.min(since)));
+    }
+
+    #[cfg(not(any(loom, shuttle)))]
+    fn has_expired(&self, since: Instant) -> bool {
+        since.elapsed() >= self.grace
+    }
+
+    /// The models have no clock: every offer has expired, or none.
+    #[cfg(any(loom, shuttle))]
+    fn has_expired(&self, _since: Instant) -> bool {
+        self.grace.is_zero()
+    }
+
+    pub(crate) fn set_grace(&mut self, grace: Duration) {
+        self.grace = grace;
+    }
+
+    /// Whether a poll has to renew it, and to say what is in front of it.
+    pub(crate) fn is_lapsed(&self, ticket: &Ticket) -> bool {
+        self.tree[ticket.at].is_lapsed()
+    }
+
+    /// Whether it has been granted, and has not lapsed.
+    pub(crate) fn is_granted(&self, ticket: &Ticket) -> bool {
+        self.tree[ticket.at].is_granted()
     }
 
     /// Ends a hold or a wait (Q2). Who would have been told comes back, to be dropped outside
     /// of the mutex (Q6).
     #[must_use]
     pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
-        let entry = self.tree.remove(ticket.0);
+        self.expire();
+        let entry = self.tree.remove(ticket.at);
         self.waiting -= usize::from(entry.is_waiting());
-        self.unblock(entry.range, entry.sequence, |mode| mode.conflicts_with(entry.mode));
+        if !entry.is_lapsed() {
+            // Who waits counted every hold, but of those who wait only the earlier (Q1).
+            let after = if entry.is_waiting() { entry.sequence } else { 0 };
+            self.unblock(entry.range, after, |mode| mode.conflicts_with(entry.mode));
+        }
         entry.notify
     }
 
@@ -193,26 +391,27 @@ impl Queue {
 
     /// Shared to exclusive; true if nobody who overlaps holds, or waits from before.
     pub(crate) fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
-        let Entry { range, sequence, .. } = self.tree[ticket.0];
+        let Entry { range, sequence, .. } = self.tree[ticket.at];
         let mut at = self.tree.first(range);
         while at != NIL {
             let entry = &self.tree[at];
-            if at != ticket.0 && (!entry.is_waiting() || entry.sequence < sequence) {
+            let ahead = entry.is_granted() || entry.is_waiting() && entry.sequence < sequence;
+            if at != ticket.at && ahead {
                 return false;
             }
             at = self.tree.next(at, range);
         }
-        self.tree[ticket.0].mode = Mode::Exclusive;
+        self.tree[ticket.at].mode = Mode::Exclusive;
         self.block_shared(range);
         true
     }
 
     /// Exclusive to shared (Q2).
     pub(crate) fn downgrade(&mut self, ticket: &Ticket) {
-        let entry = &mut self.tree[ticket.0];
+        let entry = &mut self.tree[ticket.at];
         entry.mode = Mode::Shared;
-        let (range, sequence) = (entry.range, entry.sequence);
-        self.unblock(range, sequence, |mode| mode == Mode::Shared);
+        let range = entry.range;
+        self.unblock(range, 0, |mode| mode == Mode::Shared);
     }
 
     /// A range left the front.
@@ -225,12 +424,23 @@ impl Queue {
     pub(crate) fn is_held(&self, range: ByteRange) -> bool {
         let mut at = self.tree.first(range);
         while at != NIL {
-            if !self.tree[at].is_waiting() {
+            if self.tree[at].is_granted() {
                 return true;
             }
             at = self.tree.next(at, range);
         }
         false
+    }
+
+    /// How many entries that overlap `range` are held.
+    pub(crate) fn count_held(&self, range: ByteRange) -> u32 {
+        let mut count = 0;
+        let mut at = self.tree.first(range);
+        while at != NIL {
+            count += u32::from(self.tree[at].is_granted());
+            at = self.tree.next(at, range);
+        }
+        count
     }
 
     /// A shared range of the front became exclusive; nothing that overlaps it is held here.
@@ -243,7 +453,7 @@ impl Queue {
         self.unblock(range, 0, |other| other == Mode::Shared);
     }
 
-    /// Takes one blocker from each waiting entry after `sequence` that overlaps and is in a
+    /// Takes one blocker from each waiting entry after `sequence` (0: from each) that overlaps and is in a
     /// mode that counted it.
     fn unblock(&mut self, range: ByteRange, sequence: u64, counted: impl Fn(Mode) -> bool) {
         if self.waiting == 0 {
@@ -255,11 +465,22 @@ impl Queue {
             if entry.is_waiting() && entry.sequence > sequence && counted(entry.mode) {
                 entry.blockers -= 1;
                 if entry.blockers == 0 {
-                    self.waiting -= 1;
-                    self.told.extend(entry.notify.take());
+                    self.grant(at);
                 }
             }
             at = self.tree.next(at, range);
+        }
+    }
+
+    /// An entry has no blockers any more: a thread has it, a task is offered it.
+    fn grant(&mut self, at: u32) {
+        let entry = &mut self.tree[at];
+        self.waiting -= 1;
+        self.told.extend(entry.notify.take());
+        if entry.stage == Stage::Pending {
+            let now = Instant::now();
+            entry.stage = Stage::Offered(now);
+            self.note_offer(now);
         }
     }
 
@@ -286,7 +507,7 @@ impl Queue {
     }
 
     pub(crate) fn range_of(&self, ticket: &Ticket) -> ByteRange {
-        self.tree[ticket.0].range
+        self.tree[ticket.at].range
     }
 }
 

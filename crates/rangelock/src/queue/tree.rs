@@ -279,6 +279,7 @@ mod tests {
             range: ByteRange::raw(start, start + len),
             sequence: 0,
             blockers: 0,
+            stage: crate::queue::Stage::Taken,
             mode: Mode::Shared,
             adopted: false,
             notify: None,

@@ -3,9 +3,10 @@
 //! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
 //! looks at are gated for as long as it does: by a queue entry that covers them (R1), or by itself.
 
+use super::held::{Held, Place};
 use super::stripe::Stripe;
 use super::table::{PIECES_MAX, View};
-use super::{Held, Place, SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
+use super::{SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
 use crate::queue::{Ticket, unlock_and_tell};
 use crate::raw::Request;
 use crate::sync::atomic::Ordering;
@@ -123,11 +124,18 @@ impl Striped {
                 } else {
                     Place::Queue(ticket)
                 };
-                Some(Request::Granted(Held(place)))
+                Some(Request::Granted(place.into()))
             }
         };
         self.unlock(state);
         request
+    }
+
+    /// What is in front of a lapsed request (L2), whose gates are still set.
+    #[cold]
+    pub(super) fn count_again(&self, state: &mut State, range: ByteRange, mode: Mode) -> u32 {
+        self.close_whole(state, range, mode);
+        Striped::count_front(self.table.view(), range, |held| held.conflicts_with(mode))
     }
 
     /// Whether the stripes of `range` are full of ranges that a larger table would keep apart.
@@ -141,7 +149,7 @@ impl Striped {
     }
 
     /// Before an upgrade, which an unused bias must not refuse: removes it.
-    pub(super) fn remove_unused_bias(&self, state: &mut State) {
+    fn remove_unused_bias(&self, state: &mut State) {
         let whole = &self.table.whole;
         if state.bias.is_some() && (whole.is_drained() || whole.close_if_unused()) {
             self.remove_bias(state);
@@ -262,24 +270,46 @@ impl Striped {
         unlock_and_tell(&self.state, state, |state| &mut state.queue);
     }
 
-    pub(super) fn upgrade_front(
-        &self,
-        state: &mut State,
-        range: ByteRange,
-        log2: u8,
-        slots: u32,
-    ) -> bool {
+    pub(super) fn upgrade(&self, state: &mut State, range: ByteRange, held: &mut Held) -> bool {
+        self.remove_unused_bias(state);
+        if matches!(held.place(), Place::Whole) {
+            if !self.table.whole.close_if_alone() {
+                return false;
+            }
+            // Its only holder takes the bias for its own entry.
+            let bias = state.bias.take().expect("counted (R4)");
+            *held = Place::Queue(bias).into();
+        }
+        match held.place() {
+            Place::Front { log2, slots } => self.upgrade_front(state, range, log2, slots),
+            Place::Queue(ticket) => {
+                Striped::count_front(self.table.view(), range, |_| true) == 0
+                    && state.queue.try_upgrade(&ticket)
+            }
+            Place::Whole => unreachable!("became a queue entry"),
+        }
+    }
+
+    fn upgrade_front(&self, state: &mut State, range: ByteRange, log2: u8, slots: u32) -> bool {
         let view = self.table.view();
         Striped::gate(view, range);
-        // Held in the queue are others, or pieces of ours that were adopted: rare, and then
-        // we refuse.
-        let alone = !state.queue.is_held(range)
-            && u64::from(Striped::count_front(view, range, |_| true)) == view.pieces(range);
+        let adopted_whole =
+            view.log2() != u32::from(log2) && view.pieces(range) > PIECES_MAX as u64;
+        let ours = if adopted_whole { 1 } else { view.pieces(range) };
+        // Alone, if what is held there is as much as our pieces, in the front or adopted (B3).
+        let held = Striped::count_front(view, range, |_| true) + state.queue.count_held(range);
+        let alone = u64::from(held) == ours;
         if alone {
             self.with_pieces(state, range, Mode::Shared, log2, slots, |state, piece, found| {
-                if let Found::Slot(stripe, slot) = found {
-                    stripe.set_mode(slot, Mode::Exclusive);
-                    state.queue.front_upgraded(piece);
+                match found {
+                    Found::Slot(stripe, slot) => {
+                        stripe.set_mode(slot, Mode::Exclusive);
+                        state.queue.front_upgraded(piece);
+                    }
+                    Found::Adopted(ticket) => {
+                        let upgraded = state.queue.try_upgrade(&ticket);
+                        debug_assert!(upgraded, "alone");
+                    }
                 }
             });
         }

@@ -50,18 +50,23 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<u32> {
-    match stripe.claim_first(range, mode) {
-        Ok(()) => Some(0),
-        Err(_) => match stripe.claim(range, mode, 2, &mut 0) {
-            Claim::Slot(slot) => Some(slot),
-            _ => None,
-        },
+fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<Claimed> {
+    stripe.claim_first(range, mode).ok().or_else(|| match stripe.claim(range, mode, 2, &mut 0) {
+        Claim::Slot(claimed) => Some(claimed),
+        _ => None,
+    })
+}
+
+/// False if the gate was set.
+fn try_give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) -> bool {
+    match stripe.release_first(claimed) {
+        Ok(()) => true,
+        Err(control) => stripe.release_from(control, claimed.slot, range) == Release::Done,
     }
 }
 
-fn give_back(stripe: &Stripe, slot: u32, range: ByteRange) {
-    assert!(stripe.release_first(slot) || stripe.release(slot, range) == Release::Done);
+fn give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
+    assert!(try_give_back(stripe, claimed, range));
 }
 
 /// Goal: overlapping exclusive claims of one stripe exclude each other and hand over the bytes,
@@ -153,11 +158,10 @@ fn loom_gate_meets_claim_and_release() {
         let owner = thread::spawn({
             let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
             move || {
-                let slot = claim(&stripe, r(0, 2), Mode::Exclusive)?;
+                let claimed = claim(&stripe, r(0, 2), Mode::Exclusive)?;
                 bytes.write();
-                let released =
-                    stripe.release_first(slot) || stripe.release(slot, r(0, 2)) == Release::Done;
-                (!released).then_some(slot)
+                let released = try_give_back(&stripe, claimed, r(0, 2));
+                (!released).then_some(claimed)
             }
         });
         // As who holds the mutex does.
@@ -460,6 +464,50 @@ fn loom_grow_meets_claim_and_release() {
             bytes.write();
         }
         other.join().unwrap();
+        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    });
+}
+
+/// Goal: who takes an offer and who lets it lapse are never the same offer's (L1): a task that is
+/// told and polls, against a thread behind it that has run out of patience. Both get the range,
+/// one after the other, and the task is told again if it lost.
+#[test]
+fn loom_poll_meets_lapse() {
+    model(|| {
+        let lock = Arc::new(RangeLock::new());
+        lock.set_offer_grace(std::time::Duration::ZERO);
+        let raw: &Striped = lock.raw();
+        let bytes = Arc::new(Bytes::new());
+        let range = r(0, 2);
+        let told = std::sync::Arc::new(Told(AtomicU64::new(0)));
+        let first = lock.lock(range, Mode::Exclusive);
+        let Request::Queued(queued) = raw.request(range, Mode::Exclusive, || notify(&told)) else {
+            panic!("held");
+        };
+        let thread = thread::spawn({
+            let (lock, bytes) = (Arc::clone(&lock), Arc::clone(&bytes));
+            move || {
+                let _guard = lock.lock(r(1, 3), Mode::Exclusive);
+                bytes.write();
+            }
+        });
+        drop(first);
+        assert_eq!(told.0.load(Ordering::Relaxed), 1);
+        let held = match raw.poll(range, Mode::Exclusive, queued, || notify(&told)) {
+            Request::Granted(held) => held,
+            Request::Queued(queued) => {
+                // It had lapsed; the thread ends, and then it is offered again.
+                thread.join().unwrap();
+                assert_eq!(told.0.load(Ordering::Relaxed), 2, "told of the second offer");
+                let request = raw.poll(range, Mode::Exclusive, queued, || notify(&told));
+                let Request::Granted(held) = request else { panic!("nobody else is there") };
+                bytes.write();
+                return raw.release(range, Mode::Exclusive, held);
+            }
+        };
+        bytes.write();
+        raw.release(range, Mode::Exclusive, held);
+        thread.join().unwrap();
         assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
     });
 }

@@ -6,9 +6,9 @@
 //! (conflicts, larger ranges, a full stripe) goes to the *queue*, under the lock's one mutex.
 //!
 //! ```text
-//! request -> claim every piece -> Held::Front -> release every piece
-//!         \-> (any fails) give the pieces back -> gate -> queue -> Held::Queue -> remove -> ungate
-//!         \-> (whole file, shared) raise the counter -> Held::Whole -> lower it
+//! request -> claim every piece -> Place::Front -> release every piece
+//!         \-> (any fails) give the pieces back -> gate -> queue -> Place::Queue -> remove -> ungate
+//!         \-> (whole file, shared) raise the counter -> Place::Whole -> lower it
 //! ```
 //!
 //! - R1. A queue entry, held or waiting, keeps the gate of every stripe that it covers. So nothing
@@ -47,11 +47,14 @@
 //! than 10 regions sets and clears a gate for each of its regions, or for every stripe.
 
 mod gated;
+mod held;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod stripe;
 mod table;
 mod whole;
+
+use std::time::Duration;
 
 use crate::queue::{Queue, Ticket};
 use crate::raw::{RawRangeLock, Request};
@@ -59,7 +62,9 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::wait::Notify;
 use crate::{ByteRange, Mode};
-use stripe::{Claim, Release, SLOTS, Stripe};
+pub use held::Held;
+use held::Place;
+use stripe::{Claim, Claimed, Release, SLOTS, Stripe};
 use table::{Allocated, PIECES_MAX, Table, View};
 
 /// Compare-exchanges that a claim may lose before it queues.
@@ -106,21 +111,6 @@ struct State {
 // SAFETY: `allocated` names boxes of stripes, which are `Send` and `Sync`, that nothing else owns.
 unsafe impl Send for State {}
 
-/// Where a guard's range is held.
-#[derive(Debug)]
-pub struct Held(Place);
-
-#[derive(Debug)]
-enum Place {
-    /// In a table of 2^`log2` stripes; `slots` has `SLOT_BITS` for each piece.
-    Front {
-        log2: u8,
-        slots: u32,
-    },
-    Queue(Ticket),
-    Whole,
-}
-
 /// Why a request has to see the mutex.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
@@ -150,6 +140,7 @@ impl Drop for Striped {
     }
 }
 
+#[inline(always)]
 fn is_whole_shared(range: ByteRange, mode: Mode) -> bool {
     range == ByteRange::ALL && mode == Mode::Shared
 }
@@ -158,12 +149,15 @@ impl Striped {
     /// The way without the mutex.
     #[inline(always)]
     fn claim_front(&self, range: ByteRange, mode: Mode) -> Result<Held, Why> {
+        if is_whole_shared(range, mode) && self.table.whole.try_raise() {
+            return Ok(Held::whole());
+        }
         let view = self.table.view();
         let mut lost = 0;
         if let Some(stripe) = view.single(range) {
             match stripe.claim_first(range, mode) {
-                Ok(()) => {
-                    return Ok(Held(Place::Front { log2: view.log2() as u8, slots: 0 }));
+                Ok(claimed) => {
+                    return Ok(Held::single(stripe, view.log2(), claimed));
                 }
                 Err(raced) => lost = raced,
             }
@@ -185,13 +179,12 @@ impl Striped {
         if lost > 0 {
             self.count_lost(stripe, range, lost);
         }
-        Striped::held(claim, |slot| Place::Front { log2: view.log2() as u8, slots: slot })
+        Striped::claimed(claim).map(|claimed| Held::single(stripe, view.log2(), claimed))
     }
 
-    #[inline]
-    fn held(claim: Claim, place: impl FnOnce(u32) -> Place) -> Result<Held, Why> {
+    fn claimed(claim: Claim) -> Result<Claimed, Why> {
         match claim {
-            Claim::Slot(slot) => Ok(Held(place(slot))),
+            Claim::Slot(claimed) => Ok(claimed),
             Claim::Full => Err(Why::Full),
             Claim::Held => Err(Why::Held),
             Claim::Conflict | Claim::Gated | Claim::Raced => Err(Why::Conflict),
@@ -200,14 +193,16 @@ impl Striped {
 
     fn claim_whole(&self, view: View<'_>, lost: u32) -> Result<Held, Why> {
         if self.table.whole.try_raise() {
-            return Ok(Held(Place::Whole));
+            return Ok(Held::whole());
         }
         if view.log2() > 0 || lost > 0 {
             return Err(Why::Whole);
         }
         // The only stripe will do for few; contention calls for the counter.
-        let claim = view.stripe(0).claim(ByteRange::ALL, Mode::Shared, 0, &mut 0);
-        Striped::held(claim, |slot| Place::Front { log2: 0, slots: slot }).map_err(|_| Why::Whole)
+        let stripe = view.stripe(0);
+        let claim = stripe.claim(ByteRange::ALL, Mode::Shared, 0, &mut 0);
+        let held = Striped::claimed(claim).map(|claimed| Held::single(stripe, 0, claimed));
+        held.map_err(|_| Why::Whole)
     }
 
     /// Claims piece by piece; all, or none (R2).
@@ -222,9 +217,8 @@ impl Striped {
             let (piece, next) = view.split(now);
             let stripe = view.stripe(piece.start());
             let claim = stripe.claim(piece, mode, RACES_MAX, &mut lost);
-            match Striped::held(claim, |slot| Place::Front { log2: 0, slots: slot }) {
-                Ok(Held(Place::Front { slots: slot, .. })) => slots |= slot << (SLOT_BITS * count),
-                Ok(_) => unreachable!(),
+            match Striped::claimed(claim) {
+                Ok(claimed) => slots |= claimed.slot << (SLOT_BITS * count),
                 Err(why) => {
                     if piece.start() > range.start() {
                         let claimed = ByteRange::raw(range.start(), piece.start());
@@ -236,7 +230,7 @@ impl Striped {
             count += 1;
             rest = next;
         }
-        Ok(Held(Place::Front { log2: view.log2() as u8, slots }))
+        Ok(Place::Front { log2: view.log2() as u8, slots }.into())
     }
 
     /// Remembers races lost to neighbours in other regions, whom a larger table would keep apart.
@@ -257,30 +251,26 @@ impl Striped {
         }
     }
 
-    /// Releases a range that is a single piece, if nothing is in the way. False if that does not
-    /// do it, and then `release_front` has to follow.
-    #[inline(always)]
-    fn release_first(&self, range: ByteRange, held: &Held) -> bool {
-        let Place::Front { log2, slots } = held.0 else {
-            return false;
-        };
-        let view = self.table.view();
-        match view.single(range) {
-            Some(stripe) if view.log2() == u32::from(log2) => stripe.release_first(slots),
-            _ => false,
+    /// A single piece that did not go with the first compare-exchange.
+    #[inline(never)]
+    fn release_raced(&self, range: ByteRange, mode: Mode, held: Held, control: u64) {
+        if let (Some((stripe, _)), Place::Front { log2, slots }) = (held.as_single(), held.place())
+        {
+            // SAFETY: as in `release`.
+            match unsafe { stripe.as_ref() }.release_from(control, slots, range) {
+                Release::Done => {}
+                Release::Gated => self.release_gated(range, mode, log2, slots),
+            }
         }
     }
 
     #[inline(never)]
     fn release_again(&self, range: ByteRange, mode: Mode, held: Held) {
-        match held.0 {
+        match held.place() {
             Place::Front { log2, slots } => self.release_front(range, mode, log2, slots),
             Place::Queue(ticket) => self.release_queued(ticket),
-            Place::Whole => {
-                if self.table.whole.lower() {
-                    self.drained();
-                }
-            }
+            // Lowered already, to 0.
+            Place::Whole => self.drained(),
         }
     }
 
@@ -346,25 +336,46 @@ impl RawRangeLock for Striped {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.state).queue.set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut state = lock(&self.state);
+        state.queue.expire();
+        self.unlock(state);
+    }
+
     fn poll(
         &self,
-        _range: ByteRange,
-        _mode: Mode,
+        range: ByteRange,
+        mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        let mut notify = notify();
-        let request = lock(&self.state).queue.poll(queued, &mut notify);
+        let mut notify = Some(notify());
+        let mut state = lock(&self.state);
+        let in_front = if state.queue.is_lapsed(&queued) {
+            self.count_again(&mut state, range, mode)
+        } else {
+            0
+        };
+        let request = state.queue.poll(queued, in_front, &mut notify);
+        self.unlock(state);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held(Place::Queue(ticket))),
+            Request::Granted(ticket) => Request::Granted(Place::Queue(ticket).into()),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut state = lock(&self.state);
-        if !state.queue.is_waiting(&queued) {
-            return Some(Held(Place::Queue(queued)));
+        if state.queue.is_granted(&queued) {
+            return Some(Place::Queue(queued).into());
         }
         let notify = self.remove(&mut state, queued);
         self.unlock(state);
@@ -374,39 +385,35 @@ impl RawRangeLock for Striped {
 
     #[inline(always)]
     fn release(&self, range: ByteRange, mode: Mode, held: Held) {
-        if !self.release_first(range, &held) {
-            self.release_again(range, mode, held);
+        let Some((stripe, claimed)) = held.as_single() else {
+            // Most of the others.
+            if !held.is_whole() || self.table.whole.lower() {
+                self.release_again(range, mode, held);
+            }
+            return;
+        };
+        // SAFETY: it is a stripe of this lock, in use or replaced, and those live until the lock is
+        // dropped (B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
+        // One that was replaced is gated: the release fails.
+        if let Err(control) = unsafe { stripe.as_ref() }.release_first(claimed) {
+            self.release_raced(range, mode, held, control);
         }
     }
 
     fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
         let mut state = lock(&self.state);
-        self.remove_unused_bias(&mut state);
-        if matches!(held.0, Place::Whole) {
-            if !self.table.whole.close_if_alone() {
-                return false;
-            }
-            // Its only holder takes the bias for its own entry.
-            let bias = state.bias.take().expect("counted (R4)");
-            held.0 = Place::Queue(bias);
-        }
-        match &held.0 {
-            Place::Front { log2, slots } => self.upgrade_front(&mut state, range, *log2, *slots),
-            Place::Queue(ticket) => {
-                Striped::count_front(self.table.view(), range, |_| true) == 0
-                    && state.queue.try_upgrade(ticket)
-            }
-            Place::Whole => unreachable!("became a queue entry"),
-        }
+        let upgraded = self.upgrade(&mut state, range, held);
+        self.unlock(state);
+        upgraded
     }
 
     fn downgrade(&self, range: ByteRange, held: &mut Held) {
         let mut state = lock(&self.state);
-        match &held.0 {
+        match held.place() {
             Place::Front { log2, slots } => {
-                self.downgrade_front(&mut state, range, *log2, *slots);
+                self.downgrade_front(&mut state, range, log2, slots);
             }
-            Place::Queue(ticket) => state.queue.downgrade(ticket),
+            Place::Queue(ticket) => state.queue.downgrade(&ticket),
             Place::Whole => unreachable!("counted holders are shared"),
         }
         self.unlock(state);

@@ -31,7 +31,7 @@ const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 13 };
 pub(super) const PIECES_MAX: usize = if cfg!(loom) { 2 } else { 10 };
 
 /// log2 of the stripes of the largest table, 2 MiB: 16,384 stripes.
-const LOG2_MAX: u32 = if cfg!(loom) { 1 } else { 14 };
+pub(super) const LOG2_MAX: u32 = if cfg!(loom) { 1 } else { 14 };
 
 /// log2 of the factor between tables.
 const LOG2_STEP: u32 = if cfg!(loom) { 1 } else { 2 };

@@ -75,10 +75,12 @@ impl Whole {
         self.word.compare_exchange(OPEN, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Closes the word if exactly one holder is counted, the caller, who then is not counted
-    /// any more. Under the mutex.
+    /// Closes the word, if it is not closed already, if exactly one holder is counted, the
+    /// caller, who then is not counted any more. Under the mutex.
     pub(super) fn close_if_alone(&self) -> bool {
+        // Relaxed: it only chooses between the two words that the caller may be alone in.
+        let open = self.word.load(Ordering::Relaxed) & OPEN;
         // Acquire: pairs with the Release in `lower`.
-        self.word.compare_exchange(OPEN + 1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.word.compare_exchange(open + 1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 }

@@ -82,8 +82,18 @@ macro_rules! for_every_lock {
             }
 
             #[test]
+            fn excludes_with_lapsing_offers() {
+                stress::excludes::<$subject>(stress::Mix::Lapses);
+            }
+
+            #[test]
             fn guards_may_be_released_elsewhere() {
                 stress::released_elsewhere::<$subject>();
+            }
+
+            #[test]
+            fn overtakes_nobody() {
+                stress::overtakes_nobody::<$subject>();
             }
 
             #[test]

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::io::backend::BackingFile;
 use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
+use crate::io::backend::{BackingFile, Seek};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::options::Backing;
@@ -116,6 +116,11 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         let options = SimOptions::new(1).delay_us_max(20).short_per_mille(500);
         Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
     });
+    add("sim, watched", &|_, pool| {
+        let options = SimOptions::new(2).short_per_mille(500);
+        let _ = options.device();
+        Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
+    });
     all
 }
 
@@ -201,7 +206,7 @@ fn writes_are_read_back_whatever_their_alignment() {
             assert_eq!(file.len().unwrap(), expected.len() as u64, "{}", subject.name);
         }
         assert!(read(file, 0, 8 * BLOCK) == expected, "{}", subject.name);
-        if !matches!(subject.name, "memory" | "sim") {
+        if !matches!(subject.name, "memory" | "sim" | "sim, watched") {
             assert!(std::fs::read(&subject.path).unwrap() == expected, "{}", subject.name);
         }
     }
@@ -285,6 +290,120 @@ fn lengths_that_no_file_can_have_are_refused() {
         let errno = error.raw_os_error();
         assert!(matches!(errno, Some(libc::EFBIG | libc::EINVAL)), "{}: {error}", subject.name);
         assert_eq!(subject.file.len().unwrap(), 10);
+    }
+}
+
+/// Goal: punched and zeroed bytes are zero, all others are as before, and the length stays.
+/// Method: ranges within a block, across blocks, whole blocks, up to the end, across it and beyond.
+#[test]
+fn punched_and_zeroed_bytes_are_zero() {
+    const LEN: usize = 20 * BLOCK + 1234;
+    for subject in subjects(&content(LEN)) {
+        let (file, name) = (&*subject.file, subject.name);
+        let mut expected = content(LEN);
+        let ranges = [
+            (10, 100),
+            (4000, 200),
+            (3 * BLOCK, 2 * BLOCK),
+            (6 * BLOCK + 1, 3 * BLOCK),
+            (11 * BLOCK, 1),
+            (19 * BLOCK - 1, BLOCK + 1),
+            (20 * BLOCK + 1000, 234),
+            (20 * BLOCK + 900, 5000),
+            (30 * BLOCK, BLOCK),
+        ];
+        for (number, (offset, len)) in ranges.into_iter().enumerate() {
+            let outcome = if number % 2 == 0 {
+                file.punch(offset as u64, len as u64)
+            } else {
+                file.zero(offset as u64, len as u64)
+            };
+            if let Err(error) = outcome {
+                assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{name}: {error}");
+                println!("skipped: {name}: {error}");
+                continue;
+            }
+            expected[offset.min(LEN)..(offset + len).min(LEN)].fill(0);
+            assert_eq!(file.len().unwrap(), LEN as u64, "{name}");
+            assert!(read(file, 0, 32 * BLOCK) == expected, "{name}: {len} bytes at {offset}");
+        }
+        if !matches!(name, "memory" | "sim" | "sim, watched") {
+            assert!(std::fs::read(&subject.path).unwrap() == expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn allocation_changes_no_byte_and_the_length_only_if_asked_to() {
+    for subject in subjects(&content(2 * BLOCK + 10)) {
+        let (file, name) = (&*subject.file, subject.name);
+        let mut len = 2 * BLOCK as u64 + 10;
+        for (offset, more, keep_size) in
+            [(0, 100, false), (100, 50_000, true), (0, 3 * 4096, false), (60_000, 1, false)]
+        {
+            file.allocate(offset, more, keep_size).unwrap();
+            len = if keep_size { len } else { len.max(offset + more) };
+            assert_eq!(file.len().unwrap(), len, "{name}");
+        }
+        let mut expected = content(2 * BLOCK + 10);
+        expected.resize(len as usize, 0);
+        assert!(read(file, 0, 100_000 / BLOCK * BLOCK) == expected, "{name}");
+        let error = file.allocate(0, i64::MAX as u64, false).unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(libc::EFBIG | libc::ENOSPC)), "{name}");
+    }
+}
+
+/// Goal: a walk over data and holes visits all of the file, and what is in holes is zero; a hole
+/// that was punched is found; nobody's file offset moves.
+#[test]
+fn seeks_find_data_and_holes() {
+    const BLOCKS: usize = 64;
+    for subject in subjects(&content(BLOCKS * BLOCK)) {
+        let (file, name) = (&*subject.file, subject.name);
+        let punched = file.punch(16 * BLOCK as u64, 32 * BLOCK as u64);
+        let bytes = read(file, 0, BLOCKS * BLOCK);
+        let (mut at, mut holes) = (0, 0);
+        while let Some(data) = file.seek(at, Seek::Data).unwrap() {
+            assert!(bytes[at as usize..data as usize].iter().all(|&byte| byte == 0), "{name}");
+            holes += data - at;
+            at = file.seek(data, Seek::Hole).unwrap().expect("the end, at least");
+            assert!(at > data && at <= (BLOCKS * BLOCK) as u64, "{name}");
+        }
+        assert!(bytes[at as usize..].iter().all(|&byte| byte == 0), "{name}");
+        if !matches!(name, "memory" | "sim" | "sim, watched") && punched.is_ok() {
+            assert_eq!(holes, 32 * BLOCK as u64, "{name}");
+        }
+        let end = (BLOCKS * BLOCK) as u64;
+        for beyond in [end, end + 1, 1 << 40, i64::MAX as u64] {
+            assert_eq!(file.seek(beyond, Seek::Data).unwrap(), None, "{name}");
+            assert_eq!(file.seek(beyond, Seek::Hole).unwrap(), None, "{name}");
+        }
+        assert_eq!(file.seek(end - 1, Seek::Hole).unwrap(), Some(end), "{name}");
+    }
+}
+
+/// Goal: a seek leaves the offset of the descriptor that the file was made from alone, also where
+/// its name is gone or it permits one direction only.
+#[test]
+fn seeks_use_a_description_of_their_own() {
+    let dir = tempfile::tempdir_in(target_dir()).unwrap();
+    let path = dir.path().join("file");
+    let pool: Arc<Pool> = Arc::default();
+    for (read, write) in [(true, false), (false, true), (true, true)] {
+        std::fs::write(&path, content(BLOCK)).unwrap();
+        let opened = std::fs::File::options().read(read).write(write).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let fd: OwnedFd = opened.into();
+        for backing in [Backing::Buffered, Backing::Direct] {
+            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &pool) else {
+                println!("skipped: {backing:?}");
+                continue;
+            };
+            file.attach(fd.try_clone().unwrap(), read, write).unwrap();
+            assert_eq!(file.seek(1, Seek::Data).unwrap(), Some(1));
+            assert_eq!(file.seek(1, Seek::Hole).unwrap(), Some(BLOCK as u64));
+            assert_eq!(rustix::fs::tell(&fd).unwrap(), 0, "the offset moved");
+        }
     }
 }
 
@@ -408,5 +527,9 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let (moved, error) = transfer(&file, Direction::Write, 0, &memory.segments(BLOCK));
     assert_eq!((moved, error.unwrap().raw_os_error()), (0, Some(libc::EBADF)));
     assert!(file.set_len(0).is_err());
+    let refused = [file.punch(0, 1), file.zero(0, 1), file.allocate(0, 1, true)];
+    for outcome in refused {
+        assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
     assert_eq!(read(&file, 0, BLOCK), content(BLOCK));
 }

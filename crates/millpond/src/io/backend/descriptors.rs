@@ -12,10 +12,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
 
-use crate::io::backend::Alignment;
-use crate::io::request::{Direction, Transfer};
+use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::options::Backing;
 
@@ -26,11 +27,104 @@ const RWF_NOAPPEND: i32 = 0x20;
 /// Drop what was moved from the kernel's cache (Linux 6.14).
 const RWF_DONTCACHE: i32 = 0x80;
 
+/// A backing file that is a set of descriptors, and who carries out its transfers.
+pub(crate) struct DescriptorFile<C> {
+    pub(crate) descriptors: Descriptors,
+    pub(crate) carrier: C,
+}
+
+/// In what a back end on descriptors differs from another.
+pub(crate) trait Carrier: Clone + Send + Sync + Sized {
+    /// [`BackingFile::try_all`].
+    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
+
+    /// [`BackingFile::start`].
+    fn start(file: Arc<DescriptorFile<Self>>, read: BackgroundRead) -> Result<(), BackgroundRead>;
+}
+
+impl<C: Carrier> DescriptorFile<C> {
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        backing: Backing,
+        carrier: &C,
+    ) -> io::Result<DescriptorFile<C>> {
+        let descriptors = Descriptors::new(fd, backing)?;
+        Ok(DescriptorFile { descriptors, carrier: carrier.clone() })
+    }
+}
+
+impl<C: Carrier> BackingFile for DescriptorFile<C> {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        C::try_all(&self.descriptors, batch);
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        C::start(self, read)
+    }
+
+    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
+        self.descriptors.attach(fd, read, write)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.descriptors.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.descriptors.set_len(len)
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        self.descriptors.verify()
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.descriptors.fallocate(flags, offset, len)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        self.descriptors.fallocate(flags, offset, len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        let keep = FallocateFlags::KEEP_SIZE;
+        let flags = if keep_size { keep } else { FallocateFlags::empty() };
+        self.descriptors.fallocate(flags, offset, len)
+    }
+
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        self.descriptors.seek(offset, to)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.descriptors.sync(data_only)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.descriptors.flush()
+    }
+
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptors.write.get().map(|fd| fd.as_fd())
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.descriptors.permits(writing)
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        self.descriptors.read_alignment()
+    }
+}
+
 pub(crate) struct Descriptors {
     read: OnceLock<Arc<OwnedFd>>,
     write: OnceLock<Arc<OwnedFd>>,
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
+    seek: OnceLock<OwnedFd>,
     direct: Option<Alignment>,
     /// The kernel is asked not to keep what it moves, and has not refused.
     uncached: AtomicBool,
@@ -52,6 +146,7 @@ impl Descriptors {
             write: OnceLock::new(),
             direct_read: OnceLock::new(),
             direct_write: OnceLock::new(),
+            seek: OnceLock::new(),
             direct,
         })
     }
@@ -107,10 +202,6 @@ impl Descriptors {
         if writing { self.write.get().is_some() } else { self.read.get().is_some() }
     }
 
-    pub(crate) fn writable(&self) -> Option<BorrowedFd<'_>> {
-        self.write.get().map(|fd| fd.as_fd())
-    }
-
     pub(crate) fn read_alignment(&self) -> Alignment {
         self.direct.unwrap_or(Alignment::NONE)
     }
@@ -122,6 +213,45 @@ impl Descriptors {
     pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         Ok(rustix::fs::ftruncate(fd, len)?)
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        let allocated = rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, len));
+        Ok(allocated?)
+    }
+
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        let from = match to {
+            Seek::Data => SeekFrom::Data(offset),
+            Seek::Hole => SeekFrom::Hole(offset),
+        };
+        match rustix::fs::seek(self.for_seeks()?, from) {
+            Ok(found) => Ok(Some(found)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A description that nobody else has, as a seek moves the file offset: the offset of the
+    /// caller's is the caller's. Opened by the first seek, and kept.
+    fn for_seeks(&self) -> io::Result<BorrowedFd<'_>> {
+        let ours = self.direct_read.get().or(self.direct_write.get()).or(self.seek.get());
+        if let Some(fd) = ours {
+            return Ok(fd.as_fd());
+        }
+        // NONBLOCK: where somebody has a lease on the file that is an error, not a wait.
+        let any = self.any()?;
+        let opened = reopen(any, OFlags::RDONLY | OFlags::NONBLOCK)
+            .or_else(|_| reopen(any, OFlags::WRONLY | OFlags::NONBLOCK));
+        match opened {
+            // Another thread may have been faster; its descriptor does.
+            Ok(fd) => Ok(self.seek.get_or_init(|| fd).as_fd()),
+            Err(error) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("the file can't be opened again to look for data and holes: {error}"),
+            )),
+        }
     }
 
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
@@ -173,6 +303,13 @@ impl Descriptors {
                 }
             },
         })
+    }
+
+    /// One attempt at each transfer, one after the other.
+    pub(crate) fn try_each(&self, batch: &mut [Transfer<'_>]) {
+        for transfer in batch {
+            transfer.set(self.try_one(transfer));
+        }
     }
 
     /// One attempt by one system call.

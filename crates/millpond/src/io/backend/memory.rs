@@ -2,59 +2,33 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::io::backend::threads::Pool;
-use crate::io::backend::{Alignment, BackingFile};
+use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
 pub(crate) struct MemoryFile {
     bytes: Mutex<Vec<u8>>,
+    /// Keeps the inode, by which the registry knows the file, from being another file's.
+    inode: OnceLock<OwnedFd>,
     pool: Arc<Pool>,
 }
 
 impl MemoryFile {
     pub(crate) fn new(bytes: Vec<u8>, pool: &Arc<Pool>) -> MemoryFile {
-        MemoryFile { bytes: Mutex::new(bytes), pool: Arc::clone(pool) }
+        MemoryFile { bytes: Mutex::new(bytes), inode: OnceLock::new(), pool: Arc::clone(pool) }
     }
 
-    /// Moves at most `limit` bytes.
-    pub(crate) fn transfer(&self, transfer: &Transfer<'_>, limit: usize) -> io::Result<usize> {
-        let mut bytes = self.bytes.lock().expect("no panic under the lock");
-        let mut at = transfer.offset as usize;
-        let mut left = limit;
-        for segment in transfer.segments {
-            let mut len = segment.len().min(left);
-            match transfer.direction {
-                Direction::Read => {
-                    len = len.min(bytes.len().saturating_sub(at));
-                    // SAFETY: the segment is valid for writes, and `bytes` holds `at..at + len`.
-                    unsafe {
-                        segment.base().copy_from(bytes.as_ptr().add(at.min(bytes.len())), len)
-                    };
-                }
-                Direction::Write => {
-                    if len > 0 && bytes.len() < at + len {
-                        grow(&mut bytes, at + len)?;
-                    }
-                    if len > 0 {
-                        // SAFETY: the segment is valid for reads, and `bytes` was grown to hold
-                        // `at..at + len`.
-                        unsafe { segment.base().copy_to(bytes.as_mut_ptr().add(at), len) };
-                    }
-                }
-            }
-            at += len;
-            left -= len;
-        }
-        Ok(at - transfer.offset as usize)
+    fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().expect("no panic under the lock")
     }
 }
 
 impl BackingFile for MemoryFile {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         for transfer in batch {
-            transfer.set(self.transfer(transfer, usize::MAX));
+            transfer.set(move_bytes(&mut self.bytes(), transfer, usize::MAX));
         }
     }
 
@@ -64,21 +38,36 @@ impl BackingFile for MemoryFile {
     }
 
     fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
-        Ok(Some(fd))
+        Ok(self.inode.set(fd).err())
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.bytes.lock().expect("no panic under the lock").len() as u64)
+        Ok(self.bytes().len() as u64)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        let mut bytes = self.bytes.lock().expect("no panic under the lock");
-        if len > bytes.len() {
-            return grow(&mut bytes, len);
-        }
-        bytes.truncate(len);
+        set_len(&mut self.bytes(), len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        clear(&mut self.bytes(), offset, len);
         Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        clear(&mut self.bytes(), offset, len);
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        let end = offset.saturating_add(len);
+        let mut bytes = self.bytes();
+        if end > bytes.len() as u64 && !keep_size { set_len(&mut bytes, end) } else { Ok(()) }
+    }
+
+    /// All is data.
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        Ok(seek(self.len()?, offset, to))
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {
@@ -92,6 +81,64 @@ impl BackingFile for MemoryFile {
     fn read_alignment(&self) -> Alignment {
         Alignment::NONE
     }
+}
+
+/// Moves at most `limit` bytes between a transfer's memory and the contents of its file.
+pub(crate) fn move_bytes(
+    bytes: &mut Vec<u8>,
+    transfer: &Transfer<'_>,
+    limit: usize,
+) -> io::Result<usize> {
+    let mut at = transfer.offset as usize;
+    let mut left = limit;
+    for segment in transfer.segments {
+        let mut len = segment.len().min(left);
+        match transfer.direction {
+            Direction::Read => {
+                len = len.min(bytes.len().saturating_sub(at));
+                // SAFETY: the segment is valid for writes, and `bytes` holds `at..at + len`.
+                unsafe { segment.base().copy_from(bytes.as_ptr().add(at.min(bytes.len())), len) };
+            }
+            Direction::Write => {
+                if len > 0 && bytes.len() < at + len {
+                    grow(bytes, at + len)?;
+                }
+                if len > 0 {
+                    // SAFETY: the segment is valid for reads, and `bytes` was grown to hold
+                    // `at..at + len`.
+                    unsafe { segment.base().copy_to(bytes.as_mut_ptr().add(at), len) };
+                }
+            }
+        }
+        at += len;
+        left -= len;
+    }
+    Ok(at - transfer.offset as usize)
+}
+
+/// Cuts the contents of a file, or extends them with zeros.
+pub(crate) fn set_len(bytes: &mut Vec<u8>, len: u64) -> io::Result<()> {
+    let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    if len > bytes.len() {
+        return grow(bytes, len);
+    }
+    bytes.truncate(len);
+    Ok(())
+}
+
+/// Makes the bytes of a range that the file has zero.
+pub(crate) fn clear(bytes: &mut [u8], offset: u64, len: u64) {
+    let size = bytes.len() as u64;
+    let (from, to) = (offset.min(size), offset.saturating_add(len).min(size));
+    bytes[from as usize..to as usize].fill(0);
+}
+
+/// Where the next data or hole is in a file of `len` bytes that is all data.
+pub(crate) fn seek(len: u64, offset: u64, to: Seek) -> Option<u64> {
+    (offset < len).then_some(match to {
+        Seek::Data => offset,
+        Seek::Hole => len,
+    })
 }
 
 fn grow(bytes: &mut Vec<u8>, len: usize) -> io::Result<()> {

@@ -33,6 +33,13 @@ impl Alignment {
     pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
 }
 
+/// What to look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seek {
+    Data,
+    Hole,
+}
+
 /// A file as the cache sees it from above.
 pub(crate) trait BackingFile: Send + Sync {
     /// Tries each transfer once, all at once where possible, and notes what was moved or why not.
@@ -51,6 +58,23 @@ pub(crate) trait BackingFile: Send + Sync {
 
     fn set_len(&self, len: u64) -> io::Result<()>;
 
+    /// Makes `len` bytes at `offset` read as zeros and gives up their space; the length stays.
+    /// After an error other than a refusal (EOPNOTSUPP, EBADF and the like) a part may have been
+    /// changed.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Makes `len` bytes at `offset` read as zeros and keeps or reserves their space; the length
+    /// stays. Errors as for `punch`.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Reserves space for `len` bytes at `offset`; no byte changes. The file becomes as long as the
+    /// range reaches unless `keep_size`; after an error, too, it may have grown.
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()>;
+
+    /// The first byte from `offset` on that is in data, or in a hole; the end of the file begins a
+    /// hole. `None`: there is none before the end, or `offset` is not before it.
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>>;
+
     fn sync(&self, data_only: bool) -> io::Result<()>;
 
     /// Asks for the errors that closing a descriptor of the file would tell of.
@@ -65,8 +89,8 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(())
     }
 
-    /// What a keeper needs to write the file; `None` where there is nothing to outlive us.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    /// A descriptor that permits writing, if there is a file to write to.
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

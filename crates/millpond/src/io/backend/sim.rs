@@ -1,18 +1,26 @@
-//! A simulated device: `memory`, made slow, unordered and faulty by a seed.
+//! A simulated device: memory, made slow, unordered and faulty by a seed.
 //!
 //! The faults of one file follow from the seed and the order in which its transfers come, so a
-//! single-threaded test replays exactly.
+//! single-threaded test replays exactly. `disk` says what is stored, and what a failed sync or a
+//! power cut leaves of it; `device` is what tests see of all that.
+
+mod device;
+
+mod disk;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::io::backend::memory::MemoryFile;
+use crate::io::backend::memory;
 use crate::io::backend::threads::Pool;
-use crate::io::backend::{Alignment, BackingFile};
-use crate::io::request::{BackgroundRead, Transfer};
+use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
+use disk::Disk;
+
+pub use device::{SimDevice, SimWrite};
 
 /// What a simulated device does to the transfers it is given.
 #[derive(Debug, Clone)]
@@ -21,7 +29,10 @@ pub struct SimOptions {
     delay_us_max: u64,
     short_per_mille: u64,
     error_per_mille: u64,
+    failing_write: Option<(u64, i32)>,
+    failing_sync: Option<u64>,
     errors_on: Arc<AtomicBool>,
+    device: SimDevice,
 }
 
 impl SimOptions {
@@ -33,7 +44,10 @@ impl SimOptions {
             delay_us_max: 0,
             short_per_mille: 0,
             error_per_mille: 0,
+            failing_write: None,
+            failing_sync: None,
             errors_on: Arc::new(AtomicBool::new(true)),
+            device: SimDevice::default(),
         }
     }
 
@@ -51,11 +65,38 @@ impl SimOptions {
         self
     }
 
-    /// Lets that many of 1,000 transfers fail with EIO, after having moved any part of the bytes.
+    /// Lets that many of 1,000 transfers, and of the changes of the file's length and extents, fail
+    /// with EIO, after having moved or changed any part of the bytes.
     #[must_use]
     pub fn error_per_mille(mut self, error_per_mille: u64) -> SimOptions {
         self.error_per_mille = error_per_mille;
         self
+    }
+
+    /// Lets every `k`th write of the device fail with `errno`, after having moved any part of the
+    /// bytes. 1: all; 0: none.
+    #[must_use]
+    pub fn fail_every_kth_write(mut self, k: u64, errno: i32) -> SimOptions {
+        self.failing_write = (k > 0).then_some((k, errno));
+        self
+    }
+
+    /// Lets every `k`th sync of the device fail with EIO, where a durable write counts as one. 1:
+    /// all; 0: none. Each sector that was written since the last good sync may have been stored or
+    /// not; later syncs succeed without those that were lost, though the device may read as if it
+    /// had them.
+    #[must_use]
+    pub fn fail_every_kth_sync(mut self, k: u64) -> SimOptions {
+        self.failing_sync = (k > 0).then_some(k);
+        self
+    }
+
+    /// What a test sees of the device of all engines built from these options. To be called before
+    /// they open files: only then does the device tell what is durable from what is not.
+    #[must_use]
+    pub fn device(&self) -> SimDevice {
+        self.device.watch();
+        self.device.clone()
     }
 
     /// A switch for the errors, on at first; it works on all engines built from these options.
@@ -65,50 +106,154 @@ impl SimOptions {
     }
 }
 
+/// The next number: SplitMix64 (Steele et al., OOPSLA 2014).
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 pub(crate) struct SimFile {
-    memory: MemoryFile,
+    disk: Arc<Mutex<Disk>>,
+    /// The file's number on the device.
+    number: usize,
     options: SimOptions,
     random: Mutex<u64>,
+    /// Keeps the inode, by which the registry knows the file, from being another file's.
+    inode: OnceLock<OwnedFd>,
     pool: Arc<Pool>,
 }
 
 impl SimFile {
     pub(crate) fn new(bytes: Vec<u8>, options: &SimOptions, pool: &Arc<Pool>) -> SimFile {
+        let (number, disk) = options.device.open(bytes);
         SimFile {
-            memory: MemoryFile::new(bytes, pool),
+            disk,
+            number,
             options: options.clone(),
             random: Mutex::new(options.seed),
+            inode: OnceLock::new(),
             pool: Arc::clone(pool),
         }
     }
 
-    /// A number below `below`: SplitMix64 (Steele et al., OOPSLA 2014).
-    fn random(&self, below: u64) -> u64 {
-        let mut state = self.random.lock().expect("no panic under the lock");
-        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % below.max(1)
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().expect("no panic under the lock")
     }
 
-    fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+    /// A number below `below`.
+    fn random(&self, below: u64) -> u64 {
+        split_mix(&mut self.random.lock().expect("no panic under the lock")) % below.max(1)
+    }
+
+    fn is_struck(&self) -> bool {
+        let errors_on = self.options.errors_on.load(Relaxed);
+        self.random(1000) < self.options.error_per_mille && errors_on
+    }
+
+    /// Does something to `len` bytes of the file, or to a part of them before it fails.
+    fn act_on(&self, len: u64, act: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        self.delay();
+        if self.is_struck() {
+            act(self.random(len))?;
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        act(len)
+    }
+
+    fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.act_on(len, |part| {
+            if self.options.device.is_watched() {
+                self.options.device.change(self.number, offset..offset.saturating_add(part));
+            }
+            self.disk().clear(offset, part);
+            Ok(())
+        })
+    }
+
+    /// The errno of the write that comes now, if it is to fail.
+    fn failing_write(&self) -> Option<i32> {
+        let number = self.options.device.count_write();
+        let (k, errno) = self.options.failing_write?;
+        let fails = number.is_multiple_of(k) && self.options.errors_on.load(Relaxed);
+        fails.then_some(errno)
+    }
+
+    /// Counts a sync, or a write that is one as well; whether it is to fail.
+    fn failing_sync(&self) -> bool {
+        let number = self.options.device.count_sync();
+        let fails = self.options.failing_sync.is_some_and(|k| number.is_multiple_of(k));
+        fails && self.options.errors_on.load(Relaxed)
+    }
+
+    fn delay(&self) {
         if self.options.delay_us_max > 0 {
             let delay_us = self.random(self.options.delay_us_max + 1);
             std::thread::sleep(Duration::from_micros(delay_us));
         }
+    }
+
+    fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+        let writing = transfer.direction == Direction::Write;
+        let mut failing = None;
+        let mut before = Vec::new();
+        if writing {
+            failing = self.failing_write();
+            if self.options.device.is_watched() {
+                before = contents(transfer);
+                self.options.device.pass();
+            }
+        }
+        self.delay();
+        if before != contents_if(transfer, !before.is_empty()) {
+            self.options.device.changed(transfer);
+        }
         let total: usize = transfer.segments.iter().map(|segment| segment.len()).sum();
         // Never nothing, unless the file ends: that would mean its end.
         let part = |below: u64| 1 + self.random(below.max(1)) as usize;
-        if self.random(1000) < self.options.error_per_mille && self.options.errors_on.load(Relaxed)
-        {
-            self.memory.transfer(transfer, part(total as u64) - 1)?;
+        if self.is_struck() {
+            failing = Some(libc::EIO);
+        }
+        // What a write moved before it failed is not durable, even where it was to be.
+        let volatile = Transfer { durable: false, error: None, ..*transfer };
+        if let Some(errno) = failing {
+            if writing {
+                self.options.device.count_failed_write();
+            }
+            self.disk().transfer(&volatile, part(total as u64) - 1)?;
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        if writing && transfer.durable && self.failing_sync() {
+            // As of any failed sync: what else was written may be lost, and nobody is told again.
+            self.options.device.count_failed_write();
+            let mut disk = self.disk();
+            disk.transfer(&volatile, total)?;
+            let now = disk.now();
+            disk.fail_sync(now, |below| self.random(below));
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         let short = self.random(1000) < self.options.short_per_mille;
         let limit = if short { part(total as u64 - total.min(1) as u64) } else { total };
-        self.memory.transfer(transfer, limit)
+        self.disk().transfer(transfer, limit)
     }
+}
+
+/// The bytes that a write is to write.
+fn contents(transfer: &Transfer<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for segment in transfer.segments.iter().filter(|segment| segment.len() > 0) {
+        // SAFETY: the segment is valid for reads. Its memory may change while it is copied only
+        // where that is what a test looks for.
+        let piece = unsafe { std::slice::from_raw_parts(segment.base(), segment.len()) };
+        bytes.extend_from_slice(piece);
+    }
+    bytes
+}
+
+fn contents_if(transfer: &Transfer<'_>, wanted: bool) -> Vec<u8> {
+    if wanted { contents(transfer) } else { Vec::new() }
 }
 
 impl BackingFile for SimFile {
@@ -117,9 +262,19 @@ impl BackingFile for SimFile {
         for last in (1..order.len()).rev() {
             order.swap(last, self.random(last as u64 + 1) as usize);
         }
+        let device = &self.options.device;
+        let watched = device.is_watched();
+        // All are under way at once, though one is carried out after the other.
+        let ids: Vec<u64> = match watched {
+            true => batch.iter().map(|transfer| device.begin(self.number, transfer)).collect(),
+            false => Vec::new(),
+        };
         for at in order {
             let outcome = self.try_one(&batch[at]);
             batch[at].set(outcome);
+            if watched {
+                device.end(ids[at]);
+            }
         }
     }
 
@@ -133,30 +288,172 @@ impl BackingFile for SimFile {
     }
 
     fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
-        Ok(Some(fd))
+        Ok(self.inode.set(fd).err())
     }
 
     fn len(&self) -> io::Result<u64> {
-        self.memory.len()
+        Ok(self.disk().len())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        if self.random(1000) < self.options.error_per_mille && self.options.errors_on.load(Relaxed)
-        {
+        if self.is_struck() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        self.memory.set_len(len)
+        if self.options.device.is_watched() {
+            self.options.device.change(self.number, len..u64::MAX);
+        }
+        self.disk().set_len(len)
     }
 
-    fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.memory.sync(data_only)
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.clear(offset, len)
     }
 
-    fn permits(&self, writing: bool) -> bool {
-        self.memory.permits(writing)
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.clear(offset, len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        self.act_on(len, |part| {
+            let (mut disk, end) = (self.disk(), offset.saturating_add(part));
+            if end > disk.len() && !keep_size { disk.set_len(end) } else { Ok(()) }
+        })
+    }
+
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        if self.is_struck() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(memory::seek(self.disk().len(), offset, to))
+    }
+
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        let fails = self.failing_sync();
+        let began = self.disk().now();
+        self.delay();
+        if fails {
+            self.options.device.count_failed_sync();
+            self.disk().fail_sync(began, |below| self.random(below));
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.disk().sync(began);
+        Ok(())
+    }
+
+    fn permits(&self, _writing: bool) -> bool {
+        true
     }
 
     fn read_alignment(&self) -> Alignment {
         Alignment::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::segment::Segment;
+
+    fn file(content: &[u8], options: &SimOptions) -> Arc<SimFile> {
+        Arc::new(SimFile::new(content.to_vec(), options, &Arc::default()))
+    }
+
+    fn try_writes(file: &SimFile, memory: &mut [u8], writes: &[(u64, usize)]) -> Vec<Option<i32>> {
+        let segments: Vec<_> = writes
+            .iter()
+            // SAFETY: all writes read the same memory, which the caller lends for the call.
+            .map(|&(_, len)| [unsafe { Segment::new(memory.as_mut_ptr(), len) }])
+            .collect();
+        let mut batch: Vec<_> = writes
+            .iter()
+            .zip(&segments)
+            .map(|(&(offset, _), segment)| Transfer::new(Direction::Write, offset, segment))
+            .collect();
+        file.try_all(&mut batch);
+        batch.iter().map(|it| it.error.as_ref().and_then(|error| error.raw_os_error())).collect()
+    }
+
+    #[test]
+    fn every_kth_write_fails_while_the_switch_is_on() {
+        let options = SimOptions::new(1).fail_every_kth_write(3, libc::ENOSPC);
+        let device = options.device();
+        let file = file(&[0; 512], &options);
+        let fails = |count| -> Vec<bool> {
+            (0..count)
+                .map(|_| match try_writes(&file, &mut [7; 512], &[(0, 512)])[0] {
+                    None => false,
+                    Some(errno) => errno == libc::ENOSPC,
+                })
+                .collect()
+        };
+        assert_eq!(fails(6), [false, false, true, false, false, true]);
+        options.errors_switch().store(false, Relaxed);
+        assert_eq!(fails(3), [false; 3]);
+        assert_eq!((device.writes(), device.failed_writes()), (9, 2));
+        assert_eq!(device.image(), [7; 512]);
+        assert_eq!(device.durable(), [0; 512]);
+        assert_eq!(device.take_log().len(), 9);
+        assert_eq!(device.take_log(), []);
+    }
+
+    #[test]
+    fn every_kth_sync_fails_and_later_ones_succeed_without_what_it_lost() {
+        let mut lost = 0;
+        for seed in 0..20 {
+            let options = SimOptions::new(seed).fail_every_kth_sync(2);
+            let device = options.device();
+            let file = file(&[0; 512], &options);
+            file.sync(true).unwrap();
+            assert_eq!(try_writes(&file, &mut [7; 512], &[(0, 512)]), [None]);
+            assert_eq!(file.sync(true).unwrap_err().raw_os_error(), Some(libc::EIO));
+            file.sync(true).unwrap();
+            assert_eq!((device.syncs(), device.failed_syncs()), (3, 1));
+            lost += usize::from(device.durable() != [7; 512]);
+        }
+        assert!(lost > 2, "no failed sync lost anything");
+    }
+
+    /// Goal: a device tells of writes that overlap in time and space, of a cut over one, and of memory that changes under one.
+    #[test]
+    fn violations_are_found() {
+        let options = SimOptions::new(1);
+        let device = options.device();
+        let file = file(&[0; 8192], &options);
+        try_writes(&file, &mut [1; 4096], &[(0, 4096), (4096, 4096)]);
+        try_writes(&file, &mut [1; 4096], &[(0, 4096)]);
+        file.set_len(4096).unwrap();
+        assert_eq!(device.violations(), [""; 0]);
+        assert_eq!(device.writes_under_way_max(), 2);
+        try_writes(&file, &mut [1; 4096], &[(0, 4096), (4095, 4096)]);
+        assert_eq!(device.violations().len(), 1);
+        device.block_writes(true);
+        assert!(!device.wait_for_blocked_write(Duration::ZERO));
+        let memory: &'static mut [u8] = Box::leak(Box::new([1; 4096]));
+        let at = memory.as_mut_ptr() as usize;
+        let writer = std::thread::spawn({
+            let file = Arc::clone(&file);
+            move || try_writes(&file, memory, &[(0, 4096)])
+        });
+        assert!(device.wait_for_blocked_write(Duration::from_secs(20)));
+        file.set_len(4096).unwrap();
+        assert_eq!(device.violations().len(), 1);
+        file.set_len(4000).unwrap();
+        assert_eq!(device.violations().len(), 2);
+        // SAFETY: leaked above; the writer waits.
+        unsafe { (at as *mut u8).write_volatile(2) };
+        device.block_writes(false);
+        assert_eq!(writer.join().unwrap(), [None]);
+        assert_eq!(device.violations().len(), 3);
+    }
+
+    #[test]
+    fn each_file_has_a_disk_of_its_own() {
+        let options = SimOptions::new(1);
+        let device = options.device();
+        let _first = file(b"first", &options);
+        assert_eq!(device.image(), b"first");
+        drop(file(b"second", &options));
+        assert_eq!((device.files(), device.image()), (2, b"second".to_vec()));
+        assert_eq!(device.file(0).crash(1), b"first");
     }
 }

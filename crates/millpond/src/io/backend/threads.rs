@@ -4,79 +4,26 @@
 //! that is started when the first one comes and sleeps when there is none.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::io::backend::descriptors::Descriptors;
-use crate::io::backend::{Alignment, BackingFile, spawn};
+use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
+use crate::io::backend::{BackingFile, spawn};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
-use crate::options::Backing;
 
 const THREADS_MAX: usize = 4;
 const QUEUED_MAX: usize = 64;
 
-pub(crate) struct ThreadsFile {
-    pub(crate) descriptors: Descriptors,
-    pool: Arc<Pool>,
-}
+/// A file whose background reads go to a [`Pool`].
+pub(crate) type ThreadsFile = DescriptorFile<Arc<Pool>>;
 
-impl ThreadsFile {
-    pub(crate) fn new(
-        fd: BorrowedFd<'_>,
-        backing: Backing,
-        pool: &Arc<Pool>,
-    ) -> io::Result<ThreadsFile> {
-        Ok(ThreadsFile { descriptors: Descriptors::new(fd, backing)?, pool: Arc::clone(pool) })
-    }
-}
-
-impl BackingFile for ThreadsFile {
-    fn try_all(&self, batch: &mut [Transfer<'_>]) {
-        for transfer in batch {
-            transfer.set(self.descriptors.try_one(transfer));
-        }
+impl Carrier for Arc<Pool> {
+    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+        descriptors.try_each(batch);
     }
 
-    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        let pool = Arc::clone(&self.pool);
-        pool.start(self, read)
-    }
-
-    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
-        self.descriptors.attach(fd, read, write)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.descriptors.len()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.descriptors.set_len(len)
-    }
-
-    fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.descriptors.sync(data_only)
-    }
-
-    fn verify(&self) -> io::Result<()> {
-        self.descriptors.verify()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptors.writable()
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.descriptors.flush()
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.descriptors.permits(writing)
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        self.descriptors.read_alignment()
+    fn start(file: Arc<ThreadsFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        let pool = Arc::clone(&file.carrier);
+        pool.start(file, read)
     }
 }
 

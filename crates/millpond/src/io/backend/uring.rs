@@ -21,20 +21,19 @@
 //!
 //! Locks: the driver's queue; nothing is called under it.
 //!
-//! [`try_all`]: BackingFile::try_all
+//! [`try_all`]: crate::io::backend::BackingFile::try_all
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
-use crate::io::backend::descriptors::{Descriptors, as_submitted};
-use crate::io::backend::{Alignment, BackingFile, spawn};
+use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, as_submitted};
+use crate::io::backend::spawn;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
-use crate::options::Backing;
 
 const RING_ENTRIES: u32 = 64;
 const QUEUED_MAX: usize = 64;
@@ -93,18 +92,20 @@ fn new_ring(entries: u32) -> io::Result<IoUring> {
     }
 }
 
-pub(crate) struct UringFile {
-    pub(crate) descriptors: Descriptors,
-    driver: Arc<Driver>,
-}
+/// A file whose background reads go to a [`Driver`].
+pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 
-impl UringFile {
-    pub(crate) fn new(
-        fd: BorrowedFd<'_>,
-        backing: Backing,
-        driver: &Arc<Driver>,
-    ) -> io::Result<UringFile> {
-        Ok(UringFile { descriptors: Descriptors::new(fd, backing)?, driver: Arc::clone(driver) })
+impl Carrier for Arc<Driver> {
+    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+        if batch.len() > 1 && try_in_ring(descriptors, batch).is_some() {
+            return;
+        }
+        descriptors.try_each(batch);
+    }
+
+    fn start(file: Arc<UringFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        let driver = Arc::clone(&file.carrier);
+        driver.start(Job { file, read })
     }
 }
 
@@ -116,58 +117,6 @@ thread_local! {
 /// share.
 pub(crate) fn forget_parent() {
     let _ = RING.try_with(|ring| ring.try_borrow_mut().map(|mut ring| *ring = None));
-}
-
-impl BackingFile for UringFile {
-    fn try_all(&self, batch: &mut [Transfer<'_>]) {
-        if batch.len() > 1 && try_in_ring(&self.descriptors, batch).is_some() {
-            return;
-        }
-        for transfer in batch {
-            transfer.set(self.descriptors.try_one(transfer));
-        }
-    }
-
-    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        let driver = Arc::clone(&self.driver);
-        driver.start(Job { file: self, read })
-    }
-
-    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
-        self.descriptors.attach(fd, read, write)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.descriptors.len()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.descriptors.set_len(len)
-    }
-
-    fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.descriptors.sync(data_only)
-    }
-
-    fn verify(&self) -> io::Result<()> {
-        self.descriptors.verify()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptors.writable()
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.descriptors.flush()
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.descriptors.permits(writing)
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        self.descriptors.read_alignment()
-    }
 }
 
 /// Carries out `batch` in the ring of this thread. `None`: there is no ring to be had, and nothing

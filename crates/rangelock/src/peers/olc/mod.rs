@@ -14,6 +14,8 @@ mod tree;
 
 use std::sync::atomic::Ordering;
 
+use std::time::Duration;
+
 use crate::queue::{Queue, Ticket, unlock_and_tell};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -141,15 +143,32 @@ impl RawRangeLock for OlcBTree {
         }
     }
 
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.queue).set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut queue = self.gated();
+        queue.expire();
+        self.settle(queue);
+    }
+
     fn poll(
         &self,
-        _range: ByteRange,
-        _mode: Mode,
+        range: ByteRange,
+        mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
     ) -> Request<Held, Ticket> {
-        let mut notify = notify();
-        let request = lock(&self.queue).poll(queued, &mut notify);
+        let mut notify = Some(notify());
+        let mut queue = self.gated();
+        let in_front = if queue.is_lapsed(&queued) { self.conflicts(range, mode) } else { 0 };
+        let request = queue.poll(queued, in_front, &mut notify);
+        self.settle(queue);
         match request {
             Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
@@ -158,7 +177,7 @@ impl RawRangeLock for OlcBTree {
 
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut queue = self.gated();
-        if !queue.is_waiting(&queued) {
+        if queue.is_granted(&queued) {
             return Some(Held::Queue(queued));
         }
         let notify = queue.remove(queued);

@@ -1,0 +1,386 @@
+//! The suite `write`: writes that wait in the cache, and those that go through, until they are
+//! durable.
+//!
+//! The peers are the kernel's ways to write a file: `pwrite` into its page cache with one
+//! `fdatasync`, O_DIRECT with several writes in flight (fio with io_uring), and O_DIRECT with
+//! O_DSYNC, which is how a database appends to its log.
+//!
+//! - Every slice of either side finds its file in the same state: as long, as much of it allocated
+//!   and cached, and nothing waiting to be written back.
+//! - A slice is a number of writes, not a length of time, as the sync in the end is part of it.
+//! - The first slice of each engine is not measured: what it wrote is read back from the device.
+
+mod fio;
+mod target;
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use millpond::{Backing, Engine, OpenOptions, WriteMode};
+use rustix::fs::OFlags;
+
+use self::target::{Dsync, Stamped, Target, check, drop_kernel_cache, timed};
+use super::data::{NamedFile, TestFile};
+use super::harness::{Outcome, Pair, Plan, Row, Slice, quantile};
+use super::load::Load;
+use crate::failure::{Context, Result};
+
+const KIB: u32 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+const BACK: &str = "millpond, back, direct";
+const THROUGH_DIRECT: &str = "millpond, through, direct";
+const THROUGH: &str = "millpond, through";
+const FIO: &str = "fio, io_uring, O_DIRECT";
+const PWRITE: &str = "kernel pwrite";
+const PWRITE_SYNC: &str = "kernel pwrite, fdatasync";
+const PWRITE_DSYNC: &str = "kernel pwrite, O_DIRECT, O_DSYNC";
+
+/// Rounds against a peer that no bar is set against, where a slice takes seconds: full and quick.
+const LISTED_ROUNDS_MAX: [u32; 2] = [5, 2];
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    type Measure = fn(&'static str, &Plan, &mut Outcome) -> Result<()>;
+    let cases: [(&str, Measure); 5] = [
+        ("sequential-1m", |case, plan, outcome| sequential(case, true, plan, outcome)),
+        ("sequential-1m-overwrite", |case, plan, outcome| sequential(case, false, plan, outcome)),
+        ("random-4k-sync", random_sync),
+        ("commit", commit),
+        ("through-4k", through),
+    ];
+    for (case, measure) in cases {
+        if plan.wants(case) {
+            eprintln!("measuring {case}");
+            measure(case, plan, &mut outcome)?;
+        }
+    }
+    Ok(outcome)
+}
+
+/// One side of a pair: makes its file ready, then writes it against the clock.
+struct Side<'a> {
+    name: &'static str,
+    slice: Box<dyn FnMut() -> io::Result<Slice> + 'a>,
+    queue_depth: Option<u32>,
+    rounds_max: u32,
+}
+
+impl<'a> Side<'a> {
+    fn new(name: &'static str, slice: impl FnMut() -> io::Result<Slice> + 'a) -> Self {
+        Self { name, slice: Box::new(slice), queue_depth: None, rounds_max: u32::MAX }
+    }
+}
+
+/// Measures `subject` against each peer; returns the rows of those that could be.
+fn measure(
+    case: &'static str,
+    block_bytes: u32,
+    mut subject: Side<'_>,
+    peers: Vec<Side<'_>>,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    if let Err(error) = (subject.slice)() {
+        outcome.skip(case, subject.name, &error);
+        for peer in peers {
+            outcome.skip(case, peer.name, format!("{} failed: {error}", subject.name));
+        }
+        return Ok(());
+    }
+    for mut peer in peers {
+        if let Err(error) = (peer.slice)() {
+            outcome.skip(case, peer.name, error);
+            continue;
+        }
+        let (name, block_bytes) = (peer.name, Some(block_bytes));
+        let pair = Pair { case, threads: 1, block_bytes, subject: subject.name, peer: name };
+        let rounds = plan.rounds.min(peer.rounds_max);
+        let [own, other] = pair.measure(
+            rounds,
+            || (subject.slice)().context(format!("{case}: {}", subject.name)),
+            || (peer.slice)().context(format!("{case}: {name}")),
+        )?;
+        let queue_depth = peer.queue_depth;
+        outcome.rows.extend([own, Row { queue_depth, ..other }]);
+    }
+    Ok(())
+}
+
+fn engine(case: &str, cache_bytes: u64, plan: &Plan, outcome: &mut Outcome) -> Result<Engine> {
+    let engine = Engine::builder()
+        .cache_bytes(cache_bytes)
+        .range_lock(plan.range_lock)
+        .build()
+        .context("building a Millpond engine")?;
+    let stats = engine.stats();
+    outcome.note(format!("{case}: back end {} ({})", stats.back_end, stats.back_end_reason));
+    Ok(engine)
+}
+
+fn options(mode: WriteMode, backing: Backing) -> OpenOptions {
+    OpenOptions::new().read(true).write(true).write_mode(mode).backing(backing)
+}
+
+/// 1 MiB writes in order, of a new file or of one that is there, and one sync.
+fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    const BLOCK_BYTES: u32 = 1024 * KIB;
+    let bytes = plan.bytes(if plan.quick { 512 * MIB } else { 2048 * MIB });
+    let load = Load::sequential(bytes, BLOCK_BYTES, 1);
+    let named = NamedFile::create(&plan.dir, bytes)?;
+    let path = &*named.path;
+    let prepare = || -> io::Result<()> {
+        let file = target::open(path, OFlags::empty())?;
+        if fresh {
+            file.set_len(0)?;
+        }
+        drop_kernel_cache(&file)
+    };
+    let engine = engine(case, 512 * MIB, plan, outcome)?;
+    let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
+    let [own_bytes, peer_bytes] = &mut bytes_of;
+    let subject = Side::new(BACK, || {
+        prepare()?;
+        let file = engine.open(path, &options(WriteMode::Back, Backing::Direct))?;
+        written_and_synced(&file, path, &load, own_bytes)
+    });
+    let fio = Side::new(FIO, || {
+        prepare()?;
+        fio::write(path, bytes, BLOCK_BYTES, !fresh)
+    });
+    let pwrite = Side::new(PWRITE_SYNC, || {
+        prepare()?;
+        written_and_synced(&target::open(path, OFlags::empty())?, path, &load, peer_bytes)
+    });
+    let peers = vec![
+        Side { queue_depth: Some(fio::QUEUE_DEPTH), ..fio },
+        Side { rounds_max: LISTED_ROUNDS_MAX[usize::from(plan.quick)], ..pwrite },
+    ];
+    measure(case, BLOCK_BYTES, subject, peers, plan, outcome)
+}
+
+/// 4 KiB overwrites at random of a file that is cached, and one sync.
+fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    const BLOCK_BYTES: u32 = 4 * KIB;
+    let bytes = plan.bytes(256 * MIB);
+    let load = Load::random(bytes, BLOCK_BYTES, 1);
+    // A file each: direct writes would take the kernel's peer out of its cache.
+    let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
+    own.drop_kernel_cache().context(case)?;
+    let engine = engine(case, 1024 * MIB, plan, outcome)?;
+    let (own_path, peer_path) = (own.path(), others.path());
+    let opened = engine.open(&own_path, &options(WriteMode::Back, Backing::Direct));
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) => {
+            outcome.skip(case, BACK, &error);
+            outcome.skip(case, PWRITE_SYNC, format!("{BACK} failed: {error}"));
+            return Ok(());
+        }
+    };
+    let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
+    let [own_bytes, peer_bytes] = &mut bytes_of;
+    let subject = Side::new(BACK, || {
+        read_all(|dst, offset| Ok(file.read_at(dst, offset)?))?;
+        written_and_synced(&file, &own_path, &load, own_bytes)
+    });
+    let peer = target::open(&peer_path, OFlags::empty()).context(case)?;
+    let peer = Side::new(PWRITE_SYNC, || {
+        warm(&peer)?;
+        written_and_synced(&peer, &peer_path, &load, peer_bytes)
+    });
+    measure(case, BLOCK_BYTES, subject, vec![peer], plan, outcome)
+}
+
+/// 4 KiB overwrites at random of a file that both the engine and the kernel have cached, into the
+/// kernel's cache.
+fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    const BLOCK_BYTES: u32 = 4 * KIB;
+    let bytes = plan.bytes(256 * MIB);
+    let load = Load::random(bytes, BLOCK_BYTES, 1);
+    let shared = TestFile::create(&plan.dir, bytes)?;
+    let path = shared.path();
+    let engine = engine(case, bytes + bytes / 4 + 32 * MIB, plan, outcome)?;
+    let own = engine.open(&path, &options(WriteMode::Through, Backing::Buffered)).context(case)?;
+    let peer = target::open(&path, OFlags::empty()).context(case)?;
+    let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
+    let [own_bytes, peer_bytes] = &mut bytes_of;
+    // Nothing is left dirty by the slice before, whoever it was.
+    let prepare = || {
+        peer.sync_data()?;
+        warm(&peer)
+    };
+    let subject = Side::new(THROUGH, || {
+        prepare()?;
+        read_all(|dst, offset| Ok(own.read_at(dst, offset)?))?;
+        written(&own, &path, &load, own_bytes)
+    });
+    let pwrite = Side::new(PWRITE, || {
+        prepare()?;
+        written(&peer, &path, &load, peer_bytes)
+    });
+    measure(case, BLOCK_BYTES, subject, vec![pwrite], plan, outcome)
+}
+
+/// 4 KiB at the end of a file, durable before the next: what a database does for a transaction.
+fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let commits = plan.count(100, 30);
+    let engine = engine(case, 64 * MIB, plan, outcome)?;
+    let own = |mode| {
+        let engine = &engine;
+        move |path: &Path| Ok(engine.open(path, &options(mode, Backing::Direct))?)
+    };
+    let direct = |path: &Path| {
+        target::open(path, OFlags::APPEND | OFlags::DIRECT | OFlags::DSYNC).map(Dsync)
+    };
+    let buffered = |path: &Path| target::open(path, OFlags::APPEND);
+    let (back, through) = (own(WriteMode::Back), own(WriteMode::Through));
+    let dir = &*plan.dir;
+
+    let [latencies, others] = [Latencies::default(), Latencies::default()];
+    let mut add = |subject: Side<'_>, peer: Side<'_>| -> Result<()> {
+        let names = [subject.name, peer.name];
+        let from = outcome.rows.len();
+        measure(case, Commits::BLOCK_BYTES, subject, vec![peer], plan, outcome)?;
+        if let [own, other] = &mut outcome.rows[from..] {
+            latencies.tell(own);
+            others.tell(other);
+            outcome.note(latencies.beside(&others, names));
+        }
+        latencies.clear();
+        others.clear();
+        Ok(())
+    };
+    let commits_of = |name, latencies| Commits::new(name, commits, dir, latencies);
+    add(commits_of(BACK, &latencies).side(back), commits_of(PWRITE_DSYNC, &others).side(direct))?;
+    add(commits_of(BACK, &latencies).side(back), commits_of(PWRITE_SYNC, &others).side(buffered))?;
+    add(
+        commits_of(THROUGH_DIRECT, &latencies).side(through),
+        commits_of(PWRITE_DSYNC, &others).side(direct),
+    )
+}
+
+/// Commits to a file that is new in every slice.
+struct Commits<'a> {
+    name: &'static str,
+    count: usize,
+    dir: &'a Path,
+    latencies: &'a Latencies,
+}
+
+impl<'a> Commits<'a> {
+    const BLOCK_BYTES: u32 = 4 * KIB;
+
+    fn new(name: &'static str, count: usize, dir: &'a Path, latencies: &'a Latencies) -> Self {
+        Self { name, count, dir, latencies }
+    }
+
+    fn side<T: Target + 'a>(self, open: impl Fn(&Path) -> io::Result<T> + 'a) -> Side<'a> {
+        let Self { name, count, dir, latencies } = self;
+        let mut bytes = Stamped::new(Self::BLOCK_BYTES);
+        Side::new(name, move || {
+            let named =
+                NamedFile::create(dir, 0).map_err(|error| io::Error::other(error.message))?;
+            let target = open(&named.path)?;
+            let first = bytes.begin();
+            let mut took = Vec::new();
+            let slice = timed(count as u64, || {
+                took = target::commit_blocks(&target, count, Self::BLOCK_BYTES, &mut bytes)?;
+                Ok(())
+            })?;
+            if first {
+                check(&named.path, 0..count as u32, Self::BLOCK_BYTES, &mut bytes)?;
+            } else {
+                latencies.0.borrow_mut().push(took);
+            }
+            Ok(slice)
+        })
+    }
+}
+
+/// How long each operation took, slice by slice.
+#[derive(Default)]
+struct Latencies(RefCell<Vec<Vec<Duration>>>);
+
+impl Latencies {
+    fn clear(&self) {
+        self.0.borrow_mut().clear();
+    }
+
+    /// Of all slices together.
+    fn quantile_ns(&self, q: f64) -> f64 {
+        let slices = self.0.borrow();
+        let mut all: Vec<_> = slices.iter().flatten().map(|took| took.as_nanos() as f64).collect();
+        quantile(&mut all, q)
+    }
+
+    fn tell(&self, row: &mut Row) {
+        row.p50_ns = Some(self.quantile_ns(0.5));
+        row.p99_ns = Some(self.quantile_ns(0.99));
+        row.p999_ns = Some(self.quantile_ns(0.999));
+    }
+
+    /// The ratios that matter of latencies, where less is better.
+    fn beside(&self, other: &Self, [name, peer]: [&str; 2]) -> String {
+        let ratio = |q| self.quantile_ns(q) / other.quantile_ns(q);
+        let (count, p50, p99) = (self.0.borrow().iter().flatten().count(), ratio(0.5), ratio(0.99));
+        format!("commit: {count} each: p50 {p50:.2}, p99 {p99:.2} times {peer}'s: {name}")
+    }
+}
+
+fn written_and_synced(
+    target: &impl Target,
+    path: &Path,
+    load: &Load,
+    bytes: &mut Stamped,
+) -> io::Result<Slice> {
+    slice(target, path, load, bytes, true)
+}
+
+fn written(
+    target: &impl Target,
+    path: &Path,
+    load: &Load,
+    bytes: &mut Stamped,
+) -> io::Result<Slice> {
+    slice(target, path, load, bytes, false)
+}
+
+fn slice(
+    target: &impl Target,
+    path: &Path,
+    load: &Load,
+    bytes: &mut Stamped,
+    sync: bool,
+) -> io::Result<Slice> {
+    let first = bytes.begin();
+    let slice = timed(load.blocks[0].len() as u64, || {
+        target::write_blocks(target, load, bytes)?;
+        if sync { target.sync_data() } else { Ok(()) }
+    })?;
+    if first {
+        check(path, load.distinct_blocks(), load.block_bytes, bytes)?;
+    }
+    Ok(slice)
+}
+
+/// Has the kernel cache the whole file.
+fn warm(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    read_all(|dst, offset| file.read_at(dst, offset))
+}
+
+fn read_all(read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>) -> io::Result<()> {
+    let mut buffer = vec![0; MIB as usize];
+    let mut offset = 0;
+    loop {
+        match read_at(&mut buffer, offset)? {
+            0 => return Ok(()),
+            len => offset += len as u64,
+        }
+    }
+}

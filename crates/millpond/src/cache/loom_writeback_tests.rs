@@ -1,0 +1,240 @@
+//! Loom models of write-back on the real page word and pins: a flusher against writers, a cut, and
+//! eviction.
+//!
+//! The device is two numbers, the content of the page and the length of the file; a write to it is
+//! two steps with the frame read in between, as the device reads memory while it works. The
+//! `loom_without_*` twins leave one rule out and must fail.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use loom::sync::atomic::{AtomicUsize, fence};
+use loom::thread;
+
+use crate::cache::frame::FrameIndex;
+use crate::cache::page::{Epoch, PageWord, Shown, State, WritebackEnd};
+use crate::cache::pin::Pins;
+
+const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
+
+/// A rule that a twin leaves out.
+#[derive(Clone, Copy, PartialEq)]
+enum Rule {
+    None,
+    /// Raise the pin before the claim.
+    Pin,
+    /// Who cuts the file waits for write-backs after hiding.
+    AwaitEnds,
+    /// The size is read after the claim (B5 of `writeback`).
+    SizeAfterClaim,
+}
+
+struct Pond {
+    without: Rule,
+    word: PageWord,
+    epoch: Epoch,
+    pins: [Pins; 4],
+    frames: [AtomicUsize; 4],
+    size: AtomicUsize,
+    device: AtomicUsize,
+    device_len: AtomicUsize,
+}
+
+impl Pond {
+    /// The page is DIRTY with frame 1, whose content is 1; the device has 0.
+    fn new(without: Rule) -> Arc<Pond> {
+        let pond = Pond {
+            without,
+            word: PageWord::new(),
+            epoch: Epoch::new(),
+            pins: Default::default(),
+            frames: std::array::from_fn(|frame| AtomicUsize::new(frame)),
+            size: AtomicUsize::new(2),
+            device: AtomicUsize::new(0),
+            device_len: AtomicUsize::new(0),
+        };
+        pond.word.hide(&pond.epoch);
+        let _ = pond.word.show(FrameIndex(1), DIRTY);
+        Arc::new(pond)
+    }
+
+    /// One flush of the page, as `writeback` does it; whether there was anything to write.
+    fn flush(&self) -> bool {
+        let early_size = self.size.load(Acquire);
+        let seen = self.word.load();
+        if !seen.is_ready() || !seen.is_dirty() || seen.is_under_writeback() {
+            return false;
+        }
+        let frame = seen.frame();
+        let pins = &self.pins[frame.0 as usize];
+        if self.without != Rule::Pin {
+            pins.pin();
+            fence(SeqCst);
+        }
+        if self.word.try_writeback(seen).is_none() {
+            if self.without != Rule::Pin && pins.unpin() {
+                self.reuse(frame);
+            }
+            return false;
+        }
+        let late_size = self.size.load(Acquire);
+        let size = if self.without == Rule::SizeAfterClaim { early_size } else { late_size };
+        let content = self.frames[frame.0 as usize].load(Relaxed);
+        thread::yield_now();
+        assert!(content < 90, "another page's bytes reach the device");
+        self.device.store(content, Relaxed);
+        self.device_len.fetch_max(size, Relaxed);
+        let _ = self.word.end_writeback(WritebackEnd::Stable);
+        if self.without != Rule::Pin && pins.unpin() {
+            self.reuse(frame);
+        }
+        true
+    }
+
+    fn write(&self, fresh: u32) {
+        fence(Release);
+        self.frames[fresh as usize].store(fresh as usize, Relaxed);
+        if let Ok(change) = self.word.try_replace(FrameIndex(fresh), DIRTY, &self.epoch) {
+            self.release(change.was.frame());
+        } else {
+            self.word.hide(&self.epoch);
+            fence(SeqCst);
+            let _ = self.word.show(FrameIndex(fresh), DIRTY);
+        }
+    }
+
+    fn release(&self, frame: FrameIndex) {
+        fence(SeqCst);
+        if self.pins[frame.0 as usize].try_retire() {
+            self.reuse(frame);
+        }
+    }
+
+    /// The frame is free, and somebody takes it for another page.
+    fn reuse(&self, frame: FrameIndex) {
+        fence(Release);
+        self.frames[frame.0 as usize].store(99, Relaxed);
+    }
+}
+
+fn spawn(pond: &Arc<Pond>, body: impl FnOnce(&Pond) + 'static) -> thread::JoinHandle<()> {
+    let pond = Arc::clone(pond);
+    thread::spawn(move || body(&pond))
+}
+
+/// Goal: the device gets whole contents, and the last of them unless the page is DIRTY still.
+/// Method: a flush, and a write that replaces the frame under it.
+fn flush_races_a_write(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        let flusher = spawn(&pond, |pond| {
+            pond.flush();
+        });
+        pond.write(2);
+        flusher.join().unwrap();
+        let clean = !pond.word.load().is_dirty();
+        assert!(!clean || pond.device.load(Relaxed) == 2, "a write was forgotten");
+        assert!(clean || pond.flush(), "nobody can write the page back any more");
+        assert_eq!(pond.device.load(Relaxed), 2);
+    });
+}
+
+#[test]
+fn loom_flush_races_a_write() {
+    flush_races_a_write(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "another page's bytes reach the device")]
+fn loom_without_the_pin_a_flush_writes_another_page() {
+    flush_races_a_write(Rule::Pin);
+}
+
+/// Goal: of two contents of a page, the older never lands last.
+/// Method: two flushers, and a write between.
+#[test]
+fn loom_two_flushes_race_a_write() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let pond = Pond::new(Rule::None);
+        let other = spawn(&pond, |pond| {
+            pond.flush();
+        });
+        let writer = spawn(&pond, |pond| {
+            pond.write(2);
+            pond.flush();
+        });
+        other.join().unwrap();
+        writer.join().unwrap();
+        let clean = !pond.word.load().is_dirty();
+        assert!(!clean || pond.device.load(Relaxed) == 2, "the older content landed last");
+    });
+}
+
+/// Goal: the device's file is never longer than the size, once a cut has returned.
+/// Method: a flush, and a cut that hides, waits, and then cuts the device's file.
+fn flush_races_a_cut(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        pond.size.store(2, Relaxed);
+        let flusher = spawn(&pond, |pond| {
+            pond.flush();
+        });
+        pond.word.hide(&pond.epoch);
+        fence(SeqCst);
+        while pond.without != Rule::AwaitEnds && pond.word.load().is_under_writeback() {
+            thread::yield_now();
+        }
+        pond.device_len.store(1, Relaxed);
+        pond.size.store(1, Release);
+        let _ = pond.word.show(FrameIndex(1), DIRTY);
+        pond.flush();
+        flusher.join().unwrap();
+        assert_eq!(pond.device_len.load(Relaxed), 1, "longer than its size");
+    });
+}
+
+#[test]
+fn loom_flush_races_a_cut() {
+    flush_races_a_cut(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "longer than its size")]
+fn loom_without_waiting_for_write_backs_the_file_is_too_long() {
+    flush_races_a_cut(Rule::AwaitEnds);
+}
+
+#[test]
+#[should_panic(expected = "longer than its size")]
+fn loom_with_the_size_read_too_early_the_file_is_too_long() {
+    flush_races_a_cut(Rule::SizeAfterClaim);
+}
+
+/// Goal: what is evicted can be read from the device.
+/// Method: a flush, a write, and an evictor that takes any page it can have.
+#[test]
+fn loom_eviction_races_a_flush() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let pond = Pond::new(Rule::None);
+        let flusher = spawn(&pond, |pond| {
+            pond.flush();
+        });
+        let evictor = spawn(&pond, |pond| {
+            let seen = pond.word.load();
+            if seen.is_ready() && pond.word.try_evict(seen, &pond.epoch) {
+                let content = pond.frames[seen.frame().0 as usize].load(Relaxed);
+                assert_eq!(pond.device.load(Relaxed), content, "evicted before it was written");
+                pond.release(seen.frame());
+            }
+        });
+        pond.write(2);
+        flusher.join().unwrap();
+        evictor.join().unwrap();
+        if pond.word.load().state() == State::Empty {
+            assert_eq!(pond.device.load(Relaxed), 2);
+        }
+    });
+}

@@ -1,0 +1,337 @@
+//! A simulated device as a test sees it: what is stored, what was asked for, and what was wrong.
+//!
+//! - **V1** Of two transfers that overlap in space and time, none is a write; nor is the file cut,
+//!   or a hole punched, where it is being written.
+//! - **V2** The memory of a write does not change until it ends.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::io::backend::sim::disk::Disk;
+use crate::io::backend::sim::split_mix;
+use crate::io::request::{Direction, Transfer};
+use crate::io::segment;
+
+/// A write that a simulated device was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SimWrite {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How many bytes it was to write.
+    pub len: u64,
+    /// Whether its bytes were to be durable when it ended.
+    pub durable: bool,
+}
+
+/// What a test sees of a simulated device, and does to it. Clones are the same device.
+///
+/// From [`SimOptions::device`](crate::SimOptions::device), which is to be called before a file is
+/// opened. Contents are those of the file that was opened last, unless [`SimDevice::file`] chose
+/// another; all else concerns the whole device.
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions};
+///
+/// let options = SimOptions::new(1);
+/// let device = options.device();
+/// let engine = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(options)).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// let file = engine.open(&path, &OpenOptions::new().write(true).create(true))?;
+/// file.write_all_at(b"pond", 0)?;
+/// assert_eq!(device.image(), b"pond");
+/// assert_eq!(device.durable(), b"");
+/// file.sync_all()?;
+/// assert_eq!(device.crash(1), b"pond");
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct SimDevice {
+    shared: Arc<Shared>,
+    index: Option<usize>,
+}
+
+#[derive(Default)]
+struct Shared {
+    watched: AtomicBool,
+    files: Mutex<Vec<Arc<Mutex<Disk>>>>,
+    writes: AtomicU64,
+    syncs: AtomicU64,
+    failed_writes: AtomicU64,
+    failed_syncs: AtomicU64,
+    traffic: Mutex<Traffic>,
+    released: Condvar,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Traffic {
+    blocked: bool,
+    waiting: usize,
+    under_way: Vec<UnderWay>,
+    writes_max: usize,
+    log: Vec<SimWrite>,
+    violations: Vec<String>,
+}
+
+struct UnderWay {
+    id: u64,
+    file: usize,
+    direction: Direction,
+    bytes: Range<u64>,
+}
+
+impl Traffic {
+    fn violated(&mut self, what: String) {
+        if self.violations.len() < 100 {
+            self.violations.push(what);
+        }
+    }
+}
+
+impl SimDevice {
+    /// The same device; contents are those of the file that was opened as number `index`, from 0.
+    #[must_use]
+    pub fn file(&self, index: usize) -> SimDevice {
+        SimDevice { shared: Arc::clone(&self.shared), index: Some(index) }
+    }
+
+    /// How many files were opened so far; one that all handles had closed counts again.
+    #[must_use]
+    pub fn files(&self) -> usize {
+        self.disks().len()
+    }
+
+    /// What reads of the device would return. The file's handles may be closed already.
+    #[must_use]
+    pub fn image(&self) -> Vec<u8> {
+        self.with_disk(|disk| disk.image().to_vec())
+    }
+
+    /// The length of the file on the device, in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.with_disk(|disk| disk.len())
+    }
+
+    /// Whether the file has no bytes on the device.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The greatest length that the file ever had on the device.
+    #[must_use]
+    pub fn len_max(&self) -> u64 {
+        self.with_disk(|disk| disk.len_max())
+    }
+
+    /// What is sure to be left after a power cut: what successful syncs covered.
+    #[must_use]
+    pub fn durable(&self) -> Vec<u8> {
+        self.with_disk(|disk| disk.durable())
+    }
+
+    /// What is left after a power cut now. Each sector of 512 bytes is as it was when a successful
+    /// sync last covered it, or as it was at any moment since; the length is that of the last
+    /// successful sync, or any that was set since, and no sector is older than a truncation that
+    /// came before that length. `seed` decides.
+    #[must_use]
+    pub fn crash(&self, seed: u64) -> Vec<u8> {
+        let mut state = seed;
+        self.with_disk(|disk| disk.crash(|below| split_mix(&mut state) % below.max(1)))
+    }
+
+    /// Writes that were tried.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.shared.writes.load(Relaxed)
+    }
+
+    /// Syncs that were tried, and durable writes.
+    #[must_use]
+    pub fn syncs(&self) -> u64 {
+        self.shared.syncs.load(Relaxed)
+    }
+
+    /// Writes that were made to fail; durable ones among them, whatever failed of them.
+    #[must_use]
+    pub fn failed_writes(&self) -> u64 {
+        self.shared.failed_writes.load(Relaxed)
+    }
+
+    /// Syncs that were made to fail; no durable writes.
+    #[must_use]
+    pub fn failed_syncs(&self) -> u64 {
+        self.shared.failed_syncs.load(Relaxed)
+    }
+
+    /// The most writes that were ever under way at once.
+    #[must_use]
+    pub fn writes_under_way_max(&self) -> usize {
+        self.traffic().writes_max
+    }
+
+    /// The writes that were tried, in order; and forgets them.
+    #[must_use]
+    pub fn take_log(&self) -> Vec<SimWrite> {
+        std::mem::take(&mut self.traffic().log)
+    }
+
+    /// Makes writes wait, or lets them go on.
+    pub fn block_writes(&self, on: bool) {
+        self.traffic().blocked = on;
+        self.shared.released.notify_all();
+    }
+
+    /// Waits until a write waits for being released; whether one did within `limit`.
+    #[must_use]
+    pub fn wait_for_blocked_write(&self, limit: Duration) -> bool {
+        let started = Instant::now();
+        while self.traffic().waiting == 0 {
+            if started.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// What the engine did that it must not: transfers that overlap in space and time and are not
+    /// all reads; a cut or a hole in what is being written; a write of memory that
+    /// changes meanwhile.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.traffic().violations.clone()
+    }
+
+    fn disks(&self) -> MutexGuard<'_, Vec<Arc<Mutex<Disk>>>> {
+        self.shared.files.lock().expect("no panic under the lock")
+    }
+
+    fn traffic(&self) -> MutexGuard<'_, Traffic> {
+        self.shared.traffic.lock().expect("no panic under the lock")
+    }
+
+    fn with_disk<R>(&self, ask: impl FnOnce(&Disk) -> R) -> R {
+        let disk = {
+            let disks = self.disks();
+            let index = self.index.unwrap_or(disks.len().saturating_sub(1));
+            Arc::clone(
+                disks.get(index).expect("the file was opened, after the device was asked for"),
+            )
+        };
+        let disk = disk.lock().expect("no panic under the lock");
+        ask(&disk)
+    }
+
+    pub(super) fn watch(&self) {
+        self.shared.watched.store(true, Relaxed);
+    }
+
+    /// Makes the disk of a file that is being opened, and its number.
+    pub(super) fn open(&self, bytes: Vec<u8>) -> (usize, Arc<Mutex<Disk>>) {
+        if !self.is_watched() {
+            return (0, Arc::new(Mutex::new(Disk::new(bytes, false))));
+        }
+        let disk = Arc::new(Mutex::new(Disk::new(bytes, true)));
+        let mut disks = self.disks();
+        disks.push(Arc::clone(&disk));
+        (disks.len() - 1, disk)
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.shared.watched.load(Relaxed)
+    }
+
+    /// Counts a write; returns its number, from 1.
+    pub(super) fn count_write(&self) -> u64 {
+        self.shared.writes.fetch_add(1, Relaxed) + 1
+    }
+
+    pub(super) fn count_sync(&self) -> u64 {
+        self.shared.syncs.fetch_add(1, Relaxed) + 1
+    }
+
+    pub(super) fn count_failed_write(&self) {
+        self.shared.failed_writes.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn count_failed_sync(&self) {
+        self.shared.failed_syncs.fetch_add(1, Relaxed);
+    }
+
+    /// Notes that a transfer begins; returns its id.
+    pub(super) fn begin(&self, file: usize, transfer: &Transfer<'_>) -> u64 {
+        let len = segment::total_len(transfer.segments).expect("lengths were checked");
+        let bytes = transfer.offset..transfer.offset + len;
+        let direction = transfer.direction;
+        let mut traffic = self.traffic();
+        let other = traffic.under_way.iter().find(|other| {
+            other.file == file
+                && other.bytes.start < bytes.end
+                && bytes.start < other.bytes.end
+                && (direction == Direction::Write || other.direction == Direction::Write)
+        });
+        if let Some(other) = other {
+            let what = format!(
+                "{direction:?} of {bytes:?} during {:?} of {:?}",
+                other.direction, other.bytes
+            );
+            traffic.violated(what);
+        }
+        let id = traffic.under_way.iter().map(|other| other.id + 1).max().unwrap_or(0);
+        traffic.under_way.push(UnderWay { id, file, direction, bytes });
+        if direction == Direction::Write {
+            let durable = transfer.durable;
+            traffic.log.push(SimWrite { offset: transfer.offset, len, durable });
+            let writes = traffic.under_way.iter().filter(|it| it.direction == Direction::Write);
+            traffic.writes_max = traffic.writes_max.max(writes.count());
+        }
+        id
+    }
+
+    pub(super) fn end(&self, id: u64) {
+        self.traffic().under_way.retain(|other| other.id != id);
+    }
+
+    /// Waits while writes are blocked.
+    pub(super) fn pass(&self) {
+        let mut traffic = self.traffic();
+        traffic.waiting += 1;
+        while traffic.blocked {
+            traffic = self.shared.released.wait(traffic).expect("no panic under the lock");
+        }
+        traffic.waiting -= 1;
+    }
+
+    /// Notes a change of bytes that is no write: a cut, or a hole.
+    pub(super) fn change(&self, file: usize, bytes: Range<u64>) {
+        let mut traffic = self.traffic();
+        let other = traffic.under_way.iter().find(|other| {
+            other.file == file
+                && other.direction == Direction::Write
+                && other.bytes.start < bytes.end
+                && bytes.start < other.bytes.end
+        });
+        if let Some(other) = other {
+            let what = format!("cut or hole of {bytes:?} during a write of {:?}", other.bytes);
+            traffic.violated(what);
+        }
+    }
+
+    pub(super) fn changed(&self, transfer: &Transfer<'_>) {
+        let what = format!("the memory of a write at {} changed", transfer.offset);
+        self.traffic().violated(what);
+    }
+}

@@ -1,0 +1,111 @@
+//! A file's place at the keeper: taken before its first page is DIRTY, given up after its last
+//! handle is gone and all is written back.
+//!
+//! Locks: `adopting`, under the range guard of a writer; the keeper is asked under it. `intending`,
+//! under an exclusive guard; the back end is told under it, and no guard is waited for.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use crate::cache::frame::FrameIndex;
+use crate::cache::table::PageIndex;
+use crate::cached::CachedFile;
+use crate::survival::{FileSlot, Intent, Survival};
+
+/// The entry of a file in the keeper's tables, if it has one.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// As [`FileSlot::word`]; 0 is none.
+    slot: AtomicU64,
+    adopting: Mutex<()>,
+    /// One intent at a time (K5).
+    intending: Mutex<()>,
+}
+
+impl CachedFile {
+    fn survival(&self) -> Option<&Survival> {
+        self.cache().frames.survival()
+    }
+
+    fn kept(&self) -> Option<(&Survival, FileSlot)> {
+        let survival = self.survival()?;
+        let word = self.kept.slot.load(Acquire);
+        (word != 0).then(|| (survival, FileSlot::from_word(word)))
+    }
+
+    /// Whether pages of the file survive this process from now on, as far as the engine wants that.
+    /// Caller: a writer's guard.
+    pub(crate) fn keep(&self) -> bool {
+        let Some(survival) = self.survival() else { return true };
+        if self.kept.slot.load(Acquire) != 0 {
+            return true;
+        }
+        let _one = self.kept.adopting.lock().expect("no panic under the lock");
+        if self.kept.slot.load(Acquire) != 0 {
+            return true;
+        }
+        let Some(fd) = self.backing.write_descriptor() else { return false };
+        let size = self.core().size.load(Acquire);
+        let adopted =
+            survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
+        match adopted {
+            Ok(slot) => {
+                self.kept.slot.store(slot.word(), Release);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The keeper drops its descriptor. Caller: exclusive guard over the whole file, of which
+    /// nothing is DIRTY.
+    pub(crate) fn let_go(&self) {
+        if let Some((survival, slot)) = self.kept() {
+            self.kept.slot.store(0, Release);
+            survival.forget(slot);
+        }
+    }
+
+    /// New contents of pages survive from here on, all or none, and with them a new size. Before
+    /// they are shown.
+    pub(crate) fn commit(
+        &self,
+        pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
+        size: Option<u64>,
+    ) {
+        if let Some((survival, slot)) = self.kept() {
+            survival.commit(slot, pages, size);
+        }
+    }
+
+    /// What a frame holds is at the back end, or older than what was committed.
+    pub(crate) fn forget_frame(&self, frame: FrameIndex) {
+        if let Some(survival) = self.survival() {
+            survival.clean(frame);
+        }
+    }
+
+    /// Does `act`, which changes the file below the cache and then what the cache says of it, so
+    /// that the keeper finishes it if the process dies meanwhile.
+    pub(crate) fn intending<R>(&self, intent: Intent, act: impl FnOnce() -> R) -> R {
+        let Some((survival, slot)) = self.kept() else { return act() };
+        let _one = self.kept.intending.lock().expect("no panic under the lock");
+        survival.set_intent(slot, intent);
+        let outcome = act();
+        survival.clear_intent(slot);
+        outcome
+    }
+
+    /// The size has changed, under an exclusive guard to the end of the file.
+    pub(crate) fn keep_size(&self, size: u64) {
+        if let Some((survival, slot)) = self.kept() {
+            survival.set_size(slot, size);
+        }
+    }
+
+    /// Whether what is DIRTY survives this process.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept().is_some()
+    }
+}

@@ -1,0 +1,90 @@
+//! What extent operations wait for, and what they do not wait for.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use millpond_rangelock::Mode;
+
+use crate::{BackendChoice, Engine, File, OpenOptions};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 100;
+
+type Change = fn(&File, u64, u64);
+
+const CLEARS: [Change; 2] = [
+    |file, offset, len| file.punch_hole(offset, len).unwrap(),
+    |file, offset, len| file.zero_range(offset, len).unwrap(),
+];
+const ALLOCATE: Change = |file, offset, len| file.allocate(offset, len).unwrap();
+
+fn with_file(test: impl FnOnce(&File)) {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().backend(BackendChoice::Memory).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).create(true);
+    let file = engine.open(dir.path().join("file"), &options).unwrap();
+    file.write_all_at(&[7; (PAGE * PAGES) as usize - 10], 0).unwrap();
+    test(&file);
+}
+
+/// Whether `change` ends while a guard on `held` is held; it has to when that is released.
+fn waits(file: &File, held: (u64, u64), mode: Mode, change: impl FnOnce(&File) + Send) -> bool {
+    let (send, ended) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let guard = file.cached().lock(held.0, held.1, mode);
+        scope.spawn(move || {
+            change(file);
+            send.send(()).unwrap();
+        });
+        let waits = ended.recv_timeout(Duration::from_millis(100)).is_err();
+        drop(guard);
+        if waits {
+            ended.recv_timeout(Duration::from_secs(20)).expect("ends when the guard is gone");
+        }
+        waits
+    })
+}
+
+/// Goal: clearing a range waits for who holds a page of it, and for nobody else.
+#[test]
+fn clearing_takes_exactly_its_range() {
+    with_file(|file| {
+        for clear in CLEARS {
+            // Bytes 10 * 4096 + 5 .. 12 * 4096 + 5: pages 10, 11, 12.
+            let change = move |file: &File| clear(file, 10 * PAGE + 5, 2 * PAGE);
+            for mode in [Mode::Shared, Mode::Exclusive] {
+                assert!(!waits(file, (0, 10 * PAGE), mode, change));
+                assert!(waits(file, (0, 10 * PAGE + 1), mode, change));
+                assert!(waits(file, (12 * PAGE + 4095, 12 * PAGE + 4096), mode, change));
+                assert!(!waits(file, (13 * PAGE, PAGES * PAGE), mode, change));
+            }
+            // Beyond the end there is nothing to wait for.
+            let beyond = move |file: &File| clear(file, PAGES * PAGE + 5, PAGE);
+            assert!(!waits(file, (0, u64::MAX), Mode::Exclusive, beyond));
+        }
+    });
+}
+
+/// Goal: reserving waits for nobody but who changes the range, or, where it extends the file, for
+/// who uses the bytes from the old end on.
+#[test]
+fn reserving_takes_the_range_or_the_end() {
+    with_file(|file| {
+        let within = |file: &File| ALLOCATE(file, 10 * PAGE + 5, 2 * PAGE);
+        assert!(!waits(file, (0, u64::MAX), Mode::Shared, within));
+        assert!(!waits(file, (0, 10 * PAGE), Mode::Exclusive, within));
+        assert!(waits(file, (11 * PAGE, 12 * PAGE), Mode::Exclusive, within));
+        assert!(!waits(file, (13 * PAGE, u64::MAX), Mode::Exclusive, within));
+        let old_end = PAGES * PAGE - 10;
+        for (end, held, mode, expected) in [
+            (old_end + 1, (0, (PAGES - 1) * PAGE), Mode::Exclusive, false),
+            (old_end + 2, ((PAGES - 1) * PAGE, PAGES * PAGE), Mode::Shared, true),
+            (PAGES * PAGE + 1, (PAGES * PAGE, u64::MAX), Mode::Exclusive, true),
+            ((PAGES + 2) * PAGE, ((PAGES + 2) * PAGE, u64::MAX), Mode::Exclusive, false),
+        ] {
+            let extend = move |file: &File| ALLOCATE(file, 5, end - 5);
+            assert_eq!(waits(file, held, mode, extend), expected, "to {end}");
+            assert_eq!(file.len().unwrap(), end);
+        }
+    });
+}

@@ -1,0 +1,481 @@
+//! Random sequences of operations, failures and power cuts, against a model of what a crash may
+//! leave.
+//!
+//! The model knows for each byte which values it may have now, and which it may have after a power
+//! cut: what the last successful sync covered, or anything that was written since. A failing
+//! sequence is shrunk and printed, and kept in `crash.proptest-regressions` beside this file;
+//! `PROPTEST_RNG_SEED` fixes all others. `MILLPOND_TEST_SCALE` makes the tests longer.
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use millpond::{BackendChoice, Engine, Error, File, OpenOptions, SimDevice, SimOptions, WriteMode};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+use common::{Random, cache_for, read_write, scaled, temp_dir};
+
+/// As much as a file of a model may have.
+const FILE_BYTES: usize = 24 * BLOCK;
+const BLOCK: usize = 4096;
+/// No more than there are values that a byte can have, each of one write only.
+const STEPS_MAX: usize = 60;
+
+/// A range: where in which block it starts, and its length.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    block: usize,
+    within: usize,
+    len: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(Span),
+    DurableWrite(Span),
+    Append(usize),
+    Truncate(Span),
+    Read(Span),
+    WriteBack,
+    SyncAll,
+    SyncData,
+    SyncRange(Span),
+    /// Lets dirty pages grow old.
+    Wait,
+    Faults(bool),
+    /// Looks at what power cuts would leave.
+    Crashes(u64),
+    /// Goes on with what one has left.
+    Restart(u64),
+}
+
+fn spans() -> impl Strategy<Value = Span> {
+    let within = prop_oneof![4 => Just(0usize), 1 => Just(4095), 2 => Just(512), 4 => 0usize..4096];
+    let lens = prop_oneof![
+        1 => Just(0usize),
+        8 => 1usize..600,
+        6 => prop_oneof![Just(4096usize), Just(8192), Just(512)],
+        6 => 1usize..10_000,
+        1 => 1usize..60_000,
+    ];
+    (0..FILE_BYTES / BLOCK, within, lens).prop_map(|(block, within, len)| Span {
+        block,
+        within,
+        len,
+    })
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        30 => spans().prop_map(Step::Write),
+        5 => spans().prop_map(Step::DurableWrite),
+        5 => (0usize..6000).prop_map(Step::Append),
+        6 => spans().prop_map(Step::Truncate),
+        8 => spans().prop_map(Step::Read),
+        6 => Just(Step::WriteBack),
+        5 => Just(Step::SyncAll),
+        5 => Just(Step::SyncData),
+        4 => spans().prop_map(Step::SyncRange),
+        1 => Just(Step::Wait),
+        4 => any::<bool>().prop_map(Step::Faults),
+        8 => any::<u64>().prop_map(Step::Crashes),
+        3 => any::<u64>().prop_map(Step::Restart),
+    ]
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    back: bool,
+    page_shift: u32,
+    cache_pages: u64,
+    dirty_pages: u64,
+    seed: u64,
+    delays: bool,
+    short_per_mille: u64,
+    /// Which writes and syncs fail; 0: none.
+    write_k: u64,
+    sync_k: u64,
+    steps: Vec<Step>,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let sizes = (12u32..15, prop_oneof![4u64..12, 12u64..100], prop_oneof![1u64..8, 8u64..60]);
+    let device = (any::<u64>(), any::<bool>(), prop_oneof![2 => Just(0u64), 1 => 0u64..500]);
+    let faults =
+        (prop_oneof![1 => Just(0u64), 1 => 1u64..12], prop_oneof![1 => Just(0u64), 1 => 1u64..5]);
+    let back = prop_oneof![3 => Just(true), 1 => Just(false)];
+    let steps = prop::collection::vec(steps(), 1..STEPS_MAX);
+    (back, sizes, device, faults, steps).prop_map(
+        |(back, (page_shift, cache_pages, dirty_pages), (seed, delays, short), faults, steps)| {
+            Case {
+                back,
+                page_shift,
+                cache_pages,
+                dirty_pages,
+                seed,
+                delays,
+                short_per_mille: short,
+                write_k: faults.0,
+                sync_k: faults.1,
+                steps,
+            }
+        },
+    )
+}
+
+fn place(span: Span) -> (usize, usize) {
+    let at = span.block * BLOCK + span.within;
+    (at, span.len.min(FILE_BYTES - at))
+}
+
+/// Values that a byte may have: a bit for each.
+type Values = u64;
+
+fn only(value: u8) -> Values {
+    assert!(value < 64, "{value:#x} was never written");
+    1 << value
+}
+
+/// What a file may hold now, and after a power cut. Bytes beyond its end are zero.
+struct Model {
+    now: Vec<Values>,
+    disk: Vec<Values>,
+    len: usize,
+    /// As a write beyond the end failed.
+    len_max: usize,
+    /// The lengths after a power cut, from and to.
+    disk_len: (usize, usize),
+    /// Whether a sync failed and none has succeeded since.
+    unsettled: bool,
+}
+
+impl Model {
+    fn new(content: &[u8]) -> Model {
+        let mut now: Vec<Values> = content.iter().map(|&byte| only(byte)).collect();
+        now.resize(FILE_BYTES, only(0));
+        let len = content.len();
+        let disk = now.clone();
+        Model { now, disk, len, len_max: len, disk_len: (len, len), unsettled: false }
+    }
+
+    fn write(&mut self, at: usize, len: usize, stamp: u8) {
+        if len > 0 {
+            self.now[at..at + len].fill(only(stamp));
+            self.disk[at..at + len].iter_mut().for_each(|values| *values |= only(stamp));
+            self.set_len(self.len.max(at + len));
+        }
+    }
+
+    fn write_failed(&mut self, at: usize, len: usize, stamp: u8) {
+        if len > 0 {
+            self.now[at..at + len].iter_mut().for_each(|values| *values |= only(stamp));
+            self.disk[at..at + len].iter_mut().for_each(|values| *values |= only(stamp));
+            self.len_max = self.len_max.max(at + len);
+            self.disk_len.1 = self.disk_len.1.max(at + len);
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.now[len..].fill(only(0));
+        self.disk[len..].iter_mut().for_each(|values| *values |= only(0));
+        self.len_max = len;
+        self.set_len(len);
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.len = len;
+        self.len_max = self.len_max.max(len);
+        self.disk_len = (self.disk_len.0.min(len), self.disk_len.1.max(len));
+    }
+
+    fn learn_len(&mut self, len: u64) {
+        let len = len as usize;
+        assert!((self.len..=self.len_max).contains(&len), "length {len}, not {}", self.len);
+        self.set_len(len);
+    }
+
+    fn synced(&mut self) {
+        self.disk.clone_from(&self.now);
+        self.disk_len = (self.len, self.len_max);
+        self.unsettled = false;
+    }
+
+    fn synced_range(&mut self, at: usize, end: usize) {
+        let end = end.min(self.len);
+        if at < end {
+            self.disk[at..end].copy_from_slice(&self.now[at..end]);
+            self.disk_len.0 = self.disk_len.0.max(end);
+        }
+    }
+
+    /// `lossy`: what a failed sync lost may be read already as it was.
+    fn check(&self, at: usize, seen: &[u8], lossy: bool, what: &str) {
+        check(at, seen, if lossy { &self.disk } else { &self.now }, what);
+    }
+
+    fn check_crash(&self, left: &[u8]) {
+        let (min, max) = self.disk_len;
+        assert!((min..=max).contains(&left.len()), "{} bytes left, not {min}..={max}", left.len());
+        check(0, left, &self.disk, "crash");
+    }
+}
+
+/// Whether each byte of `seen`, which begins at `at`, is one of those that are `allowed` there.
+fn check(at: usize, seen: &[u8], allowed: &[Values], what: &str) {
+    let mut i = 0;
+    while i < seen.len() {
+        let (byte, allowed) = (seen[i], allowed[at + i]);
+        assert!(
+            byte < 64 && 1 << byte & allowed != 0,
+            "{what}: {byte} at {}, not of {allowed:#b}",
+            at + i
+        );
+        i += 1;
+    }
+}
+
+/// One sequence under way.
+struct Run<'a> {
+    case: &'a Case,
+    model: Model,
+    file: File,
+    engine: Engine,
+    device: SimDevice,
+    sim: SimOptions,
+    dir: tempfile::TempDir,
+    files: u64,
+    stamp: u8,
+    /// Whether a write was too long to be cached.
+    long: bool,
+}
+
+impl Run<'_> {
+    fn new(case: &Case) -> Run<'_> {
+        let sim = SimOptions::new(case.seed)
+            .delay_us_max(if case.delays { 30 } else { 0 })
+            .short_per_mille(case.short_per_mille)
+            .fail_every_kth_write(case.write_k, libc::EIO)
+            .fail_every_kth_sync(case.sync_k);
+        let dir = temp_dir();
+        let path = dir.path().join("0");
+        let (engine, file) = open(case, &sim, &path);
+        let device = sim.device();
+        let model = Model::new(&[]);
+        Run { case, model, file, engine, device, sim, dir, files: 1, stamp: 0, long: false }
+    }
+
+    fn content(&mut self, len: usize) -> Vec<u8> {
+        self.stamp += 1;
+        // Less than the engine takes in one go, and than it may leave dirty.
+        let page_bytes = 1 << self.case.page_shift;
+        let room = (self.engine.cache_bytes() / 16).min(self.case.dirty_pages * page_bytes);
+        self.long |= len as u64 + 2 * page_bytes > room;
+        vec![self.stamp; len]
+    }
+
+    fn may_fail(&self, error: &Error) {
+        assert_eq!(error.errno(), libc::EIO, "{error}");
+        let failed = self.device.failed_writes() + self.device.failed_syncs();
+        assert!(failed > 0, "nothing failed, and yet: {error}");
+    }
+
+    /// Whether a sync succeeded.
+    fn synced(&self, outcome: Result<(), Error>) -> bool {
+        outcome.map_err(|error| self.may_fail(&error)).is_ok()
+    }
+
+    fn step(&mut self, step: &Step) {
+        let failures = self.device.failed_syncs() + self.device.failed_writes();
+        match *step {
+            Step::Write(span) => {
+                let (at, len) = place(span);
+                let src = self.content(len);
+                let outcome = self.file.write_at(&src, at as u64);
+                self.written(at, len, outcome);
+            }
+            Step::DurableWrite(span) => {
+                let (at, len) = place(span);
+                let src = self.content(len);
+                let outcome = self.file.write_at_dsync(&src, at as u64);
+                if let Some(moved) = self.written(at, len, outcome) {
+                    self.model.synced_range(at, at + moved);
+                }
+            }
+            Step::Append(len) => {
+                let at = self.model.len;
+                let len = len.min(FILE_BYTES - at);
+                let src = self.content(len);
+                match self.file.append(&src) {
+                    Ok(offset) => {
+                        assert_eq!(offset, at as u64);
+                        self.model.write(at, len, self.stamp);
+                    }
+                    Err(error) => {
+                        let part = matches!(&error, Error::Io { source, .. }
+                            if source.kind() == std::io::ErrorKind::WriteZero);
+                        assert!(part || error.errno() == libc::EIO, "{error}");
+                        self.model.write_failed(at, len, self.stamp);
+                    }
+                }
+            }
+            Step::Truncate(span) => {
+                let (len, _) = place(span);
+                match self.file.truncate(len as u64) {
+                    Ok(()) => self.model.truncate(len),
+                    Err(error) => self.may_fail(&error),
+                }
+            }
+            Step::Read(span) => {
+                let (at, len) = place(span);
+                self.read(at, len);
+            }
+            Step::WriteBack => {
+                let outcome = self.file.write_back();
+                if self.synced(outcome) && self.case.back {
+                    let image = self.device.image();
+                    assert!(image.len() >= self.model.len);
+                }
+            }
+            Step::SyncAll => {
+                let outcome = self.file.sync_all();
+                if self.synced(outcome) {
+                    self.model.synced();
+                }
+            }
+            Step::SyncData => {
+                let outcome = self.file.sync_data();
+                if self.synced(outcome) {
+                    self.model.synced();
+                }
+            }
+            Step::SyncRange(span) => {
+                let (at, len) = place(span);
+                let outcome = self.file.sync_range(at as u64, len as u64);
+                if self.synced(outcome) {
+                    self.model.synced_range(at, at + len);
+                }
+            }
+            Step::Wait => std::thread::sleep(Duration::from_millis(6)),
+            Step::Faults(on) => {
+                self.sim.errors_switch().store(on, std::sync::atomic::Ordering::SeqCst);
+            }
+            Step::Crashes(seed) => self.crashes(seed),
+            Step::Restart(seed) => self.restart(seed),
+        }
+        self.model.unsettled |= self.device.failed_syncs() + self.device.failed_writes() > failures;
+        self.model.learn_len(self.file.len().unwrap());
+        let stats = self.engine.stats();
+        assert!(stats.memory_bytes <= self.engine.cache_bytes(), "{stats:?}");
+        assert!(self.device.len() <= self.model.len_max as u64, "longer than the file");
+    }
+
+    fn written(&mut self, at: usize, len: usize, outcome: Result<usize, Error>) -> Option<usize> {
+        match outcome {
+            Ok(moved) => {
+                self.model.write(at, moved, self.stamp);
+                self.model.write_failed(at + moved, len - moved, self.stamp);
+                Some(moved)
+            }
+            Err(error) => {
+                self.may_fail(&error);
+                self.model.write_failed(at, len, self.stamp);
+                None
+            }
+        }
+    }
+
+    fn read(&mut self, at: usize, len: usize) {
+        let mut bytes = vec![0xEE; len];
+        let moved = self.file.read_at(&mut bytes, at as u64).unwrap();
+        self.model.learn_len(self.file.len().unwrap());
+        assert_eq!(moved, len.min(self.model.len.saturating_sub(at)));
+        let lossy = self.model.unsettled && self.may_have_lost();
+        self.model.check(at, &bytes[..moved], lossy, "read");
+    }
+
+    /// Whether there may be bytes that only the device has, or had.
+    fn may_have_lost(&self) -> bool {
+        !self.case.back || self.long
+    }
+
+    fn crashes(&self, seed: u64) {
+        let mut random = Random(seed);
+        for _ in 0..4 {
+            self.model.check_crash(&self.device.crash(random.next()));
+        }
+    }
+
+    /// A power cut, and a new engine on what it left.
+    fn restart(&mut self, seed: u64) {
+        let left = self.device.crash(seed);
+        self.model.check_crash(&left);
+        let path = self.dir.path().join(self.files.to_string());
+        self.files += 1;
+        std::fs::write(&path, &left).unwrap();
+        let (engine, file) = open(self.case, &self.sim, &path);
+        (self.engine, self.file) = (engine, file);
+        self.model = Model::new(&left);
+        self.long = false;
+        self.read(0, FILE_BYTES);
+    }
+
+    /// With the faults gone, a sync succeeds, or there was something that only the device had.
+    fn finish(mut self) {
+        self.sim.errors_switch().store(false, std::sync::atomic::Ordering::SeqCst);
+        let synced = self.file.sync_all().or_else(|_| self.file.sync_all());
+        let may_have_lost =
+            (self.case.sync_k > 0 || self.device.failed_writes() > 0) && self.may_have_lost();
+        if let Err(error) = synced {
+            assert!(may_have_lost, "the last sync: {error}");
+            self.may_fail(&error);
+            self.file.close().expect_err("close is silent");
+            return;
+        }
+        self.model.synced();
+        self.model.learn_len(self.file.len().unwrap());
+        self.read(0, FILE_BYTES);
+        let stored = self.device.durable();
+        assert_eq!(stored.len(), self.model.len);
+        self.model.check(0, &stored, false, "stored");
+        // A durable write that failed may be there to be read, and gone after a crash.
+        let failed = self.device.failed_writes() > 0 && self.case.sync_k > 0;
+        let image = self.device.image();
+        assert!(failed || image == stored, "the device has more than it was asked for");
+        assert_eq!(self.device.violations(), [""; 0]);
+        self.file.close().unwrap();
+    }
+}
+
+fn open(case: &Case, sim: &SimOptions, path: &PathBuf) -> (Engine, File) {
+    let _watched = sim.device();
+    let page_bytes = 1u64 << case.page_shift;
+    let engine = Engine::builder()
+        .cache_bytes(cache_for(case.cache_pages, page_bytes))
+        .dirty_bytes_max(case.dirty_pages * page_bytes)
+        .dirty_age_max(Duration::from_millis(case.seed % 8 + 1))
+        .backend(BackendChoice::Sim(sim.clone()))
+        .build()
+        .unwrap();
+    let mode = if case.back { WriteMode::Back } else { WriteMode::Through };
+    let options: OpenOptions = read_write().write_mode(mode).page_bytes(page_bytes as u32);
+    let file = engine.open(path, &options).unwrap();
+    (engine, file)
+}
+
+/// Goal: what a successful sync covered survives a power cut; of what it did not, any part may be
+/// there, and nothing else; failures lose nothing that can still be synced.
+/// Method: random sequences in both write modes over a device that loses power, and whose every
+/// k-th write and sync fails, switched off and on at random.
+#[test]
+fn crashes_leave_what_was_synced() {
+    let config = Config { cases: scaled(250), max_shrink_iters: 2000, ..Config::default() };
+    proptest!(config, |(case in cases())| {
+        let mut run = Run::new(&case);
+        for step in &case.steps {
+            run.step(step);
+        }
+        run.finish();
+    });
+}

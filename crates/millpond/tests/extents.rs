@@ -1,0 +1,598 @@
+//! Holes, zeroed ranges, reserved space, and the search for data: against the file system's own
+//! view of the file, against other threads, and where the file system refuses.
+
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use millpond::{
+    Advice, BackendChoice, Backing, Engine, Error, File, Op, OpenOptions, SimOptions, WriteMode,
+};
+
+use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
+
+const PAGE: usize = 4096;
+
+/// Bytes none of which is zero.
+fn content(len: usize, stamp: u8) -> Vec<u8> {
+    (0..len).map(|i| (i / 512 + i % 7) as u8 ^ stamp.wrapping_mul(37) | 1).collect()
+}
+
+fn read(file: &File, len: usize, offset: u64) -> Vec<u8> {
+    let mut bytes = vec![0xEE; len];
+    let moved = file.read_at(&mut bytes, offset).unwrap();
+    bytes.truncate(moved);
+    bytes
+}
+
+/// On the first file system of the machine, which a program would use, and not on the build's.
+fn ordinary_dir() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// The ways to clear a range.
+#[derive(Clone, Copy, Debug)]
+enum Clear {
+    Punch,
+    Zero,
+}
+
+impl Clear {
+    fn apply(self, file: &File, offset: u64, len: u64) -> millpond::Result<()> {
+        match self {
+            Clear::Punch => file.punch_hole(offset, len),
+            Clear::Zero => file.zero_range(offset, len),
+        }
+    }
+}
+
+/// Goal: what the engine shows after any extent operation is what the kernel has, byte for byte and
+/// in length.
+/// Method: random operations, each followed by a comparison of a handle's bytes, cached and not,
+/// with those that std::fs reads, on /tmp; where writes wait in the cache, after a sync now and then.
+#[test]
+fn the_kernel_agrees_after_each_operation() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(1) {
+        if matches!(name, "memory" | "sim") {
+            continue;
+        }
+        for (backing, mode) in [
+            (Backing::Buffered, WriteMode::Through),
+            (Backing::Direct, WriteMode::Through),
+            (Backing::Buffered, WriteMode::Back),
+            (Backing::Direct, WriteMode::Back),
+        ] {
+            let dir = ordinary_dir();
+            let path = dir.path().join("file");
+            let engine = engine(cache_for(20, 4096), backend.clone());
+            let options = read_write().backing(backing).write_mode(mode);
+            let file = match engine.open(&path, &options) {
+                Ok(file) => file,
+                Err(error) => {
+                    println!("skipped: {name}, {backing:?}: {error}");
+                    continue;
+                }
+            };
+            let mut expected: Vec<u8> = Vec::new();
+            for step in 0..common::scaled(150) {
+                let at = random.below(30 * PAGE as u64) as usize;
+                let len_max = if random.chance(500) { 9000 } else { 80_000 };
+                let len = 1 + random.below(len_max) as usize;
+                let end = (at + len).min(expected.len()).max(at.min(expected.len()));
+                match random.below(6) {
+                    0 | 1 => {
+                        let src = content(len, step as u8);
+                        file.write_all_at(&src, at as u64).unwrap();
+                        expected.resize(expected.len().max(at + len), 0);
+                        expected[at..at + len].copy_from_slice(&src);
+                    }
+                    2 | 3 => {
+                        let clear = if random.chance(500) { Clear::Punch } else { Clear::Zero };
+                        clear.apply(&file, at as u64, len as u64).unwrap();
+                        let at = at.min(expected.len());
+                        expected[at..end].fill(0);
+                    }
+                    4 => {
+                        file.allocate(at as u64, len as u64).unwrap();
+                        expected.resize(expected.len().max(at + len), 0);
+                    }
+                    _ => {
+                        file.truncate(at as u64).unwrap();
+                        expected.resize(at, 0);
+                    }
+                }
+                assert_eq!(file.len().unwrap(), expected.len() as u64, "{name}: step {step}");
+                assert!(read(&file, 120_000, 0) == expected[..expected.len().min(120_000)]);
+                if mode == WriteMode::Back && random.chance(600) {
+                    continue;
+                }
+                file.sync_all().unwrap();
+                assert!(std::fs::read(&path).unwrap() == expected, "{name}: step {step}");
+            }
+            // The search for data counts what is only in the cache.
+            file.truncate(0).unwrap();
+            file.truncate(1 << 20).unwrap();
+            file.write_all_at(&content(PAGE, 1), 20 * PAGE as u64).unwrap();
+            assert_eq!(file.seek_data(0).unwrap(), Some(20 * PAGE as u64), "{name}");
+            assert_eq!(file.seek_hole(20 * PAGE as u64).unwrap(), Some(21 * PAGE as u64));
+        }
+    }
+}
+
+/// Goal: the page that holds the end of the file is right wherever in it the end is.
+/// Method: for each length modulo a page: ranges from within the page before, from within the tail
+/// and from its start, that end before, at and beyond the end; then the file is extended over it.
+#[test]
+fn tails_of_every_length() {
+    for (name, backend) in back_ends(1) {
+        if name == "sim" {
+            continue;
+        }
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        let engine = engine(1 << 20, backend);
+        let file = engine.open(&path, &read_write()).unwrap();
+        let step = if name == "memory" { 1 } else { 37 };
+        for tail in (0..=PAGE).step_by(step) {
+            let len = PAGE + tail;
+            for (number, from) in
+                [PAGE - 10, PAGE, PAGE + tail / 2, len - 1].into_iter().enumerate()
+            {
+                let clear = if (tail + number) % 2 == 0 { Clear::Punch } else { Clear::Zero };
+                let src = content(len, tail as u8);
+                let to = [len - tail / 3, len, len + 1, len + 3 * PAGE][(tail / 5 + number) % 4];
+                file.truncate(0).unwrap();
+                file.write_all_at(&src, 0).unwrap();
+                let mut expected = src;
+                if to > from {
+                    clear.apply(&file, from as u64, (to - from) as u64).unwrap();
+                    expected[from..to.min(len)].fill(0);
+                }
+                assert_eq!(file.len().unwrap(), len as u64);
+                assert!(read(&file, 10 * PAGE, 0) == expected, "{name}: {from}..{to} of {len}");
+                // Extended over the tail, in each way there is.
+                let longer = len + 1 + tail;
+                match number {
+                    0 => file.allocate(from as u64, (longer - from) as u64).unwrap(),
+                    1 => file.truncate(longer as u64).unwrap(),
+                    2 => file.allocate(longer as u64 - 1, 1).unwrap(),
+                    _ => assert_eq!(file.write_at(&[0], longer as u64 - 1).unwrap(), 1),
+                }
+                expected.resize(longer, 0);
+                assert!(read(&file, 10 * PAGE, 0) == expected, "{name}: {len} to {longer}");
+                file.invalidate(0, longer as u64).unwrap();
+                assert!(read(&file, 10 * PAGE, 0) == expected, "{name}: {len}, from below");
+            }
+        }
+    }
+}
+
+/// Goal: data and holes are found where the file system has them, cut at the size, for handles of
+/// each kind, and no descriptor's offset moves.
+#[test]
+fn data_and_holes_are_found() {
+    let dir = ordinary_dir();
+    let path = dir.path().join("file");
+    for (name, backend) in back_ends(1) {
+        std::fs::write(&path, content(64 * PAGE + 100, 1)).unwrap();
+        let engine = engine(1 << 20, backend);
+        let options = [
+            OpenOptions::new().read(true),
+            OpenOptions::new().write(true),
+            OpenOptions::new().append(true),
+        ];
+        let writer = engine.open(&path, &read_write()).unwrap();
+        writer.punch_hole(16 * PAGE as u64, 16 * PAGE as u64).unwrap();
+        let (len, page) = (64 * PAGE as u64 + 100, PAGE as u64);
+        for options in &options {
+            let file = engine.open(&path, options).unwrap();
+            if matches!(name, "memory" | "sim") {
+                assert_eq!(file.seek_data(5).unwrap(), Some(5), "{name}");
+                assert_eq!(file.seek_hole(5).unwrap(), Some(len), "{name}");
+            } else {
+                assert_eq!(file.seek_hole(0).unwrap(), Some(16 * page), "{name}");
+                assert_eq!(file.seek_data(16 * page + 5).unwrap(), Some(32 * page), "{name}");
+                assert_eq!(file.seek_hole(20 * page + 5).unwrap(), Some(20 * page + 5), "{name}");
+                assert_eq!(file.seek_hole(40 * page).unwrap(), Some(len), "{name}");
+            }
+            assert_eq!(file.seek_data(len - 1).unwrap(), Some(len - 1), "{name}");
+            assert_eq!(file.seek_hole(len - 1).unwrap(), Some(len), "{name}");
+            for beyond in [len, len + 1, 1 << 50, i64::MAX as u64] {
+                assert_eq!(file.seek_data(beyond).unwrap(), None, "{name}");
+                assert_eq!(file.seek_hole(beyond).unwrap(), None, "{name}");
+            }
+        }
+        // A file that ends in a hole.
+        writer.truncate(1 << 20).unwrap();
+        if !matches!(name, "memory" | "sim") {
+            assert_eq!(writer.seek_data(100 * page).unwrap(), None, "{name}");
+            assert_eq!(writer.seek_hole(100 * page).unwrap(), Some(100 * page), "{name}");
+        }
+    }
+    let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
+    let same = fd.try_clone().unwrap();
+    rustix::fs::seek(&same, rustix::fs::SeekFrom::Start(77)).unwrap();
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let file = engine.from_fd(fd, &OpenOptions::new().read(true)).unwrap();
+    assert_eq!(file.seek_hole(3).unwrap(), Some(file.len().unwrap()));
+    assert_eq!(rustix::fs::tell(&same).unwrap(), 77, "the caller's offset moved");
+}
+
+/// A file of tmpfs, which knows holes but can't zero a range.
+fn tmpfs_file(len: usize) -> OwnedFd {
+    use rustix::fs::MemfdFlags;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("extents", flags).unwrap();
+    let bytes = content(len, 3);
+    assert_eq!(rustix::io::pwrite(&fd, &bytes, 0).unwrap(), len);
+    fd
+}
+
+fn kernel_bytes(fd: impl AsFd, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let moved = rustix::io::pread(fd, &mut bytes, 0).unwrap();
+    bytes.truncate(moved);
+    bytes
+}
+
+/// Goal: where the file system can't zero a range, zeros are written, and nothing else.
+/// Method: a file of tmpfs; ranges around the 1 MiB pieces of the writes, the end, and all of it.
+#[test]
+fn zeros_are_written_where_they_can_not_be_had() {
+    const LEN: usize = (5 << 20) + 1000;
+    const MIB: usize = 1 << 20;
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let fd = tmpfs_file(LEN);
+    let file = engine.from_fd(fd.try_clone().unwrap(), &read_write().create(false)).unwrap();
+    let mut expected = content(LEN, 3);
+    for (at, len) in [
+        (10, 5),
+        (5000, 4096),
+        (MIB - 1, 2),
+        (MIB + 1, MIB),
+        (2 * MIB, MIB),
+        (3 * MIB - 5, 2 * MIB + 10),
+        (LEN - 10, 1000),
+        (0, i64::MAX as usize),
+    ] {
+        file.zero_range(at as u64, len as u64).unwrap();
+        expected[at..(at + len).min(LEN)].fill(0);
+        assert!(kernel_bytes(&fd, LEN + 1) == expected, "{len} bytes at {at}");
+        assert!(read(&file, LEN + 1, 0) == expected, "{len} bytes at {at}");
+    }
+}
+
+/// Goal: a refusal changes nothing, not even what is cached; the error says what was refused.
+/// Method: a file that the kernel has sealed.
+#[test]
+fn a_refused_operation_leaves_the_cache_as_it_was() {
+    use rustix::fs::SealFlags;
+    const LEN: usize = 10 * PAGE + 10;
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let fd = tmpfs_file(LEN);
+    let file = engine.from_fd(fd.try_clone().unwrap(), &read_write().create(false)).unwrap();
+    assert!(read(&file, LEN, 0) == content(LEN, 3));
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK)
+        .unwrap();
+    let fills = engine.stats().fills;
+    let refused = [
+        (file.punch_hole(5000, 9000), Op::Punch, "punch of 9000 bytes at offset 5000"),
+        (file.allocate(5000, 90_000), Op::Allocate, "allocate of 90000 bytes at offset 5000"),
+        (file.truncate(5000), Op::Truncate, "truncate"),
+    ];
+    for (outcome, expected, words) in refused {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::Io { op, .. } if op == expected), "{error}");
+        assert_eq!(error.errno(), libc::EPERM);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    assert_eq!(file.len().unwrap(), LEN as u64);
+    assert!(read(&file, LEN + 1, 0) == content(LEN, 3));
+    assert_eq!(engine.stats().fills, fills, "pages were dropped for nothing");
+    // Not a refusal as a whole, as zeros might have been written: read again.
+    assert_eq!(file.zero_range(5000, 9000).unwrap_err().errno(), libc::EPERM);
+    assert!(read(&file, LEN + 1, 0) == content(LEN, 3));
+}
+
+/// Goal: a device that fails after having done a part leaves no stale byte in the cache.
+/// Method: a simulated device on which everything fails, after any part; what is read before and
+/// after the cache was dropped is the same.
+#[test]
+fn after_a_failure_the_cache_shows_what_is_stored() {
+    const LEN: usize = 20 * PAGE + 5;
+    let options = SimOptions::new(7).error_per_mille(1000);
+    let errors = options.errors_switch();
+    errors.store(false, SeqCst);
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let engine = engine(1 << 20, BackendChoice::Sim(options));
+    let file = engine.open(&path, &read_write()).unwrap();
+    let mut random = Random(4);
+    let mut partly = 0;
+    for round in 0..100 {
+        file.truncate(0).unwrap();
+        file.write_all_at(&content(LEN, round), 0).unwrap();
+        let (at, len) = (random.below(LEN as u64), 1 + random.below(50_000));
+        errors.store(true, SeqCst);
+        let outcome = match round % 4 {
+            0 => file.punch_hole(at, len),
+            1 => file.zero_range(at, len),
+            2 => file.allocate(at, len),
+            _ => file.seek_data(at).map(drop),
+        };
+        assert_eq!(outcome.unwrap_err().errno(), libc::EIO);
+        errors.store(false, SeqCst);
+        let before = read(&file, 200_000, 0);
+        file.invalidate(0, i64::MAX as u64).unwrap();
+        assert!(read(&file, 200_000, 0) == before, "round {round}");
+        let old = content(LEN, round);
+        for (i, &byte) in before.iter().enumerate() {
+            let cleared = round % 4 < 2 && (at..at + len).contains(&(i as u64));
+            assert!(byte == *old.get(i).unwrap_or(&0) || cleared && byte == 0, "byte {i}");
+        }
+        partly += u32::from(before != old);
+    }
+    assert!(partly > 20, "{partly}");
+}
+
+/// Goal: the length of a range costs nothing by itself, nor does it keep memory.
+/// Method: the largest ranges on a file with a page here and there, up to the file system's end.
+#[test]
+fn large_ranges_cost_what_is_there() {
+    const PLACES: [u64; 4] = [0, 1 << 30, 1 << 40, (1 << 43) + 12_345];
+    const END: u64 = PLACES[3] + 1;
+    let dir = temp_dir();
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let file = engine.open(dir.path().join("file"), &read_write()).unwrap();
+    let started = Instant::now();
+    for round in 0..50 {
+        for at in PLACES {
+            file.write_all_at(&[1], at).unwrap();
+            assert_eq!(read(&file, 1, at), [1]);
+        }
+        match round % 3 {
+            0 => file.punch_hole(1, i64::MAX as u64 - 1).unwrap(),
+            // To zero is to reserve, too: no more than the disk has room for.
+            1 => file.zero_range(1 << 30, 1 << 20).unwrap(),
+            _ => file.truncate(1).unwrap(),
+        }
+        if round % 3 == 0 {
+            assert!(PLACES[1..].iter().all(|&at| read(&file, 1, at) == [0]));
+            assert_eq!(file.len().unwrap(), END);
+        }
+        assert_eq!(read(&file, 1, 0), [1]);
+    }
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    let stats = engine.stats();
+    assert!(stats.memory_bytes <= 300 << 10, "{stats:?}");
+}
+
+/// Goal: an operation on a range disturbs nobody below it.
+/// Method: a reader of cached pages, by the slow path, while another thread punches, zeroes and
+/// reserves above, all the time; and the reverse.
+#[test]
+fn reads_below_go_on_while_holes_are_punched_above() {
+    for (name, backend) in back_ends(1) {
+        let dir = temp_dir();
+        let engine = engine(4 << 20, backend);
+        let file = engine.open(dir.path().join("file"), &read_write()).unwrap();
+        file.write_all_at(&content(200 * PAGE, 9), 0).unwrap();
+        let (stop, punches) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random(8);
+                while !stop.load(SeqCst) {
+                    let at = (100 * PAGE) as u64 + random.below(90 * PAGE as u64);
+                    let len = 1 + random.below(200 * PAGE as u64);
+                    match random.below(4) {
+                        0 => file.allocate(at, len).unwrap(),
+                        1 => file.zero_range(at, len).unwrap(),
+                        2 => file.write_all_at(&[5; 20_000], at).unwrap(),
+                        _ => file.punch_hole(at, len).unwrap(),
+                    }
+                    punches.fetch_add(1, SeqCst);
+                }
+            });
+            let expected = content(100 * PAGE, 9);
+            let mut random = Random(9);
+            let end = Instant::now() + stress_time(0.3);
+            let mut reads = 0;
+            while Instant::now() < end || (punches.load(SeqCst) < 20 && reads < 1_000_000) {
+                engine.set_hit_path(random.chance(500));
+                let at = random.below(90 * PAGE as u64) as usize;
+                if random.chance(100) {
+                    file.advise(at as u64, 4096, Advice::DontNeed).unwrap();
+                }
+                assert!(read(&file, 5000, at as u64) == expected[at..at + 5000], "{name}");
+                reads += 1;
+            }
+            stop.store(true, SeqCst);
+            println!("{name}: {reads} reads, {} changes", punches.load(SeqCst));
+            assert!(reads > 100);
+        });
+    }
+}
+
+/// Goal: whoever reserves while others cut and extend the file, the length is one for all.
+/// Method: two threads reserve ranges below, across and beyond the end, one truncates, one appends
+/// and writes; after each burst the length is compared with the kernel's.
+#[test]
+fn the_length_is_the_kernels_when_reserving_meets_cutting() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(1) {
+        if matches!(name, "memory" | "sim") {
+            continue;
+        }
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        let engine = engine(1 << 20, backend);
+        let mode = if random.chance(500) { WriteMode::Back } else { WriteMode::Through };
+        let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+        for _ in 0..common::scaled(150) {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (file, mut random) = (&file, random.fork());
+                    scope.spawn(move || {
+                        for _ in 0..5 {
+                            let at = random.below(10 * PAGE as u64);
+                            match thread {
+                                0 | 1 => file.allocate(at, 1 + random.below(20_000)).unwrap(),
+                                2 => file.truncate(at).unwrap(),
+                                _ if random.chance(500) => file.write_all_at(&[0; 10], at).unwrap(),
+                                _ => assert!(file.append(&[0; 5000]).is_ok()),
+                            }
+                        }
+                    });
+                }
+            });
+            file.sync_all().unwrap();
+            let (len, kernel) = (file.len().unwrap(), std::fs::metadata(&path).unwrap().len());
+            assert_eq!(len, kernel, "{name}");
+            assert_eq!(read(&file, 200_000, 0), vec![0; (len as usize).min(200_000)]);
+        }
+    }
+}
+
+const GROUPS: u64 = 24;
+/// Groups from here on are cut off and come back.
+const CUT_FROM: u64 = 16;
+
+/// Goal: readers see each range as it was or all zero, never a mixture; who changed it last reads
+/// what it left.
+/// Method: groups of words with one stamp, unaligned to pages. Each of two threads owns half of the
+/// lower groups: it writes, punches or zeroes whole groups, or several at once, and reads them back.
+/// A third cuts the file among the upper groups and extends it, in two ways. The others read.
+fn groups_under_change(engine: &Engine, path: &Path, options: &OpenOptions, seed: u64, what: &str) {
+    let mut random = Random(seed);
+    let bytes = 8 * (100 + random.below(1500));
+    let words = bytes as usize / 8;
+    let file = engine.open(path, options).unwrap();
+    file.truncate(GROUPS * bytes).unwrap();
+    let end = Instant::now() + stress_time(0.5);
+    let uniform = |bytes_read: &[u8], group: u64| {
+        let word = |at: usize| u64::from_ne_bytes(bytes_read[at..at + 8].try_into().unwrap());
+        let first = word(0);
+        for at in (0..bytes_read.len()).step_by(8) {
+            assert_eq!(word(at), first, "{what}: torn: group {group}, byte {at} of {bytes}");
+        }
+        assert!(first == 0 || first >> 40 == group + 1, "{what}: another group's: {first:#x}");
+        first
+    };
+    let counts: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6u64)
+            .map(|thread| {
+                let mut random = random.fork();
+                let uniform = &uniform;
+                scope.spawn(move || {
+                    let file = engine.open(path, options).unwrap();
+                    let (mut count, mut stamp) = (0, 0);
+                    while Instant::now() < end {
+                        count += 1;
+                        match thread {
+                            0 | 1 => {
+                                let half = CUT_FROM / 2;
+                                let group = thread * half + random.below(half);
+                                let more = random.below(thread * half + half - group).min(3);
+                                let (at, len) = (group * bytes, (1 + more) * bytes);
+                                stamp += 1;
+                                let expected = match random.below(4) {
+                                    0 => {
+                                        file.punch_hole(at, len).unwrap();
+                                        0
+                                    }
+                                    1 => {
+                                        file.zero_range(at, len).unwrap();
+                                        0
+                                    }
+                                    _ => stamp,
+                                };
+                                for group in group..=group + more {
+                                    let word = (group + 1) << 40 | expected;
+                                    let word = if expected == 0 { 0 } else { word };
+                                    if word != 0 {
+                                        let src = word.to_ne_bytes().repeat(words);
+                                        file.write_all_at(&src, group * bytes).unwrap();
+                                    }
+                                    let now = read(&file, bytes as usize, group * bytes);
+                                    assert_eq!(now.len() as u64, bytes);
+                                    assert_eq!(uniform(&now, group), word, "{what}: not current");
+                                }
+                            }
+                            2 => {
+                                let group = CUT_FROM + random.below(GROUPS - CUT_FROM);
+                                file.truncate(group * bytes).unwrap();
+                                match random.below(3) {
+                                    0 => file.truncate(GROUPS * bytes).unwrap(),
+                                    1 => file.allocate(0, GROUPS * bytes).unwrap(),
+                                    _ => {
+                                        let rest = (GROUPS - group) * bytes;
+                                        file.allocate(group * bytes, rest).unwrap();
+                                    }
+                                }
+                                let now = read(&file, bytes as usize, group * bytes);
+                                assert_eq!(uniform(&now, group), 0, "{what}: came back");
+                                stamp += 1;
+                                for group in group..GROUPS {
+                                    let word = (group + 1) << 40 | stamp;
+                                    let src = word.to_ne_bytes().repeat(words);
+                                    file.write_all_at(&src, group * bytes).unwrap();
+                                }
+                            }
+                            3 => {
+                                let at = random.below(GROUPS * bytes);
+                                let advice =
+                                    [Advice::DontNeed, Advice::WillNeed, Advice::Sequential];
+                                let advice = advice[random.below(3) as usize];
+                                file.advise(at, random.below(100_000), advice).unwrap();
+                                engine.set_hit_path(random.chance(700));
+                                let found = file.seek_data(at).unwrap();
+                                assert!(found.is_none_or(|found| found >= at));
+                            }
+                            _ => {
+                                let group = random.below(GROUPS);
+                                let count = 1 + random.below(3);
+                                let len = (count * bytes) as usize;
+                                let now = read(&file, len, group * bytes);
+                                assert_eq!(now.len() as u64 % bytes, 0, "{what}: half a group");
+                                for (part, group) in now.chunks(bytes as usize).zip(group..) {
+                                    uniform(part, group);
+                                }
+                            }
+                        }
+                    }
+                    count
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    println!("{what}: groups of {bytes}, operations {counts:?}; {:?}", engine.stats());
+}
+
+#[test]
+fn readers_see_whole_ranges_as_they_were_or_zero() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        for (page_bytes, cache_pages, backing, mode) in [
+            (4096u64, 5, Backing::Buffered, WriteMode::Through),
+            (4096, 100, Backing::Direct, WriteMode::Through),
+            (4096, 100, Backing::Direct, WriteMode::Back),
+            (16384, 30, Backing::Buffered, WriteMode::Back),
+        ] {
+            let (backend, seed) = (backend.clone(), random.next());
+            within(stress_time(0.5) + Duration::from_secs(60), name, move || {
+                let dir = temp_dir();
+                let path = dir.path().join("file");
+                let engine = engine(cache_for(cache_pages, page_bytes), backend);
+                let options = read_write().page_bytes(page_bytes as u32).backing(backing);
+                let options = options.write_mode(mode);
+                let what = format!("{name}, {backing:?}, {mode:?}, pages of {page_bytes}");
+                groups_under_change(&engine, &path, &options, seed, &what);
+            });
+        }
+    }
+}

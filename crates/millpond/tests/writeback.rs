@@ -1,0 +1,383 @@
+//! Write-back on a simulated device: what reaches it, when, in which pieces; what is durable.
+//!
+//! Threads are in `writeback_threads.rs`, faults in `writeback_faults.rs`, power cuts in `crash.rs`.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use millpond::{Engine, Error, File, OpenOptions, SimOptions, WriteMode};
+
+use common::{Random, Simulated, cache_for, read_write, same, scaled, write_back};
+
+const PAGE: usize = 4096;
+
+fn modes() -> [OpenOptions; 2] {
+    [write_back(), read_write().write_mode(WriteMode::Through)]
+}
+
+fn pattern(at: usize, stamp: usize) -> u8 {
+    (at / 512 * 7 + at % 251 + stamp * 13) as u8 | 1
+}
+
+/// Bytes of a file, changed along with it.
+#[derive(Clone, Default)]
+struct Expected(Vec<u8>);
+
+impl Expected {
+    fn write(&mut self, file: &File, at: usize, len: usize, stamp: usize) {
+        let src: Vec<u8> = (at..at + len).map(|i| pattern(i, stamp)).collect();
+        assert_eq!(file.write_at(&src, at as u64).unwrap(), len);
+        self.note(at, &src);
+    }
+
+    fn note(&mut self, at: usize, src: &[u8]) {
+        if self.0.len() < at + src.len() {
+            self.0.resize(at + src.len(), 0);
+        }
+        self.0[at..at + src.len()].copy_from_slice(src);
+    }
+}
+
+/// Goal: a write in mode Back returns before the device has heard of it; `write_back` brings it
+/// there and makes nothing durable; a sync does.
+#[test]
+fn a_write_stays_in_the_cache_until_it_is_asked_for() {
+    let sim = Simulated::new(SimOptions::new(1), 4 << 20, &write_back());
+    let mut expected = Expected::default();
+    expected.write(&sim.file, 100, 3 * PAGE, 1);
+    assert_eq!((sim.device.writes(), sim.device.syncs()), (0, 0));
+    sim.file.write_back().unwrap();
+    same(&sim.device.image(), &expected.0, "written back");
+    assert_eq!(sim.device.syncs(), 0);
+    assert_eq!(sim.device.durable(), []);
+    let writes = sim.device.writes();
+    sim.file.sync_data().unwrap();
+    assert_eq!((sim.device.writes(), sim.device.syncs()), (writes, 1), "only what is dirty");
+    sim.settles(&expected.0);
+}
+
+/// Goal: a write in mode Through is on the device when it returns; a sync makes it durable.
+#[test]
+fn a_write_through_is_on_the_device_at_once() {
+    let sim = Simulated::new(SimOptions::new(1), 4 << 20, &read_write());
+    let mut expected = Expected::default();
+    expected.write(&sim.file, 100, 3 * PAGE, 1);
+    same(&sim.device.image(), &expected.0, "through");
+    assert_eq!(sim.device.durable(), []);
+    sim.settles(&expected.0);
+}
+
+/// Goal: closing the last handle brings everything to the device.
+#[test]
+fn close_writes_back() {
+    for explicitly in [true, false] {
+        let sim = Simulated::new(SimOptions::new(1), 4 << 20, &write_back());
+        let mut expected = Expected::default();
+        expected.write(&sim.file, 5, 9 * PAGE, 1);
+        let device = sim.device.clone();
+        if explicitly {
+            sim.file.close().unwrap();
+        } else {
+            drop(sim.file);
+        }
+        same(&device.image(), &expected.0, "closed");
+    }
+}
+
+/// Goal: whatever the length of a file within its last page, the device gets its bytes, and never
+/// becomes longer than the file.
+/// Method: every remainder, on page sizes of one and of several kernel pages: write, write back,
+/// extend, cut, sync.
+#[test]
+fn tails_of_every_length() {
+    for options in modes() {
+        for page in [PAGE, 4 * PAGE] {
+            let mut sim = None;
+            // Every remainder where pages are kernel pages, and a share of them where not.
+            for (number, rest) in (0..page).step_by(page / PAGE * 3 - 2).enumerate() {
+                if number % 64 == 0 {
+                    let options = options.clone().page_bytes(page as u32);
+                    sim = Some(Simulated::new(SimOptions::new(1), 1 << 20, &options));
+                }
+                let sim = sim.as_ref().unwrap();
+                let path = sim.path.with_extension(number.to_string());
+                let options = options.clone().page_bytes(page as u32);
+                let file = sim.engine.open(&path, &options).unwrap();
+                tail_of(&file, sim, rest + page * (number % 3));
+            }
+        }
+    }
+}
+
+fn tail_of(file: &File, sim: &Simulated, len: usize) {
+    let device = &sim.device;
+    let mut expected = Expected::default();
+    let mut len_max = 0;
+    let check = |expected: &Expected, len_max: &mut u64, what: &str| {
+        let now = expected.0.len() as u64;
+        *len_max = now.max(*len_max);
+        assert_eq!(file.len().unwrap(), now);
+        assert!(device.len_max() <= *len_max, "{what}: {} > {len_max}", device.len_max());
+    };
+    if len > 0 {
+        expected.write(file, 0, len, 1);
+    }
+    check(&expected, &mut len_max, "written");
+    file.write_back().unwrap();
+    check(&expected, &mut len_max, "written back");
+    same(&device.image(), &expected.0, "written back");
+    // The tail again, then bytes behind a gap.
+    if len > 0 {
+        expected.write(file, len - 1, 1, 2);
+    }
+    expected.write(file, len + 700, 1 + len % 900, 3);
+    check(&expected, &mut len_max, "extended");
+    file.write_back().unwrap();
+    check(&expected, &mut len_max, "extended and written back");
+    same(&device.image(), &expected.0, "extended and written back");
+    // Cut in the dirty tail, and extended by truncation.
+    expected.write(file, len, 300, 4);
+    let cut = len + 150;
+    file.truncate(cut as u64).unwrap();
+    expected.0.truncate(cut);
+    check(&expected, &mut len_max, "cut");
+    file.truncate(cut as u64 + 50).unwrap();
+    expected.0.resize(cut + 50, 0);
+    check(&expected, &mut len_max, "longer");
+    file.sync_all().unwrap();
+    check(&expected, &mut len_max, "synced");
+    same(&device.durable(), &expected.0, "synced");
+    same(&device.image(), &expected.0, "synced");
+    assert_eq!(device.violations(), [""; 0]);
+}
+
+/// Goal: dirty pages in a row reach the device as few large writes; scattered ones as several
+/// writes under way at once.
+#[test]
+fn dirty_pages_in_a_row_are_written_together() {
+    let builder = Engine::builder().cache_bytes(16 << 20).dirty_bytes_max(8 << 20);
+    let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
+    let mut expected = Expected::default();
+    const PAGES: usize = 256;
+    // In an order that is none.
+    for number in 0..PAGES {
+        expected.write(&sim.file, number * 77 % PAGES * PAGE, PAGE, number);
+    }
+    sim.file.write_back().unwrap();
+    let log = sim.device.take_log();
+    assert_eq!(log.iter().map(|write| write.len).sum::<u64>(), (PAGES * PAGE) as u64);
+    assert!(log.len() <= PAGES / 16, "{} writes for {PAGES} pages", log.len());
+    for number in 0..64 {
+        expected.write(&sim.file, number * 3 * PAGE, PAGE, number + 1);
+    }
+    sim.file.write_back().unwrap();
+    let log = sim.device.take_log();
+    // What lies between may be clean pages that were written along, but not more than all.
+    assert!(log.iter().map(|write| write.len).sum::<u64>() <= (PAGES * PAGE) as u64);
+    assert!(log.len() == 1 || sim.device.writes_under_way_max() > 1, "one by one: {}", log.len());
+    sim.settles(&expected.0);
+}
+
+/// Goal: a page that is dirtied again and again between syncs is written once.
+#[test]
+fn a_page_is_written_once_however_often_it_was_dirtied() {
+    let sim = Simulated::new(SimOptions::new(1), 4 << 20, &write_back());
+    let mut expected = Expected::default();
+    for stamp in 0..1000 {
+        expected.write(&sim.file, stamp * 31 % (PAGE - 100), 100, stamp);
+    }
+    sim.file.sync_all().unwrap();
+    assert_eq!(sim.device.writes(), 1);
+    sim.settles(&expected.0);
+}
+
+/// Goal: no more than the dirty limit is dirty, ever, and one write.
+/// Method: single-page writes to a device that is stuck; the writer stops at the limit, and goes
+/// on when the device does.
+#[test]
+fn writers_stop_at_the_dirty_limit() {
+    for dirty_pages in [16, 100] {
+        let builder = Engine::builder().cache_bytes(4 << 20).dirty_bytes_max(dirty_pages * 4096);
+        let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
+        sim.device.block_writes(true);
+        let written = AtomicU64::new(0);
+        let pages = 400;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for page in 0..pages {
+                    sim.file.write_all_at(&[page as u8; PAGE], page * PAGE as u64).unwrap();
+                    written.fetch_add(1, SeqCst);
+                }
+            });
+            let mut last = u64::MAX;
+            let stuck_at = loop {
+                std::thread::sleep(Duration::from_millis(100));
+                let now = written.load(SeqCst);
+                if now == last {
+                    break now;
+                }
+                last = now;
+            };
+            sim.device.block_writes(false);
+            let expected = dirty_pages / 2..=dirty_pages + 1;
+            assert!(expected.contains(&stuck_at), "stopped after {stuck_at}, not {dirty_pages}");
+        });
+        let expected: Vec<u8> = (0..pages as usize * PAGE).map(|i| (i / PAGE) as u8).collect();
+        sim.settles(&expected);
+    }
+}
+
+/// Goal: as above, over time: at every moment all but the limit's worth of pages is on the device.
+#[test]
+fn the_dirty_limit_holds_at_every_moment() {
+    const DIRTY_PAGES: usize = 8;
+    const PAGES: usize = 48;
+    let builder = Engine::builder()
+        .cache_bytes(cache_for(PAGES as u64 * 2, PAGE as u64))
+        .dirty_bytes_max((DIRTY_PAGES * PAGE) as u64);
+    let sim = Simulated::with(SimOptions::new(1).delay_us_max(200), &builder, &write_back());
+    let mut random = Random::from_environment();
+    let mut expected = Expected::default();
+    for stamp in 0..scaled(400) {
+        let at = random.below((PAGES * PAGE) as u64 - 5000) as usize;
+        expected.write(&sim.file, at, 1 + random.below(5000) as usize, stamp as usize);
+        let image = sim.device.image();
+        let dirty = (0..expected.0.len().div_ceil(PAGE))
+            .filter(|page| {
+                let range = page * PAGE..((page + 1) * PAGE).min(expected.0.len());
+                image.get(range.clone()) != Some(&expected.0[range])
+            })
+            .count();
+        // One write is of three pages at most.
+        assert!(dirty <= DIRTY_PAGES + 3, "{dirty} pages are dirty");
+    }
+    sim.settles(&expected.0);
+}
+
+/// Goal: what nobody syncs is on the device when its age says so, and not much earlier.
+#[test]
+fn old_pages_are_written_back_by_themselves() {
+    const AGE: Duration = Duration::from_millis(200);
+    let builder = Engine::builder().cache_bytes(4 << 20).dirty_age_max(AGE);
+    let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
+    let mut expected = Expected::default();
+    for round in 0..3 {
+        let started = Instant::now();
+        expected.write(&sim.file, round * 5 * PAGE, 2 * PAGE + 77, round);
+        let writes = sim.device.writes();
+        std::thread::sleep(AGE / 8);
+        if started.elapsed() < AGE / 4 {
+            assert_eq!(sim.device.writes(), writes, "written back at once");
+        }
+        while sim.device.image() != expected.0 {
+            // Machines are busy: what is meant is not 30 seconds, and not never.
+            assert!(started.elapsed() < AGE + Duration::from_secs(2), "still dirty");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        println!("on the device after {:?}", started.elapsed());
+    }
+}
+
+/// Goal: a durable write is durable when it returns, with its size, however it was asked for, and
+/// whatever of its page was dirty before.
+#[test]
+fn durable_writes_are_durable_when_they_return() {
+    for options in modes() {
+        let sim = Simulated::new(SimOptions::new(1), 1 << 20, &options);
+        let durable = sim.engine.open(&sim.path, &options.clone().dsync(true)).unwrap();
+        let mut random = Random::from_environment();
+        let mut expected = Expected::default();
+        for round in 0..scaled(200) as usize {
+            let at = random.below(20 * PAGE as u64) as usize;
+            let len = 1 + random.below(3 * PAGE as u64) as usize;
+            let src: Vec<u8> = (at..at + len).map(|i| pattern(i, round)).collect();
+            let at = match random.below(4) {
+                0 => {
+                    assert_eq!(sim.file.write_at_dsync(&src, at as u64).unwrap(), len);
+                    at
+                }
+                1 => {
+                    assert_eq!(durable.write_at(&src, at as u64).unwrap(), len);
+                    at
+                }
+                2 => durable.append(&src).unwrap() as usize,
+                _ => {
+                    expected.write(&sim.file, at, len, round);
+                    continue;
+                }
+            };
+            expected.note(at, &src);
+            for seed in 0..3 {
+                let left = sim.device.crash(seed);
+                assert!(left.len() >= at + len, "{} bytes left, not {}", left.len(), at + len);
+                same(&left[at..at + len], &src, "written durably");
+            }
+        }
+        sim.settles(&expected.0);
+    }
+}
+
+/// Goal: a sync of a range makes what was written there durable.
+#[test]
+fn a_sync_of_a_range_covers_it() {
+    for options in modes() {
+        let sim = Simulated::new(SimOptions::new(1), 1 << 20, &options);
+        let mut random = Random::from_environment();
+        let mut expected = Expected::default();
+        for round in 0..scaled(100) as usize {
+            for _ in 0..5 {
+                let at = random.below(30 * PAGE as u64) as usize;
+                expected.write(&sim.file, at, 1 + random.below(9000) as usize, round);
+            }
+            let at = random.below(30 * PAGE as u64) as usize;
+            let len = random.below(5 * PAGE as u64) as usize;
+            sim.file.sync_range(at as u64, len as u64).unwrap();
+            let end = (at + len).min(expected.0.len());
+            let left = sim.device.crash(round as u64);
+            if at < end {
+                assert!(left.len() >= end, "{} bytes left, not {end}", left.len());
+                same(&left[at..end], &expected.0[at..end], "synced range");
+            }
+        }
+        sim.settles(&expected.0);
+    }
+}
+
+/// Goal: writes that do not fit into the cache, in one piece or in many, are written all the same.
+#[test]
+fn writes_larger_than_the_cache() {
+    for cache_bytes in [32 << 10, 256 << 10] {
+        for options in modes() {
+            let sim = Simulated::new(SimOptions::new(1), cache_bytes, &options);
+            let mut expected = Expected::default();
+            for (stamp, at, len) in [(1, 0, 1 << 20), (2, 1001, 700_000), (3, 900_000, 500_000)] {
+                expected.write(&sim.file, at, len, stamp);
+                expected.write(&sim.file, at / 2, 100, stamp);
+                assert!(sim.engine.stats().memory_bytes <= cache_bytes);
+                let mut bytes = vec![0; expected.0.len() + 1];
+                assert_eq!(sim.file.read_at(&mut bytes, 0).unwrap(), expected.0.len());
+                same(&bytes[..expected.0.len()], &expected.0, "read");
+                if stamp == 2 {
+                    sim.file.sync_data().unwrap();
+                    sim.is_durable(&expected.0);
+                }
+            }
+            assert!(sim.device.len_max() <= expected.0.len() as u64);
+            sim.settles(&expected.0);
+        }
+    }
+}
+
+/// Goal: an operation that is not permitted says so in mode Back, too.
+#[test]
+fn writes_need_a_writable_handle() {
+    let sim = Simulated::new(SimOptions::new(1), 1 << 20, &write_back());
+    let reader = sim.engine.open(&sim.path, &OpenOptions::new().read(true)).unwrap();
+    assert!(matches!(reader.write_at_dsync(b"x", 0), Err(Error::NotPermitted { .. })));
+    assert!(matches!(reader.write_at(b"x", 0), Err(Error::NotPermitted { .. })));
+    assert!(matches!(sim.file.sync_range(u64::MAX, 1), Err(Error::InvalidRange { .. })));
+    assert_eq!(sim.device.writes(), 0);
+    assert!(sim.device.is_empty());
+}

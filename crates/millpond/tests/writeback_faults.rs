@@ -1,0 +1,515 @@
+//! Write-back on a device that fails: nothing that was acknowledged is lost, and no failure is
+//! kept secret.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions};
+
+use common::{
+    Random, Simulated, cache_for, engine, has_uring, read_write, same, scaled, sync_in_the_end,
+    temp_dir, within, write_back,
+};
+
+const PAGE: usize = 4096;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a file holds, and what a byte of it may hold, too, since a write of it failed.
+#[derive(Default)]
+struct Expected {
+    bytes: Vec<u8>,
+    others: BTreeMap<usize, Vec<u8>>,
+    len_max: usize,
+}
+
+impl Expected {
+    fn write(&mut self, at: usize, src: &[u8]) {
+        let end = (at + src.len()).max(self.bytes.len());
+        self.bytes.resize(end, 0);
+        self.len_max = self.len_max.max(end);
+        self.bytes[at..at + src.len()].copy_from_slice(src);
+        while let Some((&known, _)) = self.others.range(at..at + src.len()).next() {
+            self.others.remove(&known);
+        }
+    }
+
+    fn write_failed(&mut self, at: usize, src: &[u8]) {
+        self.len_max = self.len_max.max(at + src.len());
+        for (i, &byte) in src.iter().enumerate() {
+            self.others.entry(at + i).or_default().push(byte);
+        }
+    }
+
+    /// `seen` is what the file may hold from `offset` on.
+    fn check(&self, offset: usize, seen: &[u8], what: &str) {
+        for (number, piece) in seen.chunks(256).enumerate() {
+            let from = offset + number * 256;
+            if self.bytes.get(from..from + piece.len()) == Some(piece) {
+                continue;
+            }
+            for (at, &byte) in (from..).zip(piece) {
+                let expected = self.bytes.get(at).copied().unwrap_or(0);
+                let others = self.others.get(&at);
+                assert!(
+                    byte == expected || others.is_some_and(|others| others.contains(&byte)),
+                    "{what}: byte {at} is {byte:#x}, not {expected:#x} or one of {others:x?}"
+                );
+            }
+        }
+    }
+
+    fn check_all(&self, seen: &[u8], what: &str) {
+        let lens = self.bytes.len()..=self.len_max;
+        assert!(lens.contains(&seen.len()), "{what}: {} bytes, not {lens:?}", seen.len());
+        self.check(0, seen, what);
+    }
+}
+
+/// A file, what it should hold, and random operations on it.
+struct Subject {
+    sim: Simulated,
+    expected: Expected,
+    random: Random,
+    errno: i32,
+    stamp: u8,
+    failed_writes: u64,
+    failed_syncs: u64,
+    case: String,
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.case);
+        }
+    }
+}
+
+impl Subject {
+    fn new(sim: Simulated, random: Random, errno: i32) -> Subject {
+        let expected = Expected::default();
+        let case = String::new();
+        Subject { sim, expected, random, errno, stamp: 0, failed_writes: 0, failed_syncs: 0, case }
+    }
+
+    fn is_injected(&self, error: &Error) {
+        assert_eq!(error.errno(), self.errno, "{error}");
+        assert!(self.sim.device.failed_writes() + self.sim.device.failed_syncs() > 0, "{error}");
+    }
+
+    fn write(&mut self, at: usize, len: usize) {
+        self.stamp = self.stamp.wrapping_add(1);
+        let stamp = self.stamp;
+        let mut src = vec![stamp | 1; len];
+        src[len / 2..].fill(stamp ^ (at / PAGE) as u8);
+        match self.sim.file.write_at(&src, at as u64) {
+            Ok(moved) => {
+                self.expected.write(at, &src[..moved]);
+                if moved < len {
+                    self.expected.write_failed(at + moved, &src[moved..]);
+                }
+            }
+            Err(error) => {
+                self.is_injected(&error);
+                self.failed_writes += 1;
+                self.expected.write_failed(at, &src);
+            }
+        }
+    }
+
+    /// A sync tells of each failure of the device's, and what it covers is durable.
+    fn sync(&mut self) {
+        match self.sim.file.sync_data() {
+            Ok(()) => {
+                self.expected.check_all(&self.sim.device.durable(), "durable");
+            }
+            Err(error) => {
+                self.is_injected(&error);
+                self.failed_syncs += 1;
+            }
+        }
+    }
+
+    fn read(&mut self) {
+        let mut bytes = vec![0; self.expected.len_max + 1];
+        let moved = self.sim.file.read_at(&mut bytes, 0).unwrap();
+        self.expected.check_all(&bytes[..moved], "read");
+    }
+
+    /// With the fault gone, everything that was acknowledged is there.
+    fn settle(mut self) {
+        self.sim.errors(false);
+        sync_in_the_end(&self.sim.file);
+        let stored = self.sim.device.durable();
+        self.expected.check_all(&stored, "in the end");
+        same(&self.sim.device.image(), &stored, "image");
+        self.read();
+        self.sim.file.invalidate(0, self.expected.len_max as u64).unwrap();
+        self.read();
+        assert!(self.sim.engine.stats().memory_bytes <= self.sim.engine.cache_bytes());
+        assert_eq!(self.sim.device.violations(), [""; 0]);
+    }
+}
+
+/// Goal: a device that fails every k-th write, having moved any part of it, loses nothing once a
+/// later sync succeeds; and no sync succeeds without what it covers.
+/// Method: k from 1 to 500, EIO and ENOSPC; random writes of up to two pages to a file that is
+/// larger than the cache, until some writes have failed.
+#[test]
+fn every_kth_write_fails() {
+    let mut random = Random::from_environment();
+    let step = if common::scale() < 1.0 { (1.0 / common::scale()) as usize } else { 1 };
+    for k in (1..=500).step_by(step) {
+        for errno in [libc::EIO, libc::ENOSPC] {
+            kth_write(k, errno, write_back(), random.fork());
+            if k % 8 == 1 {
+                kth_write(k, errno, read_write(), random.fork());
+            }
+        }
+    }
+}
+
+fn kth_write(k: u64, errno: i32, options: OpenOptions, random: Random) {
+    const PAGES: u64 = 24;
+    let sim = SimOptions::new(k).fail_every_kth_write(k, errno);
+    let sim = Simulated::new(sim, cache_for(10, PAGE as u64), &options);
+    let mut subject = Subject::new(sim, random, errno);
+    subject.case = format!("k = {k}, errno {errno}, {options:?}");
+    let wanted = if k < 20 { 8 } else { 1 };
+    for number in 0..20 * k + 200 {
+        let at = subject.random.below((PAGES - 2) * PAGE as u64) as usize;
+        let len = if subject.random.chance(300) { PAGE + at % PAGE } else { 1 + at % 700 };
+        subject.write(at, len);
+        match subject.random.below(40) {
+            0 => subject.sync(),
+            1 => subject.read(),
+            2 | 3 => match subject.sim.file.write_back() {
+                Ok(()) => {}
+                Err(error) => subject.is_injected(&error),
+            },
+            _ => {}
+        }
+        if subject.sim.device.failed_writes() >= wanted && number > 50 {
+            break;
+        }
+    }
+    assert!(subject.sim.device.failed_writes() > 0, "none failed");
+    subject.settle();
+}
+
+/// Goal: after a failed sync, the next one that succeeds has written everything since the last
+/// successful one again, though the device took it before and does not complain any more.
+/// Method: every second or third sync fails and loses sectors; all pages stay cached.
+#[test]
+fn a_failed_sync_is_made_up_for_by_the_next() {
+    let mut random = Random::from_environment();
+    let mut failed = 0;
+    for round in 0..scaled(60) {
+        let options = if round % 2 == 0 { write_back() } else { read_write() };
+        let sim = SimOptions::new(random.next()).fail_every_kth_sync(2 + u64::from(round) % 3);
+        let sim = Simulated::new(sim, 4 << 20, &options);
+        let mut subject = Subject::new(sim, random.fork(), libc::EIO);
+        subject.case = format!("{options:?}");
+        // The first sync succeeds; and what is cached stays so.
+        subject.write(0, 33 * PAGE);
+        subject.sync();
+        subject.read();
+        let mut settled = 0;
+        for _ in 0..60 {
+            let at = subject.random.below(30 * PAGE as u64) as usize;
+            let len = 1 + subject.random.below(9000) as usize;
+            subject.write(at, len);
+            match subject.random.below(8) {
+                0 => {
+                    // The cache is large: nobody else syncs.
+                    let failures = [subject.failed_syncs, subject.sim.device.failed_syncs()];
+                    subject.sync();
+                    let told = subject.failed_syncs - failures[0];
+                    let failed = subject.sim.device.failed_syncs() - failures[1];
+                    assert!(told >= failed, "a failure is kept secret");
+                }
+                1 => subject.read(),
+                2 => subject.sim.file.write_back().unwrap(),
+                _ => {}
+            }
+            // A write through over bytes that a failed sync left dirty may leave no copy of them.
+            while round % 2 == 1 && subject.failed_syncs > settled {
+                settled = subject.failed_syncs;
+                subject.sync();
+            }
+        }
+        assert_eq!(subject.failed_writes, 0);
+        assert!(subject.failed_syncs >= subject.sim.device.failed_syncs());
+        failed += subject.failed_syncs;
+        subject.settle();
+    }
+    assert!(failed > 20 * scaled(60) as u64 / 60, "{failed} syncs failed");
+}
+
+/// Goal: where a failed sync may have lost bytes of which there is no copy any more, no later sync
+/// claims that they are durable, and close tells of it, too.
+/// Method: writes through a cache that holds a few of their pages.
+#[test]
+fn what_is_not_cached_any_more_is_not_claimed_to_be_durable() {
+    let mut refused = 0;
+    for seed in 0..u64::from(scaled(40)) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(1);
+        let sim = Simulated::new(sim, cache_for(4, PAGE as u64), &read_write());
+        let content: Vec<u8> = (0..64 * PAGE).map(|i| (i / 512) as u8 | 1).collect();
+        for (number, page) in content.chunks(PAGE).enumerate() {
+            sim.file.write_all_at(page, (number * PAGE) as u64).unwrap();
+        }
+        sim.errors(true);
+        sim.file.sync_data().unwrap_err();
+        sim.errors(false);
+        let mut claimed = false;
+        let mut message = String::new();
+        for _ in 0..3 {
+            match sim.file.sync_data() {
+                Ok(()) => {
+                    claimed = true;
+                    same(&sim.device.durable(), &content, "claimed to be durable");
+                }
+                Err(error) => {
+                    assert_eq!(error.errno(), libc::EIO, "{error}");
+                    message = error.to_string();
+                }
+            }
+        }
+        if !claimed {
+            refused += 1;
+            let close = sim.file.close().expect_err("close is silent");
+            assert_eq!(close.errno(), libc::EIO);
+            if seed == 0 {
+                println!("{message}; {close}");
+            }
+            // A new start.
+            let file = sim.engine.open(&sim.path, &read_write()).unwrap();
+            file.write_all_at(b"again", 0).unwrap();
+            file.sync_all().unwrap();
+            file.close().unwrap();
+        }
+    }
+    assert!(refused > 0, "the bytes were still cached: the test shows nothing");
+}
+
+/// Goal: with nothing clean and all writes failing, writers get the error soon; nothing that was
+/// acknowledged is dropped, the memory limit is kept; and with the fault gone, all is there.
+#[test]
+fn writers_are_told_when_the_device_takes_nothing() {
+    within(LIMIT * 2, "writers to a device that takes nothing", || {
+        for errno in [libc::EIO, libc::ENOSPC] {
+            for (cache_bytes, dirty_bytes) in [(64 << 10, 1 << 30), (1 << 20, 128 << 10)] {
+                let builder =
+                    Engine::builder().cache_bytes(cache_bytes).dirty_bytes_max(dirty_bytes);
+                let sim = SimOptions::new(1).fail_every_kth_write(1, errno);
+                let sim = Simulated::with(sim, &builder, &write_back());
+                takes_nothing(sim, errno);
+            }
+        }
+    });
+}
+
+fn takes_nothing(sim: Simulated, errno: i32) {
+    let mut subject = Subject::new(sim, Random(1), errno);
+    let mut longest = Duration::ZERO;
+    let mut at = 0;
+    while subject.failed_writes < 5 {
+        let started = Instant::now();
+        subject.write(at, 3000);
+        longest = longest.max(started.elapsed());
+        at += 3000;
+        let stats = subject.sim.engine.stats();
+        assert!(stats.memory_bytes <= subject.sim.engine.cache_bytes(), "{stats:?}");
+        assert!(at < 8 << 20, "{at} bytes acknowledged, and no error");
+    }
+    println!("an error after {at} bytes, and at most {longest:?}");
+    assert!(longest < LIMIT / 6, "a writer waited for {longest:?}");
+    let started = Instant::now();
+    subject.sim.file.sync_all().unwrap_err();
+    subject.sim.file.write_back().unwrap_err();
+    assert!(started.elapsed() < LIMIT / 3);
+    // Acknowledged bytes are read, and cached ones can be written anew, or not.
+    let (mut bytes, wanted) = ([0; 3000], subject.expected.bytes[..3000].to_vec());
+    subject.sim.file.read_exact_at(&mut bytes, 0).unwrap();
+    same(&bytes, &wanted, "read");
+    subject.write(100, 100);
+    subject.sim.errors(false);
+    sync_in_the_end(&subject.sim.file);
+    subject.write(at, 5000);
+    subject.settle();
+}
+
+/// Goal: a failure is told to the syncs of every handle, until one succeeds; and to close.
+#[test]
+fn every_handle_is_told_of_a_failure() {
+    for options in [write_back(), read_write()] {
+        let sim = SimOptions::new(1).fail_every_kth_sync(1);
+        let sim = Simulated::new(sim, 1 << 20, &options);
+        let open = || sim.engine.open(&sim.path, &options).unwrap();
+        let (second, third, fourth) = (open(), open(), open());
+        sim.file.write_all_at(&[7; 9000], 100).unwrap();
+        sim.file.sync_all().unwrap_err();
+        second.sync_data().unwrap_err();
+        third.sync_all().unwrap_err();
+        assert_eq!(fourth.close().unwrap_err().errno(), libc::EIO);
+        // Close tells of it, and does not settle it.
+        second.sync_data().unwrap_err();
+        sim.errors(false);
+        sync_in_the_end(&third);
+        let expected = [vec![0; 100], vec![7; 9000]].concat();
+        sim.is_durable(&expected);
+        second.sync_all().unwrap();
+        sim.file.sync_all().unwrap();
+        second.close().unwrap();
+        third.close().unwrap();
+        open().close().unwrap();
+        sim.settles(&expected);
+    }
+}
+
+/// Goal: an error of write-back that nobody waited for is told to who syncs or closes next, unless
+/// the bytes have reached the device meanwhile.
+#[test]
+fn failures_in_the_background_are_told() {
+    let builder = Engine::builder().cache_bytes(1 << 20).dirty_age_max(Duration::from_millis(20));
+    let sim = SimOptions::new(1).fail_every_kth_write(1, libc::EIO);
+    let sim = Simulated::with(sim, &builder, &write_back());
+    sim.file.write_all_at(&[7; 9000], 100).unwrap();
+    let started = Instant::now();
+    while sim.device.failed_writes() == 0 {
+        assert!(started.elapsed() < LIMIT, "nobody writes back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let other = sim.engine.open(&sim.path, &write_back()).unwrap();
+    sim.file.sync_all().unwrap_err();
+    other.close().unwrap_err();
+    sim.errors(false);
+    sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
+    // Retried with back-off, not all the time.
+    let tried = sim.device.failed_writes();
+    assert!(tried < 1000, "{tried} attempts in {:?}", started.elapsed());
+}
+
+/// Goal: a write longer than a chunk is not lost by a sync that fails, or the error stays.
+#[test]
+fn long_writes_and_failing_syncs() {
+    for seed in 0..u64::from(scaled(10)) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(2);
+        let sim = Simulated::new(sim, 128 << 10, &write_back());
+        let mut subject = Subject::new(sim, Random(seed), libc::EIO);
+        let mut unsettled = false;
+        for number in 0..12 {
+            let at = subject.random.below(300_000) as usize;
+            subject.write(at, 150_000);
+            subject.sim.errors(number < 9);
+            unsettled |= number == 11 && subject.sim.file.sync_all().is_err();
+            subject.sync();
+        }
+        if unsettled {
+            // Chunks that had no copy: then it stays.
+            subject.sim.file.sync_all().unwrap_err();
+            let another = subject.sim.engine.open(&subject.sim.path, &write_back()).unwrap();
+            another.close().unwrap_err();
+        } else {
+            subject.settle();
+        }
+    }
+}
+
+/// A file system of its own, unmounted in the end.
+struct Mount {
+    point: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Mount {
+    /// None where this needs rights or programs that are missing.
+    fn ext4(bytes: u64) -> Option<Mount> {
+        let dir = temp_dir();
+        let (image, point) = (dir.path().join("image"), dir.path().join("mounted"));
+        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+        std::fs::create_dir(&point).unwrap();
+        let run = |command: &mut Command| match command.output() {
+            Ok(output) if output.status.success() => true,
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
+                println!("skipped: {command:?}: {text}");
+                false
+            }
+            Err(error) => {
+                println!("skipped: {command:?}: {error}");
+                false
+            }
+        };
+        // The tools are where root's path is.
+        let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+        // With smaller blocks ext4 refuses writes into space that it has allocated: it finds none
+        // for the extents' own blocks (57 of 127 writes of 64 KiB, on 6 MiB, by plain system calls).
+        let made = run(Command::new("mkfs.ext4")
+            .args(["-q", "-b", "4096"])
+            .arg(&image)
+            .env("PATH", &path))
+            && run(Command::new("mount").args(["-o", "loop"]).args([&image, &point]));
+        made.then_some(Mount { point, _dir: dir })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Lazily: after a failure the file may still be open.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.point).status();
+    }
+}
+
+/// Goal: a full file system is told by the write that finds it full, not by a later sync; what was
+/// acknowledged is stored.
+/// Method: ext4 of a few MiB, on a loop device, filled by writes of several sizes in mode Back.
+#[test]
+fn a_full_file_system_is_told_by_writes() {
+    let mut back_ends = vec![BackendChoice::Threads];
+    if has_uring() {
+        back_ends.push(BackendChoice::Uring);
+    }
+    let Some(mount) = Mount::ext4(6 << 20) else { return };
+    for backend in back_ends {
+        for backing in [Backing::Buffered, Backing::Direct] {
+            for (len, cache_bytes) in [(64 << 10, 1 << 20), (3000, 32 << 20), (2 << 20, 1 << 20)] {
+                let case = format!("{backend:?}, {backing:?}, writes of {len}");
+                let engine = engine(cache_bytes, backend.clone());
+                fill_up(&engine, &mount, &write_back().backing(backing), len, &case);
+            }
+        }
+    }
+}
+
+fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, case: &str) {
+    let path = mount.point.join("file");
+    let file = engine.open(&path, options).unwrap();
+    let mut stored: Vec<u8> = Vec::new();
+    let refused = loop {
+        let stamp = (stored.len() / len) as u8;
+        let src: Vec<u8> = (0..len).map(|i| (i / 512) as u8 ^ stamp | 1).collect();
+        match file.write_at(&src, stored.len() as u64) {
+            Ok(moved) => stored.extend_from_slice(&src[..moved]),
+            Err(error) => break error,
+        }
+        assert!(stored.len() < 6 << 20, "{case}: more than the disk has was acknowledged");
+    };
+    assert_eq!(refused.errno(), libc::ENOSPC, "{case}: {refused}");
+    assert!(stored.len() > 1 << 20, "{case}: full after {} bytes", stored.len());
+    // What is there can be written anew.
+    for at in [0, 4096, stored.len() / 2, stored.len() - 100] {
+        assert_eq!(file.write_at(&[0xEE; 100], at as u64).unwrap(), 100, "{case}");
+        stored[at..at + 100].fill(0xEE);
+    }
+    file.sync_all().unwrap_or_else(|error| panic!("{case}: {error}"));
+    assert_eq!(file.len().unwrap(), stored.len() as u64, "{case}");
+    file.close().unwrap();
+    same(&std::fs::read(&path).unwrap(), &stored, case);
+    std::fs::remove_file(&path).unwrap();
+}
