@@ -478,6 +478,11 @@ impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
     fn install(&self, fresh: &[FrameIndex], moved: u64, dirty: bool) {
         let size = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
+        if dirty {
+            // Once, however the pages are put in place then.
+            let pages = (self.first..).zip(fresh.iter().copied());
+            self.file.commit(pages, (size != self.size).then_some(size));
+        }
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
@@ -514,10 +519,7 @@ impl Write<'_> {
         // After the hiding RMWs and before anything that tells of the write: a reader that learns
         // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
         fence(SeqCst);
-        if dirty {
-            let pages = (self.first..).zip(fresh.iter().copied());
-            self.file.commit(pages, (size != self.size).then_some(size));
-        } else if size != self.size {
+        if !dirty && size != self.size {
             self.file.keep_size(size);
         }
         if size != self.size {
@@ -602,7 +604,6 @@ impl Write<'_> {
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
         if dirty {
-            self.file.commit(std::iter::once((self.first, frame)), None);
             self.supersede_ready(held.word(self.first));
         }
         match held.word(self.first).try_replace(frame, shown, &core.epoch) {

@@ -240,8 +240,13 @@ impl Descriptors {
         if let Some(fd) = ours {
             return Ok(fd.as_fd());
         }
-        // NONBLOCK: where somebody has a lease on the file that is an error, not a wait.
         let any = self.any()?;
+        // SAFETY: no memory involved.
+        if unsafe { libc::fcntl(any.as_raw_fd(), libc::F_GETLEASE) } != libc::F_UNLCK {
+            let what = "the file can't be opened again to look for data and holes: it has a lease";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        // NONBLOCK: where somebody else has a lease on the file that is an error, not a wait.
         let opened = reopen(any, OFlags::RDONLY | OFlags::NONBLOCK)
             .or_else(|_| reopen(any, OFlags::WRONLY | OFlags::NONBLOCK));
         match opened {
