@@ -519,11 +519,10 @@ impl Write<'_> {
         // After the hiding RMWs and before anything that tells of the write: a reader that learns
         // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
         fence(SeqCst);
-        if !dirty && size != self.size {
-            self.file.keep_size(size);
-        }
-        if size != self.size {
+        if dirty && size != self.size {
             core.size.store(size, Release);
+        } else if size != self.size {
+            self.file.change_size(size);
         }
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, false) else {
@@ -626,7 +625,7 @@ impl Write<'_> {
     /// A write past the cache: of more pages than are put in place together, or beside pages that
     /// wait to be written back. None of its pages stays cached.
     fn around(&self) -> Result<usize> {
-        let (file, core) = (self.file, self.file.core());
+        let file = self.file;
         // Nobody dirties the pages again: the guard is ours.
         if file.is_kept() {
             // Else a keeper could put an old page in the middle of what is written here.
@@ -645,8 +644,7 @@ impl Write<'_> {
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
         if end > self.size && end > self.offset {
-            file.keep_size(end);
-            core.size.store(end, Release);
+            file.change_size(end);
         }
         if moved < self.len && file.write_mode() == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than

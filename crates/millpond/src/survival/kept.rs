@@ -97,10 +97,19 @@ impl CachedFile {
         outcome
     }
 
-    /// The size has changed, under an exclusive guard to the end of the file.
-    pub(crate) fn keep_size(&self, size: u64) {
+    /// Changes the size, under an exclusive guard to the end of the file: for the keeper before
+    /// anybody can see it, and again after, as an adoption for the sake of another range may have
+    /// read the size that the file had before.
+    pub(crate) fn change_size(&self, size: u64) {
         if let Some((survival, slot)) = self.kept() {
             survival.set_size(slot, size);
+        }
+        self.core().size.store(size, Release);
+        if self.survival().is_some() {
+            let _one = self.kept.adopting.lock().expect("no panic under the lock");
+            if let Some((survival, slot)) = self.kept() {
+                survival.set_size(slot, size);
+            }
         }
     }
 
