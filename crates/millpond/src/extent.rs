@@ -14,7 +14,7 @@
 //! visited, so the length of a range costs nothing by itself.
 
 use std::io;
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -89,11 +89,6 @@ impl CachedFile {
         // Before this returns, as after a write: see `write::Write::replace`.
         fence(SeqCst);
         Ok(())
-    }
-
-    fn set_size(&self, size: u64) {
-        self.keep_size(size);
-        self.core().size.store(size, Release);
     }
 
     /// Cuts the file, whose pages from `first` on are hidden, to `len`, which lies in page `tail`.
