@@ -580,11 +580,15 @@ impl Write<'_> {
         let core = self.file.core();
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
+        let word = held.word(self.first);
+        if !word.load().is_ready() {
+            return false;
+        }
         if dirty {
             self.file.commit(std::iter::once((self.first, frame)), None);
-            self.supersede(held.word(self.first).load());
+            self.supersede(word.load());
         }
-        match held.word(self.first).try_replace(frame, shown, &core.epoch) {
+        match word.try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
                 // After the RMW and before this returns: else two writers that then read each
                 // other's page could both see the old one (model m11).
@@ -597,7 +601,13 @@ impl Write<'_> {
                 }
                 true
             }
-            Err(_) => false,
+            Err(_) => {
+                // Evicted meanwhile, and so clean: the frame is committed anew with its page hidden.
+                if dirty {
+                    self.file.forget_frame(frame);
+                }
+                false
+            }
         }
     }
 
