@@ -636,9 +636,12 @@ impl Write<'_> {
             file.keep_size(end);
             core.size.store(end, Release);
         }
-        if moved < self.len && file.write_mode == WriteMode::Back {
+        if moved < self.len
+            && self.offset + self.len > self.size
+            && file.write_mode == WriteMode::Back
+        {
             // The back end may have kept more than counts now, and the file is never longer than
-            // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
+            // its size, which is ours to say (below it, others may move it). Where this fails, the bytes beyond are the back end's, and zeros to us.
             let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);

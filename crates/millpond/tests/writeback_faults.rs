@@ -513,3 +513,24 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     same(&std::fs::read(&path).unwrap(), &stored, case);
     std::fs::remove_file(&path).unwrap();
 }
+
+/// Goal: a long write that fails leaves alone by how much the file has grown meanwhile.
+/// Incident: it cut the file below the cache to the size that it knew from before.
+#[test]
+fn a_failed_write_below_the_end_cuts_nothing_off() {
+    let sim = SimOptions::new(1).fail_every_kth_write(1, libc::EIO);
+    let sim = Simulated::new(sim, 128 << 10, &write_back());
+    sim.errors(false);
+    sim.file.write_all_at(&[7; 300_000], 0).unwrap();
+    sim.device.block_writes(true);
+    sim.errors(true);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| sim.file.write_at(&[8; 200_000], 0));
+        assert!(sim.device.wait_for_blocked_write(LIMIT));
+        sim.file.truncate(600_000).unwrap();
+        sim.device.block_writes(false);
+        writer.join().unwrap().unwrap_err();
+    });
+    assert_eq!((sim.file.len().unwrap(), sim.device.len()), (600_000, 600_000));
+    assert_eq!(sim.device.violations(), [""; 0]);
+}
