@@ -66,6 +66,7 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::spawn;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
+use crate::space;
 use crate::sync::fence;
 
 /// The last page that a file can have, and so "to the end".
@@ -1164,6 +1165,10 @@ impl CachedFile {
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
         if !self.writeback.has_begun() {
+            // A write that was to wait may have gone around the cache after all.
+            if self.is_kept() || space::is_reserved(&self) {
+                self.rest();
+            }
             return;
         }
         if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {

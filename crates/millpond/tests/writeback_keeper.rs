@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use millpond::keeper::{Address, Report, Server, Stopper};
-use millpond::{BackendChoice, Engine};
+use millpond::{BackendChoice, Engine, OpenOptions, WriteMode};
 
 use common::{same, temp_dir, write_back};
 
@@ -61,4 +62,31 @@ fn a_page_that_is_not_cached_is_overwritten() {
     drop(engine);
     same(&std::fs::read(&path).unwrap(), &expected, "closed");
     assert!(keeper.end().iter().all(|report| report.files.is_empty()));
+}
+
+/// Goal: the keeper has nothing to do with a file that was closed, even if none of its writes
+/// could wait in the cache.
+/// Method: a write to a part of a page by who may not read it.
+/// Incident: the file stayed with the keeper, which in the end cut off what others had appended.
+#[test]
+fn a_closed_file_is_nothing_to_the_keeper() {
+    let keeper = Keeper::new();
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, [1; 100]).unwrap();
+    let engine = keeper.engine();
+    let options = OpenOptions::new().write(true).write_mode(WriteMode::Back);
+    let file = engine.open(&path, &options).unwrap();
+    file.write_all_at(&[2; 10], 50).unwrap();
+    file.close().unwrap();
+    let mut expected = vec![1; 100];
+    expected[50..60].fill(2);
+    same(&std::fs::read(&path).unwrap(), &expected, "closed");
+    let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    other.write_all_at(&[3; 100], 100).unwrap();
+    expected.resize(200, 3);
+    drop(engine);
+    let reports = keeper.end();
+    assert!(reports.iter().all(|report| report.files.is_empty()), "{reports:?}");
+    same(&std::fs::read(&path).unwrap(), &expected, "in the end");
 }
