@@ -120,6 +120,10 @@ pub(crate) fn trim(file: &CachedFile, size: u64) {
     let mut known = file.space.0.lock().expect("no panic under the lock");
     if std::mem::take(&mut known.reserved_end) > size {
         known.remove(size, u64::MAX);
+        if file.backing.len().is_ok_and(|len| len != size) {
+            // Somebody else writes the file, too, and what lies beyond is theirs.
+            return;
+        }
         // Where it fails, the file has blocks beyond its end, as after `fallocate`.
         let _ = file.backing.set_len(size);
     }
