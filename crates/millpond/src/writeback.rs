@@ -105,6 +105,8 @@ struct State {
     stream: Stream,
     /// What the back end acknowledged since the last sync began, and is or was cached.
     unsynced: PageSet,
+    /// Of that, what the sync that is under way is to cover.
+    covering: PageSet,
     /// What a failed sync should have made DIRTY again, and could not.
     doubtful: PageSet,
     /// The back end was given bytes of which there is no cached copy.
@@ -323,6 +325,7 @@ pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
         let mut state = file.writeback.state();
         state.dirty.take(first, last, usize::MAX);
         state.unsynced.take(first, last, usize::MAX);
+        state.covering.take(first, last, usize::MAX);
         state.doubtful.take(first, last, usize::MAX);
     }
 }
@@ -383,10 +386,9 @@ fn sync_locked(
 ) -> Result<()> {
     let writeback = &file.writeback;
     let failed_syncs = writeback.failed_syncs();
-    let doubtful = std::mem::take(&mut writeback.state().doubtful);
-    if !doubtful.is_empty() {
+    if !writeback.state().doubtful.is_empty() {
         let failure = writeback.state().failure.unwrap_or(Failure::UNKNOWN);
-        redirty(file, &doubtful, guards, failure);
+        redirty(file, guards, failure);
         if !writeback.state().doubtful.is_empty() {
             return Err(failure.error(Op::Sync));
         }
@@ -405,7 +407,7 @@ fn sync_locked(
     if flushed.durable && nothing_else && writeback.failed_syncs() == failed_syncs {
         return succeed(&mut state);
     }
-    let covered = std::mem::take(&mut state.unsynced);
+    state.covering = std::mem::take(&mut state.unsynced);
     let uncached = std::mem::take(&mut state.uncached);
     let metadata = std::mem::take(&mut state.metadata);
     drop(state);
@@ -413,7 +415,8 @@ fn sync_locked(
     let mut state = writeback.state();
     match outcome {
         Ok(()) if writeback.failed_syncs() == failed_syncs => {
-            settle(file, &state, &covered);
+            settle(file, &state);
+            state.covering = PageSet::default();
             succeed(&mut state)
         }
         outcome => {
@@ -424,12 +427,12 @@ fn sync_locked(
                 Ok(()) => state.failure.unwrap_or(Failure::UNKNOWN),
             };
             writeback.count_failed_sync();
+            let covered = std::mem::take(&mut state.covering);
             covered.for_each(&mut |page| state.unsynced.insert(page));
             state.uncached |= uncached;
             state.doubt_unsynced(failure);
-            let doubtful = std::mem::take(&mut state.doubtful);
             drop(state);
-            redirty(file, &doubtful, guards, failure);
+            redirty(file, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
@@ -454,12 +457,12 @@ fn succeed(state: &mut State) -> Result<()> {
 }
 
 /// Clears UNSTABLE where the sync was the last word (B6).
-fn settle(file: &CachedFile, state: &State, covered: &PageSet) {
+fn settle(file: &CachedFile, state: &State) {
     if !file.writeback.has_begun() {
         return;
     }
     let mut leaves = Leaves::new(file);
-    covered.for_each(&mut |page| {
+    state.covering.for_each(&mut |page| {
         if !state.unsynced.contains(page)
             && let Ok(held) = leaves.hold(page, false)
         {
@@ -471,13 +474,15 @@ fn settle(file: &CachedFile, state: &State, covered: &PageSet) {
     });
 }
 
-/// Makes pages DIRTY again, of which the back end may have lost what it acknowledged. Where they
-/// are not cached any more, notes that they are lost; where `guards` must not be waited for, and
-/// one is taken, leaves the page for the next sync.
-fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure) {
+/// Makes the doubtful pages DIRTY again, of which the back end may have lost what it acknowledged.
+/// Where they are not cached any more, notes that they are lost; where `guards` must not be waited
+/// for, and one is taken, leaves the page for the next sync.
+fn redirty(file: &CachedFile, guards: Guards, failure: Failure) {
     let writeback = &file.writeback;
     writeback.begun.store(true, SeqCst);
-    pages.for_each(&mut |page| {
+    let mut pages = Vec::new();
+    writeback.state().doubtful.for_each(&mut |page| pages.push(page));
+    for page in pages {
         // Who has found the page clean, under its guard, and had the back end change it, must not be
         // overtaken by what is written back now.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
@@ -486,8 +491,11 @@ fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure)
             Guards::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
         };
         if guard.is_none() && waited.is_none() {
-            writeback.state().doubtful.insert(page);
-            return;
+            continue;
+        }
+        if writeback.state().doubtful.take(page, page, 1).is_empty() {
+            // Cut off meanwhile.
+            continue;
         }
         let held = file.core().hold(file.cache(), page, false);
         let change = held.ok().map(|held| held.word(page).redirty());
@@ -501,7 +509,7 @@ fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure)
             }
             _ => writeback.state().lost = Some(failure),
         }
-    });
+    }
 }
 
 /// What syncs of the file would complain of, as it is closed.

@@ -534,3 +534,22 @@ fn a_failed_write_below_the_end_cuts_nothing_off() {
     assert_eq!((sim.file.len().unwrap(), sim.device.len()), (600_000, 600_000));
     assert_eq!(sim.device.violations(), [""; 0]);
 }
+
+/// Goal: bytes that were cut off while a sync failed are not missed for ever after.
+#[test]
+fn what_was_cut_off_during_a_failing_sync_is_not_lost() {
+    for (seed, options) in (0..20).zip([write_back(), read_write()].iter().cycle()) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(1).delay_us_max(20_000);
+        let sim = Simulated::new(sim, 1 << 20, options);
+        sim.errors(false);
+        sim.file.write_all_at(&[7; 3 * PAGE], 0).unwrap();
+        sim.file.write_back().unwrap();
+        sim.errors(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| sim.file.sync_all().unwrap_err());
+            std::thread::sleep(Duration::from_millis(1));
+            sim.file.truncate(0).unwrap();
+        });
+        sim.settles(&[]);
+    }
+}
