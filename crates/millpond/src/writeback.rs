@@ -271,14 +271,18 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     state.insert_dirty(first..=last);
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
-    let list = !std::mem::replace(&mut state.listed, true);
     drop(state);
-    let flusher = &file.shared.flusher;
-    if list {
-        flusher.add(file);
-    }
     if due {
-        flusher.tell();
+        file.shared.flusher.tell();
+    }
+    tell_flusher(file);
+}
+
+/// Pages of the file are DIRTY, and in its set.
+fn tell_flusher(file: &CachedFile) {
+    let flusher = &file.shared.flusher;
+    if !std::mem::replace(&mut file.writeback.state().listed, true) {
+        flusher.add(file);
     }
     flusher.notice(file.cache().ledger.dirty());
 }
@@ -328,6 +332,13 @@ pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
         state.covering.take(first, last, usize::MAX);
         state.doubtful.take(first, last, usize::MAX);
     }
+}
+
+/// Forgets errors that are told until the file is closed, as it is. (The flusher, or a writer over
+/// the dirty limit, may keep it from being dropped for a moment, in which it is opened again.)
+pub(crate) fn forget_failures(file: &CachedFile) {
+    let mut state = file.writeback.state();
+    (state.failure, state.lost) = (None, None);
 }
 
 /// Writes back what is DIRTY now of the pages from `first` to `last`, and waits until the back end
@@ -509,6 +520,9 @@ fn redirty(file: &CachedFile, guards: Guards, failure: Failure) {
             }
             _ => writeback.state().lost = Some(failure),
         }
+    }
+    if !writeback.state().dirty.is_empty() {
+        tell_flusher(file);
     }
 }
 

@@ -553,3 +553,21 @@ fn what_was_cut_off_during_a_failing_sync_is_not_lost() {
         sim.settles(&[]);
     }
 }
+
+/// Goal: what is dirty again after a failed sync is written back by itself, in both modes.
+#[test]
+fn after_a_failed_sync_pages_are_written_again_by_age() {
+    for options in [write_back(), read_write()] {
+        let builder = Engine::builder().cache_bytes(1 << 20).dirty_age_max(LIMIT / 100);
+        let sim = SimOptions::new(1).fail_every_kth_sync(1);
+        let sim = Simulated::with(sim, &builder, &options);
+        sim.file.write_all_at(&[7; 9000], 100).unwrap();
+        sim.file.sync_all().unwrap_err();
+        let (writes, started) = (sim.device.writes(), Instant::now());
+        while sim.device.writes() == writes {
+            assert!(started.elapsed() < LIMIT / 6, "nobody writes back");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
+    }
+}
