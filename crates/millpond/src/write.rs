@@ -148,10 +148,6 @@ fn write_locked(
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
-    if durable && done < len {
-        let errno = moved.as_ref().map_or_else(Error::errno, |_| libc::EIO);
-        writeback::durable_failed(file, offset, len, errno);
-    }
     if done < len && offset + len > size && file.write_mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
@@ -377,7 +373,9 @@ impl Write<'_> {
         if self.file.writeback.has_begun() {
             let (core, cache) = (self.file.core(), self.file.cache());
             core.for_each_page(cache, self.first, self.last, &mut |_, _, word| {
-                meets |= word.load().is_dirty() || word.load().is_under_writeback();
+                // One look: a write-back that fails goes from the one to the other.
+                let seen = word.load();
+                meets |= seen.is_dirty() || seen.is_under_writeback();
             });
         }
         meets
@@ -694,6 +692,13 @@ impl Write<'_> {
         batch[0].durable = self.durable;
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
+        if let Some(error) = &transfer.error
+            && self.durable
+            && error.raw_os_error() != Some(libc::EFAULT)
+        {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            writeback::durable_failed(self.file, self.offset, self.len, errno);
+        }
         (transfer.moved, transfer.error)
     }
 
