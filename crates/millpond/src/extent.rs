@@ -316,6 +316,7 @@ impl CachedFile {
         if self.handles.load(Acquire) == 0 && !self.owes() {
             space::trim(self, self.core().size.load(Acquire));
             self.let_go();
+            writeback::forget_failures(self);
         }
         drop(guard);
     }

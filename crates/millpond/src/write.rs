@@ -148,10 +148,6 @@ fn write_locked(
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
-    if durable && done < len {
-        let errno = moved.as_ref().map_or_else(Error::errno, |_| libc::EIO);
-        writeback::durable_failed(file, offset, len, errno);
-    }
     if done < len && offset + len > size && file.write_mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
@@ -377,7 +373,9 @@ impl Write<'_> {
         if self.file.writeback.has_begun() {
             let (core, cache) = (self.file.core(), self.file.cache());
             core.for_each_page(cache, self.first, self.last, &mut |_, _, word| {
-                meets |= word.load().is_dirty() || word.load().is_under_writeback();
+                // One look: a write-back that fails goes from the one to the other.
+                let seen = word.load();
+                meets |= seen.is_dirty() || seen.is_under_writeback();
             });
         }
         meets
@@ -578,11 +576,15 @@ impl Write<'_> {
         let core = self.file.core();
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
+        let word = held.word(self.first);
+        if !word.load().is_ready() {
+            return false;
+        }
         if dirty {
             self.file.commit(std::iter::once((self.first, frame)), None);
-            self.supersede(held.word(self.first).load());
+            self.supersede(word.load());
         }
-        match held.word(self.first).try_replace(frame, shown, &core.epoch) {
+        match word.try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
                 // After the RMW and before this returns: else two writers that then read each
                 // other's page could both see the old one (model m11).
@@ -595,7 +597,13 @@ impl Write<'_> {
                 }
                 true
             }
-            Err(_) => false,
+            Err(_) => {
+                // Evicted meanwhile, and so clean: the frame is committed anew with its page hidden.
+                if dirty {
+                    self.file.forget_frame(frame);
+                }
+                false
+            }
         }
     }
 
@@ -623,9 +631,12 @@ impl Write<'_> {
         if end > self.size && end > self.offset {
             file.set_size(end);
         }
-        if moved < self.len && file.write_mode == WriteMode::Back {
+        if moved < self.len
+            && self.offset + self.len > self.size
+            && file.write_mode == WriteMode::Back
+        {
             // The back end may have kept more than counts now, and the file is never longer than
-            // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
+            // its size, which is ours to say (below it, others may move it). Where this fails, the bytes beyond are the back end's, and zeros to us.
             let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
@@ -678,6 +689,13 @@ impl Write<'_> {
         batch[0].durable = self.durable;
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
+        if let Some(error) = &transfer.error
+            && self.durable
+            && error.raw_os_error() != Some(libc::EFAULT)
+        {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            writeback::durable_failed(self.file, self.offset, self.len, errno);
+        }
         (transfer.moved, transfer.error)
     }
 
