@@ -626,9 +626,11 @@ impl Write<'_> {
             file.keep_size(end);
             core.size.store(end, Release);
         }
-        if moved < self.len && file.write_mode == WriteMode::Back {
+        let extends = self.offset + self.len > self.size;
+        if moved < self.len && extends && file.write_mode == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
-            // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
+            // its size, which nobody else moves: a write that extends has its guard from the old
+            // end on (W5). Others have not, and have kept nothing beyond the end, either. Where this fails, the bytes beyond are the back end's, and zeros to us.
             let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
