@@ -631,12 +631,12 @@ impl Write<'_> {
         if end > self.size && end > self.offset {
             file.set_size(end);
         }
-        if moved < self.len
-            && self.offset + self.len > self.size
-            && file.write_mode == WriteMode::Back
-        {
+        let extends = self.offset + self.len > self.size;
+        if moved < self.len && extends && file.write_mode == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
-            // its size, which is ours to say (below it, others may move it). Where this fails, the bytes beyond are the back end's, and zeros to us.
+            // its size. A write that extends has its guard from the old end on (W5), so nobody else
+            // moves the size; another has kept nothing beyond the end. Where this fails, the bytes
+            // beyond are the back end's, and zeros to us.
             let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
