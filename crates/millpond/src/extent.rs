@@ -85,7 +85,7 @@ impl CachedFile {
     fn extend(&self, len: u64) -> Result<()> {
         self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
         writeback::passed_metadata(self);
-        self.change_size(len);
+        self.set_size(len);
         // Before this returns, as after a write: see `write::Write::replace`.
         fence(SeqCst);
         Ok(())
@@ -102,7 +102,7 @@ impl CachedFile {
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
         writeback::passed_metadata(self);
-        self.change_size(len);
+        self.set_size(len);
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
@@ -209,7 +209,7 @@ impl CachedFile {
             }
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
-                self.change_size(end);
+                self.set_size(end);
                 // Before this returns, as after a write: see `write::Write::replace`.
                 fence(SeqCst);
             }
@@ -316,6 +316,7 @@ impl CachedFile {
         if self.handles.load(Acquire) == 0 && !self.owes() {
             space::trim(self, self.core().size.load(Acquire));
             self.let_go();
+            writeback::forget_failures(self);
         }
         drop(guard);
     }
@@ -401,7 +402,7 @@ impl CachedFile {
             let end = old.min(new);
             let first = self.page_of(end);
             self.hide_and_settle(Op::Stat, first, LAST_PAGE, [None, None])?;
-            self.change_size(new);
+            self.set_size(new);
             drop_pages(self, first, LAST_PAGE);
         }
         drop(guard);

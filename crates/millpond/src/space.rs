@@ -89,18 +89,24 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
     if end > size {
         let ahead = (size / 8).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
         let reserved = end.saturating_add(ahead).min(i64::MAX as u64);
+        // Also if it fails: a part may be reserved then.
+        known.reserved_end = known.reserved_end.max(reserved);
         if file.backing.allocate(start, reserved - start, true).is_ok() {
             known.add(start, reserved);
-            known.reserved_end = known.reserved_end.max(reserved);
             return true;
         }
     }
+    known.reserved_end = known.reserved_end.max(end);
     let reserved = file.backing.allocate(start, end - start, true).is_ok();
     if reserved {
         known.add(start, end);
-        known.reserved_end = known.reserved_end.max(end);
     }
     reserved
+}
+
+/// Whether space may have been reserved since the last [`trim`].
+pub(crate) fn is_reserved(file: &CachedFile) -> bool {
+    file.space.0.lock().expect("no panic under the lock").reserved_end > 0
 }
 
 /// The blocks of `start..end` are gone.
@@ -114,6 +120,10 @@ pub(crate) fn trim(file: &CachedFile, size: u64) {
     let mut known = file.space.0.lock().expect("no panic under the lock");
     if std::mem::take(&mut known.reserved_end) > size {
         known.remove(size, u64::MAX);
+        if file.backing.len().is_ok_and(|len| len != size) {
+            // Somebody else writes the file, too, and what lies beyond is theirs.
+            return;
+        }
         // Where it fails, the file has blocks beyond its end, as after `fallocate`.
         let _ = file.backing.set_len(size);
     }

@@ -18,7 +18,7 @@
 //! - **W5** A write that moves the end of the file takes its guard from the old end on, so that
 //!   nobody else moves it meanwhile and no fill sees it move.
 
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -150,10 +150,6 @@ fn write_locked(
     };
     drop(guard);
     let done = *moved.as_ref().unwrap_or(&0) as u64;
-    if durable && done < len {
-        let errno = moved.as_ref().map_or_else(Error::errno, |_| libc::EIO);
-        writeback::durable_failed(file, offset, len, errno);
-    }
     if done < len && offset + len > size && mode == WriteMode::Through {
         // The back end may have kept more than it acknowledged, and be longer now than we think.
         file.adopt_size()?;
@@ -380,7 +376,9 @@ impl Write<'_> {
         if self.file.writeback.has_begun() {
             let (core, cache) = (self.file.core(), self.file.cache());
             core.for_each_page(cache, self.first, self.last, &mut |_, _, word| {
-                meets |= word.load().is_dirty() || word.load().is_under_writeback();
+                // One look: a write-back that fails goes from the one to the other.
+                let seen = word.load();
+                meets |= seen.is_dirty() || seen.is_under_writeback();
             });
         }
         meets
@@ -478,11 +476,6 @@ impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
     fn install(&self, fresh: &[FrameIndex], moved: u64, dirty: bool) {
         let size = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
-        if dirty {
-            // Once, however the pages are put in place then.
-            let pages = (self.first..).zip(fresh.iter().copied());
-            self.file.commit(pages, (size != self.size).then_some(size));
-        }
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
@@ -519,10 +512,12 @@ impl Write<'_> {
         // After the hiding RMWs and before anything that tells of the write: a reader that learns
         // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
         fence(SeqCst);
-        if dirty && size != self.size {
-            core.size.store(size, Release);
-        } else if size != self.size {
-            self.file.change_size(size);
+        if dirty {
+            let pages = (self.first..).zip(fresh.iter().copied());
+            self.file.commit(pages, (size != self.size).then_some(size));
+        }
+        if size != self.size {
+            self.file.set_size(size);
         }
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, false) else {
@@ -602,10 +597,15 @@ impl Write<'_> {
         let core = self.file.core();
         let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
-        if dirty {
-            self.supersede_ready(held.word(self.first));
+        let word = held.word(self.first);
+        if !word.load().is_ready() {
+            return false;
         }
-        match held.word(self.first).try_replace(frame, shown, &core.epoch) {
+        if dirty {
+            self.file.commit(std::iter::once((self.first, frame)), None);
+            self.supersede_ready(word);
+        }
+        match word.try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
                 // After the RMW and before this returns: else two writers that then read each
                 // other's page could both see the old one (model m11).
@@ -618,7 +618,13 @@ impl Write<'_> {
                 }
                 true
             }
-            Err(_) => false,
+            Err(_) => {
+                // Evicted meanwhile, and so clean: the frame is committed anew with its page hidden.
+                if dirty {
+                    self.file.forget_frame(frame);
+                }
+                false
+            }
         }
     }
 
@@ -644,11 +650,14 @@ impl Write<'_> {
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
         if end > self.size && end > self.offset {
-            file.change_size(end);
+            file.set_size(end);
         }
-        if moved < self.len && file.write_mode() == WriteMode::Back {
+        let extends = self.offset + self.len > self.size;
+        if moved < self.len && extends && file.write_mode() == WriteMode::Back {
             // The back end may have kept more than counts now, and the file is never longer than
-            // its size. Where this fails, the bytes beyond are the back end's, and zeros to us.
+            // its size. A write that extends has its guard from the old end on (W5), so nobody else
+            // moves the size; another has kept nothing beyond the end. Where this fails, the bytes
+            // beyond are the back end's, and zeros to us.
             let size = if end > self.offset { self.size.max(end) } else { self.size };
             if file.backing.len().is_ok_and(|len| len > size) {
                 let _ = file.backing.set_len(size);
@@ -701,6 +710,13 @@ impl Write<'_> {
         batch[0].durable = self.durable;
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
+        if let Some(error) = &transfer.error
+            && self.durable
+            && error.raw_os_error() != Some(libc::EFAULT)
+        {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            writeback::durable_failed(self.file, self.offset, self.len, errno);
+        }
         (transfer.moved, transfer.error)
     }
 

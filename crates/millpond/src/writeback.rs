@@ -66,6 +66,7 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::spawn;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
+use crate::space;
 use crate::sync::fence;
 
 /// The last page that a file can have, and so "to the end".
@@ -104,6 +105,8 @@ struct State {
     stream: Stream,
     /// What the back end acknowledged since the last sync began, and is or was cached.
     unsynced: PageSet,
+    /// Of that, what the sync that is under way is to cover.
+    covering: PageSet,
     /// What a failed sync should have made DIRTY again, and could not.
     doubtful: PageSet,
     /// The back end was given bytes of which there is no cached copy.
@@ -268,14 +271,18 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     state.insert_dirty(first..=last);
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
-    let list = !std::mem::replace(&mut state.listed, true);
     drop(state);
-    let flusher = &file.shared.flusher;
-    if list {
-        flusher.add(file);
-    }
     if due {
-        flusher.tell();
+        file.shared.flusher.tell();
+    }
+    tell_flusher(file);
+}
+
+/// Pages of the file are DIRTY, and in its set.
+fn tell_flusher(file: &CachedFile) {
+    let flusher = &file.shared.flusher;
+    if !std::mem::replace(&mut file.writeback.state().listed, true) {
+        flusher.add(file);
     }
     flusher.notice(file.cache().ledger.dirty());
 }
@@ -322,8 +329,16 @@ pub(crate) fn forget(file: &CachedFile, first: PageIndex, last: PageIndex) {
         let mut state = file.writeback.state();
         state.dirty.take(first, last, usize::MAX);
         state.unsynced.take(first, last, usize::MAX);
+        state.covering.take(first, last, usize::MAX);
         state.doubtful.take(first, last, usize::MAX);
     }
+}
+
+/// Forgets errors that are told until the file is closed, as it is. (The flusher, or a writer over
+/// the dirty limit, may keep it from being dropped for a moment, in which it is opened again.)
+pub(crate) fn forget_failures(file: &CachedFile) {
+    let mut state = file.writeback.state();
+    (state.failure, state.lost) = (None, None);
 }
 
 /// Writes back what is DIRTY now of the pages from `first` to `last`, and waits until the back end
@@ -382,10 +397,9 @@ fn sync_locked(
 ) -> Result<()> {
     let writeback = &file.writeback;
     let failed_syncs = writeback.failed_syncs();
-    let doubtful = std::mem::take(&mut writeback.state().doubtful);
-    if !doubtful.is_empty() {
+    if !writeback.state().doubtful.is_empty() {
         let failure = writeback.state().failure.unwrap_or(Failure::UNKNOWN);
-        redirty(file, &doubtful, guards, failure);
+        redirty(file, guards, failure);
         if !writeback.state().doubtful.is_empty() {
             return Err(failure.error(Op::Sync));
         }
@@ -404,7 +418,7 @@ fn sync_locked(
     if flushed.durable && nothing_else && writeback.failed_syncs() == failed_syncs {
         return succeed(&mut state);
     }
-    let covered = std::mem::take(&mut state.unsynced);
+    state.covering = std::mem::take(&mut state.unsynced);
     let uncached = std::mem::take(&mut state.uncached);
     let metadata = std::mem::take(&mut state.metadata);
     drop(state);
@@ -412,7 +426,8 @@ fn sync_locked(
     let mut state = writeback.state();
     match outcome {
         Ok(()) if writeback.failed_syncs() == failed_syncs => {
-            settle(file, &state, &covered);
+            settle(file, &state);
+            state.covering = PageSet::default();
             succeed(&mut state)
         }
         outcome => {
@@ -423,12 +438,12 @@ fn sync_locked(
                 Ok(()) => state.failure.unwrap_or(Failure::UNKNOWN),
             };
             writeback.count_failed_sync();
+            let covered = std::mem::take(&mut state.covering);
             covered.for_each(&mut |page| state.unsynced.insert(page));
             state.uncached |= uncached;
             state.doubt_unsynced(failure);
-            let doubtful = std::mem::take(&mut state.doubtful);
             drop(state);
-            redirty(file, &doubtful, guards, failure);
+            redirty(file, guards, failure);
             Err(failure.error(Op::Sync))
         }
     }
@@ -453,12 +468,12 @@ fn succeed(state: &mut State) -> Result<()> {
 }
 
 /// Clears UNSTABLE where the sync was the last word (B6).
-fn settle(file: &CachedFile, state: &State, covered: &PageSet) {
+fn settle(file: &CachedFile, state: &State) {
     if !file.writeback.has_begun() {
         return;
     }
     let mut leaves = Leaves::new(file);
-    covered.for_each(&mut |page| {
+    state.covering.for_each(&mut |page| {
         if !state.unsynced.contains(page)
             && let Ok(held) = leaves.hold(page, false)
         {
@@ -470,13 +485,15 @@ fn settle(file: &CachedFile, state: &State, covered: &PageSet) {
     });
 }
 
-/// Makes pages DIRTY again, of which the back end may have lost what it acknowledged. Where they
-/// are not cached any more, notes that they are lost; where `guards` must not be waited for, and
-/// one is taken, leaves the page for the next sync.
-fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure) {
+/// Makes the doubtful pages DIRTY again, of which the back end may have lost what it acknowledged.
+/// Where they are not cached any more, notes that they are lost; where `guards` must not be waited
+/// for, and one is taken, leaves the page for the next sync.
+fn redirty(file: &CachedFile, guards: Guards, failure: Failure) {
     let writeback = &file.writeback;
     writeback.begun.store(true, SeqCst);
-    pages.for_each(&mut |page| {
+    let mut pages = Vec::new();
+    writeback.state().doubtful.for_each(&mut |page| pages.push(page));
+    for page in pages {
         // Who has found the page clean, under its guard, and had the back end change it, must not be
         // overtaken by what is written back now.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
@@ -485,8 +502,11 @@ fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure)
             Guards::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
         };
         if guard.is_none() && waited.is_none() {
-            writeback.state().doubtful.insert(page);
-            return;
+            continue;
+        }
+        if writeback.state().doubtful.take(page, page, 1).is_empty() {
+            // Cut off meanwhile.
+            continue;
         }
         let held = file.core().hold(file.cache(), page, false);
         let change = held.ok().map(|held| held.word(page).redirty());
@@ -500,7 +520,10 @@ fn redirty(file: &CachedFile, pages: &PageSet, guards: Guards, failure: Failure)
             }
             _ => writeback.state().lost = Some(failure),
         }
-    });
+    }
+    if !writeback.state().dirty.is_empty() {
+        tell_flusher(file);
+    }
 }
 
 /// What syncs of the file would complain of, as it is closed.
@@ -1173,6 +1196,10 @@ impl CachedFile {
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
         if !self.writeback.has_begun() {
+            // A write that was to wait may have gone around the cache after all.
+            if self.is_kept() || space::is_reserved(&self) {
+                self.rest();
+            }
             return;
         }
         if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {

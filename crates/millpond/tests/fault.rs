@@ -171,3 +171,28 @@ fn faults(name: &str, backend: BackendChoice, cache_bytes: u64, hit_path: bool) 
     drop(file);
     assert!(std::fs::read(&path).unwrap() == expected);
 }
+
+/// Goal: a durable write from memory that can't be accessed is no failed sync: what was written
+/// before, and is not cached, is not reported lost.
+#[test]
+fn a_fault_of_a_durable_write_loses_nothing() {
+    in_own_process("a_fault_of_a_durable_write_loses_nothing", Duration::from_secs(60), || {
+        install();
+        let dir = temp_dir();
+        let engine = engine(64 << 10, BackendChoice::Threads);
+        for (number, options) in [read_write(), common::write_back()].iter().enumerate() {
+            let path = dir.path().join(number.to_string());
+            let file = engine.open(&path, &options.clone().dsync(true)).unwrap();
+            let plain = engine.open(&path, options).unwrap();
+            // More than stays cached.
+            plain.write_all_at(&[7; FILE_LEN], 0).unwrap();
+            let closed = half_mapped().wrapping_add(4096);
+            for (offset, len) in [(FILE_LEN as u64, 10), (0, 4096), (100, 10), (0, FILE_LEN)] {
+                let error = write(&file, closed, len, offset).unwrap_err();
+                assert_eq!(error.errno(), libc::EFAULT, "{error}");
+            }
+            file.sync_all().unwrap();
+            check_all(&file, &[7; FILE_LEN]);
+        }
+    });
+}

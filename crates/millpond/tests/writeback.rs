@@ -381,3 +381,27 @@ fn writes_need_a_writable_handle() {
     assert_eq!(sim.device.writes(), 0);
     assert!(sim.device.is_empty());
 }
+
+/// Goal: closing a file gives back what was reserved beyond its end, and nothing that another
+/// process has put there.
+#[test]
+fn close_cuts_off_nothing_of_others() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let dir = common::temp_dir();
+    let engine = common::engine(4 << 20, millpond::BackendChoice::Threads);
+    for appended in [0, 100] {
+        let path = dir.path().join(appended.to_string());
+        let file = engine.open(&path, &write_back()).unwrap();
+        file.write_all_at(&[1; 5000], 0).unwrap();
+        file.sync_all().unwrap();
+        let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        other.write_all_at(&vec![2; appended], 5000).unwrap();
+        file.close().unwrap();
+        let mut expected = vec![1; 5000];
+        expected.resize(5000 + appended, 2);
+        same(&std::fs::read(&path).unwrap(), &expected, "closed");
+        if appended == 0 {
+            assert!(other.metadata().unwrap().blocks() <= 16, "space beyond the end");
+        }
+    }
+}

@@ -513,3 +513,61 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     same(&std::fs::read(&path).unwrap(), &stored, case);
     std::fs::remove_file(&path).unwrap();
 }
+
+/// Goal: a long write that fails leaves alone by how much the file has grown meanwhile.
+/// Incident: it cut the file below the cache to the size that it knew from before.
+#[test]
+fn a_failed_write_below_the_end_cuts_nothing_off() {
+    let sim = SimOptions::new(1).fail_every_kth_write(1, libc::EIO);
+    let sim = Simulated::new(sim, 128 << 10, &write_back());
+    sim.errors(false);
+    sim.file.write_all_at(&[7; 300_000], 0).unwrap();
+    sim.device.block_writes(true);
+    sim.errors(true);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| sim.file.write_at(&[8; 200_000], 0));
+        assert!(sim.device.wait_for_blocked_write(LIMIT));
+        sim.file.truncate(600_000).unwrap();
+        sim.device.block_writes(false);
+        writer.join().unwrap().unwrap_err();
+    });
+    assert_eq!((sim.file.len().unwrap(), sim.device.len()), (600_000, 600_000));
+    assert_eq!(sim.device.violations(), [""; 0]);
+}
+
+/// Goal: bytes that were cut off while a sync failed are not missed for ever after.
+#[test]
+fn what_was_cut_off_during_a_failing_sync_is_not_lost() {
+    for (seed, options) in (0..20).zip([write_back(), read_write()].iter().cycle()) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(1).delay_us_max(20_000);
+        let sim = Simulated::new(sim, 1 << 20, options);
+        sim.errors(false);
+        sim.file.write_all_at(&[7; 3 * PAGE], 0).unwrap();
+        sim.file.write_back().unwrap();
+        sim.errors(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| sim.file.sync_all().unwrap_err());
+            std::thread::sleep(Duration::from_millis(1));
+            sim.file.truncate(0).unwrap();
+        });
+        sim.settles(&[]);
+    }
+}
+
+/// Goal: what is dirty again after a failed sync is written back by itself, in both modes.
+#[test]
+fn after_a_failed_sync_pages_are_written_again_by_age() {
+    for options in [write_back(), read_write()] {
+        let builder = Engine::builder().cache_bytes(1 << 20).dirty_age_max(LIMIT / 100);
+        let sim = SimOptions::new(1).fail_every_kth_sync(1);
+        let sim = Simulated::with(sim, &builder, &options);
+        sim.file.write_all_at(&[7; 9000], 100).unwrap();
+        sim.file.sync_all().unwrap_err();
+        let (writes, started) = (sim.device.writes(), Instant::now());
+        while sim.device.writes() == writes {
+            assert!(started.elapsed() < LIMIT / 6, "nobody writes back");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
+    }
+}

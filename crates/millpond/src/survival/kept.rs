@@ -1,8 +1,14 @@
 //! A file's place at the keeper: taken before its first page is DIRTY, given up after its last
 //! handle is gone and all is written back.
 //!
-//! Locks: `adopting`, under the range guard of a writer; the keeper is asked under it. `intending`,
-//! under an exclusive guard; the back end is told under it, and no guard is waited for.
+//! The keeper sets a file to the size that it knows, so it must know the right one, also of a file
+//! that it adopts while others change its size. Who changes the size stores it in the core first,
+//! and tells then, under `sizes`; who adopts the file makes its place known and tells the core's
+//! size in one step under `sizes`. So the last to tell has seen the last size.
+//!
+//! Locks: `adopting`, under range guards; the keeper or the back end is asked under it, and no guard
+//! is waited for. It keeps a file from being adopted in the middle of a change that was not
+//! announced. Then `sizes`.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -18,9 +24,9 @@ use crate::survival::{FileSlot, Intent, Survival};
 pub(crate) struct Kept {
     /// As [`FileSlot::word`]; 0 is none.
     slot: AtomicU64,
+    /// Also: one intent at a time (K5).
     adopting: Mutex<()>,
-    /// One intent at a time (K5).
-    intending: Mutex<()>,
+    sizes: Mutex<()>,
 }
 
 impl CachedFile {
@@ -51,7 +57,9 @@ impl CachedFile {
             survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
         match adopted {
             Ok(slot) => {
+                let _told = self.kept.sizes.lock().expect("no panic under the lock");
                 self.kept.slot.store(slot.word(), Release);
+                survival.set_size(slot, self.core().size.load(Acquire));
                 true
             }
             Err(_) => false,
@@ -89,24 +97,23 @@ impl CachedFile {
     /// Does `act`, which changes the file below the cache and then what the cache says of it, so
     /// that the keeper finishes it if the process dies meanwhile.
     pub(crate) fn intending<R>(&self, intent: Intent, act: impl FnOnce() -> R) -> R {
+        if self.survival().is_none() {
+            return act();
+        }
+        let _one = self.kept.adopting.lock().expect("no panic under the lock");
         let Some((survival, slot)) = self.kept() else { return act() };
-        let _one = self.kept.intending.lock().expect("no panic under the lock");
         survival.set_intent(slot, intent);
         let outcome = act();
         survival.clear_intent(slot);
         outcome
     }
 
-    /// Changes the size, under an exclusive guard to the end of the file: for the keeper before
-    /// anybody can see it, and again after, as an adoption for the sake of another range may have
-    /// read the size that the file had before.
-    pub(crate) fn change_size(&self, size: u64) {
-        if let Some((survival, slot)) = self.kept() {
-            survival.set_size(slot, size);
-        }
+    /// Changes the size, under an exclusive guard to the end of the file.
+    pub(crate) fn set_size(&self, size: u64) {
+        // Release: what it covers is visible with it.
         self.core().size.store(size, Release);
         if self.survival().is_some() {
-            let _one = self.kept.adopting.lock().expect("no panic under the lock");
+            let _told = self.kept.sizes.lock().expect("no panic under the lock");
             if let Some((survival, slot)) = self.kept() {
                 survival.set_size(slot, size);
             }
