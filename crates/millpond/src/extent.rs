@@ -14,7 +14,7 @@
 //! visited, so the length of a range costs nothing by itself.
 
 use std::io;
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -85,15 +85,10 @@ impl CachedFile {
     fn extend(&self, len: u64) -> Result<()> {
         self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
         writeback::passed_metadata(self);
-        self.set_size(len);
+        self.store_size(len);
         // Before this returns, as after a write: see `write::Write::replace`.
         fence(SeqCst);
         Ok(())
-    }
-
-    fn set_size(&self, size: u64) {
-        self.keep_size(size);
-        self.core().size.store(size, Release);
     }
 
     /// Cuts the file, whose pages from `first` on are hidden, to `len`, which lies in page `tail`.
@@ -107,7 +102,7 @@ impl CachedFile {
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
         writeback::passed_metadata(self);
-        self.set_size(len);
+        self.store_size(len);
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
@@ -214,7 +209,7 @@ impl CachedFile {
             }
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
-                self.set_size(end);
+                self.store_size(end);
                 // Before this returns, as after a write: see `write::Write::replace`.
                 fence(SeqCst);
             }
@@ -407,7 +402,7 @@ impl CachedFile {
             let end = old.min(new);
             let first = self.page_of(end);
             self.hide_and_settle(Op::Stat, first, LAST_PAGE, [None, None])?;
-            self.set_size(new);
+            self.store_size(new);
             drop_pages(self, first, LAST_PAGE);
         }
         drop(guard);

@@ -18,7 +18,7 @@
 //! - **W5** A write that moves the end of the file takes its guard from the old end on, so that
 //!   nobody else moves it meanwhile and no fill sees it move.
 
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -512,11 +512,9 @@ impl Write<'_> {
         if dirty {
             let pages = (self.first..).zip(fresh.iter().copied());
             self.file.commit(pages, (size != self.size).then_some(size));
-        } else if size != self.size {
-            self.file.keep_size(size);
         }
         if size != self.size {
-            core.size.store(size, Release);
+            self.file.store_size(size);
         }
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, false) else {
@@ -612,7 +610,7 @@ impl Write<'_> {
     /// A write past the cache: of more pages than are put in place together, or beside pages that
     /// wait to be written back. None of its pages stays cached.
     fn around(&self) -> Result<usize> {
-        let (file, core) = (self.file, self.file.core());
+        let file = self.file;
         // Nobody dirties the pages again: the guard is ours.
         if file.is_kept() {
             // Else a keeper could put an old page in the middle of what is written here.
@@ -631,8 +629,7 @@ impl Write<'_> {
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
         if end > self.size && end > self.offset {
-            file.keep_size(end);
-            core.size.store(end, Release);
+            file.store_size(end);
         }
         if moved < self.len
             && self.offset + self.len > self.size

@@ -1,8 +1,8 @@
 //! A file's place at the keeper: taken before its first page is DIRTY, given up after its last
 //! handle is gone and all is written back.
 //!
-//! Locks: `adopting`, under the range guard of a writer; the keeper is asked under it. `intending`,
-//! under an exclusive guard; the back end is told under it, and no guard is waited for.
+//! Locks: `adopting`, under the range guard of a writer, or of who changes the size; the keeper is
+//! asked under it, and nothing else waited for. `intending`, before it, under an exclusive guard; the back end is told under it, and no guard is waited for.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -97,11 +97,24 @@ impl CachedFile {
         outcome
     }
 
-    /// The size has changed, under an exclusive guard to the end of the file.
-    pub(crate) fn keep_size(&self, size: u64) {
+    /// Changes the size, under an exclusive guard to the end of the file.
+    pub(crate) fn store_size(&self, size: u64) {
+        // Who hands the file over may be another writer, whose guard does not reach the end: it has
+        // done so, or reads this size.
+        let handed_over = self.survival().is_none() || self.kept.slot.load(Acquire) != 0;
+        let _none =
+            (!handed_over).then(|| self.kept.adopting.lock().expect("no panic under the lock"));
         if let Some((survival, slot)) = self.kept() {
             survival.set_size(slot, size);
         }
+        self.core().size.store(size, Release);
+    }
+
+    /// The size that the keeper would set, if it has the file.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn kept_size(&self) -> Option<u64> {
+        let (survival, slot) = self.kept()?;
+        Some(survival.tables().files[slot.index as usize].size.load(Acquire))
     }
 
     /// Whether what is DIRTY survives this process.
