@@ -256,6 +256,12 @@ impl State {
         }
     }
 
+    /// Has the flusher wait before it tries again.
+    fn back_off(&mut self) {
+        let pause = self.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));
+        self.retry = Some((Instant::now() + pause, pause));
+    }
+
     fn begin_flush(&mut self) -> u64 {
         self.next_flush += 1;
         self.flushes.push(self.next_flush);
@@ -442,6 +448,7 @@ fn sync_locked(
             covered.for_each(&mut |page| state.unsynced.insert(page));
             state.uncached |= uncached;
             state.doubt_unsynced(failure);
+            state.back_off();
             drop(state);
             redirty(file, guards, failure);
             Err(failure.error(Op::Sync))
@@ -462,6 +469,7 @@ fn succeed(state: &mut State) -> Result<()> {
         Some(lost) => Err(Error::Lost { source: lost.source() }),
         None => {
             state.failure = None;
+            state.retry = None;
             Ok(())
         }
     }
@@ -598,10 +606,10 @@ fn end_flush(file: &CachedFile, number: u64, flushed: &Flushed, patience: Patien
     match flushed.failure {
         Some(failure) => {
             state.failure = Some(failure);
-            let pause = state.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));
-            state.retry = Some((Instant::now() + pause, pause));
+            state.back_off();
         }
-        None if flushed.pages > 0 => state.retry = None,
+        // After a failed sync, only a sync tells that it was worth it.
+        None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
         None => {}
     }
     writeback.flush_ended.notify_all();

@@ -571,3 +571,29 @@ fn after_a_failed_sync_pages_are_written_again_by_age() {
         sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
     }
 }
+
+/// Goal: what a sync in the background could not make durable is tried again, now and then.
+/// Incident: at once, as the pages were over the limit again; at the expense of a whole processor.
+#[test]
+fn failing_syncs_in_the_background_are_retried_with_pauses() {
+    let builder = Engine::builder().cache_bytes(1 << 20);
+    let sim = SimOptions::new(1).fail_every_kth_sync(1);
+    let sim = Simulated::with(sim, &builder, &write_back());
+    let expected = vec![7; 450_000];
+    for (number, page) in expected.chunks(PAGE).enumerate() {
+        sim.file.write_all_at(page, (number * PAGE) as u64).unwrap();
+        if number == 100 {
+            sim.file.write_back().unwrap();
+        }
+    }
+    let started = Instant::now();
+    while sim.device.failed_syncs() == 0 {
+        assert!(started.elapsed() < LIMIT, "nobody syncs");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = sim.device.failed_syncs();
+    std::thread::sleep(Duration::from_secs(1));
+    let failed = sim.device.failed_syncs() - before;
+    assert!(failed < 50, "{failed} failed syncs in a second");
+    sim.settles(&expected);
+}
