@@ -531,6 +531,12 @@ fn redirty(file: &CachedFile, guards: Guards, failure: Failure) {
     }
     if !writeback.state().dirty.is_empty() {
         tell_flusher(file);
+        // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
+        if file.handles.load(Acquire) == 0
+            && let Some(file) = file.this.upgrade()
+        {
+            file.shared.clone().flusher.adopt(file);
+        }
     }
 }
 

@@ -597,3 +597,45 @@ fn failing_syncs_in_the_background_are_retried_with_pauses() {
     assert!(failed < 50, "{failed} failed syncs in a second");
     sim.settles(&expected);
 }
+
+/// Goal: pages that a sync leaves dirty, which the last handle did not wait for, are written.
+#[test]
+fn a_file_is_closed_during_a_failing_sync() {
+    for seed in 0..20 {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(1).delay_us_max(50_000);
+        let sim = Simulated::new(sim, 1 << 20, &write_back());
+        // More than a quarter of the cache.
+        sim.errors(false);
+        let write_all = |stamp: u8| {
+            for page in 0..75 {
+                sim.file.write_all_at(&[stamp; PAGE], page * PAGE as u64).unwrap();
+            }
+        };
+        write_all(7);
+        sim.file.write_back().unwrap();
+        sim.errors(true);
+        let started = Instant::now();
+        // Nobody but the flusher syncs, which looks when much is dirty.
+        write_all(8);
+        while sim.device.syncs() == 0 && started.elapsed() < Duration::from_millis(100) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (device, engine) = (sim.device.clone(), sim.engine.clone());
+        drop(sim.file);
+        if device.syncs() != 1 || device.failed_syncs() > 0 {
+            continue;
+        }
+        let writes = device.writes();
+        std::thread::sleep(Duration::from_millis(60));
+        if device.failed_syncs() == 0 {
+            continue;
+        }
+        while device.writes() == writes {
+            assert!(started.elapsed() < LIMIT / 6, "what a failed sync left dirty was dropped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(engine);
+        return;
+    }
+    println!("not shown: no file was closed during a sync");
+}
