@@ -889,11 +889,15 @@ fn end_writebacks(
     let mut state = file.writeback.state();
     // B7.
     let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
-    for (&(page, _), end) in claimed.iter().zip(&mut *ends) {
+    for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
         if *end == WritebackEnd::Unstable && is_in_doubt {
             *end = WritebackEnd::Failed;
         } else if *end == WritebackEnd::Unstable {
             state.unsynced.insert(page);
+        }
+        if *end != WritebackEnd::Failed {
+            // Before a sync that fails from here on commits the frame again.
+            file.forget_frame(frame);
         }
     }
     drop(state);
@@ -902,9 +906,6 @@ fn end_writebacks(
     for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
-        if end != WritebackEnd::Failed {
-            file.forget_frame(frame);
-        }
         let change = word.end_writeback(end);
         file.cache().ledger.note(change, file.core().page_bytes());
         word.wake(change.sleepers());
