@@ -1157,7 +1157,8 @@ impl Flusher {
         let owes = !state.unsynced.is_empty();
         drop(state);
         if let (Some(at), Some(_)) = (retry, due) {
-            return Attended::Due(at);
+            // Not later than what others dirty meanwhile is due.
+            return Attended::Due(at.min(now + self.limits.age_max / 2));
         }
         let flushed = due.is_some_and(|at| at <= now || stray || starved);
         let (least, batch) = stream_pages(file);
