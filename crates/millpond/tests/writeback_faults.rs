@@ -571,3 +571,71 @@ fn after_a_failed_sync_pages_are_written_again_by_age() {
         sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
     }
 }
+
+/// Goal: what a sync in the background could not make durable is tried again, now and then.
+/// Incident: at once, as the pages were over the limit again; at the expense of a whole processor.
+#[test]
+fn failing_syncs_in_the_background_are_retried_with_pauses() {
+    let builder = Engine::builder().cache_bytes(1 << 20);
+    let sim = SimOptions::new(1).fail_every_kth_sync(1);
+    let sim = Simulated::with(sim, &builder, &write_back());
+    let expected = vec![7; 450_000];
+    for (number, page) in expected.chunks(PAGE).enumerate() {
+        sim.file.write_all_at(page, (number * PAGE) as u64).unwrap();
+        if number == 100 {
+            sim.file.write_back().unwrap();
+        }
+    }
+    let started = Instant::now();
+    while sim.device.failed_syncs() == 0 {
+        assert!(started.elapsed() < LIMIT, "nobody syncs");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = sim.device.failed_syncs();
+    std::thread::sleep(Duration::from_secs(1));
+    let failed = sim.device.failed_syncs() - before;
+    assert!(failed < 50, "{failed} failed syncs in a second");
+    sim.settles(&expected);
+}
+
+/// Goal: pages that a sync leaves dirty, which the last handle did not wait for, are written.
+#[test]
+fn a_file_is_closed_during_a_failing_sync() {
+    for seed in 0..20 {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(1).delay_us_max(50_000);
+        let sim = Simulated::new(sim, 1 << 20, &write_back());
+        // More than a quarter of the cache.
+        sim.errors(false);
+        let write_all = |stamp: u8| {
+            for page in 0..75 {
+                sim.file.write_all_at(&[stamp; PAGE], page * PAGE as u64).unwrap();
+            }
+        };
+        write_all(7);
+        sim.file.write_back().unwrap();
+        sim.errors(true);
+        let started = Instant::now();
+        // Nobody but the flusher syncs, which looks when much is dirty.
+        write_all(8);
+        while sim.device.syncs() == 0 && started.elapsed() < Duration::from_millis(100) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (device, engine) = (sim.device.clone(), sim.engine.clone());
+        drop(sim.file);
+        if device.syncs() != 1 || device.failed_syncs() > 0 {
+            continue;
+        }
+        let writes = device.writes();
+        std::thread::sleep(Duration::from_millis(60));
+        if device.failed_syncs() == 0 {
+            continue;
+        }
+        while device.writes() == writes {
+            assert!(started.elapsed() < LIMIT / 6, "what a failed sync left dirty was dropped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(engine);
+        return;
+    }
+    println!("not shown: no file was closed during a sync");
+}
