@@ -19,10 +19,10 @@
 //! reads the size, or ends beyond `floor` (appends, cuts, reads near the end), is with the size.
 //!
 //! *Failures.* What an operation that failed was to change is in doubt: each cell is as it was, or
-//! as it was to be, or torn; at one moment all the same. A read that shows which ends the doubt,
-//! since what is stored does not change by itself. The file may grow by what the back end took
-//! beyond its end, at another moment: when somebody asks for the back end's length (`Op::Adopt`),
-//! which are the failed operation itself, if it can, others that fail, and `invalidate`.
+//! as it was to be, or torn, and the size is anything between; at one moment all the same. A read
+//! that shows which ends the doubt, since what is stored does not change by itself. Only what an
+//! `allocate` that failed added may come later: when somebody asks for the back end's length
+//! (`Op::Adopt`), which are other operations that fail, and `invalidate`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -127,7 +127,7 @@ impl fmt::Display for Call {
 struct State {
     lo: usize,
     hi: usize,
-    /// What the back end's file may be as long as, after a failure; 0: not longer.
+    /// What the back end's file may be as long as, with zeros, after a failure; 0: not longer.
     late: usize,
     cells: Box<[Cell]>,
 }
@@ -293,7 +293,7 @@ impl State {
             }
             (Op::Len, &Outcome::Len(len)) => file.is_between(len, len),
             (Op::Adopt, _) => {
-                file.adopt(cell_bytes);
+                file.hi = file.hi.max(file.late);
                 true
             }
             (Op::Write { at, len, value }, outcome) => {
@@ -310,9 +310,14 @@ impl State {
                     true
                 }
             }
-            (Op::Append { len, .. }, _) => {
-                // The cells beyond the end are zero until it moves.
-                file.late = file.late.max(self.hi + len * cell_bytes);
+            (Op::Append { len, value }, _) => {
+                let end = self.hi + len * cell_bytes;
+                if self.lo == self.hi {
+                    file.write(self.lo, len, value, 0, cell_bytes);
+                } else {
+                    file.cells[self.lo / cell_bytes..end.div_ceil(cell_bytes)].fill(ANY);
+                    file.hi = end;
+                }
                 true
             }
             (Op::Truncate { len }, _) => {
@@ -331,8 +336,9 @@ impl State {
             }
             (Op::Allocate { at, len }, outcome) => {
                 let end = (at + len) * cell_bytes;
+                file.hi = file.hi.max(end);
                 if *outcome == Outcome::Done {
-                    (file.lo, file.hi) = (file.lo.max(end), file.hi.max(end));
+                    file.lo = file.lo.max(end);
                 } else {
                     file.late = file.late.max(end);
                 }
@@ -354,13 +360,6 @@ impl State {
     fn is_between(&mut self, lo: usize, hi: usize) -> bool {
         (self.lo, self.hi) = (self.lo.max(lo), self.hi.min(hi));
         self.lo <= self.hi
-    }
-
-    fn adopt(&mut self, cell_bytes: usize) {
-        if self.hi < self.late {
-            self.cells[self.hi / cell_bytes..self.late.div_ceil(cell_bytes)].fill(ANY);
-            self.hi = self.late;
-        }
     }
 
     /// Whether a read of at most `limit` bytes may show these.
@@ -397,11 +396,9 @@ impl State {
             self.cells[start / cell..end.div_ceil(cell)].fill(ANY);
         }
         if taken > 0 {
-            (self.lo, self.hi) = (self.lo.max(start + taken), self.hi.max(start + taken));
+            self.lo = self.lo.max(start + taken);
         }
-        if taken < len * cell {
-            self.late = self.late.max(end);
-        }
+        self.hi = self.hi.max(end);
     }
 }
 
