@@ -7,14 +7,14 @@
 //!
 //! Histories are short, so that they can be explained, and many: by default some hundreds of each
 //! back end, more with `MILLPOND_TEST_SCALE`. The seed says which operations there are; how they
-//! meet is up to the machine, so a failure comes back by repetition, not by its seed alone:
-//! `MILLPOND_TEST_SEED=n MILLPOND_TEST_REPEAT=1000`.
+//! meet is up to the machine, so a failure comes back by repetition, not by its seed alone.
 
 mod common;
 #[path = "common/linear.rs"]
 mod linear;
 
 use std::io::{IoSlice, IoSliceMut};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,9 @@ use millpond::{
 
 use common::{Random, back_ends, builder, cache_for, read_write, scaled, temp_dir, within};
 use linear::{Call, History, Op, Outcome, TORN, ZERO, stamp};
+
+const THREADS: usize = 4;
+const HANDLES: usize = 3;
 
 /// An operation to come: what the model knows of it, and how to call it.
 #[derive(Debug, Clone, Copy)]
@@ -80,7 +83,6 @@ struct Plan {
     cell_bytes: usize,
     cells: usize,
     threads: Vec<Vec<Step>>,
-    handles: usize,
 }
 
 impl Plan {
@@ -91,20 +93,28 @@ impl Plan {
         let cell_bytes = page_bytes / 8 * eighths + odd;
         let most = 6 * page_bytes / cell_bytes;
         let cells = 1 + random.below(most as u64) as usize;
-        let handles = 1 + random.below(3) as usize;
+        let handles = 1 + random.below(HANDLES as u64) as usize;
         let mut value = 1;
         // Many histories are about few kinds of operations, on few pages.
-        let kinds = random.next() | random.next();
+        let kinds = if random.chance(500) {
+            random.next() | random.next()
+        } else {
+            random.next() & random.next() & random.next()
+        };
         let place = random.below(cells as u64) as usize;
         let hot = random.chance(500).then_some((place, 1 + page_bytes / cell_bytes));
         let steps = |random: &mut Random| Step {
             op: Op::Nothing,
             how: How::Plain,
             handle: random.below(handles as u64) as usize,
-            spins: if random.chance(500) { 0 } else { random.below(3000) },
+            spins: match random.below(10) {
+                0..=4 => 0,
+                5..=8 => random.below(100),
+                _ => random.below(3000),
+            },
         };
         let mut threads = Vec::new();
-        for _ in 0..3 + random.below(2) {
+        for _ in 0..THREADS - random.below(2) as usize {
             let count = 4 + random.below(5);
             let mut all = Vec::new();
             while all.len() < count as usize {
@@ -118,7 +128,7 @@ impl Plan {
             }
             threads.push(all);
         }
-        Plan { page_bytes, cell_bytes, cells, threads, handles }
+        Plan { page_bytes, cell_bytes, cells, threads }
     }
 }
 
@@ -210,6 +220,18 @@ fn pieces(call: &Call, cell_bytes: usize) -> Vec<Call> {
     (0..cells.len().div_ceil(count).max(1)).map(piece).collect()
 }
 
+/// Waits until another thread gets here, but not for long: operations take little time, and threads
+/// of a busy machine seldom run at once by themselves.
+fn meet(met: &AtomicUsize) {
+    let mine = met.fetch_add(1, SeqCst) + 1;
+    for _ in 0..1000 {
+        if met.load(SeqCst) != mine {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+}
+
 /// An operation, and what is left to do where it failed.
 fn with_growth(call: Call, cell_bytes: usize) -> impl Iterator<Item = Call> {
     let failed = match (call.op, &call.outcome) {
@@ -274,45 +296,73 @@ impl Setup {
         }
     }
 
-    /// Carries out `plan` on a new file.
-    fn record(&self, plan: &Plan, path: &std::path::Path) -> History {
+    /// Carries out `plans`, one after the other, on a file. The threads stay the same, as starting
+    /// one takes longer than most operations.
+    fn record(&self, plans: &[Plan], path: &Path) -> Vec<History> {
         self.errors(false);
         let open = || self.engine.open(path, &self.options).unwrap();
-        let handles: Vec<File> = (0..plan.handles).map(|_| open()).collect();
-        let initial = content(1, plan.cells, plan.cell_bytes);
-        handles[0].write_all_at(&initial, 0).unwrap();
-        self.errors(true);
-        let clock = AtomicU64::new(0);
-        let ready = AtomicUsize::new(0);
-        let mut calls: Vec<Call> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (plan.threads.iter().enumerate())
-                .map(|(number, steps)| {
-                    let (clock, ready, handles) = (&clock, &ready, &handles);
-                    scope.spawn(move || {
-                        ready.fetch_add(1, SeqCst);
-                        while ready.load(SeqCst) < plan.threads.len() {
-                            std::thread::yield_now();
-                        }
-                        let call = |step| self.call(plan, step, number, handles, clock);
-                        let grown = |call| with_growth(call, plan.cell_bytes);
-                        steps.iter().map(call).flat_map(grown).collect::<Vec<_>>()
-                    })
-                })
-                .collect();
-            threads.into_iter().flat_map(|thread| thread.join().expect("a step")).collect()
+        let handles: Vec<File> = (0..HANDLES).map(|_| open()).collect();
+        let (clock, met, gathered) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let gather = |time: usize| {
+            gathered.fetch_add(1, SeqCst);
+            for turn in 1.. {
+                if gathered.load(SeqCst) >= THREADS * time {
+                    return;
+                }
+                if turn % 200 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        };
+        let run = |number: usize| {
+            let mut all = Vec::new();
+            for (round, plan) in plans.iter().enumerate() {
+                let mut calls = Vec::new();
+                if number == 0 {
+                    self.errors(false);
+                    let initial = content(1, plan.cells, plan.cell_bytes);
+                    handles[0].truncate(0).unwrap();
+                    handles[0].write_all_at(&initial, 0).unwrap();
+                    self.errors(true);
+                }
+                gather(2 * round + 1);
+                for step in plan.threads.get(number).into_iter().flatten() {
+                    meet(&met);
+                    let call = self.call(plan, step, number, &handles, &clock);
+                    calls.extend(with_growth(call, plan.cell_bytes));
+                }
+                gather(2 * round + 2);
+                if number == 0 {
+                    self.errors(false);
+                    calls.extend(self.look(plan, &handles, &clock));
+                }
+                all.push(calls);
+            }
+            all
+        };
+        let mut all: Vec<_> = std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> =
+                (0..THREADS).map(|number| scope.spawn(move || run(number).into_iter())).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a step")).collect()
         });
-        self.errors(false);
-        // As it is cached, and as it is stored.
+        let history = |plan: &Plan| {
+            let parts = all.iter_mut().flat_map(|calls| calls.next().expect("one for each plan"));
+            let mut calls: Vec<Call> = parts.collect();
+            calls.sort_by_key(|call| call.invoked);
+            let initial = (0..plan.cells).map(|part| stamp(1, part)).collect();
+            History { cell_bytes: plan.cell_bytes, initial, calls }
+        };
+        plans.iter().map(history).collect()
+    }
+
+    /// All of the file, as it is cached and as it is stored.
+    fn look(&self, plan: &Plan, handles: &[File], clock: &AtomicU64) -> Vec<Call> {
         let all = Op::Read { at: 0, len: 255, limit_bytes: 255 * plan.cell_bytes };
         let last = [(all, How::Plain), (Op::Adopt, How::Invalidate), (all, How::Plain)];
-        for (op, how) in last {
+        let look = |(op, how)| {
             let step = Step { op, how, handle: 0, spins: 0 };
-            let call = self.call(plan, &step, plan.threads.len(), &handles, &clock);
-            calls.extend(pieces(&call, plan.cell_bytes));
-        }
-        calls.sort_by_key(|call| call.invoked);
-        let initial = (0..plan.cells).map(|part| stamp(1, part)).collect();
-        History { cell_bytes: plan.cell_bytes, initial, calls }
+            pieces(&self.call(plan, &step, THREADS, handles, clock), plan.cell_bytes)
+        };
+        last.into_iter().flat_map(look).collect()
     }
 
     fn call(
@@ -376,23 +426,19 @@ impl Setup {
     }
 
     /// Makes histories and has them explained. Returns the number of operations.
-    fn run(&self, random: &mut Random, histories: u32, dir: &std::path::Path) -> usize {
-        let mut operations = 0;
-        for number in 0..histories {
-            let seed = random.next();
-            let repeat = std::env::var("MILLPOND_TEST_REPEAT").ok();
-            for turn in 0..repeat.and_then(|times| times.parse().ok()).unwrap_or(1) {
-                let plan = Plan::new(&mut Random(seed), self.page_bytes);
-                let path = dir.join(format!("file-{number}-{turn}"));
-                let history = self.record(&plan, &path);
-                let _ = std::fs::remove_file(&path);
-                operations += history.calls.len();
-                if let Some(calls) = history.violation() {
-                    explain(&self.name, &plan, seed, &history, &calls);
-                }
+    fn run(&self, random: &mut Random, histories: u32, dir: &Path) -> usize {
+        let seeds: Vec<u64> = (0..histories).map(|_| random.next()).collect();
+        let plan = |&seed: &u64| Plan::new(&mut Random(seed), self.page_bytes);
+        let plans: Vec<Plan> = seeds.iter().map(plan).collect();
+        let path = dir.join("file");
+        let recorded = self.record(&plans, &path);
+        let _ = std::fs::remove_file(&path);
+        for ((history, plan), &seed) in recorded.iter().zip(&plans).zip(&seeds) {
+            if let Some(calls) = history.violation() {
+                explain(&self.name, plan, seed, history, &calls);
             }
         }
-        operations
+        recorded.iter().map(|history| history.calls.len()).sum()
     }
 }
 
@@ -482,10 +528,11 @@ fn histories_are_linearizable() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         let mut random = random.fork();
-        let engines = scaled(20);
+        // Those on real files take longer.
+        let engines = scaled(if matches!(name, "memory" | "sim") { 16 } else { 8 });
         within(Duration::from_secs(60 + u64::from(engines)), name, move || {
             let (dir, started) = (temp_dir(), Instant::now());
-            let (mut operations, histories) = (0, 12);
+            let (mut operations, histories) = (0, 40);
             for _ in 0..engines {
                 let setup = Setup::new(&mut random, name, &backend, None);
                 operations += setup.run(&mut random, histories, dir.path());
@@ -502,7 +549,7 @@ fn histories_are_linearizable() {
 #[test]
 fn histories_with_errors_are_linearizable() {
     let mut random = Random::from_environment();
-    let engines = scaled(25);
+    let engines = scaled(20);
     within(Duration::from_secs(60 + u64::from(engines)), "errors", move || {
         let dir = temp_dir();
         let mut operations = 0;
@@ -513,9 +560,9 @@ fn histories_with_errors_are_linearizable() {
                 .error_per_mille(1 + random.below(200));
             let backend = BackendChoice::Sim(sim.clone());
             let setup = Setup::new(&mut random, "sim with errors", &backend, Some(&sim));
-            operations += setup.run(&mut random, 12, dir.path());
+            operations += setup.run(&mut random, 20, dir.path());
         }
-        println!("{} histories, {operations} operations", engines * 12);
+        println!("{} histories, {operations} operations", engines * 20);
     });
 }
 
