@@ -1240,7 +1240,7 @@ mod tests {
             let mut stream = Stream::default();
             let (mut taken, mut next) = (0, 0);
             for number in 0..1 << 20 {
-                let (first, last) = (number * len >> 12, ((number + 1) * len - 1) >> 12);
+                let (first, last) = ((number * len) >> 12, ((number + 1) * len - 1) >> 12);
                 if last < next && first == last {
                     // A page that is dirty already is not told of again.
                     continue;

@@ -155,6 +155,33 @@ impl Subject {
     }
 }
 
+/// Goal: what a write that failed has left beyond the end of the file counts at once, or never.
+/// Method: a write past the cache fails after a part was moved, and so does cutting that off; then
+/// the file grows. (Once that brought bytes of the failed write into a file that had ended before
+/// them.)
+#[test]
+fn what_a_failed_write_left_does_not_come_back() {
+    let mut random = Random::from_environment();
+    for _ in 0..scaled(20) {
+        let device = SimOptions::new(random.next()).error_per_mille(1000);
+        let sim = Simulated::new(device, cache_for(6, PAGE as u64), &write_back());
+        sim.errors(false);
+        sim.file.write_all_at(&[1; 3 * PAGE], 0).unwrap();
+        sim.file.write_back().unwrap();
+        sim.errors(true);
+        sim.file.write_at(&vec![2; 40 * PAGE], 5 * PAGE as u64).unwrap_err();
+        sim.errors(false);
+        let len = sim.file.len().unwrap() as usize;
+        assert!((3 * PAGE..45 * PAGE).contains(&len), "{len}");
+        sim.file.write_all_at(&[3; PAGE], 50 * PAGE as u64).unwrap();
+        let mut expected = [vec![1; 3 * PAGE], vec![0; 47 * PAGE], vec![3; PAGE]].concat();
+        if len > 5 * PAGE {
+            expected[5 * PAGE..len].fill(2);
+        }
+        sim.settles(&expected);
+    }
+}
+
 /// Goal: a device that fails every k-th write, having moved any part of it, loses nothing once a
 /// later sync succeeds; and no sync succeeds without what it covers.
 /// Method: k from 1 to 500, EIO and ENOSPC; random writes of up to two pages to a file that is
