@@ -103,6 +103,16 @@ impl Plan {
         };
         let place = random.below(cells as u64) as usize;
         let hot = random.chance(500).then_some((place, 1 + page_bytes / cell_bytes));
+        // And some are short reads across two pages, or the end, and writes of the same.
+        let edge = random.chance(400).then(|| match (page_bytes / cell_bytes).max(1) {
+            pages if random.chance(500) && cells > pages => cells / pages * pages,
+            _ => cells,
+        });
+        let kinds = match edge {
+            Some(edge) if edge == cells => 1 << 2 | 1 << 3,
+            Some(_) => 0,
+            None => kinds,
+        };
         let steps = |random: &mut Random| Step {
             op: Op::Nothing,
             how: How::Plain,
@@ -120,6 +130,21 @@ impl Plan {
             while all.len() < count as usize {
                 let mut step = steps(random);
                 (step.op, step.how) = some_op(random, page_bytes, cell_bytes, most, hot, kinds);
+                match (edge, &mut step.op) {
+                    (Some(edge), Op::Read { at, len, limit_bytes }) => {
+                        *at = edge.saturating_sub(1 + random.below(2) as usize);
+                        *len = 2 + random.below(2) as usize;
+                        *limit_bytes = *len * cell_bytes;
+                    }
+                    (Some(edge), Op::Write { at, len, .. }) => {
+                        *at = edge.saturating_sub(1 + random.below(2) as usize);
+                        *len = 2 + random.below(page_bytes as u64 / cell_bytes as u64) as usize;
+                    }
+                    (Some(edge), Op::Truncate { len }) => {
+                        *len = edge.saturating_sub(1) + random.below(3) as usize;
+                    }
+                    _ => {}
+                }
                 if let Op::Write { value: new, .. } | Op::Append { value: new, .. } = &mut step.op {
                     value += 1;
                     *new = value;
