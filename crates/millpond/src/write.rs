@@ -191,7 +191,7 @@ impl Write<'_> {
             self.vacate(pages);
             return built;
         }
-        self.install(fresh, self.len, true);
+        self.install(fresh, self.len, self.size.max(self.offset + self.len), true);
         Ok(true)
     }
 
@@ -411,7 +411,7 @@ impl Write<'_> {
         let failed_syncs = self.file.writeback.failed_syncs();
         let (moved, error) = self.transfer(&segments);
         let cached = !fresh.contains(&FrameIndex::NONE);
-        self.install(fresh, moved, false);
+        self.install(fresh, moved, self.size_after(moved), false);
         if !self.durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             writeback::passed(self.file, self.first, last, cached, failed_syncs);
@@ -473,9 +473,40 @@ impl Write<'_> {
         Ok(())
     }
 
+    /// The size after a write through of which `moved` bytes were acknowledged. The back end may
+    /// have kept more of one that failed, and the file is as long as that says: for readers the end
+    /// moves at the moment at which they see what was kept before it.
+    fn size_after(&self, moved: u64) -> u64 {
+        let acknowledged = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
+        let end = self.offset + self.len;
+        if moved == self.len || end <= self.size {
+            return acknowledged;
+        }
+        // W5: the guard reaches from the old end to that of the write. Where the back end can't
+        // say, or others made it longer, `write_locked` sees to it.
+        self.file.backing.len().map_or(acknowledged, |kept| acknowledged.max(kept.min(end)))
+    }
+
+    /// The size after a write past the cache, in mode Back, of which `moved` bytes were acknowledged
+    /// and those before `end` count. The back end may have kept more, and its file is never longer
+    /// than ours: that is cut off, or else counts.
+    fn size_trimmed(&self, moved: u64, end: u64) -> u64 {
+        let size = if end > self.offset { self.size.max(end) } else { self.size };
+        let end = self.offset + self.len;
+        // Within the file, the guard does not keep others from moving its end; and nothing was kept
+        // beyond.
+        if moved == self.len || end <= self.size {
+            return size;
+        }
+        match self.file.backing.len() {
+            // Not left there: the next write beyond it would have what was kept come back.
+            Ok(kept) if kept > size && self.file.backing.set_len(size).is_err() => kept.min(end),
+            _ => size,
+        }
+    }
+
     /// Puts the pages that were taken in place together, and drops the others.
-    fn install(&self, fresh: &[FrameIndex], moved: u64, dirty: bool) {
-        let size = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
+    fn install(&self, fresh: &[FrameIndex], moved: u64, size: u64, dirty: bool) {
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
@@ -649,19 +680,12 @@ impl Write<'_> {
         let (moved, error) = self.transfer(&segments);
         file.cache().counters.bytes_passed.add(moved);
         let end = self.acknowledged(moved);
-        if end > self.size && end > self.offset {
-            file.set_size(end);
-        }
-        let extends = self.offset + self.len > self.size;
-        if moved < self.len && extends && file.write_mode() == WriteMode::Back {
-            // The back end may have kept more than counts now, and the file is never longer than
-            // its size. A write that extends has its guard from the old end on (W5), so nobody else
-            // moves the size; another has kept nothing beyond the end. Where this fails, the bytes
-            // beyond are the back end's, and zeros to us.
-            let size = if end > self.offset { self.size.max(end) } else { self.size };
-            if file.backing.len().is_ok_and(|len| len > size) {
-                let _ = file.backing.set_len(size);
-            }
+        let size = match file.write_mode() {
+            WriteMode::Through => self.size_after(moved),
+            WriteMode::Back => self.size_trimmed(moved, end),
+        };
+        if size > self.size {
+            file.set_size(size);
         }
         if !self.durable && moved > 0 {
             writeback::passed(file, self.first, self.last, false, failed_syncs);

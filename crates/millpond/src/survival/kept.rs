@@ -120,6 +120,13 @@ impl CachedFile {
         }
     }
 
+    /// The size that the keeper would set, if it has the file.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn kept_size(&self) -> Option<u64> {
+        let (survival, slot) = self.kept()?;
+        Some(survival.tables().files[slot.index as usize].size.load(Acquire))
+    }
+
     /// Whether what is DIRTY survives this process.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept().is_some()

@@ -153,7 +153,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Says what a frame holds; its state is stored after. Caller: has the frame in hand, and its
-    /// record is FREE (K2).
+    /// record is FREE (K2), or DIRTY for the same page, whose write-back a failed sync overtook.
     #[inline]
     fn describe(
         self,
@@ -164,7 +164,10 @@ impl<'a> Tables<'a> {
         step: &mut impl Steps,
     ) -> Option<()> {
         let record = self.record(frame);
-        debug_assert_eq!(record.state.load(Relaxed), FREE, "a frame is committed once");
+        debug_assert!(
+            record.state.load(Relaxed) == FREE || record.page.load(Relaxed) == page,
+            "a frame is committed for one page"
+        );
         step()?;
         record.file.store(file.word(), Relaxed);
         step()?;

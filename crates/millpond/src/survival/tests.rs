@@ -120,6 +120,33 @@ fn an_engine_with_a_keeper() {
     }
 }
 
+/// Goal: the keeper knows a file's size, whoever hands the file over while another changes it.
+/// Incident: a write below the end read the size, and then handed the file over with it.
+#[test]
+fn a_file_that_grows_while_it_is_handed_over() {
+    use crate::{BackendChoice, Engine, OpenOptions, WriteMode};
+    let keeper = TestKeeper::new();
+    let dir = tempfile::tempdir().unwrap();
+    let builder = Engine::builder().cache_bytes(8 << 20).backend(BackendChoice::Threads);
+    let engine = builder.keeper(keeper.address.clone()).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
+    for round in 0..200 {
+        let path = dir.path().join(round.to_string());
+        std::fs::write(&path, [1; 10_000]).unwrap();
+        let file = engine.open(path, &options).unwrap();
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                file.write_all_at(&[2; 100], 0).unwrap();
+            });
+            barrier.wait();
+            file.truncate(20_000 + round * 100).unwrap();
+        });
+        assert_eq!(file.cached().kept_size(), Some(file.len().unwrap()), "round {round}");
+    }
+}
+
 /// A mapping with one dirty page of 100 bytes in `file`.
 fn dirty(keeper: &TestKeeper, file: &File, with: u8) -> (Survival, FileSlot) {
     let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
