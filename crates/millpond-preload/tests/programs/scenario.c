@@ -650,7 +650,10 @@ static void unnoticed_stat(void)
 	CHECK(lseek(fd, 0, SEEK_END) == 20 * PAGE && lseek(fd, -PAGE, SEEK_END) == 19 * PAGE);
 	wrote(fd, 9, 30 * PAGE);
 	CHECK(lseek(fd, 0, SEEK_END) == 31 * PAGE && lseek(fd, 30 * PAGE, SEEK_DATA) == 30 * PAGE);
-	close(fd);
+	/* Nor does closing, if nothing was written since. */
+	CHECK(fstat(fd, &st) == 0 && usleep(20000) == 0 && close(fd) == 0 && stat("s", &other) == 0);
+	CHECK(other.st_mtim.tv_nsec == st.st_mtim.tv_nsec && other.st_ctim.tv_nsec == st.st_ctim.tv_nsec);
+	CHECK(other.st_blocks == st.st_blocks);
 }
 
 static void unnoticed_metadata(void)
