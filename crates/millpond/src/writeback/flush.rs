@@ -1,0 +1,422 @@
+//! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
+//! as one transfer, several transfers at once. The rules B2 to B6 are those of the module above.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+
+use crate::cache::fill::Leaves;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{State as PageState, Word, WritebackEnd};
+use crate::cache::table::PageIndex;
+use crate::cached::CachedFile;
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::sync::fence;
+use crate::writeback::{Failure, LAST_PAGE, durable_failed};
+
+/// The length of one transfer.
+const RUN_BYTES: u64 = 1 << 20;
+/// What is in flight at once, of one flush.
+pub(super) const BATCH_BYTES: u64 = 16 << 20;
+/// Pages that fail in a row before the rest of their transfer counts as failed, too.
+const FAILURES_MAX: usize = 8;
+
+/// What to do about pages that are in somebody else's hands.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Patience {
+    Skip,
+    Wait,
+}
+
+enum Claim {
+    Own(FrameIndex),
+    /// HIDDEN, or an older content is under write-back.
+    Busy(Word),
+    Clean,
+}
+
+/// What a flush achieved.
+#[derive(Default)]
+pub(super) struct Flushed {
+    pub(super) pages: usize,
+    pub(super) failure: Option<Failure>,
+    /// All went in one durable transfer.
+    pub(super) durable: bool,
+}
+
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins. `durable`: in one
+/// durable transfer, if one is enough.
+pub(super) fn flush(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    patience: Patience,
+    durable: bool,
+) -> Flushed {
+    let writeback = &file.writeback;
+    let mut all = Flushed::default();
+    if !writeback.has_begun() {
+        return all;
+    }
+    loop {
+        let mut state = writeback.state();
+        if state.flushes.is_empty() && !state.dirty.intersects(first, last) {
+            return all;
+        }
+        let number = state.begin_flush();
+        let skips = state.skips;
+        let pages = state.dirty.take(first, last, usize::MAX);
+        // What is left keeps its age.
+        if state.dirty.is_empty() {
+            state.dirty_since = None;
+        }
+        drop(state);
+        let flushed = flush_pages(file, &pages, patience, durable && all.pages == 0);
+        let skips_now = end_flush(file, number, &flushed, patience);
+        all.durable = flushed.durable && (all.pages == 0 || all.durable && flushed.pages == 0);
+        all.pages += flushed.pages;
+        all.failure = all.failure.or(flushed.failure);
+        // B3: what another flush had in hand, and left, is ours to write.
+        if patience == Patience::Skip || skips == skips_now || all.failure.is_some() {
+            return all;
+        }
+    }
+}
+
+/// Writes back some of what is DIRTY, for a writer or the flusher.
+pub(super) fn flush_some(file: &CachedFile) -> Flushed {
+    let mut state = file.writeback.state();
+    let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
+    let number = state.begin_flush();
+    let pages = state.dirty.take(0, LAST_PAGE, at_most);
+    if state.dirty.is_empty() {
+        state.dirty_since = None;
+    }
+    drop(state);
+    let flushed = flush_pages(file, &pages, Patience::Skip, false);
+    end_flush(file, number, &flushed, Patience::Skip);
+    flushed
+}
+
+fn end_flush(file: &CachedFile, number: u64, flushed: &Flushed, patience: Patience) -> u64 {
+    let writeback = &file.writeback;
+    let mut state = writeback.state();
+    state.flushes.retain(|&other| other != number);
+    match flushed.failure {
+        Some(failure) => {
+            state.failure = Some(failure);
+            state.back_off();
+        }
+        // After a failed sync, only a sync tells that it was worth it.
+        None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
+        None => {}
+    }
+    writeback.flush_ended.notify_all();
+    if patience == Patience::Wait {
+        // B3.
+        while state.flushes.iter().any(|&other| other < number) {
+            state = writeback.flush_ended.wait(state).expect("no panic under the lock");
+        }
+    }
+    let skips = state.skips;
+    drop(state);
+    file.shared.flusher.progress.notify_all();
+    skips
+}
+
+fn flush_pages(
+    file: &CachedFile,
+    pages: &[PageIndex],
+    patience: Patience,
+    durable: bool,
+) -> Flushed {
+    let mut flushed = Flushed::default();
+    let batch_pages = (BATCH_BYTES >> file.core().page_shift) as usize;
+    let mut claimed: Vec<(PageIndex, FrameIndex)> =
+        Vec::with_capacity(pages.len().min(batch_pages));
+    let mut busy = Vec::new();
+    let mut leaves = Leaves::new(file);
+    let mut batches = 0;
+    let mut write = |claimed: &mut Vec<_>, last: bool| {
+        if claimed.is_empty() {
+            return;
+        }
+        batches += 1;
+        let outcome = write_claimed(file, claimed, durable && last && batches == 1);
+        flushed.pages += claimed.len();
+        flushed.durable = outcome.durable && batches == 1;
+        flushed.failure = flushed.failure.or(outcome.failure);
+        claimed.clear();
+    };
+    for &page in pages {
+        loop {
+            match claim(file, &mut leaves, page) {
+                Claim::Own(frame) => claimed.push((page, frame)),
+                Claim::Clean => {}
+                Claim::Busy(_) if patience == Patience::Skip => busy.push(page),
+                Claim::Busy(seen) => {
+                    // B4.
+                    write(&mut claimed, false);
+                    let held = leaves.hold(page, false);
+                    if let Ok(word) = held.map(|held| held.word(page))
+                        && let Some(armed) = word.arm(seen)
+                    {
+                        word.sleep(armed);
+                    }
+                    continue;
+                }
+            }
+            break;
+        }
+        if claimed.len() == batch_pages {
+            write(&mut claimed, false);
+        }
+    }
+    write(&mut claimed, true);
+    if !busy.is_empty() {
+        let mut state = file.writeback.state();
+        state.skips += 1;
+        state.insert_dirty(busy.into_iter());
+    }
+    flushed
+}
+
+fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
+    let frames = &file.cache().frames;
+    let Ok(held) = leaves.hold(page, false) else { return Claim::Clean };
+    let word = held.word(page);
+    loop {
+        let seen = word.load();
+        match seen.state() {
+            PageState::Hidden => return Claim::Busy(seen),
+            PageState::Ready if seen.is_dirty() && seen.is_under_writeback() => {
+                return Claim::Busy(seen);
+            }
+            PageState::Ready if seen.is_dirty() => {}
+            _ => return Claim::Clean,
+        }
+        frames.meta(seen.frame()).pins.pin();
+        // Pairs with the fence of `Frames::release`: either the word has changed here, or the pin
+        // is seen there.
+        fence(SeqCst);
+        if let Some(change) = word.try_writeback(seen) {
+            file.cache().ledger.note(change, file.core().page_bytes());
+            return Claim::Own(seen.frame());
+        }
+        unpin(file, seen.frame());
+    }
+}
+
+pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
+    let frames = &file.cache().frames;
+    if frames.meta(frame).pins.unpin() {
+        frames.free(frame, Class::page(file.core().page_shift));
+    }
+}
+
+/// A run of contiguous pages under write-back: which of the claimed ones, and up to where each of
+/// its two transfers goes.
+struct Run {
+    claimed: Range<usize>,
+    start: u64,
+    body_end: u64,
+    end: u64,
+    /// Up to where the back end acknowledged.
+    written: u64,
+    error: Option<io::Error>,
+}
+
+/// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
+fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
+    // B5.
+    let size = file.core().size.load(Acquire);
+    let mut runs = runs(file, claimed, size);
+    let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+    let failed_syncs = file.writeback.failed_syncs();
+    match file.backing.verify() {
+        Ok(()) => transfer(file, claimed, &mut runs, durable),
+        Err(error) => runs[0].error = Some(error),
+    }
+    let done = if durable { WritebackEnd::Stable } else { WritebackEnd::Unstable };
+    let mut failure = None;
+    let mut ends = Vec::with_capacity(claimed.len());
+    for run in &mut runs {
+        let pages = &claimed[run.claimed.clone()];
+        for &(page, _) in pages {
+            let is_written = run.written >= run.end.min(file.start_of(page + 1));
+            ends.push(if is_written { done } else { WritebackEnd::Failed });
+        }
+        if run.written < run.end {
+            let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
+            let met = Failure::new(run.written, run.end - run.written, &error);
+            if durable {
+                durable_failed(file, met.offset, met.len, met.errno);
+            }
+            if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
+                failure = failure.or(Some(met));
+            }
+        }
+    }
+    end_writebacks(file, claimed, &mut ends, failed_syncs);
+    Flushed {
+        pages: claimed.len(),
+        durable: durable && !ends.contains(&WritebackEnd::Unstable) && failure.is_none(),
+        failure,
+    }
+}
+
+fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
+    let run_pages = (RUN_BYTES >> file.core().page_shift).max(1) as usize;
+    let block_bytes = u64::from(file.backing.read_alignment().offset_bytes);
+    let mut runs = Vec::new();
+    let mut from = 0;
+    while from < claimed.len() {
+        let mut to = from + 1;
+        while to < claimed.len() && to - from < run_pages && claimed[to].0 == claimed[to - 1].0 + 1
+        {
+            to += 1;
+        }
+        let start = file.start_of(claimed[from].0);
+        let end = file.start_of(claimed[to - 1].0 + 1).min(size).max(start);
+        let body_end = end - end % block_bytes;
+        runs.push(Run { claimed: from..to, start, body_end, end, written: start, error: None });
+        from = to;
+    }
+    runs
+}
+
+/// Carries out the transfers of all runs: the bodies at once, the tail after.
+fn transfer(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    runs: &mut [Run],
+    durable: bool,
+) {
+    let memory: Vec<Vec<Segment<'_>>> =
+        runs.iter().map(|run| segments(file, &claimed[run.claimed.clone()], run)).collect();
+    let mut batch: Vec<Transfer<'_>> = Vec::with_capacity(runs.len());
+    for (run, segments) in runs.iter().zip(&memory) {
+        if run.body_end > run.start {
+            let body = &segments[..segments.len() - usize::from(run.end > run.body_end)];
+            let mut transfer = Transfer::new(Direction::Write, run.start, body);
+            transfer.durable = durable;
+            batch.push(transfer);
+        }
+    }
+    request::run(&*file.backing, &mut batch);
+    let mut done = batch.into_iter();
+    for run in runs.iter_mut().filter(|run| run.body_end > run.start) {
+        let transfer = done.next().expect("one for each body");
+        run.written = run.start + transfer.moved;
+        run.error = transfer.error;
+    }
+    for (run, segments) in runs.iter_mut().zip(&memory) {
+        if run.written == run.body_end && run.end > run.body_end {
+            let tail = &segments[segments.len() - 1..];
+            let mut batch = [Transfer::new(Direction::Write, run.body_end, tail)];
+            request::run(&*file.backing, &mut batch);
+            let [transfer] = batch;
+            run.written += transfer.moved;
+            run.error = transfer.error;
+        }
+    }
+}
+
+/// The memory of a run's body, frames that lie in a row as one segment, and of its tail, if it has
+/// one, as the last segment.
+fn segments<'a>(
+    file: &'a CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    run: &Run,
+) -> Vec<Segment<'a>> {
+    let frames = &file.cache().frames;
+    let mut parts: Vec<(*mut u8, usize)> = Vec::new();
+    let mut tail = None;
+    for &(page, frame) in claimed {
+        let start = file.start_of(page);
+        let end = file.start_of(page + 1);
+        let bytes = frames.bytes(frame);
+        let len = end.min(run.body_end).saturating_sub(start) as usize;
+        if len > 0 {
+            match parts.last_mut() {
+                Some((at, before)) if at.wrapping_add(*before) == bytes => *before += len,
+                _ => parts.push((bytes, len)),
+            }
+        }
+        if run.end > run.body_end && (start..end).contains(&run.body_end) {
+            let at = bytes.wrapping_add((run.body_end - start) as usize);
+            tail = Some((at, (run.end - run.body_end) as usize));
+        }
+    }
+    // SAFETY: within frames that are pinned until their write-back ends, and do not change (W2).
+    parts.into_iter().chain(tail).map(|(at, len)| unsafe { Segment::new(at, len) }).collect()
+}
+
+/// After a transfer failed, what is left of it is tried page by page; whether all succeeded.
+fn retry_pages(
+    file: &CachedFile,
+    pages: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    size: u64,
+) -> bool {
+    let mut failures = 0;
+    for (page, end) in pages.chunks(1).zip(ends.iter_mut()) {
+        if *end != WritebackEnd::Failed || failures >= FAILURES_MAX {
+            continue;
+        }
+        let mut run = runs(file, page, size);
+        if file.backing.verify().is_ok() {
+            transfer(file, page, &mut run, false);
+        }
+        if run[0].written == run[0].end {
+            *end = WritebackEnd::Unstable;
+            failures = 0;
+        } else {
+            failures += 1;
+        }
+    }
+    !ends.contains(&WritebackEnd::Failed)
+}
+
+fn end_writebacks(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    failed_syncs: u64,
+) {
+    let mut state = file.writeback.state();
+    // B7.
+    let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
+    for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
+        if *end == WritebackEnd::Unstable && is_in_doubt {
+            *end = WritebackEnd::Failed;
+        } else if *end == WritebackEnd::Unstable {
+            state.unsynced.insert(page);
+        }
+        if *end != WritebackEnd::Failed {
+            // Before a sync that fails from here on commits the frame again.
+            file.forget_frame(frame);
+        }
+    }
+    drop(state);
+    let mut leaves = Leaves::new(file);
+    let mut failed = Vec::new();
+    for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
+        let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
+        let word = held.word(page);
+        let change = word.end_writeback(end);
+        file.cache().ledger.note(change, file.core().page_bytes());
+        word.wake(change.sleepers());
+        unpin(file, frame);
+        if end == WritebackEnd::Failed {
+            failed.push(page);
+        }
+    }
+    if !failed.is_empty() {
+        let mut state = file.writeback.state();
+        // Who waits for this flush finds them, and tells of it or writes them.
+        state.skips += 1;
+        state.insert_dirty(failed.into_iter());
+    }
+}
