@@ -707,7 +707,8 @@ impl Write<'_> {
     }
 
     /// Makes the hidden pages EMPTY that the back end has new bytes of up to `end`, and those that
-    /// are clean; shows others again.
+    /// are clean; shows others again. One that is UNSTABLE and was not overwritten whole is DIRTY
+    /// then: a device that failed may have lost what no sync has covered, and this is the only copy.
     fn drop_or_show(&self, end: u64) {
         let file = self.file;
         let class = Class::page(file.core().page_shift);
@@ -718,8 +719,14 @@ impl Write<'_> {
                 return;
             }
             let written = self.part(page).1 <= end;
-            if seen.is_dirty() && !written {
-                word.wake(word.show(seen.frame(), shown).sleepers());
+            if !written && (seen.is_dirty() || seen.is_unstable()) {
+                if !seen.is_dirty() {
+                    file.commit(std::iter::once((page, seen.frame())), None);
+                }
+                let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
+                file.cache().ledger.note(change, file.core().page_bytes());
+                word.wake(change.sleepers());
+                writeback::dirtied(file, page, page);
                 return;
             }
             drop_hidden(file, held, word);
