@@ -3,7 +3,7 @@
 //!
 //! Before pages of a range are DIRTY for the first time, the range has its blocks: either the back
 //! end says that it lies in data, or it is reserved, without changing the file's length. A file that
-//! grows has space reserved ahead of its end, which is given back when its last handle goes. Where
+//! grows large has space reserved ahead of its end, which is given back when its last handle goes. Where
 //! space can't be reserved, the write goes through at once, and the back end says what it thinks of
 //! it; so do writes beyond `RLIMIT_FSIZE`, for which the kernel has a signal.
 //!
@@ -20,6 +20,8 @@ use crate::cached::CachedFile;
 use crate::io::backend::Seek;
 
 const RANGES_MAX: usize = 4096;
+/// Smaller files have nothing reserved ahead: they are many, and giving it back takes time.
+const AHEAD_SIZE_MIN: u64 = 256 << 10;
 const AHEAD_BYTES_MIN: u64 = 64 << 10;
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
@@ -86,7 +88,7 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
         known.add(start, hole);
         return true;
     }
-    if end > size {
+    if end > size && size >= AHEAD_SIZE_MIN {
         let ahead = (size / 8).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
         let reserved = end.saturating_add(ahead).min(i64::MAX as u64);
         // Also if it fails: a part may be reserved then.
@@ -118,7 +120,9 @@ pub(crate) fn forget(file: &CachedFile, start: u64, end: u64) {
 /// was written is written back.
 pub(crate) fn trim(file: &CachedFile, size: u64) {
     let mut known = file.space.0.lock().expect("no panic under the lock");
-    if std::mem::take(&mut known.reserved_end) > size {
+    // The rest of the last page is the file's anyhow.
+    let kept_end = size.next_multiple_of(file.core().page_bytes() as u64);
+    if std::mem::take(&mut known.reserved_end) > kept_end {
         known.remove(size, u64::MAX);
         if file.backing.len().is_ok_and(|len| len != size) {
             // Somebody else writes the file, too, and what lies beyond is theirs.
