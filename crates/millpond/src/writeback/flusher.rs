@@ -14,6 +14,8 @@ use crate::writeback::{Guards, LAST_PAGE, stream_pages, sync, sync_locked};
 
 /// How long a writer over the dirty limit waits without any progress before its write goes through.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
+/// How soon the flusher looks again after it found nothing to do, while there are writes.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Whether a write of `bytes` may leave them in the cache; else it goes through.
 ///
@@ -228,8 +230,9 @@ impl Flusher {
         let wait = match next {
             Some(at) => at.saturating_duration_since(Instant::now()),
             None if self.awake.swap(false, SeqCst) => {
-                // Something was dirtied since the last look, maybe after it.
-                Duration::from_millis(1)
+                // Something was dirtied since the last look, maybe after it, and maybe written back
+                // by a sync already: who does that a thousand times a second does not wake us.
+                LOOK_AGAIN.min(self.limits.age_max / 4)
             }
             None => {
                 while !state.told && !state.stopped {
