@@ -694,14 +694,16 @@ impl Write<'_> {
         self.result(end - self.offset, error)
     }
 
-    /// Up to where a write past the cache counts: a page that waits to be written back is
-    /// overwritten whole, or stays as it was.
+    /// Up to where a write past the cache counts: a page that is not durable yet is overwritten
+    /// whole, or stays as it was.
     fn acknowledged(&self, moved: u64) -> u64 {
         let end = self.offset + moved;
         let page = self.file.page_of(end);
         let word = self.file.core().hold(self.file.cache(), page, false);
-        match word.map(|held| held.word(page).load().is_dirty()) {
-            Ok(true) if moved < self.len => self.file.start_of(page).max(self.offset),
+        match word.map(|held| held.word(page).load()) {
+            Ok(seen) if moved < self.len && (seen.is_dirty() || seen.is_unstable()) => {
+                self.file.start_of(page).max(self.offset)
+            }
             _ => end,
         }
     }
