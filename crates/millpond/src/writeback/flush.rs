@@ -31,7 +31,8 @@ pub(super) enum Patience {
 
 enum Claim {
     Own(FrameIndex),
-    /// HIDDEN, or an older content is under write-back.
+    /// HIDDEN, or under write-back: maybe of what was DIRTY when the caller took the page out of the
+    /// set, by a flush that began later (B3).
     Busy(Word),
     Clean,
 }
@@ -154,7 +155,11 @@ fn flush_pages(
             match claim(file, &mut leaves, page) {
                 Claim::Own(frame) => claimed.push((page, frame)),
                 Claim::Clean => {}
-                Claim::Busy(_) if patience == Patience::Skip => busy.push(page),
+                Claim::Busy(seen) if patience == Patience::Skip => {
+                    if seen.is_dirty() || !seen.is_ready() {
+                        busy.push(page);
+                    }
+                }
                 Claim::Busy(seen) => {
                     // B4.
                     write(&mut claimed, false);
@@ -190,9 +195,7 @@ fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
         let seen = word.load();
         match seen.state() {
             PageState::Hidden => return Claim::Busy(seen),
-            PageState::Ready if seen.is_dirty() && seen.is_under_writeback() => {
-                return Claim::Busy(seen);
-            }
+            PageState::Ready if seen.is_under_writeback() => return Claim::Busy(seen),
             PageState::Ready if seen.is_dirty() => {}
             _ => return Claim::Clean,
         }

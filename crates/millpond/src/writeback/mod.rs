@@ -19,7 +19,9 @@
 //!   that is DIRTY and whose writer has returned is in the set, or in the hands of a *flush*.
 //! - **B3** Each flush has a number, given together with taking its pages. A sync that has written
 //!   what it took itself waits for all flushes with smaller numbers: then all that was DIRTY when
-//!   it began is written, or is DIRTY again and the error is noted. Where one of them left pages
+//!   it began is written, or is DIRTY again and the error is noted. A page of its own that it finds
+//!   under write-back, it waits for: a later flush may have got at it, with a newer content, while
+//!   it was HIDDEN. Where one of them left pages
 //!   to others meanwhile, it takes what there is once more.
 //! - **B4** Nobody waits for a page while it has claimed pages that are not submitted.
 //! - **B5** The size is read after the pages are claimed. Who cuts the file hides the pages first,
