@@ -91,6 +91,7 @@ fn writers() {
         "rm m",
         "cp -p a n",
         "touch -d 2001-02-03 n",
+        "touch -d 2001-02-03 a b",
         "tar -cf o.tar a b n",
         "tar -xf o.tar --transform s/^/x/",
         "stat -c %s_%Y_%a n xn",
