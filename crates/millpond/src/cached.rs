@@ -22,6 +22,7 @@ use crate::cache::table::{FileCore, PageIndex};
 use crate::error::{Error, Op, Result};
 use crate::io::backend::BackingFile;
 use crate::io::backend::memory::MemoryFile;
+use crate::io::backend::null::NullFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
@@ -66,6 +67,7 @@ pub(crate) enum BackendKind {
     Threads,
     Memory,
     Sim(SimOptions),
+    Null,
 }
 
 impl Backend {
@@ -75,6 +77,7 @@ impl Backend {
             BackendKind::Threads => "threads",
             BackendKind::Memory => "memory",
             BackendKind::Sim(_) => "sim",
+            BackendKind::Null => "null",
         }
     }
 
@@ -85,6 +88,7 @@ impl Backend {
             BackendKind::Threads => Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?),
             BackendKind::Memory => Arc::new(MemoryFile::new(contents(fd)?, pool)),
             BackendKind::Sim(options) => Arc::new(SimFile::new(contents(fd)?, options, pool)),
+            BackendKind::Null => Arc::new(NullFile::new(file_size(fd)?)),
         })
     }
 }
@@ -215,6 +219,10 @@ impl CachedFile {
                 file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
                 files.insert(id, Arc::downgrade(&file));
             }
+        }
+        if options.direct {
+            let (read, write) = (options.read, options.writable());
+            file.backing.attach_direct(fd.as_fd(), read, write).map_err(failed)?;
         }
         let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
         drop(files);

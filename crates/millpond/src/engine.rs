@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::cached::{Backend, BackendKind, CachedFile, Shared};
 use crate::error::{Error, Op, Result};
 use crate::file::File;
 use crate::io::backend::uring::{self, Driver};
 use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
+use crate::pipeline::Pipeline;
 use crate::stats::Stats;
 use crate::writeback::{Flusher, Limits};
 
@@ -160,6 +162,27 @@ impl Engine {
         Ok(file)
     }
 
+    /// `count` buffers of `bytes` bytes each, zero and aligned for direct I/O, in regions of a few
+    /// MiB that a [`Pipeline`] registers with the kernel as far as `RLIMIT_MEMLOCK` allows. The
+    /// memory is the caller's; [`Engine::cache_bytes`] does not count it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: `bytes` is 0, or the product too large. [`Error::Io`]: no memory.
+    pub fn alloc_buffers(&self, count: usize, bytes: usize) -> Result<Vec<Buffer>> {
+        crate::buffers::alloc(count, bytes)
+    }
+
+    /// A pipeline that keeps up to `depth` direct requests under way, for the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: `depth` is 0 or more than [`crate::PIPELINE_DEPTH_MAX`].
+    /// [`Error::Io`]: there is no ring to be had.
+    pub fn pipeline(&self, depth: usize) -> Result<Pipeline> {
+        Pipeline::new(&self.shared, depth)
+    }
+
     /// The memory limit, in bytes.
     #[must_use]
     pub fn cache_bytes(&self) -> u64 {
@@ -248,5 +271,6 @@ fn choose(choice: BackendChoice) -> std::io::Result<(BackendKind, String)> {
         BackendChoice::Threads => (BackendKind::Threads, asked()),
         BackendChoice::Memory => (BackendKind::Memory, asked()),
         BackendChoice::Sim(options) => (BackendKind::Sim(options), asked()),
+        BackendChoice::Null => (BackendKind::Null, asked()),
     })
 }

@@ -92,6 +92,20 @@ pub enum Error {
         /// The argument, its value and what would have been accepted.
         what: String,
     },
+    /// Direct I/O that is not aligned as the file system wants it: `what` must be a multiple of
+    /// `limit_bytes` (EINVAL).
+    Unaligned {
+        /// The operation that was refused.
+        op: Op,
+        /// First byte asked for.
+        offset: u64,
+        /// Number of bytes asked for.
+        len: u64,
+        /// What is not aligned: the offset, or the length or the memory of a segment.
+        what: &'static str,
+        /// What it must be a multiple of, in bytes.
+        limit_bytes: u32,
+    },
     /// The handle was not opened for `op` (EBADF), which concerned `len` bytes at `offset`.
     NotPermitted {
         /// The operation that was refused.
@@ -142,7 +156,9 @@ impl Error {
                 io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
                 _ => source.raw_os_error().unwrap_or(libc::EIO),
             },
-            Error::InvalidRange { .. } | Error::InvalidInput { .. } => libc::EINVAL,
+            Error::InvalidRange { .. } | Error::InvalidInput { .. } | Error::Unaligned { .. } => {
+                libc::EINVAL
+            }
             Error::NotPermitted { .. } => libc::EBADF,
             Error::NotRegular { directory: true } => libc::EISDIR,
             Error::NotRegular { directory: false } => libc::ENOTSUP,
@@ -168,6 +184,11 @@ impl fmt::Display for Error {
                 i64::MAX
             ),
             Error::InvalidInput { op, what } => write!(f, "{op}: {what}"),
+            Error::Unaligned { op, offset, len, what, limit_bytes } => write!(
+                f,
+                "direct {op} of {len} bytes at offset {offset}: the {what} is not a multiple of \
+                 {limit_bytes}"
+            ),
             Error::NotPermitted { op, offset, len } => {
                 write!(f, "{op} of {len} bytes at offset {offset}: the file is not open for this")
             }

@@ -8,9 +8,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::advice::Advice;
 use crate::cache::readahead::{self, Readahead};
 use crate::cached::CachedFile;
+use crate::direct::{self, Operation};
 use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
-use crate::io::segment::{self, Segment};
+use crate::io::request::Direction;
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::read;
 use crate::view::View;
@@ -42,8 +45,12 @@ use crate::writeback::{self, LAST_PAGE};
 pub struct File {
     cached: Arc<CachedFile>,
     read: bool,
+    /// Reads may be served from the cache.
+    hits: bool,
     write: bool,
     dsync: bool,
+    direct: bool,
+    bounce: bool,
     readahead: Readahead,
     /// The handle's own descriptor, where the cached file uses another one.
     _fd: Option<OwnedFd>,
@@ -55,8 +62,11 @@ impl File {
         File {
             cached,
             read: options.read,
+            hits: options.read && !options.direct,
             write: options.writable(),
             dsync: options.dsync,
+            direct: options.direct,
+            bounce: options.bounce,
             readahead: Readahead::new(),
             _fd: fd,
         }
@@ -131,7 +141,7 @@ impl File {
         let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
         check_range(Op::Write, offset, src.len() as u64)?;
         self.check(self.write, Op::Write, offset, src.len() as u64)?;
-        write::write(&self.cached, &segment, src.len() as u64, offset, true)
+        self.write_checked((&segment).into(), offset, true)
     }
 
     /// Like [`File::write_at`], from several buffers in turn, as one atomic write.
@@ -497,7 +507,7 @@ impl File {
     /// As for [`File::read_at`], and [`Error::Fault`].
     #[inline]
     pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
-        if self.read && in_range(offset, len as u64) {
+        if self.hits && in_range(offset, len as u64) {
             let shared = &*self.cached.shared;
             let slot = shared.cache.counters.mine();
             // SAFETY: the caller's promise is the same.
@@ -508,7 +518,7 @@ impl File {
         }
         // SAFETY: the caller's promise is the same.
         let segment = unsafe { [Segment::new(dst, len)] };
-        self.read_missed(&segment, len as u64, offset)
+        self.read_missed((&segment).into(), offset)
     }
 
     /// Gives the calling thread counters of its own, which [`File::try_read_hit_raw`] can't do:
@@ -527,7 +537,7 @@ impl File {
     /// As for [`File::read_raw_at`].
     #[inline]
     pub unsafe fn try_read_hit_raw(&self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
-        if !self.read || !in_range(offset, len as u64) {
+        if !self.hits || !in_range(offset, len as u64) {
             return None;
         }
         let shared = &*self.cached.shared;
@@ -547,30 +557,34 @@ impl File {
     /// As for [`File::read_raw_at`].
     pub unsafe fn read_vectored_raw_at(&self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise is the same.
-        let segments = unsafe { Segment::from_iovecs(dst) };
-        let len = checked_len(Op::Read, segments, offset)?;
-        if self.read && in_range(offset, len) {
+        let list = unsafe { RawList::from_iovecs(dst) };
+        let len = list.total();
+        if self.hits && in_range(offset, len) {
             let shared = &self.cached.shared;
             let slot = shared.cache.counters.mine();
-            let hit =
-                read::try_hit_vectored(shared, slot, self.cached.core(), segments, len, offset);
+            let core = self.cached.core();
+            let hit = read::try_hit_vectored(shared, slot, core, list.iter(), offset);
             if let Some(moved) = hit {
                 return Ok(moved);
             }
         }
-        self.read_missed(segments, len, offset)
+        self.read_missed(list.iter(), offset)
     }
 
     #[cold]
-    fn read_missed(&self, dst: &[Segment<'_>], len: u64, offset: u64) -> Result<usize> {
+    fn read_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        let len = dst.left();
         check_range(Op::Read, offset, len)?;
         self.check(self.read, Op::Read, offset, len)?;
         if len == 0 {
             return Ok(0);
         }
+        if self.direct {
+            return self.direct(Direction::Read, dst, offset, false);
+        }
         let file = &self.cached;
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
-        read::read_slow(file, dst, len, offset)
+        read::read_slow(file, dst, offset)
     }
 
     /// [`File::write_at`] from memory that may change meanwhile; the bytes written are then
@@ -587,7 +601,7 @@ impl File {
     pub unsafe fn write_raw_at(&self, src: *const u8, len: usize, offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise; a write only reads the memory.
         let segment = unsafe { [Segment::new(src.cast_mut(), len)] };
-        self.write_segments(&segment, len as u64, offset)
+        self.write_segments((&segment).into(), offset)
     }
 
     /// [`File::write_vectored_at`] from memory that may change meanwhile.
@@ -601,15 +615,36 @@ impl File {
     /// As for [`File::write_raw_at`].
     pub unsafe fn write_vectored_raw_at(&self, src: &[libc::iovec], offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise; a write only reads the memory.
-        let segments = unsafe { Segment::from_iovecs(src) };
-        let len = checked_len(Op::Write, segments, offset)?;
-        self.write_segments(segments, len, offset)
+        let list = unsafe { RawList::from_iovecs(src) };
+        self.write_segments(list.iter(), offset)
     }
 
-    fn write_segments(&self, src: &[Segment<'_>], len: u64, offset: u64) -> Result<usize> {
-        check_range(Op::Write, offset, len)?;
-        self.check(self.write, Op::Write, offset, len)?;
-        write::write(&self.cached, src, len, offset, self.dsync)
+    fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        check_range(Op::Write, offset, src.left())?;
+        self.check(self.write, Op::Write, offset, src.left())?;
+        self.write_checked(src, offset, self.dsync)
+    }
+
+    fn write_checked(&self, src: SegmentIter<'_>, offset: u64, durable: bool) -> Result<usize> {
+        if self.direct {
+            return self.direct(Direction::Write, src, offset, durable);
+        }
+        write::write(&self.cached, src, offset, durable)
+    }
+
+    fn direct(
+        &self,
+        direction: Direction,
+        segments: SegmentIter<'_>,
+        offset: u64,
+        durable: bool,
+    ) -> Result<usize> {
+        let operation = Operation { file: &self.cached, direction, offset, segments, durable };
+        match operation.check_alignment() {
+            Ok(()) => operation.run(),
+            Err(_) if self.bounce => operation.run_bounced(),
+            Err(error) => Err(error),
+        }
     }
 
     /// [`File::append`] from memory that may change meanwhile. Returns the offset and the number
@@ -639,10 +674,20 @@ impl File {
     /// As for [`File::write_raw_at`].
     pub unsafe fn append_vectored_raw(&self, src: &[libc::iovec]) -> Result<(u64, usize)> {
         // SAFETY: the caller's promise; a write only reads the memory.
-        let segments = unsafe { Segment::from_iovecs(src) };
-        let len = checked_len(Op::Write, segments, 0)?;
-        self.check(self.write, Op::Write, 0, len)?;
-        write::append(&self.cached, segments, len, self.dsync)
+        let list = unsafe { RawList::from_iovecs(src) };
+        check_range(Op::Write, 0, list.total())?;
+        self.check(self.write, Op::Write, 0, list.total())?;
+        if self.direct {
+            let operation = |offset| Operation {
+                file: &self.cached,
+                direction: Direction::Write,
+                offset,
+                segments: list.iter(),
+                durable: self.dsync,
+            };
+            return direct::append(&self.cached, operation, self.bounce);
+        }
+        write::append(&self.cached, list.iter(), self.dsync)
     }
 
     /// Checks the arguments of an operation that changes the extent of `len` bytes.
@@ -656,7 +701,19 @@ impl File {
         Ok(())
     }
 
-    #[cfg(all(test, not(loom)))]
+    /// What a [`crate::Request`] needs of its file.
+    pub(crate) fn check_direct(&self, op: Op, offset: u64, len: u64) -> Result<()> {
+        if !self.direct {
+            let what = "a request in a pipeline: the file is not open for direct I/O".into();
+            return Err(Error::InvalidInput { op, what });
+        }
+        self.check(if op == Op::Read { self.read } else { self.write }, op, offset, len)
+    }
+
+    pub(crate) fn is_dsync(&self) -> bool {
+        self.dsync
+    }
+
     pub(crate) fn cached(&self) -> &CachedFile {
         &self.cached
     }
@@ -691,10 +748,6 @@ fn in_range(offset: u64, len: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
 }
 
-fn check_range(op: Op, offset: u64, len: u64) -> Result<()> {
+pub(crate) fn check_range(op: Op, offset: u64, len: u64) -> Result<()> {
     if in_range(offset, len) { Ok(()) } else { Err(Error::InvalidRange { op, offset, len }) }
-}
-
-fn checked_len(op: Op, segments: &[Segment<'_>], offset: u64) -> Result<u64> {
-    segment::total_len(segments).ok_or(Error::InvalidRange { op, offset, len: u64::MAX })
 }

@@ -46,11 +46,17 @@ mod writeback;
 
 mod extent;
 
+mod direct;
+
+mod pipeline;
+
 mod space;
 
 mod survival;
 
 mod io;
+
+mod buffers;
 
 pub mod fault;
 
@@ -65,13 +71,16 @@ mod sync;
 mod tests;
 
 pub use advice::Advice;
+pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use engine::Engine;
 pub use error::{Error, Op, Result};
 pub use file::File;
 pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
+pub use io::segment_list::{Access, Const, Mut, SegmentList};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
+pub use pipeline::{Done, PIPELINE_DEPTH_MAX, Pipeline, Registration, Request};
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;

@@ -25,6 +25,9 @@ pub enum BackendChoice {
     Memory,
     /// `Memory` with seeded delays, reordering, short transfers and errors. For tests.
     Sim(SimOptions),
+    /// Completes at once and moves no bytes: to measure the way to it. Reads leave memory as it is,
+    /// writes are forgotten.
+    Null,
 }
 
 /// How the engine reaches the file below its cache.
@@ -191,6 +194,8 @@ pub struct OpenOptions {
     pub(crate) backing: Backing,
     pub(crate) write_mode: WriteMode,
     pub(crate) dsync: bool,
+    pub(crate) direct: bool,
+    pub(crate) bounce: bool,
 }
 
 impl Default for OpenOptions {
@@ -220,6 +225,8 @@ impl OpenOptions {
             backing: Backing::Buffered,
             write_mode: WriteMode::Through,
             dsync: false,
+            direct: false,
+            bounce: false,
         }
     }
 
@@ -306,6 +313,26 @@ impl OpenOptions {
         self
     }
 
+    /// Reads and writes through this handle go past the cache, straight between the caller's memory
+    /// and the device (`O_DIRECT`), and see, and are seen by, everyone's cached ones. Offsets, and
+    /// addresses and lengths of memory, must be aligned as the file system wants it, mostly to 512
+    /// or 4096 bytes: [`crate::Error::Unaligned`] says to what. [`crate::Engine::alloc_buffers`] has
+    /// memory that is. Needs a second open of the file, by way of `/proc/self/fd`.
+    #[must_use]
+    pub fn direct(mut self, on: bool) -> Self {
+        self.direct = on;
+        self
+    }
+
+    /// Of a [`direct`](OpenOptions::direct) handle: serves what is not aligned, too, by way of a
+    /// buffer that is, or of the kernel's cache for parts of blocks that are written;
+    /// [`crate::Stats::bounced`] counts it. Requests of a [`crate::Pipeline`] must be aligned.
+    #[must_use]
+    pub fn bounce(mut self, on: bool) -> Self {
+        self.bounce = on;
+        self
+    }
+
     pub(crate) fn writable(&self) -> bool {
         self.write || self.append
     }
@@ -317,6 +344,9 @@ impl OpenOptions {
         }
         if (self.create || self.create_new) && !self.writable() {
             return refuse("create needs write or append");
+        }
+        if self.bounce && !self.direct {
+            return refuse("bounce needs direct");
         }
         if self.truncate && !self.write {
             return refuse("truncate needs write");

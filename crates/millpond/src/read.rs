@@ -24,7 +24,7 @@ use crate::cache::page::{PageWord, Word};
 use crate::cache::table::FileCore;
 use crate::cached::{CachedFile, Shared};
 use crate::error::{Error, Op, Result};
-use crate::io::segment::{Segment, pieces};
+use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::Slot;
 use crate::sync::fence;
 
@@ -75,7 +75,7 @@ pub(crate) unsafe fn try_hit(
         } else {
             // SAFETY: the caller's promise is the same.
             let segment = unsafe { [Segment::new(dst, len)] };
-            attempt_pages(shared, slot, core, &segment, len as u64, offset)
+            attempt_pages(shared, slot, core, (&segment).into(), offset)
         };
         match attempt {
             Attempt::Read(moved) => return Some(moved),
@@ -144,10 +144,10 @@ fn attempt_pages(
     shared: &Shared,
     slot: &Slot,
     core: &FileCore,
-    dst: &[Segment<'_>],
-    len: u64,
+    mut dst: SegmentIter<'_>,
     offset: u64,
 ) -> Attempt {
+    let len = dst.left();
     let frames = &shared.cache.frames;
     let begun = core.epoch.begin();
     let hint = core.size.load(Relaxed);
@@ -186,7 +186,7 @@ fn attempt_pages(
         let in_page = at as usize & (core.page_bytes() - 1);
         let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
         // SAFETY: as in `attempt_page`.
-        faulted |= unsafe { copy_out(dst, at - offset, frame.add(in_page), part) }.is_err();
+        faulted |= unsafe { copy_out(dst.split(part), frame.add(in_page)) }.is_err();
         at += part;
     }
     fence(Acquire);
@@ -207,20 +207,18 @@ fn attempt_pages(
 /// The caller's memory faulted.
 pub(crate) struct Faulted;
 
-/// Copies `len` bytes from `src` to bytes `at..` of the segments.
+/// Copies from `src` to all bytes of the segments.
 ///
 /// # Safety
 ///
 /// As for [`copy::copy`].
 pub(crate) unsafe fn copy_out(
-    dst: &[Segment<'_>],
-    at: u64,
+    dst: SegmentIter<'_>,
     src: *const u8,
-    len: u64,
 ) -> std::result::Result<(), Faulted> {
     let mut done = 0;
-    for piece in pieces(dst, at, len) {
-        // SAFETY: the caller's promise; the pieces are `len` bytes together.
+    for piece in dst {
+        // SAFETY: the caller's promise; `src` holds as many bytes as the pieces.
         if unsafe { copy::copy(piece.base(), src.add(done), piece.len()) } > 0 {
             return Err(Faulted);
         }
@@ -234,15 +232,14 @@ pub(crate) fn try_hit_vectored(
     shared: &Shared,
     slot: &Slot,
     core: &FileCore,
-    dst: &[Segment<'_>],
-    len: u64,
+    dst: SegmentIter<'_>,
     offset: u64,
 ) -> Option<usize> {
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
     for _ in 0..TRIES_MAX {
-        match attempt_pages(shared, slot, core, dst, len, offset) {
+        match attempt_pages(shared, slot, core, dst, offset) {
             Attempt::Read(moved) => return Some(moved),
             Attempt::Retry => slot.retried(),
             Attempt::Miss | Attempt::Fault => return None,
@@ -251,13 +248,9 @@ pub(crate) fn try_hit_vectored(
     None
 }
 
-/// Reads `len` bytes at `offset` under a shared guard, filling what is missing.
-pub(crate) fn read_slow(
-    file: &CachedFile,
-    dst: &[Segment<'_>],
-    len: u64,
-    offset: u64,
-) -> Result<usize> {
+/// Reads at `offset` under a shared guard, filling what is missing.
+pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    let len = dst.left();
     let mut size = file.core().size.load(Acquire);
     for _ in 0..SHRUNK_MAX {
         if offset >= size {

@@ -36,6 +36,9 @@ pub struct Stats {
     pub bytes_served: u64,
     /// Bytes of those that went between the caller and the back end without being cached.
     pub bytes_passed: u64,
+    /// Direct reads and writes that were not aligned, and were served all the same, as
+    /// [`crate::OpenOptions::bounce`] allows.
+    pub bounced: u64,
     /// Memory in use, of the limit: frames, tables, objects of open files.
     pub memory_bytes: u64,
     /// The back end: `uring`, `threads`, `memory` or `sim`.
@@ -64,6 +67,7 @@ pub(crate) struct Slot {
     hits: AtomicU64,
     hit_bytes: AtomicU64,
     hit_retries: AtomicU64,
+    passed_bytes: AtomicU64,
     taken: AtomicBool,
 }
 
@@ -72,6 +76,11 @@ impl Slot {
     pub(crate) fn hit(&self, pages: u64, bytes: u64) {
         add_owned(&self.hits, pages);
         add_owned(&self.hit_bytes, bytes);
+    }
+
+    /// Bytes that went past the cache.
+    pub(crate) fn passed(&self, bytes: u64) {
+        add_owned(&self.passed_bytes, bytes);
     }
 
     #[cold]
@@ -99,6 +108,7 @@ pub(crate) struct Counters {
     pub(crate) evictions: Counter,
     pub(crate) bytes_slow: Counter,
     pub(crate) bytes_passed: Counter,
+    pub(crate) bounced: Counter,
 }
 
 thread_local! {
@@ -144,6 +154,7 @@ impl Counters {
             evictions: Counter::default(),
             bytes_slow: Counter::default(),
             bytes_passed: Counter::default(),
+            bounced: Counter::default(),
         }
     }
 

@@ -27,7 +27,7 @@ use crate::cache::table::{Held, PageIndex, Unheld};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::io::request::{self, Direction, Transfer};
-use crate::io::segment::{Segment, pieces};
+use crate::io::segment::{Segment, SegmentIter};
 use crate::read::copy_out;
 use crate::sync::fence;
 use std::sync::atomic::Ordering::Acquire;
@@ -85,7 +85,7 @@ impl<'c> Leaves<'c> {
 /// Reads bytes `offset..end`, which lie below `size`, into `dst`.
 pub(crate) fn read(
     file: &CachedFile,
-    dst: &[Segment<'_>],
+    dst: SegmentIter<'_>,
     offset: u64,
     end: u64,
     size: u64,
@@ -110,7 +110,7 @@ pub(crate) fn read(
 /// A read under way.
 struct Reader<'a> {
     file: &'a CachedFile,
-    dst: &'a [Segment<'a>],
+    dst: SegmentIter<'a>,
     offset: u64,
     end: u64,
     size: u64,
@@ -190,7 +190,8 @@ impl Reader<'_> {
         // SAFETY: the part lies within the frame, which may be reused meanwhile where the caller
         // checks the word afterwards; `dst` is our caller's promise.
         let copied = unsafe {
-            copy_out(self.dst, from - self.offset, frame.add((from - start) as usize), to - from)
+            let part = self.dst.slice(from - self.offset, to - from);
+            copy_out(part, frame.add((from - start) as usize))
         };
         self.faulted |= copied.is_err();
     }
@@ -205,8 +206,7 @@ impl Reader<'_> {
         let to = (start + page_bytes as u64).min(self.end);
         let alignment = file.backing.read_alignment().offset_bytes;
         let moved = if alignment == 1 {
-            let parts: Vec<Segment<'_>> = pieces(self.dst, from - self.offset, to - from).collect();
-            read_alone(file, from, &parts, Op::Read)?
+            read_alone(file, from, self.dst.slice(from - self.offset, to - from), Op::Read)?
         } else {
             // Direct I/O wants aligned memory: a whole page, aligned by taking more than that.
             let mut bounce = vec![0u8; page_bytes + 4096];
@@ -214,11 +214,12 @@ impl Reader<'_> {
             let aligned = bounce[skip..skip + page_bytes].as_mut_ptr();
             // SAFETY: a part of `bounce`, which outlives the transfer.
             let segment = unsafe { [Segment::new(aligned, page_bytes)] };
-            let moved = read_alone(file, start, &segment, Op::Read)?;
+            let moved = read_alone(file, start, (&segment).into(), Op::Read)?;
             let skipped = (from - start) as usize;
             // SAFETY: within `bounce`; `dst` is our caller's promise.
-            let copied =
-                unsafe { copy_out(self.dst, from - self.offset, aligned.add(skipped), to - from) };
+            let copied = unsafe {
+                copy_out(self.dst.slice(from - self.offset, to - from), aligned.add(skipped))
+            };
             self.faulted |= copied.is_err();
             moved.saturating_sub(skipped as u64)
         };
@@ -227,15 +228,12 @@ impl Reader<'_> {
     }
 }
 
-fn read_alone(file: &CachedFile, offset: u64, segments: &[Segment<'_>], op: Op) -> Result<u64> {
+fn read_alone(file: &CachedFile, offset: u64, segments: SegmentIter<'_>, op: Op) -> Result<u64> {
     let mut batch = [Transfer::new(Direction::Read, offset, segments)];
     request::run(&*file.backing, &mut batch);
     let [transfer] = batch;
     match transfer.error {
-        Some(error) => {
-            let len = crate::io::segment::total_len(segments).unwrap_or(u64::MAX);
-            Err(Error::io(op, offset, len, error))
-        }
+        Some(error) => Err(Error::io(op, offset, segments.left(), error)),
         None => Ok(transfer.moved),
     }
 }
@@ -450,7 +448,7 @@ pub(crate) fn fill_one(
     let bytes = file.cache().frames.bytes(frame);
     // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
     let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };
-    let outcome = read_alone(file, file.start_of(page), &segment, op);
+    let outcome = read_alone(file, file.start_of(page), (&segment).into(), op);
     let run = Run { first: page, size, prefetched: false, marker: false };
     let moved = *outcome.as_ref().unwrap_or(&0);
     match run.finish(file, std::iter::once(frame), moved, take) {

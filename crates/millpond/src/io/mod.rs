@@ -1,5 +1,7 @@
 //! Below the cache: vectored transfers and the back ends that carry them out.
 
+pub(crate) mod segment_list;
+
 pub(crate) mod segment;
 
 pub(crate) mod request;

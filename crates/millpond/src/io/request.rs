@@ -7,7 +7,7 @@
 use std::io;
 
 use crate::io::backend::BackingFile;
-use crate::io::segment::{self, Segment};
+use crate::io::segment::{Segment, SegmentIter};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
@@ -19,7 +19,10 @@ pub(crate) enum Direction {
 pub(crate) struct Transfer<'a> {
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
-    pub(crate) segments: &'a [Segment<'a>],
+    /// Its memory.
+    pub(crate) segments: SegmentIter<'a>,
+    /// Past the kernel's cache; the caller has seen to alignment.
+    pub(crate) direct: bool,
     /// Of a write: ends when the bytes, and what is needed to find them, are on the device.
     pub(crate) durable: bool,
     /// Bytes moved so far.
@@ -28,8 +31,35 @@ pub(crate) struct Transfer<'a> {
 }
 
 impl<'a> Transfer<'a> {
-    pub(crate) fn new(direction: Direction, offset: u64, segments: &'a [Segment<'a>]) -> Self {
-        Transfer { direction, offset, segments, durable: false, moved: 0, error: None }
+    pub(crate) fn new(
+        direction: Direction,
+        offset: u64,
+        segments: impl Into<SegmentIter<'a>>,
+    ) -> Self {
+        let segments = segments.into();
+        Transfer {
+            direction,
+            offset,
+            segments,
+            direct: false,
+            durable: false,
+            moved: 0,
+            error: None,
+        }
+    }
+
+    /// What has not been moved.
+    pub(crate) fn rest(&self) -> Transfer<'a> {
+        let mut segments = self.segments;
+        let missing = segments.left() - self.moved;
+        if missing < self.moved {
+            segments.advance(segments.left());
+            segments.rewind(missing);
+        } else {
+            segments.advance(self.moved);
+        }
+        let offset = self.offset + self.moved;
+        Transfer { offset, segments, moved: 0, error: None, ..*self }
     }
 
     /// Notes the outcome of an attempt to move the first bytes.
@@ -46,23 +76,18 @@ impl<'a> Transfer<'a> {
 pub(crate) fn run(file: &dyn BackingFile, batch: &mut [Transfer<'_>]) {
     file.try_all(batch);
     for transfer in batch {
-        let total = segment::total_len(transfer.segments).expect("lengths were checked");
-        if transfer.error.is_some() || transfer.moved < total {
-            finish(file, transfer, total);
+        if transfer.error.is_some() || transfer.moved < transfer.segments.left() {
+            finish(file, transfer);
         }
     }
 }
 
 /// Continues after a first attempt that moved less than all.
 #[cold]
-fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>, total: u64) {
-    // Direct reads can't go on from within a block; they stop there at the end of the file only.
-    let block_bytes = match transfer.direction {
-        Direction::Read => u64::from(file.read_alignment().offset_bytes),
-        Direction::Write => 1,
-    };
-    let is_end = |moved: u64| moved == 0 || !moved.is_multiple_of(block_bytes);
-    let mut ended = transfer.error.is_none() && is_end(transfer.moved);
+fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
+    let total = transfer.segments.left();
+    let block_bytes = block_bytes(file, transfer);
+    let mut ended = transfer.error.is_none() && is_end(transfer.moved, block_bytes);
     loop {
         match transfer.error.take() {
             Some(error) if is_transient(&error) => {}
@@ -73,14 +98,10 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>, total: u64) {
             None if ended || transfer.moved == total => break,
             None => {}
         }
-        let rest: Vec<Segment<'_>> =
-            segment::pieces(transfer.segments, transfer.moved, total - transfer.moved).collect();
-        let offset = transfer.offset + transfer.moved;
-        let mut attempt = [Transfer::new(transfer.direction, offset, &rest)];
-        attempt[0].durable = transfer.durable;
+        let mut attempt = [transfer.rest()];
         file.try_all(&mut attempt);
         let [attempt] = attempt;
-        ended = attempt.error.is_none() && is_end(attempt.moved);
+        ended = attempt.error.is_none() && is_end(attempt.moved, block_bytes);
         transfer.moved += attempt.moved;
         transfer.error = attempt.error;
     }
@@ -89,7 +110,21 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>, total: u64) {
     }
 }
 
-fn is_transient(error: &io::Error) -> bool {
+/// Direct reads can't go on from within a block; they stop there at the end of the file only.
+pub(crate) fn block_bytes(file: &dyn BackingFile, transfer: &Transfer<'_>) -> u64 {
+    match transfer.direction {
+        Direction::Read if transfer.direct => u64::from(file.direct_alignment().offset_bytes),
+        Direction::Read => u64::from(file.read_alignment().offset_bytes),
+        Direction::Write => 1,
+    }
+}
+
+/// Whether an attempt that moved so much has met the end of the file.
+pub(crate) fn is_end(moved: u64, block_bytes: u64) -> bool {
+    moved == 0 || !moved.is_multiple_of(block_bytes)
+}
+
+pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
 

@@ -1,4 +1,10 @@
 //! Segments of memory, as the kernel wants them, and a position in a list of them.
+//!
+//! A transfer borrows its segments from whoever asked for it, down to the device (after the kernel's
+//! bio vectors, Linux 5.12). Position is an iterator of three numbers over them: advancing, rewinding
+//! and splitting write to no segment and copy none, whatever their number. Lists that come from
+//! outside are made by `io::segment_list`, which drops segments of no length and looks once at how
+//! all of them are aligned.
 
 use std::marker::PhantomData;
 
@@ -25,16 +31,6 @@ impl<'a> Segment<'a> {
         Segment { raw: libc::iovec { iov_base: base.cast(), iov_len: len }, memory: PhantomData }
     }
 
-    /// The segments of an array of `iovec`.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Segment::new`], for each of them.
-    pub(crate) unsafe fn from_iovecs(iovecs: &'a [libc::iovec]) -> &'a [Segment<'a>] {
-        // SAFETY: Segment is a transparent iovec.
-        unsafe { std::slice::from_raw_parts(iovecs.as_ptr().cast(), iovecs.len()) }
-    }
-
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.raw.iov_base.cast()
@@ -44,66 +40,214 @@ impl<'a> Segment<'a> {
     pub(crate) fn len(&self) -> usize {
         self.raw.iov_len
     }
-}
 
-/// The sum of the segments' lengths; `None` if it overflows.
-pub(crate) fn total_len(segments: &[Segment<'_>]) -> Option<u64> {
-    segments.iter().try_fold(0u64, |sum, segment| sum.checked_add(segment.len() as u64))
-}
-
-/// The pieces of `segments` that hold bytes `from..from + len` of the whole.
-pub(crate) fn pieces<'a>(
-    segments: &'a [Segment<'a>],
-    from: u64,
-    len: u64,
-) -> impl Iterator<Item = Segment<'a>> {
-    let mut skip = from;
-    let mut left = len;
-    segments.iter().filter_map(move |segment| {
-        let segment_len = segment.len() as u64;
-        if skip >= segment_len {
-            skip -= segment_len;
-            return None;
-        }
-        let piece = (segment_len - skip).min(left);
-        if piece == 0 {
-            return None;
-        }
+    /// `len` bytes of it, `from` bytes in.
+    #[inline]
+    fn part(&self, from: usize, len: usize) -> Segment<'a> {
+        debug_assert!(from + len <= self.len());
         // SAFETY: part of a segment whose memory was vouched for.
-        let piece_segment =
-            unsafe { Segment::new(segment.base().add(skip as usize), piece as usize) };
-        left -= piece;
-        skip = 0;
-        Some(piece_segment)
-    })
+        unsafe { Segment::new(self.base().wrapping_add(from), len) }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Which address and length bits are set in any segment of a list: what it is aligned to.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Misalignment {
+    pub(crate) base: u32,
+    pub(crate) len: u32,
+}
 
-    #[test]
-    fn pieces_cut_at_both_ends_and_skip_empty_segments() {
-        let mut memory: Vec<u8> = (0..20).collect();
-        let base = memory.as_mut_ptr();
-        // SAFETY: pieces of `memory`, which outlives them.
-        let segments = unsafe {
-            [
-                Segment::new(base, 5),
-                Segment::new(base.add(5), 0),
-                Segment::new(base.add(5), 5),
-                Segment::new(base.add(10), 10),
-            ]
-        };
-        assert_eq!(total_len(&segments), Some(20));
-        for from in 0..=20u64 {
-            for len in 0..=20 - from {
-                let bytes: Vec<u8> = pieces(&segments, from, len)
-                    // SAFETY: as above.
-                    .flat_map(|s| unsafe { std::slice::from_raw_parts(s.base(), s.len()) }.to_vec())
-                    .collect();
-                assert_eq!(bytes, (from as u8..(from + len) as u8).collect::<Vec<_>>());
-            }
+impl Misalignment {
+    pub(crate) fn of(segments: &[Segment<'_>]) -> Misalignment {
+        segments.iter().fold(Misalignment::default(), |sum, segment| Misalignment {
+            base: sum.base | segment.base() as u32,
+            len: sum.len | segment.len() as u32,
+        })
+    }
+}
+
+/// Bytes of a list of segments: where they begin and how many they are.
+#[derive(Clone, Copy)]
+pub(crate) struct SegmentIter<'a> {
+    segments: &'a [Segment<'a>],
+    /// The current segment; the number of segments at the end of the list.
+    index: usize,
+    /// Bytes of the current segment that were passed; less than its length, or 0.
+    done: usize,
+    left: u64,
+    /// `left` ends where the list does.
+    is_whole: bool,
+    misalignment: Misalignment,
+}
+
+/// The front of what is left, as one system call takes it.
+pub(crate) enum Front<'a> {
+    /// A segment, or a part of one.
+    One(Segment<'a>),
+    /// Whole segments.
+    Many(&'a [Segment<'a>]),
+}
+
+impl<'a> Front<'a> {
+    pub(crate) fn as_slice(&self) -> &[Segment<'a>] {
+        match self {
+            Front::One(segment) => std::slice::from_ref(segment),
+            Front::Many(segments) => segments,
         }
     }
 }
+
+impl<'a> From<&'a [Segment<'a>]> for SegmentIter<'a> {
+    fn from(segments: &'a [Segment<'a>]) -> Self {
+        let total = segments.iter().map(|segment| segment.len() as u64).sum();
+        let mut iter = SegmentIter::new(segments, total, Misalignment::of(segments));
+        iter.advance(0);
+        iter
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Segment<'a>; N]> for SegmentIter<'a> {
+    fn from(segments: &'a [Segment<'a>; N]) -> Self {
+        segments.as_slice().into()
+    }
+}
+
+impl<'a> From<&'a Vec<Segment<'a>>> for SegmentIter<'a> {
+    fn from(segments: &'a Vec<Segment<'a>>) -> Self {
+        segments.as_slice().into()
+    }
+}
+
+impl<'a> SegmentIter<'a> {
+    /// All bytes of `segments`, whose lengths make `total`.
+    #[inline]
+    pub(crate) fn new(
+        segments: &'a [Segment<'a>],
+        total: u64,
+        misalignment: Misalignment,
+    ) -> SegmentIter<'a> {
+        SegmentIter { segments, index: 0, done: 0, left: total, is_whole: true, misalignment }
+    }
+
+    #[inline]
+    pub(crate) fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Which bits of addresses and lengths would be in the way of an aligned transfer.
+    pub(crate) fn misalignment(&self) -> Misalignment {
+        let cut = if self.is_whole { 0 } else { self.left as u32 };
+        let Misalignment { base, len } = self.misalignment;
+        Misalignment { base: base | self.done as u32, len: len | self.done as u32 | cut }
+    }
+
+    /// Passes `bytes` bytes, which must be left.
+    pub(crate) fn advance(&mut self, bytes: u64) {
+        assert!(bytes <= self.left, "{bytes} bytes of {}", self.left);
+        self.left -= bytes;
+        if self.left == 0 && self.is_whole {
+            self.index = self.segments.len();
+            self.done = 0;
+            return;
+        }
+        let mut passed = self.done as u64 + bytes;
+        while let Some(segment) = self.segments.get(self.index)
+            && passed >= segment.len() as u64
+        {
+            passed -= segment.len() as u64;
+            self.index += 1;
+        }
+        self.done = passed as usize;
+    }
+
+    /// Goes back by `bytes` bytes, which must have been passed.
+    pub(crate) fn rewind(&mut self, bytes: u64) {
+        self.left += bytes;
+        let mut back = bytes;
+        while back > self.done as u64 {
+            back -= self.done as u64;
+            assert!(self.index > 0, "{back} bytes before the first");
+            self.index -= 1;
+            self.done = self.segments[self.index].len();
+        }
+        self.done -= back as usize;
+    }
+
+    /// The first `bytes` bytes of what is left; all, if they are fewer.
+    #[inline]
+    pub(crate) fn limited(self, bytes: u64) -> SegmentIter<'a> {
+        if bytes >= self.left {
+            return self;
+        }
+        SegmentIter { left: bytes, is_whole: false, ..self }
+    }
+
+    /// Takes the first `bytes` bytes off, and returns them.
+    #[inline]
+    pub(crate) fn split(&mut self, bytes: u64) -> SegmentIter<'a> {
+        let first = self.limited(bytes);
+        self.advance(first.left);
+        first
+    }
+
+    /// Bytes `from..from + len` of what is left.
+    pub(crate) fn slice(mut self, from: u64, len: u64) -> SegmentIter<'a> {
+        self.advance(from);
+        self.limited(len)
+    }
+
+    /// What one system call takes that takes at most `segments_max` segments; the rest follows as
+    /// after a short transfer. Nothing only if nothing is left.
+    pub(crate) fn front(&self, segments_max: usize) -> Front<'a> {
+        let rest = &self.segments[self.index..];
+        match rest.first() {
+            Some(first) if self.left > 0 => {
+                let first_left = first.len() - self.done;
+                if self.done > 0 || rest.len() == 1 || first_left as u64 > self.left {
+                    let len = (first_left as u64).min(self.left) as usize;
+                    return Front::One(first.part(self.done, len));
+                }
+                let rest = &rest[..rest.len().min(segments_max)];
+                if self.is_whole {
+                    return Front::Many(rest);
+                }
+                let mut left = self.left;
+                let whole = rest.iter().take_while(|segment| {
+                    let fits = segment.len() as u64 <= left;
+                    left = left.saturating_sub(segment.len() as u64);
+                    fits
+                });
+                Front::Many(&rest[..whole.count()])
+            }
+            _ => Front::Many(&[]),
+        }
+    }
+}
+
+/// The pieces, none of them empty.
+impl<'a> Iterator for SegmentIter<'a> {
+    type Item = Segment<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Segment<'a>> {
+        while self.left > 0 {
+            let segment = self.segments[self.index];
+            let len = ((segment.len() - self.done) as u64).min(self.left) as usize;
+            let piece = segment.part(self.done, len);
+            self.left -= len as u64;
+            if self.done + len == segment.len() {
+                self.index += 1;
+                self.done = 0;
+            } else {
+                self.done += len;
+            }
+            if len > 0 {
+                return Some(piece);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

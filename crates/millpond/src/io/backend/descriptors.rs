@@ -17,11 +17,10 @@ use rustix::io::Errno;
 
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
-use crate::io::segment::Segment;
 use crate::options::Backing;
 
 /// Segments that one system call takes.
-const SEGMENTS_MAX: usize = 1024;
+pub(crate) const SEGMENTS_MAX: usize = 1024;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
 /// Drop what was moved from the kernel's cache (Linux 6.14).
@@ -117,6 +116,18 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
     fn read_alignment(&self) -> Alignment {
         self.descriptors.read_alignment()
     }
+
+    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
+        self.descriptors.attach_direct(fd, read, write)
+    }
+
+    fn direct_alignment(&self) -> Alignment {
+        self.descriptors.direct_alignment()
+    }
+
+    fn descriptors(&self) -> Option<&Descriptors> {
+        Some(&self.descriptors)
+    }
 }
 
 pub(crate) struct Descriptors {
@@ -125,7 +136,10 @@ pub(crate) struct Descriptors {
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     seek: OnceLock<OwnedFd>,
+    /// The cache's own transfers are direct.
     direct: Option<Alignment>,
+    /// Handles have direct transfers.
+    handles_direct: OnceLock<Alignment>,
     /// The kernel is asked not to keep what it moves, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
@@ -148,6 +162,7 @@ impl Descriptors {
             direct_write: OnceLock::new(),
             seek: OnceLock::new(),
             direct,
+            handles_direct: OnceLock::new(),
         })
     }
 
@@ -160,13 +175,7 @@ impl Descriptors {
         write: bool,
     ) -> io::Result<Option<OwnedFd>> {
         if self.direct.is_some() {
-            // As many directions as the caller's descriptor permits, in one description of ours.
-            if read && self.direct_read.get().is_none() {
-                let _ = self.direct_read.set(reopen(fd.as_fd(), OFlags::RDONLY | OFlags::DIRECT)?);
-            }
-            if write && self.direct_write.get().is_none() {
-                let _ = self.direct_write.set(reopen(fd.as_fd(), OFlags::WRONLY | OFlags::DIRECT)?);
-            }
+            self.open_direct(fd.as_fd(), read, write)?;
         }
         let wants_read = read && self.read.get().is_none();
         if write && self.write.get().is_none() {
@@ -191,6 +200,34 @@ impl Descriptors {
             return Ok(self.read.set(Arc::new(fd)).err().and_then(Arc::into_inner));
         }
         Ok(Some(fd))
+    }
+
+    /// As many directions as the caller's descriptor permits, each in a description of ours.
+    fn open_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
+        if read && self.direct_read.get().is_none() {
+            let _ = self.direct_read.set(reopen(fd, OFlags::RDONLY | OFlags::DIRECT)?);
+        }
+        if write && self.direct_write.get().is_none() {
+            let _ = self.direct_write.set(reopen(fd, OFlags::WRONLY | OFlags::DIRECT)?);
+        }
+        Ok(())
+    }
+
+    /// Makes ready for direct transfers. Not called by several threads at once: the registry is
+    /// locked.
+    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
+        if self.handles_direct.get().is_none() {
+            let alignment = match self.direct {
+                Some(alignment) => alignment,
+                None => direct_alignment(fd)?,
+            };
+            let _ = self.handles_direct.set(alignment);
+        }
+        self.open_direct(fd, read, write)
+    }
+
+    fn direct_alignment(&self) -> Alignment {
+        self.handles_direct.get().copied().unwrap_or(Alignment::NONE)
     }
 
     fn any(&self) -> io::Result<BorrowedFd<'_>> {
@@ -293,12 +330,15 @@ impl Descriptors {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let durable = if transfer.durable { libc::RWF_DSYNC } else { 0 };
         Ok(match transfer.direction {
-            Direction::Read if self.direct.is_some() => {
+            Direction::Read if transfer.direct || self.direct.is_some() => {
                 (self.direct_read.get().ok_or_else(bad)?.as_raw_fd(), 0)
             }
             Direction::Read => (self.read.get().ok_or_else(bad)?.as_raw_fd(), 0),
-            Direction::Write => match self.direct {
-                Some(alignment) if is_aligned(transfer, alignment) => {
+            Direction::Write => match self.direct.or(self.handles_direct.get().copied()) {
+                Some(alignment)
+                    if (transfer.direct || self.direct.is_some())
+                        && is_aligned(transfer, alignment) =>
+                {
                     (self.direct_write.get().ok_or_else(bad)?.as_raw_fd(), durable)
                 }
                 _ => {
@@ -320,7 +360,8 @@ impl Descriptors {
     /// One attempt by one system call.
     pub(crate) fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
         let (fd, flags) = self.route(transfer)?;
-        let segments = as_submitted(transfer.segments);
+        let front = transfer.segments.front(SEGMENTS_MAX);
+        let segments = front.as_slice();
         let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len());
         let (low, high) = (transfer.offset, 0u64);
         let number = match transfer.direction {
@@ -347,18 +388,10 @@ impl Descriptors {
     }
 }
 
-/// As many of the segments as one system call takes; the rest follows as after a short transfer.
-pub(crate) fn as_submitted<'a>(segments: &'a [Segment<'a>]) -> &'a [Segment<'a>] {
-    &segments[..segments.len().min(SEGMENTS_MAX)]
-}
-
 fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
-    let offset_mask = u64::from(alignment.offset_bytes) - 1;
-    let memory_mask = alignment.memory_bytes as usize - 1;
-    transfer.offset & offset_mask == 0
-        && transfer.segments.iter().all(|segment| {
-            segment.base() as usize & memory_mask == 0 && segment.len() as u64 & offset_mask == 0
-        })
+    let found = transfer.segments.misalignment();
+    (transfer.offset as u32 | found.len) & (alignment.offset_bytes - 1) == 0
+        && found.base & (alignment.memory_bytes - 1) == 0
 }
 
 /// Another description of the same file, with flags of its own.
@@ -401,7 +434,7 @@ fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
     }
     if stat.stx_dio_offset_align == 0 || stat.stx_dio_offset_align > 4096 {
         let what = format!(
-            "direct backing: the file's offset alignment is {}, and must be 1 to 4096",
+            "direct I/O: the file's offset alignment is {}, and must be 1 to 4096; 0 means none",
             stat.stx_dio_offset_align
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));

@@ -5,9 +5,13 @@
 
 pub(crate) mod uring;
 
+pub(crate) mod fixed_ring;
+
 pub(crate) mod threads;
 
 pub(crate) mod memory;
+
+pub(crate) mod null;
 
 pub(crate) mod sim;
 
@@ -20,6 +24,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::io::backend::descriptors::Descriptors;
 use crate::io::request::{BackgroundRead, Transfer};
 
 /// What direct I/O needs; 1 where nothing needs to be aligned.
@@ -99,6 +104,26 @@ pub(crate) trait BackingFile: Send + Sync {
 
     /// Alignment that reads must have. Writes may have any.
     fn read_alignment(&self) -> Alignment;
+
+    /// Makes ready for direct transfers, by way of a descriptor of the file that permits them.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL or EOPNOTSUPP where the file system has no direct I/O.
+    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
+        let _ = (fd, read, write);
+        Ok(())
+    }
+
+    /// The descriptors, for who has a ring.
+    fn descriptors(&self) -> Option<&Descriptors> {
+        None
+    }
+
+    /// Alignment that direct transfers must have, once made ready for.
+    fn direct_alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
 }
 
 /// Spawns a thread that takes no signals: they belong to the program's own threads.

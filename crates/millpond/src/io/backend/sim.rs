@@ -210,7 +210,7 @@ impl SimFile {
         if before != contents_if(transfer, !before.is_empty()) {
             self.options.device.changed(transfer);
         }
-        let total: usize = transfer.segments.iter().map(|segment| segment.len()).sum();
+        let total = transfer.segments.left() as usize;
         // Never nothing, unless the file ends: that would mean its end.
         let part = |below: u64| 1 + self.random(below.max(1)) as usize;
         if self.is_struck() {
@@ -243,7 +243,7 @@ impl SimFile {
 /// The bytes that a write is to write.
 fn contents(transfer: &Transfer<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for segment in transfer.segments.iter().filter(|segment| segment.len() > 0) {
+    for segment in transfer.segments {
         // SAFETY: the segment is valid for reads. Its memory may change while it is copied only
         // where that is what a test looks for.
         let piece = unsafe { std::slice::from_raw_parts(segment.base(), segment.len()) };

@@ -70,7 +70,7 @@ impl Pool {
         loop {
             if let Some((file, read)) = state.queue.pop_front() {
                 drop(state);
-                let mut batch = [Transfer::new(Direction::Read, read.offset, &read.segments)];
+                let mut batch = [Transfer::new(Direction::Read, read.offset, &*read.segments)];
                 file.try_all(&mut batch);
                 let [transfer] = batch;
                 let outcome = match transfer.error {

@@ -31,12 +31,15 @@ use std::sync::{Arc, Mutex};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
-use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, as_submitted};
+use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, SEGMENTS_MAX};
 use crate::io::backend::spawn;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::segment::{Front, Segment};
 
 const RING_ENTRIES: u32 = 64;
 const QUEUED_MAX: usize = 64;
+/// What the kernel moves at most in one transfer: MAX_RW_COUNT.
+const MOVED_MAX: usize = 0x7fff_f000;
 /// The user data of the driver's read of its eventfd; reads have their slot number.
 const BELL: u64 = u64::MAX;
 
@@ -79,7 +82,7 @@ fn is_interrupt(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Interrupted
 }
 
-fn new_ring(entries: u32) -> io::Result<IoUring> {
+pub(crate) fn new_ring(entries: u32) -> io::Result<IoUring> {
     // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
     // A forked child must not find the queues in its memory: they are the parent's.
     let modern =
@@ -165,20 +168,37 @@ fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<
 
 fn entry(descriptors: &Descriptors, transfer: &Transfer<'_>) -> io::Result<squeue::Entry> {
     let (fd, flags) = descriptors.route(transfer)?;
-    let segments = as_submitted(transfer.segments);
-    let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len() as u32);
-    Ok(match transfer.direction {
-        Direction::Read => {
-            opcode::Readv::new(types::Fd(fd), iovecs, count).offset(transfer.offset).build()
+    let (fd, offset) = (types::Fd(fd), transfer.offset);
+    Ok(match (transfer.direction, transfer.segments.front(SEGMENTS_MAX)) {
+        (Direction::Read, Front::One(segment)) => {
+            opcode::Read::new(fd, segment.base(), clipped(segment)).offset(offset).build()
         }
-        Direction::Write => opcode::Writev::new(types::Fd(fd), iovecs, count)
-            .offset(transfer.offset)
-            .rw_flags(flags)
-            .build(),
+        (Direction::Read, Front::Many(segments)) => {
+            let (iovecs, count) = iovecs(segments);
+            opcode::Readv::new(fd, iovecs, count).offset(offset).build()
+        }
+        (Direction::Write, Front::One(segment)) => {
+            let write = opcode::Write::new(fd, segment.base(), clipped(segment));
+            write.offset(offset).rw_flags(flags).build()
+        }
+        (Direction::Write, Front::Many(segments)) => {
+            let (iovecs, count) = iovecs(segments);
+            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
+        }
     })
 }
 
-fn outcome(result: i32) -> io::Result<usize> {
+/// The array of a list's segments, which outlives its submission as they do.
+pub(crate) fn iovecs(segments: &[Segment<'_>]) -> (*const libc::iovec, u32) {
+    (segments.as_ptr().cast(), segments.len() as u32)
+}
+
+/// The kernel moves no more in one go; the rest follows as after a short transfer.
+pub(crate) fn clipped(segment: Segment<'_>) -> u32 {
+    segment.len().min(MOVED_MAX) as u32
+}
+
+pub(crate) fn outcome(result: i32) -> io::Result<usize> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) }
 }
 
@@ -268,7 +288,7 @@ impl Driver {
                 return;
             }
             for job in jobs {
-                let read = Transfer::new(Direction::Read, job.read.offset, &job.read.segments);
+                let read = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
                 let outcome = job.file.descriptors.try_one(&read);
                 self.finish(job, outcome);
             }
@@ -346,7 +366,7 @@ impl<'d> Reaper<'d> {
     }
 
     fn submit(&mut self, number: usize, job: Job) {
-        let transfer = Transfer::new(Direction::Read, job.read.offset, &job.read.segments);
+        let transfer = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
         match entry(&job.file.descriptors, &transfer) {
             Ok(entry) => {
                 // R1: the job keeps the segments, their memory and the descriptor.

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use crate::io::backend::sim::disk::Disk;
 use crate::io::backend::sim::split_mix;
 use crate::io::request::{Direction, Transfer};
-use crate::io::segment;
 
 /// A write that a simulated device was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,7 +272,7 @@ impl SimDevice {
 
     /// Notes that a transfer begins; returns its id.
     pub(super) fn begin(&self, file: usize, transfer: &Transfer<'_>) -> u64 {
-        let len = segment::total_len(transfer.segments).expect("lengths were checked");
+        let len = transfer.segments.left();
         let bytes = transfer.offset..transfer.offset + len;
         let direction = transfer.direction;
         let mut traffic = self.traffic();

@@ -1,0 +1,395 @@
+//! Direct I/O: between the caller's memory and the back end, past the cache and coherent with it.
+//!
+//! ```text
+//!   read:   shared guard -> write back what is DIRTY of the range -> back end -> release
+//!   write:  exclusive guard -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!           -> release                                             (`write::around`)
+//! ```
+//!
+//! A direct operation is atomic with respect to every other of its file, direct or cached, as the
+//! guard is the one that all of them take. The part between [`begin`] and [`Begun::end`] is the back
+//! end's: `File` waits for it, a `Pipeline` has many under way.
+//!
+//! - **D1** Who has begun an operation ends it: until then its pages are hidden, and its range is
+//!   held. Nobody who has one under way waits for another guard.
+//! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
+//!   the handle says so, served through a bounce buffer and counted.
+
+use std::io;
+use std::sync::atomic::Ordering::Acquire;
+
+use millpond_rangelock::Mode;
+
+use crate::cached::CachedFile;
+use crate::error::{Error, Op, Result};
+use crate::io::backend::Alignment;
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::{Segment, SegmentIter};
+use crate::range_lock::Guard;
+use crate::write::{self, Write};
+use crate::writeback;
+
+/// Bytes that a bounce buffer holds at most.
+const BOUNCE_BYTES_MAX: u64 = 1 << 20;
+/// The most that bounce buffers are aligned to; devices that want more are refused at open.
+const BOUNCE_ALIGN_BYTES: usize = 4096;
+/// Pages that are looked at one by one before a read; of longer ones the whole range is written back.
+const LOOKED_AT_MAX: u64 = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Wait,
+    Try,
+}
+
+/// What to do with which bytes of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation<'a> {
+    pub(crate) file: &'a CachedFile,
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    pub(crate) segments: SegmentIter<'a>,
+    pub(crate) durable: bool,
+}
+
+pub(crate) enum Begin<'f> {
+    Begun(Begun<'f>),
+    /// Somebody holds a part of the range.
+    Conflict,
+    /// There is nothing to be moved.
+    Nothing,
+}
+
+/// An operation under its guard, between cache and back end (D1).
+#[must_use]
+pub(crate) struct Begun<'f> {
+    guard: Guard<'f>,
+    /// The size of the file, which does not change meanwhile as far as it matters (W5).
+    size: u64,
+    failed_syncs: u64,
+}
+
+/// Gets the cache out of the way of an operation.
+pub(crate) fn begin<'f>(
+    file: &'f CachedFile,
+    operation: &Operation<'_>,
+    patience: Patience,
+) -> Result<Begin<'f>> {
+    let (offset, end) = (operation.offset, operation.offset + operation.segments.left());
+    if offset == end {
+        return Ok(Begin::Nothing);
+    }
+    match operation.direction {
+        Direction::Read => begin_read(file, offset, end, patience),
+        Direction::Write => {
+            let Some((guard, size)) = write::lock_for_write(file, offset, end, patience) else {
+                return Ok(Begin::Conflict);
+            };
+            Ok(Begin::Begun(begin_write(operation, guard, size)?))
+        }
+    }
+}
+
+fn begin_read(file: &CachedFile, offset: u64, end: u64, patience: Patience) -> Result<Begin<'_>> {
+    if offset >= file.core().size.load(Acquire) {
+        return Ok(Begin::Nothing);
+    }
+    let range = file.pages(offset, end);
+    let guard = match patience {
+        Patience::Wait => file.ranges.lock(range, Mode::Shared),
+        Patience::Try => match file.ranges.try_lock(range, Mode::Shared) {
+            Some(guard) => guard,
+            None => return Ok(Begin::Conflict),
+        },
+    };
+    let size = file.core().size.load(Acquire);
+    if offset >= size {
+        return Ok(Begin::Nothing);
+    }
+    if file.writeback.has_begun() {
+        let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
+        if owes(file, first, last) {
+            writeback::write_back(file, first, last, Op::Read)?;
+        }
+    }
+    Ok(Begin::Begun(Begun { guard, size, failed_syncs: 0 }))
+}
+
+/// Whether the back end may lack bytes of the pages from `first` to `last`. Nobody dirties them under
+/// the caller's guard.
+fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+    if last - first >= LOOKED_AT_MAX {
+        return true;
+    }
+    let frames = &file.cache().frames;
+    (first..=last).any(|page| match file.core().lookup(frames, page) {
+        Some((word, _)) => {
+            let seen = word.load();
+            seen.is_dirty() || seen.is_under_writeback()
+        }
+        None => false,
+    })
+}
+
+/// Carries out what `operation` makes of the end of the file; returns where that was, and the bytes
+/// moved.
+pub(crate) fn append<'a>(
+    file: &CachedFile,
+    operation: impl Fn(u64) -> Operation<'a>,
+    bounce: bool,
+) -> Result<(u64, usize)> {
+    // No other append, direct or cached, and so no other who extends the file below; writes and
+    // truncations may.
+    let _appending = file.appending.lock().expect("no panic under the lock");
+    loop {
+        let end = file.core().size.load(Acquire);
+        let operation = operation(end);
+        let len = operation.segments.left();
+        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
+        }
+        if len == 0 {
+            return Ok((end, 0));
+        }
+        let alignment = operation.check_alignment();
+        let is_aligned = alignment.is_ok();
+        if !bounce {
+            alignment?;
+        }
+        let locked = write::lock_for_write(file, end, end + len, Patience::Wait);
+        let (guard, size) = locked.expect("waited for");
+        if size == end {
+            let begun = begin_write(&operation, guard, size)?;
+            let moved = match is_aligned {
+                true => operation.finish(begun),
+                false => operation.write_bounced(begun),
+            };
+            return Ok((end, moved?));
+        }
+    }
+}
+
+fn begin_write<'f>(operation: &Operation<'_>, guard: Guard<'f>, size: u64) -> Result<Begun<'f>> {
+    let failed_syncs = operation.write(size).begin_around()?;
+    Ok(Begun { guard, size, failed_syncs })
+}
+
+impl<'a> Operation<'a> {
+    fn write(&self, size: u64) -> Write<'a> {
+        Write::new(self.file, self.segments, self.offset, size, self.durable)
+    }
+
+    pub(crate) fn transfer(&self) -> Transfer<'a> {
+        let mut transfer = Transfer::new(self.direction, self.offset, self.segments);
+        transfer.durable = self.durable;
+        transfer.direct = true;
+        transfer
+    }
+
+    fn op(&self) -> Op {
+        match self.direction {
+            Direction::Read => Op::Read,
+            Direction::Write => Op::Write,
+        }
+    }
+
+    /// D2.
+    pub(crate) fn check_alignment(&self) -> Result<()> {
+        let Alignment { memory_bytes, offset_bytes } = self.file.backing.direct_alignment();
+        let found = self.segments.misalignment();
+        let refuse = |what, limit_bytes| {
+            let (op, offset, len) = (self.op(), self.offset, self.segments.left());
+            Err(Error::Unaligned { op, offset, len, what, limit_bytes })
+        };
+        if self.offset & u64::from(offset_bytes - 1) != 0 {
+            return refuse("offset", offset_bytes);
+        }
+        if found.len & (offset_bytes - 1) != 0 {
+            return refuse("length of a segment", offset_bytes);
+        }
+        if found.base & (memory_bytes - 1) != 0 {
+            return refuse("memory of a segment", memory_bytes);
+        }
+        Ok(())
+    }
+
+    /// Carries the operation out and waits for it.
+    pub(crate) fn run(&self) -> Result<usize> {
+        match begin(self.file, self, Patience::Wait)? {
+            Begin::Begun(begun) => self.finish(begun),
+            Begin::Nothing => Ok(0),
+            Begin::Conflict => unreachable!("waited for"),
+        }
+    }
+
+    fn finish(&self, begun: Begun<'_>) -> Result<usize> {
+        let mut batch = [self.transfer()];
+        request::run(&*self.file.backing, &mut batch);
+        let [transfer] = batch;
+        begun.end(self, transfer.moved, transfer.error)
+    }
+
+    /// Carries an operation out that is not aligned.
+    pub(crate) fn run_bounced(&self) -> Result<usize> {
+        let Begin::Begun(begun) = begin(self.file, self, Patience::Wait)? else { return Ok(0) };
+        match self.direction {
+            Direction::Read => self.read_bounced(begun),
+            Direction::Write => self.write_bounced(begun),
+        }
+    }
+
+    /// Reads whole blocks around what is wanted, and copies.
+    fn read_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+        self.file.cache().counters.bounced.add(1);
+        let (start, end) = (self.offset, self.offset + self.segments.left());
+        let end = end.min(begun.size);
+        let block = u64::from(self.file.backing.direct_alignment().offset_bytes);
+        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
+        let mut dst = self.segments;
+        let mut at = start;
+        while at < end {
+            let first = at - at % block;
+            let wanted = (end.next_multiple_of(block) - first).min(bounce.len());
+            let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
+            if let Some(error) = error {
+                return Err(Error::io(Op::Read, self.offset, self.segments.left(), error));
+            }
+            let got = (first + moved).min(end).saturating_sub(at);
+            // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's
+            // promise.
+            let copied = unsafe {
+                let from = bounce.base().add((at - first) as usize);
+                crate::read::copy_out(dst.split(got), from)
+            };
+            if copied.is_err() {
+                let (offset, len) = (self.offset, self.segments.left());
+                return Err(Error::Fault { op: Op::Read, offset, len });
+            }
+            at += got;
+            if moved < wanted {
+                break;
+            }
+        }
+        begun.end(self, at - start, None)
+    }
+
+    /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
+    /// kernel's cache, which keeps the bytes around it.
+    fn write_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+        self.file.cache().counters.bounced.add(1);
+        let block = u64::from(self.file.backing.direct_alignment().offset_bytes);
+        let total = self.segments.left();
+        if !(self.offset | total).is_multiple_of(block) {
+            let mut batch = [Transfer { direct: false, ..self.transfer() }];
+            request::run(&*self.file.backing, &mut batch);
+            let [transfer] = batch;
+            return begun.end(self, transfer.moved, transfer.error);
+        }
+        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(total));
+        let mut src = self.segments;
+        let mut done = 0;
+        let mut failure = None;
+        while done < total && failure.is_none() {
+            let part = src.split(bounce.len());
+            let len = part.left();
+            if !bounce.take(part) {
+                failure = Some(io::Error::from_raw_os_error(libc::EFAULT));
+                break;
+            }
+            let (moved, error) = self.transfer_bounced(&mut bounce, self.offset + done, len);
+            done += moved;
+            failure = error;
+        }
+        begun.end(self, done, failure)
+    }
+
+    fn transfer_bounced(
+        &self,
+        bounce: &mut Bounce,
+        offset: u64,
+        len: u64,
+    ) -> (u64, Option<io::Error>) {
+        // SAFETY: within the buffer, which outlives the transfer.
+        let segment = unsafe { [Segment::new(bounce.base(), len as usize)] };
+        let mut batch = [Transfer { offset, segments: (&segment).into(), ..self.transfer() }];
+        request::run(&*self.file.backing, &mut batch);
+        let [transfer] = batch;
+        (transfer.moved, transfer.error)
+    }
+}
+
+impl Begun<'_> {
+    /// Ends the operation, of which the back end moved so many bytes.
+    pub(crate) fn end(
+        self,
+        operation: &Operation<'_>,
+        moved: u64,
+        error: Option<io::Error>,
+    ) -> Result<usize> {
+        let (file, len) = (operation.file, operation.segments.left());
+        let end = operation.offset + len;
+        match operation.direction {
+            Direction::Read => {
+                let wanted = end.min(self.size) - operation.offset;
+                drop(self.guard);
+                if let Some(error) = error {
+                    return Err(Error::io(Op::Read, operation.offset, len, error));
+                }
+                let moved = moved.min(wanted);
+                if moved < wanted {
+                    // Somebody else cut the file below.
+                    file.adopt_size()?;
+                }
+                file.cache().counters.mine().passed(moved);
+                Ok(moved as usize)
+            }
+            Direction::Write => {
+                let write = operation.write(self.size);
+                if let Some(error) = &error {
+                    write.note_failure(error);
+                }
+                let outcome = write.end_around(moved, error, self.failed_syncs);
+                write.release(self.guard, &outcome)?;
+                outcome
+            }
+        }
+    }
+}
+
+/// Aligned memory for what is not.
+struct Bounce {
+    memory: Vec<u8>,
+    skip: usize,
+}
+
+impl Bounce {
+    fn new(bytes: u64) -> Bounce {
+        let memory = vec![0; bytes as usize + BOUNCE_ALIGN_BYTES];
+        let skip = memory.as_ptr().align_offset(BOUNCE_ALIGN_BYTES);
+        Bounce { memory, skip }
+    }
+
+    fn len(&self) -> u64 {
+        (self.memory.len() - BOUNCE_ALIGN_BYTES) as u64
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        self.memory[self.skip..].as_mut_ptr()
+    }
+
+    /// Copies all of `part`; false if its memory faults.
+    fn take(&mut self, part: SegmentIter<'_>) -> bool {
+        assert!(part.left() <= self.len());
+        let mut at = self.base();
+        for piece in part {
+            // SAFETY: the buffer has room for all of the part; the source is the caller's promise.
+            unsafe {
+                if crate::cache::copy::copy(at, piece.base(), piece.len()) > 0 {
+                    return false;
+                }
+                at = at.add(piece.len());
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,242 @@
+//! A ring with registered files and buffers, for the direct requests of one thread.
+//!
+//! What is registered, the kernel looks up once instead of for each request: a file's reference, a
+//! buffer's pages. Files are registered for as long as their requests are under way, regions of
+//! buffers for as long as the ring lives; what can't be registered, for want of room or of locked
+//! memory (`RLIMIT_MEMLOCK`), is used all the same.
+//!
+//! - **X1** What a request refers to, its memory, its array of segments and its descriptor, stays
+//!   until the request was reaped; the caller sees to that. A failed submission changes nothing: the
+//!   kernel may have seen any part of what was queued, and nothing of it is taken back.
+//! - **X2** A region that is registered stays mapped: the ring has a count of it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::buffers::{Region, RegionId};
+use crate::io::backend::descriptors::SEGMENTS_MAX;
+use crate::io::backend::uring::{clipped, iovecs, new_ring, outcome};
+use crate::io::request::{Direction, Transfer};
+use crate::io::segment::Front;
+
+const FILES_MAX: usize = 32;
+const REGIONS_MAX: usize = 1024;
+
+/// A request's number, and what became of it.
+pub(crate) type Ended = (u32, io::Result<usize>);
+
+pub(crate) struct FixedRing {
+    ring: IoUring,
+    /// The descriptors that are registered, each by its index.
+    files: Vec<RawFd>,
+    can_register_files: bool,
+    regions: Vec<Registered>,
+    can_register_regions: bool,
+    pub(crate) registered_bytes: u64,
+    pub(crate) refused_bytes: u64,
+    /// Of the region looked up last.
+    last: usize,
+}
+
+/// A region, by its index; `None` of those that the kernel would not register.
+struct Registered {
+    id: RegionId,
+    region: Option<Arc<Region>>,
+}
+
+impl FixedRing {
+    pub(crate) fn new(depth: u32) -> io::Result<FixedRing> {
+        let ring = new_ring(depth.next_power_of_two())?;
+        let can_register_files = ring.submitter().register_files_sparse(FILES_MAX as u32).is_ok();
+        let can_register_regions =
+            ring.submitter().register_buffers_sparse(REGIONS_MAX as u32).is_ok();
+        Ok(FixedRing {
+            ring,
+            files: Vec::with_capacity(FILES_MAX),
+            can_register_files,
+            regions: Vec::new(),
+            can_register_regions,
+            registered_bytes: 0,
+            refused_bytes: 0,
+            last: 0,
+        })
+    }
+
+    /// Queues a transfer that will be known by `number`. There is room: no more may be under way than
+    /// the ring was made for.
+    ///
+    /// # Safety
+    ///
+    /// X1, for the transfer's memory and `fd`; `region`, if there is one, holds all of the memory, and
+    /// a buffer of it is alive.
+    pub(crate) unsafe fn push(
+        &mut self,
+        number: u32,
+        fd: RawFd,
+        flags: i32,
+        transfer: &Transfer<'_>,
+        region: Option<RegionId>,
+    ) {
+        let (fd, fixed) = match self.file_index(fd) {
+            Some(index) => (types::Fd(index as RawFd), squeue::Flags::FIXED_FILE),
+            None => (types::Fd(fd), squeue::Flags::empty()),
+        };
+        // SAFETY: the caller's promise.
+        let buffer = region.and_then(|id| unsafe { self.region_index(id) });
+        let entry = entry(fd, flags, transfer, buffer).flags(fixed).user_data(number.into());
+        // SAFETY: X1.
+        unsafe { self.ring.submission().push(&entry) }.expect("room for all");
+    }
+
+    /// Submits what is queued, waits until `min` requests have ended, and tells of all that have.
+    pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<Ended>) {
+        let before = ended.len();
+        loop {
+            // An error says that submitting or waiting was interrupted, or that memory was short for
+            // a moment: what is queued or under way stays so (X1).
+            let _ = self.ring.submit_and_wait(min);
+            let completions = self.ring.completion();
+            ended.extend(completions.map(|done| (done.user_data() as u32, outcome(done.result()))));
+            if ended.len() - before >= min {
+                return;
+            }
+        }
+    }
+
+    /// Forgets the files; none of their requests may be under way.
+    pub(crate) fn release_files(&mut self) {
+        if !self.files.is_empty() {
+            let none = [-1; FILES_MAX];
+            let _ = self.ring.submitter().register_files_update(0, &none[..self.files.len()]);
+            self.files.clear();
+        }
+    }
+
+    #[inline]
+    fn file_index(&mut self, fd: RawFd) -> Option<usize> {
+        let known = self.files.iter().position(|&known| known == fd);
+        if known.is_some() || !self.can_register_files || self.files.len() == FILES_MAX {
+            return known;
+        }
+        let index = self.files.len();
+        match self.ring.submitter().register_files_update(index as u32, &[fd]) {
+            Ok(_) => self.files.push(fd),
+            Err(_) => return None,
+        }
+        Some(index)
+    }
+
+    /// # Safety
+    ///
+    /// A buffer of the region must be alive.
+    #[inline]
+    unsafe fn region_index(&mut self, id: RegionId) -> Option<u16> {
+        if self.regions.get(self.last).is_none_or(|known| known.id != id) {
+            self.last = match self.regions.iter().position(|known| known.id == id) {
+                Some(known) => known,
+                // SAFETY: the caller's promise.
+                None => unsafe { self.register(id)? },
+            };
+        }
+        self.regions[self.last].region.is_some().then_some(self.last as u16)
+    }
+
+    /// # Safety
+    ///
+    /// As for [`FixedRing::region_index`].
+    #[cold]
+    unsafe fn register(&mut self, id: RegionId) -> Option<usize> {
+        if !self.can_register_regions {
+            return None;
+        }
+        // The place of a region that only the ring still has: nothing of it can be under way.
+        let is_free = |known: &Registered| {
+            known.region.as_ref().is_none_or(|region| Arc::strong_count(region) == 1)
+        };
+        let place = match self.regions.len() {
+            REGIONS_MAX => self.regions.iter().position(is_free)?,
+            len => len,
+        };
+        // SAFETY: the caller's promise.
+        let region = unsafe { id.region() };
+        let bytes = region.len() as u64;
+        // SAFETY: X2: the region is kept for as long as it is registered.
+        let registered = unsafe {
+            let iovec = [region.as_iovec()];
+            self.ring.submitter().register_buffers_update(place as u32, &iovec, None)
+        };
+        let region = match registered {
+            Ok(()) => {
+                self.registered_bytes += bytes;
+                Some(region)
+            }
+            Err(_) => {
+                self.refused_bytes += bytes;
+                None
+            }
+        };
+        let entry = Registered { id, region };
+        match self.regions.get_mut(place) {
+            Some(known) => {
+                let old = std::mem::replace(known, entry);
+                self.registered_bytes -= old.region.map_or(0, |region| region.len() as u64);
+            }
+            None => self.regions.push(entry),
+        }
+        Some(place)
+    }
+}
+
+fn entry(fd: types::Fd, flags: i32, transfer: &Transfer<'_>, buffer: Option<u16>) -> squeue::Entry {
+    let offset = transfer.offset;
+    match (transfer.direction, transfer.segments.front(SEGMENTS_MAX), buffer) {
+        (Direction::Read, Front::One(piece), Some(index)) => {
+            let read = opcode::ReadFixed::new(fd, piece.base(), clipped(piece), index);
+            read.offset(offset).build()
+        }
+        (Direction::Read, Front::One(piece), None) => {
+            opcode::Read::new(fd, piece.base(), clipped(piece)).offset(offset).build()
+        }
+        (Direction::Read, Front::Many(pieces), Some(index)) if has_vectored_fixed() => {
+            let (iovecs, count) = iovecs(pieces);
+            opcode::ReadvFixed::new(fd, iovecs, count, index).offset(offset).build()
+        }
+        (Direction::Read, Front::Many(pieces), _) => {
+            let (iovecs, count) = iovecs(pieces);
+            opcode::Readv::new(fd, iovecs, count).offset(offset).build()
+        }
+        (Direction::Write, Front::One(piece), Some(index)) => {
+            let write = opcode::WriteFixed::new(fd, piece.base(), clipped(piece), index);
+            write.offset(offset).rw_flags(flags).build()
+        }
+        (Direction::Write, Front::One(piece), None) => {
+            let write = opcode::Write::new(fd, piece.base(), clipped(piece));
+            write.offset(offset).rw_flags(flags).build()
+        }
+        (Direction::Write, Front::Many(pieces), Some(index)) if has_vectored_fixed() => {
+            let (iovecs, count) = iovecs(pieces);
+            let write = opcode::WritevFixed::new(fd, iovecs, count, index);
+            write.offset(offset).rw_flags(flags).build()
+        }
+        (Direction::Write, Front::Many(pieces), _) => {
+            let (iovecs, count) = iovecs(pieces);
+            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
+        }
+    }
+}
+
+/// Whether the kernel has READV_FIXED and WRITEV_FIXED (Linux 6.15): asked once.
+fn has_vectored_fixed() -> bool {
+    static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *HAS.get_or_init(|| {
+        let mut probe = io_uring::Probe::new();
+        let Ok(ring) = IoUring::new(2) else { return false };
+        ring.submitter().register_probe(&mut probe).is_ok()
+            && probe.is_supported(opcode::ReadvFixed::CODE)
+            && probe.is_supported(opcode::WritevFixed::CODE)
+    })
+}

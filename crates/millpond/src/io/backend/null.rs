@@ -1,0 +1,112 @@
+//! A back end that completes at once and moves no bytes: what is left is the cost of the way there.
+//!
+//! Like the kernel's null block device, after which the figures of S2 were taken. A file has the
+//! length that it had when it was opened; reads leave the caller's memory as it is, and writes are
+//! taken and forgotten.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::{Arc, OnceLock};
+
+use crate::io::backend::{Alignment, BackingFile, Seek, memory};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
+
+/// What direct I/O to it must be aligned to: as for a device with small blocks.
+const ALIGNMENT: Alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
+
+pub(crate) struct NullFile {
+    len: AtomicU64,
+    /// Keeps the inode, by which the registry knows the file, from being another file's.
+    inode: OnceLock<OwnedFd>,
+}
+
+impl NullFile {
+    pub(crate) fn new(len: u64) -> NullFile {
+        NullFile { len: AtomicU64::new(len), inode: OnceLock::new() }
+    }
+
+    fn moved(&self, transfer: &Transfer<'_>) -> usize {
+        let asked = transfer.segments.left();
+        match transfer.direction {
+            Direction::Read => {
+                asked.min(self.len.load(Acquire).saturating_sub(transfer.offset)) as usize
+            }
+            Direction::Write => {
+                let end = transfer.offset + asked;
+                if self.len.load(Acquire) < end {
+                    self.len.fetch_max(end, AcqRel);
+                }
+                asked as usize
+            }
+        }
+    }
+}
+
+impl BackingFile for NullFile {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        for transfer in batch {
+            transfer.set(Ok(self.moved(transfer)));
+        }
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        let outcome = self.moved(&Transfer::new(Direction::Read, read.offset, &*read.segments));
+        (read.done)(Ok(outcome));
+        Ok(())
+    }
+
+    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+        Ok(self.inode.set(fd).err())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.len.load(Acquire))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.len.store(len, std::sync::atomic::Ordering::Release);
+        Ok(())
+    }
+
+    fn punch(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn zero(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        if !keep_size {
+            self.len.fetch_max(offset.saturating_add(len), AcqRel);
+        }
+        Ok(())
+    }
+
+    /// All is data.
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        Ok(memory::seek(self.len.load(Acquire), offset, to))
+    }
+
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn permits(&self, _writing: bool) -> bool {
+        true
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    fn attach_direct(&self, _fd: BorrowedFd<'_>, _read: bool, _write: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn direct_alignment(&self) -> Alignment {
+        ALIGNMENT
+    }
+}

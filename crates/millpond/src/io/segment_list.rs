@@ -1,0 +1,297 @@
+//! Lists of segments, as the public API makes them.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::marker::PhantomData;
+
+use crate::buffers::{Buffer, RegionId};
+use crate::io::segment::{Misalignment, Segment, SegmentIter};
+
+/// What may be done with the memory of a [`SegmentList`]: [`Const`] or [`Mut`].
+pub trait Access: sealed::Sealed {
+    /// Whether the memory may be written.
+    const IS_MUT: bool;
+}
+
+/// The memory is read: it is written to a file.
+#[derive(Debug, Clone, Copy)]
+pub enum Const {}
+
+/// The memory may be written, too: a file can be read into it.
+#[derive(Debug, Clone, Copy)]
+pub enum Mut {}
+
+impl Access for Const {
+    const IS_MUT: bool = false;
+}
+
+impl Access for Mut {
+    const IS_MUT: bool = true;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Const {}
+    impl Sealed for super::Mut {}
+}
+
+/// Pieces of memory that one request reads into or writes from, in turn.
+///
+/// A list borrows the caller's slices, or owns [`Buffer`]s; it is made once and serves any number of
+/// requests. Nothing is copied on the way to the device, neither bytes nor slices, and a request
+/// costs the same however many segments it has (after the kernel's requests that borrow their
+/// vectors, Linux 5.12). Slices of no length are dropped here; only a list that has some is copied
+/// for that.
+///
+/// The memory can't be used otherwise, nor given up, while a request has the list:
+///
+/// ```compile_fail,E0505
+/// use millpond::{Request, SegmentList};
+/// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline) {
+/// let mut memory = vec![0; 4096];
+/// let mut first = Some(Request::read(file, SegmentList::from_slice_mut(&mut memory), 0));
+/// drop(memory); // borrowed by the request
+/// pipeline.run(|_done| first.take());
+/// # }
+/// ```
+///
+/// Nor does shared memory make a list that can be read into:
+///
+/// ```compile_fail,E0308
+/// use millpond::{Request, SegmentList};
+/// # fn demo(file: &millpond::File) {
+/// let memory = vec![0; 4096];
+/// let request = Request::read(file, SegmentList::from_slice(&memory), 0);
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SegmentList<'a, A: Access = Const> {
+    raw: RawList<'a>,
+    access: PhantomData<A>,
+}
+
+/// A list without its type's promise of what may be done with the memory.
+#[derive(Debug)]
+pub(crate) struct RawList<'a> {
+    segments: Storage<'a>,
+    total: u64,
+    misalignment: Misalignment,
+    /// Where all of the memory is one region that may be registered.
+    region: Option<RegionId>,
+    /// What the list owns.
+    buffers: Vec<Buffer>,
+}
+
+enum Storage<'a> {
+    One([Segment<'a>; 1]),
+    Borrowed(&'a [Segment<'a>]),
+    Owned(Box<[Segment<'a>]>),
+}
+
+impl std::fmt::Debug for Storage<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.as_slice().iter().map(Segment::len)).finish()
+    }
+}
+
+impl<'a> Storage<'a> {
+    #[inline]
+    fn as_slice(&self) -> &[Segment<'a>] {
+        match self {
+            Storage::One(segment) => segment,
+            Storage::Borrowed(segments) => segments,
+            Storage::Owned(segments) => segments,
+        }
+    }
+}
+
+impl<'a> RawList<'a> {
+    fn new(segments: Storage<'a>, region: Option<RegionId>, buffers: Vec<Buffer>) -> RawList<'a> {
+        let list = segments.as_slice();
+        // Slices that exist at once can't be longer than the address space together; iovecs may
+        // lie, and are refused for their length then.
+        let total = list.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.len() as u64));
+        let misalignment = Misalignment::of(list);
+        RawList { segments, total, misalignment, region, buffers }
+    }
+
+    #[inline]
+    fn one(segment: Segment<'a>, region: Option<RegionId>) -> RawList<'a> {
+        let segments = [segment];
+        let misalignment = Misalignment::of(&segments);
+        let total = segment.len() as u64;
+        let segments = Storage::One(segments);
+        RawList { segments, total, misalignment, region, buffers: Vec::new() }
+    }
+
+    /// The segments of an array of `iovec`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Segment::new`], for each of them.
+    pub(crate) unsafe fn from_iovecs(iovecs: &'a [libc::iovec]) -> RawList<'a> {
+        // SAFETY: Segment is a transparent iovec.
+        let segments: &'a [Segment<'a>] =
+            unsafe { std::slice::from_raw_parts(iovecs.as_ptr().cast(), iovecs.len()) };
+        let segments = if segments.iter().all(|segment| segment.len() > 0) {
+            Storage::Borrowed(segments)
+        } else {
+            let kept = segments.iter().filter(|segment| segment.len() > 0);
+            Storage::Owned(kept.copied().collect())
+        };
+        RawList::new(segments, None, Vec::new())
+    }
+
+    #[inline]
+    pub(crate) fn iter(&self) -> SegmentIter<'_> {
+        SegmentIter::new(self.segments.as_slice(), self.total, self.misalignment)
+    }
+
+    #[inline]
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(crate) fn into_buffers(self) -> Vec<Buffer> {
+        self.buffers
+    }
+
+    pub(crate) fn region(&self) -> Option<RegionId> {
+        self.region
+    }
+
+    pub(crate) fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        // SAFETY: the memory is valid for `'a`, and nobody writes it while the list is borrowed: it
+        // is shared, or ours.
+        self.iter().map(|piece| unsafe { std::slice::from_raw_parts(piece.base(), piece.len()) })
+    }
+
+    /// # Safety
+    ///
+    /// The list must have been made with access [`Mut`].
+    pub(crate) unsafe fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        // SAFETY: as in `slices`; exclusively ours, by the caller's promise, and segments of
+        // exclusive slices do not overlap.
+        let slice = |piece: Segment<'_>| unsafe {
+            std::slice::from_raw_parts_mut(piece.base(), piece.len())
+        };
+        self.iter().map(slice)
+    }
+}
+
+impl<'a> SegmentList<'a, Const> {
+    /// One piece of memory to write from.
+    #[must_use]
+    pub fn from_slice(memory: &'a [u8]) -> Self {
+        // SAFETY: valid for `'a`; a list with this access is only read from.
+        let segment = unsafe { Segment::new(memory.as_ptr().cast_mut(), memory.len()) };
+        SegmentList { raw: RawList::one(segment, None), access: PhantomData }
+    }
+
+    /// Several pieces of memory to write from.
+    #[must_use]
+    pub fn from_io_slices(slices: &'a [IoSlice<'a>]) -> Self {
+        // SAFETY: IoSlice is laid out like iovec, by its documentation, and valid for reads.
+        let raw = unsafe {
+            let iovecs = std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len());
+            RawList::from_iovecs(iovecs)
+        };
+        SegmentList { raw, access: PhantomData }
+    }
+}
+
+impl<'a> SegmentList<'a, Mut> {
+    /// One piece of memory to read into.
+    #[must_use]
+    pub fn from_slice_mut(memory: &'a mut [u8]) -> Self {
+        // SAFETY: exclusively the list's for `'a`.
+        let segment = unsafe { Segment::new(memory.as_mut_ptr(), memory.len()) };
+        SegmentList { raw: RawList::one(segment, None), access: PhantomData }
+    }
+
+    /// Several pieces of memory to read into.
+    #[must_use]
+    pub fn from_io_slices_mut(slices: &'a mut [IoSliceMut<'_>]) -> Self {
+        // SAFETY: IoSliceMut is laid out like iovec, by its documentation; the slices, and their
+        // memory, are exclusively the list's for `'a`.
+        let raw = unsafe {
+            let iovecs = std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len());
+            RawList::from_iovecs(iovecs)
+        };
+        SegmentList { raw, access: PhantomData }
+    }
+
+    /// One buffer, borrowed.
+    #[must_use]
+    pub fn from_buffer_mut(buffer: &'a mut Buffer) -> Self {
+        let region = Some(buffer.region_id());
+        // SAFETY: exclusively the list's for `'a`.
+        let segment = unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) };
+        SegmentList { raw: RawList::one(segment, region), access: PhantomData }
+    }
+
+    /// The pieces, in turn, to be changed.
+    pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        // SAFETY: the access is Mut.
+        unsafe { self.raw.slices_mut() }
+    }
+}
+
+impl SegmentList<'static, Mut> {
+    /// Buffers that the list owns; [`SegmentList::into_buffers`] gives them back. Requests of
+    /// buffers that come from one region ([`Buffer::same_region`]) are the fastest.
+    #[must_use]
+    pub fn from_buffers(mut buffers: Vec<Buffer>) -> Self {
+        let region = buffers.first().map(Buffer::region_id);
+        let region = region.filter(|&id| buffers.iter().all(|buffer| buffer.region_id() == id));
+        // SAFETY: the list has the buffers, whose memory stays where it is when they are moved.
+        let segments: Vec<Segment<'static>> = (buffers.iter_mut())
+            .map(|buffer| unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) })
+            .collect();
+        let segments = match <[Segment<'static>; 1]>::try_from(segments) {
+            Ok(one) => Storage::One(one),
+            Err(many) => Storage::Owned(many.into_boxed_slice()),
+        };
+        SegmentList { raw: RawList::new(segments, region, buffers), access: PhantomData }
+    }
+}
+
+impl<'a, A: Access> SegmentList<'a, A> {
+    /// The number of bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.raw.total
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.raw.total == 0
+    }
+
+    /// The number of segments.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.raw.segments.as_slice().len()
+    }
+
+    /// The pieces, in turn.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.raw.slices()
+    }
+
+    /// The buffers that the list owns; none if it borrows.
+    #[must_use]
+    pub fn into_buffers(self) -> Vec<Buffer> {
+        self.raw.buffers
+    }
+
+    pub(crate) fn into_raw(self) -> RawList<'a> {
+        self.raw
+    }
+}
+
+impl<'a> From<SegmentList<'a, Mut>> for SegmentList<'a, Const> {
+    fn from(list: SegmentList<'a, Mut>) -> Self {
+        SegmentList { raw: list.raw, access: PhantomData }
+    }
+}

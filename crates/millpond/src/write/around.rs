@@ -1,0 +1,176 @@
+//! Writes past the cache.
+//!
+//! All cached pages of the range are hidden first and dropped in the end, so readers see the old
+//! bytes or the new ones; what a failed write did not overwrite is shown again where it is needed.
+//! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for who has
+//! several such writes under way at once.
+
+use std::io;
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::table::{Held, PageIndex};
+use crate::cached::CachedFile;
+use crate::error::{Op, Result};
+use crate::options::WriteMode;
+use crate::sync::fence;
+use crate::write::Write;
+use crate::writeback;
+
+impl Write<'_> {
+    /// A write past the cache. None of its pages stays cached.
+    pub(super) fn around(&self) -> Result<usize> {
+        let failed_syncs = self.begin_around()?;
+        let (moved, error) = self.transfer(self.src);
+        self.end_around(moved, error, failed_syncs)
+    }
+
+    /// Hides the pages; nothing is on its way to the back end then. Returns what
+    /// [`Write::end_around`] is to be told.
+    pub(crate) fn begin_around(&self) -> Result<u64> {
+        let file = self.file;
+        // Nobody dirties the pages again: the guard is ours.
+        if file.is_kept() {
+            // Else a keeper could put an old page in the middle of what is written here.
+            writeback::write_back(file, self.first, self.last, Op::Write)?;
+        }
+        for page in [self.first, self.last] {
+            if self.keeps_rest(page) {
+                writeback::write_back(file, page, page, Op::Write)?;
+            }
+        }
+        hide_pages(file, self.first, self.last);
+        writeback::await_ends(file, self.first, self.last);
+        Ok(file.writeback.failed_syncs())
+    }
+
+    /// Notes what the back end did of it.
+    pub(crate) fn end_around(
+        &self,
+        moved: u64,
+        error: Option<io::Error>,
+        failed_syncs: u64,
+    ) -> Result<usize> {
+        let file = self.file;
+        file.cache().counters.bytes_passed.add(moved);
+        let end = self.acknowledged(moved);
+        let size = match file.write_mode() {
+            WriteMode::Through => self.size_after(moved),
+            WriteMode::Back => self.size_trimmed(moved, end),
+        };
+        if size > self.size {
+            file.set_size(size);
+        }
+        if !self.durable && moved > 0 {
+            writeback::passed(file, self.first, self.last, false, failed_syncs);
+        }
+        self.drop_or_show(end);
+        self.result(end - self.offset, error)
+    }
+
+    /// Up to where a write past the cache counts: a page that is not durable yet is overwritten
+    /// whole, or stays as it was.
+    pub(super) fn acknowledged(&self, moved: u64) -> u64 {
+        let end = self.offset + moved;
+        let page = self.file.page_of(end);
+        let word = self.file.core().hold(self.file.cache(), page, false);
+        match word.map(|held| held.word(page).load()) {
+            Ok(seen) if moved < self.len && (seen.is_dirty() || seen.is_unstable()) => {
+                self.file.start_of(page).max(self.offset)
+            }
+            _ => end,
+        }
+    }
+
+    /// The size after a write past the cache, in mode Back, of which `moved` bytes were acknowledged
+    /// and those before `end` count. The back end may have kept more, and its file is never longer
+    /// than ours: that is cut off, or else counts.
+    pub(super) fn size_trimmed(&self, moved: u64, end: u64) -> u64 {
+        let size = if end > self.offset { self.size.max(end) } else { self.size };
+        let end = self.offset + self.len;
+        // Within the file, the guard does not keep others from moving its end; and nothing was kept
+        // beyond.
+        if moved == self.len || end <= self.size {
+            return size;
+        }
+        match self.file.backing.len() {
+            // Not left there: the next write beyond it would have what was kept come back.
+            Ok(kept) if kept > size && self.file.backing.set_len(size).is_err() => kept.min(end),
+            _ => size,
+        }
+    }
+
+    /// Makes the hidden pages EMPTY that the back end has new bytes of up to `end`, and those that
+    /// are clean; shows others again. One that is UNSTABLE and was not overwritten whole is DIRTY
+    /// then: a device that failed may have lost what no sync has covered, and this is the only copy.
+    pub(super) fn drop_or_show(&self, end: u64) {
+        let file = self.file;
+        let class = Class::page(file.core().page_shift);
+        let shown = Shown { referenced: true, ..Shown::default() };
+        file.core().for_each_page(file.cache(), self.first, self.last, &mut |held, page, word| {
+            let seen = word.load();
+            if seen.state() != State::Hidden {
+                return;
+            }
+            let written = self.part(page).1 <= end;
+            if !written && (seen.is_dirty() || seen.is_unstable()) {
+                if !seen.is_dirty() {
+                    file.commit(std::iter::once((page, seen.frame())), None);
+                }
+                let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
+                file.cache().ledger.note(change, file.core().page_bytes());
+                word.wake(change.sleepers());
+                writeback::dirtied(file, page, page);
+                return;
+            }
+            drop_hidden(file, held, word);
+            if seen.frame() != FrameIndex::NONE {
+                file.cache().discarded(seen.frame(), class);
+            }
+        });
+    }
+}
+
+/// Hides the READY pages from `first` to `last`, and fences. Caller: exclusive guard.
+pub(crate) fn hide_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    let core = file.core();
+    let mut hidden = false;
+    core.for_each_page(file.cache(), first, last, &mut |held, _, word| {
+        if word.load().is_ready() {
+            hidden = true;
+            held.occupy();
+            let was = word.hide(&core.epoch);
+            // Evicted between the look and the hiding: the page's own hold is gone with it.
+            if was.is_ready() {
+                held.vacated();
+            }
+        }
+    });
+    // Where nothing was cached, there is nothing old to be found by who learns of what follows.
+    if hidden {
+        fence(SeqCst);
+    }
+}
+
+/// Makes the HIDDEN pages from `first` to `last` EMPTY. Caller: who hid them.
+pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    let class = Class::page(file.core().page_shift);
+    file.core().for_each_page(file.cache(), first, last, &mut |held, _, word| {
+        let seen = word.load();
+        if seen.state() == State::Hidden {
+            drop_hidden(file, held, word);
+            if seen.frame() != FrameIndex::NONE {
+                file.cache().discarded(seen.frame(), class);
+            }
+        }
+    });
+}
+
+/// Makes a HIDDEN page EMPTY. Caller: who hid it, and who frees its frame.
+pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
+    let change = word.drop_hidden();
+    file.cache().ledger.note(change, file.core().page_bytes());
+    word.wake(change.sleepers());
+    held.vacated();
+}

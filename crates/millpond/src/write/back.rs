@@ -1,0 +1,191 @@
+//! Writes that stay in the cache and are written back later.
+//!
+//! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
+//! before the first page is seen, so that nothing is missing from then on.
+
+use std::sync::atomic::Ordering::Acquire;
+
+use crate::cache::copy;
+use crate::cache::fill::Leaves;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::space;
+use crate::sync::fence;
+use crate::write::{CHUNK_PAGES, Write};
+use crate::writeback;
+
+/// How often a write has others written back to get one frame.
+const RELIEVED_MAX: usize = 3;
+
+impl Write<'_> {
+    /// A write into the cache, which is written back later. False: it must go to the back end now.
+    pub(super) fn back(&self, pages: usize) -> Result<bool> {
+        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
+        let fresh = &mut fresh[..pages];
+        let (start, end) = (self.file.start_of(self.first), self.offset + self.len);
+        let end = end.next_multiple_of(self.file.core().page_bytes() as u64);
+        if !self.file.keep() {
+            self.file.stay_through();
+            return Ok(false);
+        }
+        if !space::reserve(self.file, start, end, self.size) || !self.occupy(pages) {
+            return Ok(false);
+        }
+        let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
+        if !matches!(built, Ok(true)) {
+            self.free(fresh);
+            self.vacate(pages);
+            return built;
+        }
+        self.install(fresh, self.len, self.size.max(self.offset + self.len), true);
+        Ok(true)
+    }
+
+    /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
+    /// be seen; false if there is no memory for the tables.
+    pub(super) fn occupy(&self, pages: usize) -> bool {
+        let mut leaves = Leaves::new(self.file);
+        for (done, page) in (self.first..).take(pages).enumerate() {
+            match leaves.hold(page, true) {
+                Ok(held) => held.occupy(),
+                Err(_) => {
+                    self.vacate(done);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    pub(super) fn vacate(&self, pages: usize) {
+        let mut leaves = Leaves::new(self.file);
+        for page in (self.first..).take(pages) {
+            leaves.hold(page, false).expect("held for the page").vacated();
+        }
+    }
+
+    /// Builds the new contents of all pages, each in a fresh frame; false if that can't be done.
+    pub(super) fn build_whole(&self, fresh: &mut [FrameIndex]) -> Result<bool> {
+        let file = self.file;
+        let class = Class::page(file.core().page_shift);
+        for slot in fresh.iter_mut() {
+            let Some(frame) = self.take_frame(class) else { return Ok(false) };
+            *slot = frame;
+        }
+        let edges = [(0, self.first), (fresh.len() - 1, self.last)];
+        let edges = &edges[..edges.len().min(fresh.len())];
+        let mut missing = Vec::new();
+        for &(at, page) in edges {
+            let (from, to) = self.part(page);
+            let start = file.start_of(page);
+            let end = start + file.core().page_bytes() as u64;
+            if self.keeps_rest(page) {
+                if !self.copy_old(page, fresh[at]) {
+                    missing.push((page, fresh[at]));
+                }
+            } else {
+                let bytes = file.cache().frames.bytes(fresh[at]);
+                // SAFETY: within our frame.
+                unsafe {
+                    copy::zero(bytes, (from - start) as usize);
+                    copy::zero(bytes.add((to - start) as usize), (end - to) as usize);
+                }
+            }
+        }
+        if !self.read_old(&missing)? {
+            return Ok(false);
+        }
+        for (page, &frame) in (self.first..).zip(&*fresh) {
+            self.copy_new(page, frame)?;
+        }
+        Ok(true)
+    }
+
+    /// A free frame, written back for if need be.
+    pub(super) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        for _ in 0..RELIEVED_MAX {
+            if let Some(frame) = self.file.cache().take_frame(class) {
+                return Some(frame);
+            }
+            if !writeback::relieve(self.file) {
+                break;
+            }
+        }
+        self.file.cache().take_frame(class)
+    }
+
+    /// Copies a page as it is cached; false if it is not, or not for long enough.
+    pub(super) fn copy_old(&self, page: PageIndex, fresh: FrameIndex) -> bool {
+        let frames = &self.file.cache().frames;
+        let Ok(held) = self.file.core().hold(self.file.cache(), page, false) else { return false };
+        let word = held.word(page);
+        let seen = word.load();
+        if !seen.is_ready() {
+            return false;
+        }
+        // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
+        // evicted and reused meanwhile, which is looked for below.
+        unsafe {
+            let page_bytes = self.file.core().page_bytes();
+            let _ = copy::copy(frames.bytes(fresh), frames.bytes(seen.frame()), page_bytes);
+        }
+        // Pairs with the release of who took the frame away.
+        fence(Acquire);
+        word.is_unchanged(seen)
+    }
+
+    /// Reads pages from the back end, all at once; false if that can't be done.
+    pub(super) fn read_old(&self, pages: &[(PageIndex, FrameIndex)]) -> Result<bool> {
+        let file = self.file;
+        if pages.is_empty() {
+            return Ok(true);
+        }
+        if !file.backing.permits(false) {
+            return Ok(false);
+        }
+        let page_bytes = file.core().page_bytes();
+        let frames = &file.cache().frames;
+        // SAFETY: the frames are ours until they are shown.
+        let segments: Vec<_> = pages
+            .iter()
+            .map(|&(_, frame)| unsafe { [Segment::new(frames.bytes(frame), page_bytes)] })
+            .collect();
+        let mut batch: Vec<_> = (pages.iter().zip(&segments))
+            .map(|(&(page, _), segment)| {
+                Transfer::new(Direction::Read, file.start_of(page), segment)
+            })
+            .collect();
+        request::run(&*file.backing, &mut batch);
+        for (transfer, &(_, frame)) in batch.into_iter().zip(pages) {
+            let valid = (self.size - transfer.offset).min(page_bytes as u64);
+            if let Some(error) = transfer.error {
+                return Err(Error::io(Op::Write, transfer.offset, page_bytes as u64, error));
+            }
+            if transfer.moved < valid {
+                // Somebody else cut the file: the kernel decides what the write means now.
+                return Ok(false);
+            }
+            // SAFETY: the rest of our frame. W5: nothing but zeros beyond the size.
+            unsafe {
+                let bytes = frames.bytes(frame);
+                copy::zero(bytes.add(valid as usize), page_bytes - valid as usize);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the back end extend the file up to the first page of a write beyond its end, so that
+    /// what lies between is there to be read (B1 of write-back). False if it refuses.
+    pub(super) fn close_gap(&self) -> Result<bool> {
+        let start = self.file.start_of(self.first);
+        if self.size < start {
+            let extended = self.file.backing.set_len(start).is_ok();
+            writeback::passed_metadata(self.file);
+            return Ok(extended);
+        }
+        Ok(true)
+    }
+}

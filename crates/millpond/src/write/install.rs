@@ -1,0 +1,167 @@
+//! Putting the pages of a write in place together.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::cache::evict::Arrival;
+use crate::cache::fill::Leaves;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{PageWord, Shown, State, Word};
+use crate::sync::fence;
+use crate::write::{CHUNK_PAGES, Write};
+use crate::writeback;
+
+impl Write<'_> {
+    /// Puts the pages that were taken in place together, and drops the others.
+    pub(super) fn install(&self, fresh: &[FrameIndex], moved: u64, size: u64, dirty: bool) {
+        if let [frame] = fresh
+            && size == self.size
+            && moved == self.len
+            && *frame != FrameIndex::NONE
+            && self.replace(*frame, dirty)
+        {
+            if dirty {
+                self.vacate(1);
+            }
+            return;
+        }
+        let core = self.file.core();
+        let cache = self.file.cache();
+        let class = Class::page(core.page_shift);
+        let shown = Shown { referenced: true, marker: false, dirty };
+        let mut leaves = Leaves::new(self.file);
+        let mut old = [FrameIndex::NONE; CHUNK_PAGES];
+        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
+            let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
+            let word = held.word(page);
+            if frame == FrameIndex::NONE && word.load().state() == State::Empty {
+                continue;
+            }
+            // A write that is dirty has done so before.
+            if !dirty {
+                held.occupy();
+            }
+            let was = word.hide(&core.epoch);
+            if was.is_ready() {
+                held.vacated();
+                *old = was.frame();
+            }
+        }
+        // After the hiding RMWs and before anything that tells of the write: a reader that learns
+        // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
+        fence(SeqCst);
+        if dirty {
+            let pages = (self.first..).zip(fresh.iter().copied());
+            self.file.commit(pages, (size != self.size).then_some(size));
+        }
+        if size != self.size {
+            self.file.set_size(size);
+        }
+        for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
+            let Ok(held) = leaves.hold(page, false) else {
+                if frame != FrameIndex::NONE {
+                    cache.frames.free(frame, class);
+                }
+                continue;
+            };
+            let word = held.word(page);
+            if word.load().state() != State::Hidden {
+                // Had no leaf in the first pass, and was not hidden.
+                if frame != FrameIndex::NONE {
+                    cache.frames.free(frame, class);
+                }
+                continue;
+            }
+            let acknowledged = self.part(page).1 <= self.offset + moved;
+            if frame != FrameIndex::NONE && acknowledged {
+                if dirty {
+                    self.supersede(word.load());
+                }
+                let change = word.show(frame, shown);
+                cache.ledger.note(change, core.page_bytes());
+                word.wake(change.sleepers());
+                if old != FrameIndex::NONE {
+                    cache.replaced(old, frame, class);
+                } else {
+                    let arrival = Arrival { frame, core, page, prefetched: false };
+                    cache.arrived(std::iter::once(arrival));
+                }
+            } else {
+                let change = word.drop_hidden();
+                cache.ledger.note(change, core.page_bytes());
+                word.wake(change.sleepers());
+                held.vacated();
+                if old != FrameIndex::NONE {
+                    cache.discarded(old, class);
+                }
+                if frame != FrameIndex::NONE {
+                    cache.frames.free(frame, class);
+                }
+            }
+        }
+        if dirty {
+            writeback::dirtied(self.file, self.first, self.last);
+        }
+    }
+
+    /// A newer content of the page was committed and is about to be shown: from then on the old one
+    /// must not survive alone (K4 of survival).
+    pub(super) fn supersede(&self, seen: Word) {
+        if seen.is_dirty() || seen.is_under_writeback() {
+            self.file.forget_frame(seen.frame());
+        }
+    }
+
+    /// The same of a page that is READY: it may be written back and evicted meanwhile, and the pin
+    /// keeps its frame from being used for another page, whose record this would be (K7).
+    pub(super) fn supersede_ready(&self, word: &PageWord) {
+        let seen = word.load();
+        let owes = seen.is_dirty() || seen.is_under_writeback();
+        if !seen.is_ready() || !owes || !self.file.is_kept() {
+            return;
+        }
+        self.file.cache().frames.meta(seen.frame()).pins.pin();
+        // As in `writeback::claim`.
+        fence(SeqCst);
+        let now = word.load();
+        if now.is_ready() && now.frame() == seen.frame() {
+            self.file.forget_frame(seen.frame());
+        }
+        writeback::unpin(self.file, seen.frame());
+    }
+
+    /// Puts one page in place where it is READY, in one step.
+    pub(super) fn replace(&self, frame: FrameIndex, dirty: bool) -> bool {
+        let core = self.file.core();
+        let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
+        let shown = Shown { referenced: true, marker: false, dirty };
+        let word = held.word(self.first);
+        if !word.load().is_ready() {
+            return false;
+        }
+        if dirty {
+            self.file.commit(std::iter::once((self.first, frame)), None);
+            self.supersede_ready(word);
+        }
+        match word.try_replace(frame, shown, &core.epoch) {
+            Ok(change) => {
+                // After the RMW and before this returns: else two writers that then read each
+                // other's page could both see the old one (model m11).
+                fence(SeqCst);
+                let cache = self.file.cache();
+                cache.ledger.note(change, core.page_bytes());
+                cache.replaced(change.was.frame(), frame, Class::page(core.page_shift));
+                if dirty && !change.was.is_dirty() {
+                    writeback::dirtied(self.file, self.first, self.first);
+                }
+                true
+            }
+            Err(_) => {
+                // Evicted meanwhile, and so clean: the frame is committed anew with its page hidden.
+                if dirty {
+                    self.file.forget_frame(frame);
+                }
+                false
+            }
+        }
+    }
+}

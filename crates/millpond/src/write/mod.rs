@@ -1,0 +1,277 @@
+//! Writes: into the cache, and to the back end, now or later.
+//!
+//! ```text
+//!   exclusive guard over the pages
+//!     back:     space -> build the new frames -> commit, show all DIRTY
+//!     through:  build the new frames -> back end -> show all
+//!     around:   hide all -> wait for write-backs -> back end -> drop all
+//!   -> release
+//! ```
+//!
+//! A write *through* returns after the back end took the bytes, so nothing is lost that the kernel
+//! would keep. Readers see the old bytes until the back end is done, then the new ones, all at once;
+//! a write to one page that leaves the size alone is a single RMW. A write *back* leaves its bytes in
+//! the cache, to be written back later (`writeback`). A write *around* the cache is one of more pages
+//! than are put in place together, one beside pages that wait to be written back, or direct I/O.
+//!
+//! - **W5** A write that moves the end of the file takes its guard from the old end on, so that
+//!   nobody else moves it meanwhile and no fill sees it move.
+
+mod back;
+
+mod through;
+
+mod around;
+
+mod install;
+
+use std::io;
+use std::sync::atomic::Ordering::Acquire;
+
+use millpond_rangelock::Mode;
+
+use crate::cache::copy;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::table::PageIndex;
+use crate::cached::CachedFile;
+use crate::direct::Patience;
+use crate::error::{Error, Op, Result};
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::SegmentIter;
+use crate::options::WriteMode;
+use crate::range_lock::Guard;
+use crate::writeback;
+
+pub(crate) use around::{drop_hidden, drop_pages, hide_pages};
+
+/// Pages that a write puts in place together; longer ones are not cached.
+const CHUNK_PAGES: usize = 256;
+/// From this length on, what is written is not expected to be read soon.
+const AWAY_BYTES_MIN: u64 = 256 << 10;
+
+/// Writes `src` at `offset`; returns how many bytes were taken. `durable`: and makes them so.
+pub(crate) fn write(
+    file: &CachedFile,
+    src: SegmentIter<'_>,
+    offset: u64,
+    durable: bool,
+) -> Result<usize> {
+    let len = src.left();
+    if len == 0 {
+        return Ok(0);
+    }
+    let may_wait = may_wait(file, len)?;
+    let locked = lock_for_write(file, offset, offset + len, Patience::Wait);
+    let (guard, size) = locked.expect("waited for");
+    let moved = write_locked(file, src, offset, size, guard, Durable(durable), may_wait)?;
+    sync_if(file, durable, offset, moved)?;
+    Ok(moved)
+}
+
+/// Writes `src` at the end of the file; returns where, and how many bytes were taken.
+pub(crate) fn append(
+    file: &CachedFile,
+    src: SegmentIter<'_>,
+    durable: bool,
+) -> Result<(u64, usize)> {
+    let len = src.left();
+    let may_wait = may_wait(file, len)?;
+    let appending = file.appending.lock().expect("no panic under the lock");
+    loop {
+        let end = file.core().size.load(Acquire);
+        if len == 0 {
+            return Ok((end, 0));
+        }
+        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
+        }
+        let guard = file.lock(end, end + len, Mode::Exclusive);
+        if file.core().size.load(Acquire) == end {
+            let moved = write_locked(file, src, end, end, guard, Durable(durable), may_wait)?;
+            drop(appending);
+            sync_if(file, durable, end, moved)?;
+            return Ok((end, moved));
+        }
+    }
+}
+
+/// Whether a write may leave its bytes in the cache; waits for room below the dirty limit, while
+/// the caller holds no guard.
+fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
+    if file.write_mode() == WriteMode::Through {
+        return Ok(false);
+    }
+    writeback::throttle(file, len + 2 * file.core().page_bytes() as u64)
+}
+
+/// Ends a durable write of a file whose writes wait in the cache.
+fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: usize) -> Result<()> {
+    if !durable || moved == 0 || file.write_mode() == WriteMode::Through {
+        return Ok(());
+    }
+    let (first, last) = (file.page_of(offset), file.page_of(offset + moved as u64 - 1));
+    writeback::sync(file, first, last, true)
+}
+
+#[derive(Clone, Copy)]
+struct Durable(bool);
+
+/// An exclusive guard for a write, and the size, which cannot change under it if it matters. `None`:
+/// somebody else has a part of the range, and the caller does not want to wait.
+pub(crate) fn lock_for_write(
+    file: &CachedFile,
+    offset: u64,
+    end: u64,
+    patience: Patience,
+) -> Option<(Guard<'_>, u64)> {
+    loop {
+        let size = file.core().size.load(Acquire);
+        let start = if end > size { offset.min(size) } else { offset };
+        let guard = match patience {
+            Patience::Wait => file.lock(start, end, Mode::Exclusive),
+            Patience::Try => file.ranges.try_lock(file.pages(start, end), Mode::Exclusive)?,
+        };
+        let size = file.core().size.load(Acquire);
+        if end <= size || guard.range().start() <= offset.min(size) {
+            return Some((guard, size));
+        }
+    }
+}
+
+fn write_locked(
+    file: &CachedFile,
+    src: SegmentIter<'_>,
+    offset: u64,
+    size: u64,
+    guard: Guard<'_>,
+    Durable(durable): Durable,
+    may_wait: bool,
+) -> Result<usize> {
+    let len = src.left();
+    let write = Write::new(file, src, offset, size, durable);
+    let (first, last) = (write.first, write.last);
+    let fits = last - first < file.chunk_pages(CHUNK_PAGES) as u64;
+    let pages = (last - first + 1) as usize;
+    // Asked again under the guard.
+    let mode = file.write_mode();
+    let moved = if fits && may_wait && mode == WriteMode::Back && write.back(pages)? {
+        Ok(len as usize)
+    } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
+        write.through(pages)
+    } else {
+        write.around()
+    };
+    write.release(guard, &moved)?;
+    moved
+}
+
+/// A write under its guard.
+pub(crate) struct Write<'a> {
+    file: &'a CachedFile,
+    src: SegmentIter<'a>,
+    len: u64,
+    offset: u64,
+    /// Of the file, before the write.
+    size: u64,
+    first: PageIndex,
+    last: PageIndex,
+    durable: bool,
+}
+
+impl<'a> Write<'a> {
+    pub(crate) fn new(
+        file: &'a CachedFile,
+        src: SegmentIter<'a>,
+        offset: u64,
+        size: u64,
+        durable: bool,
+    ) -> Write<'a> {
+        let len = src.left();
+        let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
+        Write { file, src, len, offset, size, first, last, durable }
+    }
+
+    /// Gives up the guard of a write that is over.
+    pub(crate) fn release(&self, guard: Guard<'_>, outcome: &Result<usize>) -> Result<()> {
+        drop(guard);
+        let done = *outcome.as_ref().unwrap_or(&0) as u64;
+        let extends = self.offset + self.len > self.size;
+        if done < self.len && extends && self.file.write_mode() == WriteMode::Through {
+            // The back end may have kept more than it acknowledged, and be longer now than we think.
+            self.file.adopt_size()?;
+        }
+        self.file.cache().counters.bytes_slow.add(done);
+        Ok(())
+    }
+
+    /// Whether there are bytes in the page, below the size, that the write leaves alone.
+    fn keeps_rest(&self, page: PageIndex) -> bool {
+        let (from, to) = self.part(page);
+        let start = self.file.start_of(page);
+        let end = start + self.file.core().page_bytes() as u64;
+        (from > start && self.size > start) || (to < end && self.size > to)
+    }
+
+    /// Copies what the caller writes of a page into its fresh frame.
+    fn copy_new(&self, page: PageIndex, fresh: FrameIndex) -> Result<()> {
+        let (from, to) = self.part(page);
+        let bytes = self.file.cache().frames.bytes(fresh);
+        let mut at = (from - self.file.start_of(page)) as usize;
+        for piece in self.src.slice(from - self.offset, to - from) {
+            // SAFETY: within our frame; the source is the caller's promise.
+            let left = unsafe {
+                if self.len >= AWAY_BYTES_MIN {
+                    copy::copy_away(bytes.add(at), piece.base(), piece.len())
+                } else {
+                    copy::copy(bytes.add(at), piece.base(), piece.len())
+                }
+            };
+            if left > 0 {
+                return Err(Error::Fault { op: Op::Write, offset: self.offset, len: self.len });
+            }
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    fn transfer(&self, segments: SegmentIter<'_>) -> (u64, Option<io::Error>) {
+        let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
+        batch[0].durable = self.durable;
+        request::run(&*self.file.backing, &mut batch);
+        let [transfer] = batch;
+        if let Some(error) = &transfer.error {
+            self.note_failure(error);
+        }
+        (transfer.moved, transfer.error)
+    }
+
+    /// What a durable write says of an error, a sync would have said.
+    pub(crate) fn note_failure(&self, error: &io::Error) {
+        if self.durable && error.raw_os_error() != Some(libc::EFAULT) {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            writeback::durable_failed(self.file, self.offset, self.len, errno);
+        }
+    }
+
+    fn result(&self, moved: u64, error: Option<io::Error>) -> Result<usize> {
+        match error {
+            Some(error) if moved == 0 => Err(Error::io(Op::Write, self.offset, self.len, error)),
+            // A short write, as POSIX has it: the next one meets the error.
+            _ => Ok(moved as usize),
+        }
+    }
+
+    fn free(&self, fresh: &[FrameIndex]) {
+        let class = Class::page(self.file.core().page_shift);
+        for &frame in fresh.iter().filter(|&&frame| frame != FrameIndex::NONE) {
+            self.file.cache().frames.free(frame, class);
+        }
+    }
+
+    /// The bytes that are written of `page`, as file offsets.
+    fn part(&self, page: PageIndex) -> (u64, u64) {
+        let start = self.file.start_of(page);
+        let end = start + self.file.core().page_bytes() as u64;
+        (start.max(self.offset), end.min(self.offset + self.len))
+    }
+}

@@ -1,0 +1,137 @@
+//! Writes through the cache: the back end has the bytes when they return.
+//!
+//! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (W2), and the
+//!   back end is given that frame's bytes: what is cached and what is written are the same even if
+//!   the caller changes its buffer meanwhile. A page that is neither goes straight from the
+//!   caller's memory and stays EMPTY; nothing is read in order to write.
+//! - After a failed or short write the pages that were not acknowledged become EMPTY.
+
+use std::sync::atomic::Ordering::Acquire;
+
+use crate::cache::copy;
+use crate::cache::fill::Leaves;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::error::Result;
+use crate::io::segment::Segment;
+use crate::sync::fence;
+use crate::write::{CHUNK_PAGES, Write};
+use crate::writeback;
+
+impl Write<'_> {
+    /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
+    pub(super) fn meets_writeback(&self) -> bool {
+        let mut meets = false;
+        if self.file.writeback.has_begun() {
+            let (core, cache) = (self.file.core(), self.file.cache());
+            core.for_each_page(cache, self.first, self.last, &mut |_, _, word| {
+                // One look: a write-back that fails goes from the one to the other.
+                let seen = word.load();
+                meets |= seen.is_dirty() || seen.is_under_writeback();
+            });
+        }
+        meets
+    }
+
+    /// A write to the back end, of few enough pages to cache them.
+    pub(super) fn through(&self, pages: usize) -> Result<usize> {
+        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
+        let fresh = &mut fresh[..pages];
+        if let Err(fault) = self.build(fresh) {
+            self.free(fresh);
+            return Err(fault);
+        }
+        let mut segments: Vec<Segment<'_>> = Vec::with_capacity(pages);
+        for (page, &frame) in (self.first..).zip(&*fresh) {
+            let (from, to) = self.part(page);
+            if frame == FrameIndex::NONE {
+                segments.extend(self.src.slice(from - self.offset, to - from));
+                self.file.cache().counters.bytes_passed.add(to - from);
+            } else {
+                let bytes = self.file.cache().frames.bytes(frame);
+                // SAFETY: the part lies within the frame, which is ours until it is shown, and
+                // does not change after that (W2).
+                segments.push(unsafe {
+                    let at = bytes.add((from - self.file.start_of(page)) as usize);
+                    Segment::new(at, (to - from) as usize)
+                });
+            }
+        }
+        let failed_syncs = self.file.writeback.failed_syncs();
+        let (moved, error) = self.transfer((&segments).into());
+        let cached = !fresh.contains(&FrameIndex::NONE);
+        self.install(fresh, moved, self.size_after(moved), false);
+        if !self.durable && moved > 0 {
+            let last = self.file.page_of(self.offset + moved - 1);
+            writeback::passed(self.file, self.first, last, cached, failed_syncs);
+        }
+        self.result(moved, error)
+    }
+
+    /// Builds the new contents of the pages that will be cached, each in a fresh frame.
+    pub(super) fn build(&self, fresh: &mut [FrameIndex]) -> Result<()> {
+        let cache = self.file.cache();
+        let class = Class::page(self.file.core().page_shift);
+        let mut leaves = Leaves::new(self.file);
+        for (page, slot) in (self.first..).zip(fresh) {
+            let (from, to) = self.part(page);
+            let start = self.file.start_of(page);
+            let end = start + self.file.core().page_bytes() as u64;
+            // Whether all bytes of the page outside the part are beyond the size.
+            let rest_is_zero =
+                (from == start || self.size <= start) && (to == end || self.size <= to);
+            let old = match leaves.hold(page, rest_is_zero) {
+                Ok(held) => Some(held.word(page)),
+                Err(_) => None,
+            };
+            let seen = old.map(|word| word.load()).filter(|seen| seen.is_ready());
+            let leaf_is_missing = old.is_none() && rest_is_zero;
+            if leaf_is_missing || (seen.is_none() && !rest_is_zero) {
+                continue;
+            }
+            let Some(frame) = cache.take_frame(class) else { continue };
+            let bytes = cache.frames.bytes(frame);
+            let (head, tail) = ((from - start) as usize, (end - to) as usize);
+            // SAFETY: all within the two frames; ours is in nobody else's hands, and the old one
+            // may be evicted and reused meanwhile, which is looked for below.
+            let kept = unsafe {
+                let after = bytes.add((to - start) as usize);
+                match (seen, old) {
+                    (Some(seen), Some(word)) if !rest_is_zero => {
+                        let old_bytes = cache.frames.bytes(seen.frame());
+                        let _ = copy::copy(bytes, old_bytes, head);
+                        let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
+                        // Pairs with the release of who took the frame away.
+                        fence(Acquire);
+                        word.is_unchanged(seen)
+                    }
+                    _ => {
+                        copy::zero(bytes, head);
+                        copy::zero(after, tail);
+                        true
+                    }
+                }
+            };
+            if !kept {
+                cache.frames.free(frame, class);
+                continue;
+            }
+            *slot = frame;
+            self.copy_new(page, frame)?;
+        }
+        Ok(())
+    }
+
+    /// The size after a write through of which `moved` bytes were acknowledged. The back end may
+    /// have kept more of one that failed, and the file is as long as that says: for readers the end
+    /// moves at the moment at which they see what was kept before it.
+    pub(super) fn size_after(&self, moved: u64) -> u64 {
+        let acknowledged = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
+        let end = self.offset + self.len;
+        if moved == self.len || end <= self.size {
+            return acknowledged;
+        }
+        // W5: the guard reaches from the old end to that of the write. Where the back end can't
+        // say, or others made it longer, `write_locked` sees to it.
+        self.file.backing.len().map_or(acknowledged, |kept| acknowledged.max(kept.min(end)))
+    }
+}
