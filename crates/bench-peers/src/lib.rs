@@ -2,7 +2,12 @@
 //!
 //! - [`Arena`]: the limit that cached reads are measured against, a `memcpy` from plain memory.
 //! - [`Mapped`]: the other way to read cached bytes without a system call, `mmap`.
+//! - [`Nops`]: the least that the kernel does for a request.
+//! - [`Counting`]: an allocator that counts.
 //! - [`Usage`]: processor time and context switches of this process.
+
+mod allocations;
+mod nops;
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -12,6 +17,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+pub use allocations::{Counting, allocations};
+pub use nops::Nops;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// The page size of Millpond's frames where the system gives it: a transparent huge page.

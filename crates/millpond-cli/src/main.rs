@@ -22,6 +22,10 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 
+/// `bench` tells how often a request allocates memory.
+#[global_allocator]
+static ALLOCATOR: millpond_bench_peers::Counting = millpond_bench_peers::Counting;
+
 /// A user-space page cache for unmodified programs, and its benchmarks.
 #[derive(Debug, Parser)]
 #[command(name = "millpond", version)]

@@ -20,13 +20,14 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
+use crate::cache::page::Word;
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::Alignment;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::range_lock::Guard;
-use crate::write::{self, Write};
+use crate::write::{self, Around, Write};
 use crate::writeback;
 
 /// Bytes that a bounce buffer holds at most.
@@ -66,7 +67,8 @@ pub(crate) struct Begun<'f> {
     guard: Guard<'f>,
     /// The size of the file, which does not change meanwhile as far as it matters (W5).
     size: u64,
-    failed_syncs: u64,
+    /// Of a write.
+    around: Option<Around>,
 }
 
 /// Gets the cache out of the way of an operation.
@@ -112,7 +114,7 @@ fn begin_read(file: &CachedFile, offset: u64, end: u64, patience: Patience) -> R
             writeback::write_back(file, first, last, Op::Read)?;
         }
     }
-    Ok(Begin::Begun(Begun { guard, size, failed_syncs: 0 }))
+    Ok(Begin::Begun(Begun { guard, size, around: None }))
 }
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`. Nobody dirties them under
@@ -121,14 +123,9 @@ fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
     if last - first >= LOOKED_AT_MAX {
         return true;
     }
-    let frames = &file.cache().frames;
-    (first..=last).any(|page| match file.core().lookup(frames, page) {
-        Some((word, _)) => {
-            let seen = word.load();
-            seen.is_dirty() || seen.is_under_writeback()
-        }
-        None => false,
-    })
+    // The leaf of such a page stays for as long as it is one.
+    let is_owing = |word: Word| word.is_dirty() || word.is_under_writeback();
+    file.core().any_word(&file.cache().frames, first, last, is_owing)
 }
 
 /// Carries out what `operation` makes of the end of the file; returns where that was, and the bytes
@@ -170,8 +167,8 @@ pub(crate) fn append<'a>(
 }
 
 fn begin_write<'f>(operation: &Operation<'_>, guard: Guard<'f>, size: u64) -> Result<Begun<'f>> {
-    let failed_syncs = operation.write(size).begin_around()?;
-    Ok(Begun { guard, size, failed_syncs })
+    let around = Some(operation.write(size).begin_around()?);
+    Ok(Begun { guard, size, around })
 }
 
 impl<'a> Operation<'a> {
@@ -328,8 +325,9 @@ impl Begun<'_> {
     ) -> Result<usize> {
         let (file, len) = (operation.file, operation.segments.left());
         let end = operation.offset + len;
-        match operation.direction {
-            Direction::Read => {
+        let slot = file.cache().counters.mine();
+        match self.around {
+            None => {
                 let wanted = end.min(self.size) - operation.offset;
                 drop(self.guard);
                 if let Some(error) = error {
@@ -340,15 +338,16 @@ impl Begun<'_> {
                     // Somebody else cut the file below.
                     file.adopt_size()?;
                 }
-                file.cache().counters.mine().passed(moved);
+                slot.passed(moved);
                 Ok(moved as usize)
             }
-            Direction::Write => {
+            Some(around) => {
                 let write = operation.write(self.size);
                 if let Some(error) = &error {
                     write.note_failure(error);
                 }
-                let outcome = write.end_around(moved, error, self.failed_syncs);
+                let outcome = write.end_around(moved, error, around);
+                slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
                 write.release(self.guard, &outcome)?;
                 outcome
             }

@@ -231,8 +231,11 @@ impl Counters {
         Stats {
             hits: sum(|slot| &slot.hits),
             hit_retries: sum(|slot| &slot.hit_retries),
-            bytes_served: sum(|slot| &slot.hit_bytes) + self.bytes_slow.get(),
-            bytes_passed: self.bytes_passed.get(),
+            bytes_served: sum(|slot| &slot.hit_bytes)
+                + sum(|slot| &slot.passed_bytes)
+                + self.bytes_slow.get(),
+            bytes_passed: sum(|slot| &slot.passed_bytes) + self.bytes_passed.get(),
+            bounced: self.bounced.get(),
             misses: self.misses.get(),
             fills: self.fills.get(),
             uncached_reads: self.uncached_reads.get(),

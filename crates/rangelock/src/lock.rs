@@ -56,6 +56,24 @@ impl RangeLock {
     pub fn new() -> RangeLock {
         RangeLock::default()
     }
+
+    /// A lock for ranges that are mostly of about `bytes` bytes: a range is held as one piece for
+    /// each region of this size that it touches, and up to 10 pieces cost no more than a
+    /// compare-exchange each. Default 8 KiB; rounded up to a power of two, at least 4 KiB. Larger
+    /// regions make larger ranges cheaper, and neighbours meet more often, at the cost of a queue
+    /// where many hold parts of one region at once. What is granted is exact all the same.
+    ///
+    /// ```
+    /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    /// let lock = RangeLock::with_region_bytes(64 << 10);
+    /// let head = lock.lock(ByteRange::new(0, 4096)?, Mode::Exclusive);
+    /// assert!(lock.try_lock(ByteRange::new(4096, 8192)?, Mode::Exclusive).is_some());
+    /// # drop(head);
+    /// # Ok::<(), millpond_rangelock::RangeError>(())
+    /// ```
+    pub fn with_region_bytes(bytes: u64) -> RangeLock {
+        RangeLock::from_raw(Striped::with_region_bytes(bytes))
+    }
 }
 
 impl<L: RawRangeLock> RangeLock<L> {
@@ -67,6 +85,14 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// ```
     pub fn with_raw() -> RangeLock<L> {
         RangeLock::default()
+    }
+
+    fn from_raw(raw: L) -> RangeLock<L> {
+        RangeLock {
+            raw,
+            #[cfg(debug_assertions)]
+            holders: crate::holders::Holders::default(),
+        }
     }
 
     pub(crate) fn raw(&self) -> &L {

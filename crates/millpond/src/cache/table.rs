@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::cache::Cache;
 use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES, UNIT_SHIFT};
-use crate::cache::page::{Epoch, FRAMES_MAX, PageWord};
+use crate::cache::page::{Epoch, FRAMES_MAX, PageWord, Word};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
@@ -137,6 +137,15 @@ impl FileCore {
         frames: &'c Frames,
         page: PageIndex,
     ) -> Option<(&'c PageWord, FrameIndex)> {
+        let link = self.leaf_link(frames, page)?;
+        let slot = slot_of(page, 0);
+        let words = words(frames, link.node())?;
+        Some((&words[slot], link.guess(slot, self.page_shift)))
+    }
+
+    /// The link to the leaf of `page`.
+    #[inline]
+    fn leaf_link(&self, frames: &Frames, page: PageIndex) -> Option<Link> {
         let mut link = Link(self.root.load(Acquire));
         let levels = link.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
@@ -149,9 +158,33 @@ impl FileCore {
                 return None;
             }
         }
-        let slot = slot_of(page, 0);
-        let words = words(frames, link.node())?;
-        Some((&words[slot], link.guess(slot, self.page_shift)))
+        Some(link)
+    }
+
+    /// Whether `is_so` holds for the word of any page from `first` to `last`, of leaves that the
+    /// caller knows to stay; of others, wrong words may be looked at, or none.
+    pub(crate) fn any_word(
+        &self,
+        frames: &Frames,
+        first: PageIndex,
+        last: PageIndex,
+        is_so: impl Fn(Word) -> bool,
+    ) -> bool {
+        let mut page = first;
+        while page <= last {
+            let end = last.min(page | (SLOTS as u64 - 1));
+            if let Some(words) = self.leaf(frames, page)
+                && words[slot_of(page, 0)..=slot_of(end, 0)].iter().any(|word| is_so(word.load()))
+            {
+                return true;
+            }
+            page = end + 1;
+        }
+        false
+    }
+
+    fn leaf<'c>(&self, frames: &'c Frames, page: PageIndex) -> Option<&'c [PageWord; SLOTS]> {
+        words(frames, self.leaf_link(frames, page)?.node())
     }
 
     /// Holds the leaf of `page`, creating it where `create` says so.

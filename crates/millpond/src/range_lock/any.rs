@@ -10,11 +10,12 @@ use std::sync::Arc;
 use millpond_rangelock::peers::{IntervalTree, MutexBTree, OlcBTree, WholeFile};
 use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock, Striped};
 
+use super::REGION_BYTES;
 use crate::error::{Error, Op};
 
 /// Defines what has one variant for each lock.
 macro_rules! any_range_lock {
-    ($($(#[$meta:meta])* $kind:ident,)*) => {
+    ($($(#[$meta:meta])* $kind:ident = $make:expr,)*) => {
         /// Which lock orders the operations on a file; see
         /// [`EngineBuilder::range_lock`](crate::EngineBuilder::range_lock).
         ///
@@ -54,7 +55,7 @@ macro_rules! any_range_lock {
             /// A lock for a file.
             pub(crate) fn lock(self) -> Ranges {
                 match self {
-                    $(RangeLockKind::$kind => Ranges::$kind(Arc::new(RangeLock::with_raw())),)*
+                    $(RangeLockKind::$kind => Ranges::$kind(Arc::new($make)),)*
                 }
             }
         }
@@ -81,6 +82,14 @@ macro_rules! any_range_lock {
             pub(crate) fn lock(&self, range: ByteRange, mode: Mode) -> Guard<'_> {
                 match self {
                     $(Ranges::$kind(lock) => Guard::$kind(lock.lock(range, mode)),)*
+                }
+            }
+
+            #[inline]
+            #[cfg_attr(debug_assertions, track_caller)]
+            pub(crate) fn try_lock(&self, range: ByteRange, mode: Mode) -> Option<Guard<'_>> {
+                match self {
+                    $(Ranges::$kind(lock) => lock.try_lock(range, mode).map(Guard::$kind),)*
                 }
             }
 
@@ -117,15 +126,15 @@ macro_rules! any_range_lock {
 any_range_lock! {
     /// Millpond's own: a request touches only what belongs to its part of the file.
     #[default]
-    Striped,
+    Striped = RangeLock::with_region_bytes(REGION_BYTES),
     /// One reader-writer lock for the whole file: a write excludes everything else.
-    WholeFile,
+    WholeFile = RangeLock::with_raw(),
     /// An interval tree under a mutex.
-    IntervalTree,
+    IntervalTree = RangeLock::with_raw(),
     /// A B-tree under a mutex.
-    MutexBTree,
+    MutexBTree = RangeLock::with_raw(),
     /// A B-tree with optimistic lock coupling: who changes it locks the leaf that changes.
-    OlcBTree,
+    OlcBTree = RangeLock::with_raw(),
 }
 
 impl fmt::Display for RangeLockKind {

@@ -17,9 +17,15 @@ pub(crate) use any::{Guard, LOCK_BYTES, OwnedGuard, Ranges};
 #[cfg(not(feature = "range-lock-peers"))]
 pub(crate) use only::{Guard, Kind, LOCK_BYTES, OwnedGuard, Ranges};
 
+/// A direct request of 16 pages is one piece of the lock, and so is a page; of larger regions, many
+/// readers of one would share a word.
+const REGION_BYTES: u64 = 64 << 10;
+
 #[cfg(not(feature = "range-lock-peers"))]
 mod only {
     use std::sync::Arc;
+
+    use super::REGION_BYTES;
 
     use millpond_rangelock::RangeLock;
     pub(crate) use millpond_rangelock::{Guard, OwnedGuard};
@@ -39,7 +45,7 @@ mod only {
     impl Kind {
         /// A lock for a file.
         pub(crate) fn lock(self) -> Ranges {
-            Arc::new(RangeLock::new())
+            Arc::new(RangeLock::with_region_bytes(REGION_BYTES))
         }
     }
 }

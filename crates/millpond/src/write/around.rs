@@ -9,7 +9,7 @@ use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::table::{Held, PageIndex};
 use crate::cached::CachedFile;
 use crate::error::{Op, Result};
@@ -18,19 +18,32 @@ use crate::sync::fence;
 use crate::write::Write;
 use crate::writeback;
 
+/// A write past the cache that is under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Around {
+    failed_syncs: u64,
+    /// Pages of the range may be hidden.
+    is_cached: bool,
+}
+
 impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
     pub(super) fn around(&self) -> Result<usize> {
-        let failed_syncs = self.begin_around()?;
+        let around = self.begin_around()?;
         let (moved, error) = self.transfer(self.src);
-        self.end_around(moved, error, failed_syncs)
+        self.end_around(moved, error, around)
     }
 
-    /// Hides the pages; nothing is on its way to the back end then. Returns what
-    /// [`Write::end_around`] is to be told.
-    pub(crate) fn begin_around(&self) -> Result<u64> {
+    /// Hides the pages; nothing is on its way to the back end then.
+    pub(crate) fn begin_around(&self) -> Result<Around> {
         let file = self.file;
-        // Nobody dirties the pages again: the guard is ours.
+        let around = |is_cached| Around { failed_syncs: file.writeback.failed_syncs(), is_cached };
+        // What is cached keeps its leaf. Nothing comes in: the guard is ours (W3).
+        let is_there = |word: Word| word.state() != State::Empty;
+        if !file.core().any_word(&file.cache().frames, self.first, self.last, is_there) {
+            return Ok(around(false));
+        }
+        // Nobody dirties the pages again.
         if file.is_kept() {
             // Else a keeper could put an old page in the middle of what is written here.
             writeback::write_back(file, self.first, self.last, Op::Write)?;
@@ -42,7 +55,7 @@ impl Write<'_> {
         }
         hide_pages(file, self.first, self.last);
         writeback::await_ends(file, self.first, self.last);
-        Ok(file.writeback.failed_syncs())
+        Ok(around(true))
     }
 
     /// Notes what the back end did of it.
@@ -50,11 +63,10 @@ impl Write<'_> {
         &self,
         moved: u64,
         error: Option<io::Error>,
-        failed_syncs: u64,
+        around: Around,
     ) -> Result<usize> {
         let file = self.file;
-        file.cache().counters.bytes_passed.add(moved);
-        let end = self.acknowledged(moved);
+        let end = if around.is_cached { self.acknowledged(moved) } else { self.offset + moved };
         let size = match file.write_mode() {
             WriteMode::Through => self.size_after(moved),
             WriteMode::Back => self.size_trimmed(moved, end),
@@ -63,9 +75,11 @@ impl Write<'_> {
             file.set_size(size);
         }
         if !self.durable && moved > 0 {
-            writeback::passed(file, self.first, self.last, false, failed_syncs);
+            writeback::passed(file, self.first, self.last, false, around.failed_syncs);
         }
-        self.drop_or_show(end);
+        if around.is_cached {
+            self.drop_or_show(end);
+        }
         self.result(end - self.offset, error)
     }
 

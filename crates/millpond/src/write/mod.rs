@@ -42,7 +42,7 @@ use crate::options::WriteMode;
 use crate::range_lock::Guard;
 use crate::writeback;
 
-pub(crate) use around::{drop_hidden, drop_pages, hide_pages};
+pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
 /// Pages that a write puts in place together; longer ones are not cached.
 const CHUNK_PAGES: usize = 256;
@@ -154,13 +154,17 @@ fn write_locked(
     let pages = (last - first + 1) as usize;
     // Asked again under the guard.
     let mode = file.write_mode();
+    let counters = &file.cache().counters;
     let moved = if fits && may_wait && mode == WriteMode::Back && write.back(pages)? {
         Ok(len as usize)
     } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
         write.through(pages)
     } else {
-        write.around()
+        let moved = write.around();
+        counters.bytes_passed.add(*moved.as_ref().unwrap_or(&0) as u64);
+        moved
     };
+    counters.bytes_slow.add(*moved.as_ref().unwrap_or(&0) as u64);
     write.release(guard, &moved)?;
     moved
 }
@@ -200,7 +204,6 @@ impl<'a> Write<'a> {
             // The back end may have kept more than it acknowledged, and be longer now than we think.
             self.file.adopt_size()?;
         }
-        self.file.cache().counters.bytes_slow.add(done);
         Ok(())
     }
 

@@ -26,7 +26,7 @@ impl Striped {
         let Some((stripes, log2)) = self.table.allocate_next(log2_max) else {
             return false;
         };
-        let new = View::of(&stripes, log2);
+        let new = old.with(&stripes, log2);
         // The entries that are queued now; the adopted below gate for themselves.
         state.queue.for_each_range(|range| Striped::gate(new, range));
         for stripe in old.stripes() {
@@ -143,7 +143,7 @@ impl Striped {
         let view = self.table.view();
         let mut useful = false;
         view.for_each_piece(range, |piece, stripe| {
-            useful |= stripe.any_held(|other| !View::same_region(piece, other));
+            useful |= stripe.any_held(|other| !view.same_region(piece, other));
         });
         useful
     }

@@ -65,7 +65,7 @@ use crate::{ByteRange, Mode};
 pub use held::Held;
 use held::Place;
 use stripe::{Claim, Claimed, Release, SLOTS, Stripe};
-use table::{Allocated, PIECES_MAX, Table, View};
+use table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
 
 /// Compare-exchanges that a claim may lose before it queues.
 const RACES_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
@@ -123,8 +123,19 @@ enum Why {
 
 impl Default for Striped {
     fn default() -> Striped {
+        Striped::new(REGION_SHIFT)
+    }
+}
+
+impl Striped {
+    pub(crate) fn with_region_bytes(bytes: u64) -> Striped {
+        let log2 = bytes.max(1).checked_next_power_of_two().map_or(u32::MAX, u64::trailing_zeros);
+        Striped::new(log2.clamp(REGION_SHIFT.min(12), REGION_SHIFT_MAX))
+    }
+
+    fn new(region_shift: u32) -> Striped {
         Striped {
-            table: Table::new(),
+            table: Table::new(region_shift),
             lost: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             state: Mutex::new(State::default()),
@@ -236,8 +247,9 @@ impl Striped {
     /// Remembers races lost to neighbours in other regions, whom a larger table would keep apart.
     #[cold]
     fn count_lost(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
-        if self.table.view().log2() >= LOG2_MAX_CONTENDED
-            || !stripe.any_held(|other| !View::same_region(range, other))
+        let view = self.table.view();
+        if view.log2() >= LOG2_MAX_CONTENDED
+            || !stripe.any_held(|other| !view.same_region(range, other))
         {
             return;
         }

@@ -1,6 +1,6 @@
 //! The stripes of a lock, and which of them a range belongs to.
 //!
-//! The file is cut in regions of 8 KiB, and each region hashes to a stripe. A range is held as
+//! The file is cut in regions, of 8 KiB unless the lock was made with others, and each region hashes to a stripe. A range is held as
 //! *pieces*, one for each region that it touches. A new lock has a single stripe, inside itself,
 //! and there every range is one piece: an open file costs no more than that until several threads
 //! compete for it, or many ranges are held at once. Then the table grows, fourfold each time.
@@ -22,9 +22,13 @@ use super::whole::Whole;
 use crate::ByteRange;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 
-/// log2 of the bytes in a region: 8 KiB, so that a few pages make one piece, and neighbours
-/// in a file that is written by many threads do not all meet in one stripe.
-const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 13 };
+/// log2 of the bytes in a region, unless the lock was made with another: 8 KiB, so that a few pages
+/// make one piece, and neighbours in a file that is written by many threads do not all meet in one
+/// stripe.
+pub(super) const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 13 };
+
+/// Larger regions are none: an offset is shifted by less than 64.
+pub(super) const REGION_SHIFT_MAX: u32 = 40;
 
 /// A range of more pieces than this is held in the queue: 64 KiB fit wherever they start, and for
 /// more than that the work under the lock outweighs the lock.
@@ -47,6 +51,7 @@ pub(super) struct Table {
     first: Stripe,
     /// The stripes' address and log2 of their number; null for the one in here.
     word: AtomicPtr<Stripe>,
+    region_shift: u32,
     pub(super) whole: Whole,
 }
 
@@ -55,23 +60,25 @@ pub(super) struct Table {
 pub(super) struct View<'a> {
     stripes: &'a [Stripe],
     log2: u32,
+    region_shift: u32,
 }
 
 /// Tables of a lock that live on the heap, current and replaced.
 pub(super) type Allocated = Vec<NonNull<[Stripe]>>;
 
 impl Table {
-    pub(super) fn new() -> Table {
+    pub(super) fn new(region_shift: u32) -> Table {
         let word = AtomicPtr::new(std::ptr::null_mut());
-        Table { first: Stripe::new(), word, whole: Whole::new() }
+        Table { first: Stripe::new(), word, region_shift, whole: Whole::new() }
     }
 
     #[inline]
     pub(super) fn view(&self) -> View<'_> {
         // Acquire: pairs with the Release in `publish`: the stripes are filled.
         let word = self.word.load(Ordering::Acquire);
+        let region_shift = self.region_shift;
         if word.is_null() {
-            return View { stripes: std::slice::from_ref(&self.first), log2: 0 };
+            return View { stripes: std::slice::from_ref(&self.first), log2: 0, region_shift };
         }
         let log2 = word.addr() & TAG;
         let stripes = word.map_addr(|addr| addr & !TAG);
@@ -79,7 +86,7 @@ impl Table {
         // initialised stripes, which is shared from then on and lives until `free_all`, which
         // needs the lock for itself (B2).
         let stripes = unsafe { std::slice::from_raw_parts(stripes, 1 << log2) };
-        View { stripes, log2: log2 as u32 }
+        View { stripes, log2: log2 as u32, region_shift }
     }
 
     /// An empty table of the next size, not yet in use; `None` if there is none.
@@ -114,8 +121,9 @@ impl Table {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn of(stripes: &'a [Stripe], log2: u32) -> View<'a> {
-        View { stripes, log2 }
+    /// The same file's, in another table.
+    pub(super) fn with(self, stripes: &'a [Stripe], log2: u32) -> View<'a> {
+        View { stripes, log2, ..self }
     }
 
     #[inline]
@@ -128,8 +136,8 @@ impl<'a> View<'a> {
     }
 
     #[inline]
-    fn region(offset: u64) -> u64 {
-        offset >> REGION_SHIFT
+    fn region(self, offset: u64) -> u64 {
+        offset >> self.region_shift
     }
 
     /// The stripe of the region of `offset`.
@@ -137,7 +145,7 @@ impl<'a> View<'a> {
     pub(super) fn stripe(self, offset: u64) -> &'a Stripe {
         // Fibonacci hashing: consecutive regions spread evenly over the stripes. Shifted
         // twice, since 64 is not a shift.
-        let hash = View::region(offset).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let hash = self.region(offset).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let index = (hash >> 1) >> (63 - self.log2);
         // SAFETY: there are 2^log2 stripes, and the top log2 bits of a word are below that.
         unsafe { self.stripes.get_unchecked(index as usize) }
@@ -146,7 +154,7 @@ impl<'a> View<'a> {
     /// The one stripe of `range`, if it is a single piece.
     #[inline]
     pub(super) fn single(self, range: ByteRange) -> Option<&'a Stripe> {
-        let one = View::region(range.start()) == View::region(range.end() - 1) || self.log2 == 0;
+        let one = self.region(range.start()) == self.region(range.end() - 1) || self.log2 == 0;
         one.then(|| self.stripe(range.start()))
     }
 
@@ -156,13 +164,13 @@ impl<'a> View<'a> {
         if self.log2 == 0 {
             return 1;
         }
-        View::region(range.end() - 1) - View::region(range.start()) + 1
+        self.region(range.end() - 1) - self.region(range.start()) + 1
     }
 
     /// Cuts the first piece off `range`: it, and the rest.
     #[inline]
     pub(super) fn split(self, range: ByteRange) -> (ByteRange, Option<ByteRange>) {
-        let cut = (range.start() | ((1 << REGION_SHIFT) - 1)).saturating_add(1);
+        let cut = (range.start() | ((1 << self.region_shift) - 1)).saturating_add(1);
         if cut < range.end() && self.log2 != 0 {
             let rest = ByteRange::raw(cut, range.end());
             (ByteRange::raw(range.start(), cut), Some(rest))
@@ -182,8 +190,8 @@ impl<'a> View<'a> {
     }
 
     /// Whether both are in one region, so that no table would keep them apart.
-    pub(super) fn same_region(a: ByteRange, b: ByteRange) -> bool {
-        View::region(a.start()) == View::region(b.start())
-            && View::region(a.end() - 1) == View::region(b.end() - 1)
+    pub(super) fn same_region(self, a: ByteRange, b: ByteRange) -> bool {
+        self.region(a.start()) == self.region(b.start())
+            && self.region(a.end() - 1) == self.region(b.end() - 1)
     }
 }

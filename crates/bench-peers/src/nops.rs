@@ -1,0 +1,70 @@
+//! The least that the kernel does for a request: io_uring requests that do nothing.
+
+use std::io;
+
+use io_uring::{IoUring, opcode};
+
+/// A ring for requests that do nothing.
+pub struct Nops {
+    ring: IoUring,
+}
+
+impl std::fmt::Debug for Nops {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nops").finish_non_exhaustive()
+    }
+}
+
+impl Nops {
+    /// Requests that are submitted, and reaped, together.
+    pub const BATCH: usize = 32;
+
+    /// # Errors
+    ///
+    /// What the system says where io_uring is forbidden.
+    pub fn new() -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(Self::BATCH as u32)?;
+        Ok(Self { ring })
+    }
+
+    /// Submits a batch and reaps it.
+    ///
+    /// # Errors
+    ///
+    /// What the ring says.
+    pub fn batch(&mut self) -> io::Result<()> {
+        let mut queue = self.ring.submission();
+        for number in 0..Self::BATCH {
+            let nop = opcode::Nop::new().build().user_data(number as u64);
+            // SAFETY: the request refers to no memory.
+            unsafe { queue.push(&nop) }.map_err(io::Error::other)?;
+        }
+        drop(queue);
+        let mut reaped = 0;
+        while reaped < Self::BATCH {
+            self.ring.submit_and_wait(Self::BATCH - reaped)?;
+            reaped +=
+                self.ring.completion().map(|done| std::hint::black_box(done.user_data())).count();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_end() {
+        let mut nops = match Nops::new() {
+            Ok(nops) => nops,
+            Err(error) => return println!("SKIPPED: no io_uring here: {error}"),
+        };
+        for _ in 0..100 {
+            nops.batch().unwrap();
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Requests of one kind that follow each other through a pipeline.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use millpond::{Buffer, Engine, File, Mut, Pipeline, Registration, Request, SegmentList};
+use millpond_bench_peers::{Usage, allocations};
+
+use crate::bench::harness::Slice;
+
+/// What is measured: requests of a file, each with memory of its own.
+pub struct Flow<'f> {
+    file: &'f File,
+    pipeline: Pipeline,
+    idle: Vec<SegmentList<'static, Mut>>,
+    /// Where requests begin, in turn.
+    offsets: Vec<u64>,
+    next: usize,
+    pub writes: bool,
+    /// Allocations of the last slice, and its requests.
+    pub allocated: (u64, u64),
+}
+
+/// Requests between two looks at the clock.
+const BATCH: u64 = 256;
+
+impl<'f> Flow<'f> {
+    /// `depth` requests at once, of `segments` segments of `segment_bytes` each.
+    pub fn new(
+        engine: &Engine,
+        file: &'f File,
+        depth: usize,
+        segments: usize,
+        segment_bytes: u32,
+        offsets: Vec<u64>,
+    ) -> millpond::Result<Self> {
+        let mut idle = Vec::with_capacity(depth);
+        // A request's segments come from one region, and do not lie in a row.
+        let mut buffers = engine.alloc_buffers(depth * segments * 2, segment_bytes as usize)?;
+        for _ in 0..depth {
+            let apart = buffers.drain(..segments * 2).step_by(2);
+            idle.push(SegmentList::from_buffers(apart.collect::<Vec<Buffer>>()));
+        }
+        let pipeline = engine.pipeline(depth)?;
+        let allocated = (0, 0);
+        Ok(Self { file, pipeline, idle, offsets, next: 0, writes: false, allocated })
+    }
+
+    pub fn registration(&self) -> Registration {
+        self.pipeline.registration()
+    }
+
+    /// Runs for about `length`, and at least through `least` requests.
+    pub fn slice(&mut self, length: Duration, least: u64) -> io::Result<Slice> {
+        let Self { file, pipeline, idle, offsets, next, writes, allocated } = self;
+        let mut ended: Vec<Request<'_>> = Vec::with_capacity(idle.len());
+        let (mut begun, mut failure, mut over) = (0u64, None, false);
+        let lists = std::mem::take(idle);
+        let mut fresh = lists.into_iter();
+        let used = Usage::now();
+        let made = allocations();
+        let started = Instant::now();
+        pipeline.run(|done| {
+            begun += 1;
+            if begun.is_multiple_of(BATCH) && begun >= least && started.elapsed() >= length {
+                over = true;
+            }
+            let offset = offsets[*next];
+            *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
+            let request = match done {
+                Some(done) => {
+                    match done.outcome {
+                        Ok(moved) if moved as u64 == done.request.len() => {}
+                        Ok(moved) => failure = Some(io::Error::other(format!("moved {moved}"))),
+                        Err(error) => failure = Some(error.into()),
+                    }
+                    done.request
+                }
+                None => {
+                    let list = fresh.next()?;
+                    return Some(match *writes {
+                        true => Request::write(file, list, offset),
+                        false => Request::read(file, list, offset),
+                    });
+                }
+            };
+            if over || failure.is_some() {
+                ended.push(request);
+                return None;
+            }
+            Some(request.at(offset))
+        });
+        let elapsed = started.elapsed();
+        let made = allocations() - made;
+        let used = Usage::now().since(used);
+        let ops = begun - ended.len() as u64;
+        idle.extend(
+            ended.into_iter().map(|request| SegmentList::from_buffers(request.into_buffers())),
+        );
+        idle.extend(fresh);
+        *allocated = (made, ops);
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(Slice {
+                ops,
+                ops_per_s: ops as f64 / elapsed.as_secs_f64(),
+                cpu: used.cpu,
+                context_switches: used.context_switches,
+            }),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What the library itself costs: requests to a back end that completes at once.
+//!
+//! The file is in mode back, every other stretch of 64 KiB of it is cached, and some of that was
+//! dirtied; requests go to the rest. So each has to find out that nothing of its own is cached.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use millpond::{BackendChoice, Buffer, Engine, File, OpenOptions, Request, SegmentList, WriteMode};
+use millpond_bench_peers::{Nops, Usage, allocations};
+
+use super::flow::Flow;
+use super::{KIB, MIB};
+use crate::bench::data::{NamedFile, Random};
+use crate::bench::harness::{Outcome, Pair, Plan, Row, Slice};
+use crate::failure::{Context, Result};
+
+const DEPTH: usize = 128;
+const STRETCH_BYTES: u64 = 64 << 10;
+const SEGMENT_BYTES: u32 = 4 * KIB;
+
+const MILLPOND: &str = "millpond, null";
+const SMALL: &str = "millpond, null, 4 KiB";
+const COPIED: &str = "millpond, null, vectors copied";
+const NOP: &str = "io_uring NOP, 32 at once";
+
+/// Reads by the bytes of a request.
+const READS: [(&str, u32); 6] = [
+    ("null-read-512", 512),
+    ("null-read-4k", 4 * KIB),
+    ("null-read-8k", 8 * KIB),
+    ("null-read-16k", 16 * KIB),
+    ("null-read-32k", 32 * KIB),
+    ("null-read-64k", 64 * KIB),
+];
+
+pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let wanted: Vec<_> = READS.into_iter().filter(|(case, _)| plan.wants(case)).collect();
+    let writes = plan.wants("null-write-4k");
+    if wanted.is_empty() && !writes {
+        return Ok(());
+    }
+    let bytes = plan.bytes(64 * MIB);
+    let named = NamedFile::create(&plan.dir, bytes)?;
+    let engine = Engine::builder()
+        .cache_bytes(2 * bytes + 32 * MIB)
+        .range_lock(plan.range_lock)
+        .backend(BackendChoice::Null)
+        .build()
+        .context("building a Millpond engine")?;
+    let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
+    let cached = engine.open(&named.path, &options).context("opening the file")?;
+    let file = engine.open(&named.path, &options.direct(true)).context("opening the file")?;
+    cache_every_other(&cached, bytes).context("caching the file")?;
+    for (case, block_bytes) in wanted {
+        eprintln!("measuring {case}");
+        measure_reads(case, block_bytes, &engine, &file, bytes, plan, outcome)?;
+    }
+    if writes {
+        eprintln!("measuring null-write-4k");
+        measure_writes("null-write-4k", &engine, &file, bytes, plan, outcome)?;
+    }
+    Ok(())
+}
+
+fn cache_every_other(cached: &File, bytes: u64) -> millpond::Result<()> {
+    let mut page = [0; SEGMENT_BYTES as usize];
+    for start in (0..bytes).step_by(2 * STRETCH_BYTES as usize) {
+        for at in (start..start + STRETCH_BYTES).step_by(page.len()) {
+            cached.read_exact_at(&mut page, at)?;
+        }
+        cached.write_all_at(&page, start)?;
+    }
+    Ok(())
+}
+
+/// The blocks that are not cached, in random order.
+fn offsets(bytes: u64, block_bytes: u32) -> Vec<u64> {
+    let stretches = (STRETCH_BYTES..bytes).step_by(2 * STRETCH_BYTES as usize);
+    let blocks = |start| (start..start + STRETCH_BYTES).step_by(block_bytes as usize);
+    let mut offsets: Vec<u64> = stretches.flat_map(blocks).collect();
+    let mut random = Random::seeded(2);
+    for last in (1..offsets.len()).rev() {
+        offsets.swap(last, random.below(last as u32 + 1) as usize);
+    }
+    offsets
+}
+
+fn flow<'f>(engine: &Engine, file: &'f File, bytes: u64, block_bytes: u32) -> Result<Flow<'f>> {
+    let segment_bytes = block_bytes.min(SEGMENT_BYTES);
+    let segments = (block_bytes / segment_bytes) as usize;
+    Flow::new(engine, file, DEPTH, segments, segment_bytes, offsets(bytes, block_bytes))
+        .context("a pipeline")
+}
+
+fn measure_reads(
+    case: &'static str,
+    block_bytes: u32,
+    engine: &Engine,
+    file: &File,
+    bytes: u64,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let length = plan.slice(200, 100);
+    let mut own = flow(engine, file, bytes, block_bytes)?;
+    let pair =
+        |peer| Pair { case, threads: 1, block_bytes: Some(block_bytes), subject: MILLPOND, peer };
+    let mut copied = Copied::new(engine, file, block_bytes, offsets(bytes, block_bytes))
+        .context("a pipeline with copied vectors")?;
+    own.slice(length, 0).context(case)?;
+    note_allocations(case, &mut own, length, outcome)?;
+    let rows = pair(COPIED).measure(
+        plan.rounds,
+        || own.slice(length, 0).context(case),
+        || copied.slice(length).context(case),
+    )?;
+    outcome.rows.extend(rows.map(deep));
+    if block_bytes > 4 * KIB {
+        let mut small = flow(engine, file, bytes, 4 * KIB)?;
+        let rows = pair(SMALL).measure(
+            plan.rounds,
+            || own.slice(length, 0).context(case),
+            || small.slice(length, 0).context(case),
+        )?;
+        outcome.rows.extend(rows.map(deep));
+    }
+    if block_bytes == 4 * KIB {
+        against_nops(case, &mut own, plan, outcome)?;
+    }
+    Ok(())
+}
+
+fn measure_writes(
+    case: &'static str,
+    engine: &Engine,
+    file: &File,
+    bytes: u64,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let mut own = flow(engine, file, bytes, 4 * KIB)?;
+    own.writes = true;
+    note_allocations(case, &mut own, plan.slice(200, 100), outcome)?;
+    against_nops(case, &mut own, plan, outcome)
+}
+
+fn deep(row: Row) -> Row {
+    Row { queue_depth: Some(DEPTH as u32), ..row }
+}
+
+fn note_allocations(
+    case: &'static str,
+    flow: &mut Flow<'_>,
+    length: Duration,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    // What a call of its own allocates, whatever the number of requests, is not theirs.
+    flow.slice(Duration::ZERO, 0).context(case)?;
+    let (per_call, few) = flow.allocated;
+    flow.slice(length, 0).context(case)?;
+    let (made, ops) = flow.allocated;
+    let per_request = made.saturating_sub(per_call) as f64 / (ops - few).max(1) as f64;
+    let note = format!(
+        "{case}: {per_request:.4} allocations per request ({ops} requests, {made} allocations, of \
+         which {per_call} of the call)"
+    );
+    outcome.note(note);
+    Ok(())
+}
+
+fn against_nops(
+    case: &'static str,
+    own: &mut Flow<'_>,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let mut nops = match Nops::new() {
+        Ok(nops) => nops,
+        Err(error) => {
+            outcome.skip(case, NOP, error);
+            return Ok(());
+        }
+    };
+    let length = plan.slice(200, 100);
+    let pair = Pair { case, threads: 1, block_bytes: Some(4 * KIB), subject: MILLPOND, peer: NOP };
+    let rows = pair.measure(
+        plan.rounds,
+        || own.slice(length, 0).context(case),
+        || nop_slice(&mut nops, length).context(case),
+    )?;
+    outcome.rows.extend(rows.map(deep));
+    Ok(())
+}
+
+fn nop_slice(nops: &mut Nops, length: Duration) -> io::Result<Slice> {
+    let used = Usage::now();
+    let started = Instant::now();
+    let mut ops = 0;
+    let elapsed = loop {
+        for _ in 0..8 {
+            nops.batch()?;
+            ops += Nops::BATCH as u64;
+        }
+        let elapsed = started.elapsed();
+        if elapsed >= length {
+            break elapsed;
+        }
+    };
+    let used = Usage::now().since(used);
+    Ok(Slice {
+        ops,
+        ops_per_s: ops as f64 / elapsed.as_secs_f64(),
+        cpu: used.cpu,
+        context_switches: used.context_switches,
+    })
+}
+
+/// The same requests, each with a vector of its own: made, looked through and thrown away.
+struct Copied<'f> {
+    file: &'f File,
+    pipeline: millpond::Pipeline,
+    buffers: Vec<Vec<Buffer>>,
+    offsets: Vec<u64>,
+    next: usize,
+}
+
+impl<'f> Copied<'f> {
+    fn new(
+        engine: &Engine,
+        file: &'f File,
+        block_bytes: u32,
+        offsets: Vec<u64>,
+    ) -> millpond::Result<Self> {
+        let segment_bytes = block_bytes.min(SEGMENT_BYTES);
+        let segments = (block_bytes / segment_bytes) as usize;
+        let mut all = engine.alloc_buffers(DEPTH * segments * 2, segment_bytes as usize)?;
+        let buffers = (0..DEPTH).map(|_| all.drain(..segments * 2).step_by(2).collect()).collect();
+        Ok(Self { file, pipeline: engine.pipeline(DEPTH)?, buffers, offsets, next: 0 })
+    }
+
+    fn slice(&mut self, length: Duration) -> io::Result<Slice> {
+        let Self { file, pipeline, buffers, offsets, next } = self;
+        let (mut begun, mut over) = (0u64, false);
+        let mut idle: Vec<Vec<Buffer>> = std::mem::take(buffers);
+        let mut ended = Vec::with_capacity(DEPTH);
+        let mut failure = None;
+        let used = Usage::now();
+        let made = allocations();
+        let started = Instant::now();
+        pipeline.run(|done| {
+            begun += 1;
+            if begun.is_multiple_of(256) && started.elapsed() >= length {
+                over = true;
+            }
+            let list = match done {
+                Some(done) => {
+                    if let Err(error) = done.outcome {
+                        failure = Some(error);
+                    }
+                    done.request.into_buffers()
+                }
+                None => idle.pop()?,
+            };
+            if over || failure.is_some() {
+                ended.push(list);
+                return None;
+            }
+            let offset = offsets[*next];
+            *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
+            Some(Request::read(file, SegmentList::from_buffers(list), offset))
+        });
+        let elapsed = started.elapsed();
+        let used = Usage::now().since(used);
+        let ops = begun - ended.len() as u64;
+        buffers.extend(ended);
+        buffers.extend(idle);
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        if allocations() - made < ops {
+            return Err(io::Error::other("the vectors were not copied"));
+        }
+        Ok(Slice {
+            ops,
+            ops_per_s: ops as f64 / elapsed.as_secs_f64(),
+            cpu: used.cpu,
+            context_switches: used.context_switches,
+        })
+    }
+}
