@@ -25,7 +25,7 @@ use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::Alignment;
 use crate::io::request::{self, Direction, Transfer};
-use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::range_lock::Guard;
 use crate::write::{self, Around, Write};
 use crate::writeback;
@@ -45,16 +45,24 @@ pub(crate) enum Patience {
 
 /// What to do with which bytes of a file.
 #[derive(Clone, Copy)]
-pub(crate) struct Operation<'a> {
-    pub(crate) file: &'a CachedFile,
+pub(crate) struct Extent<'f> {
+    pub(crate) file: &'f CachedFile,
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
-    pub(crate) segments: SegmentIter<'a>,
+    pub(crate) len: u64,
     pub(crate) durable: bool,
 }
 
-pub(crate) enum Begin<'f> {
-    Begun(Begun<'f>),
+/// The same, and with which memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation<'a> {
+    pub(crate) extent: Extent<'a>,
+    pub(crate) segments: SegmentIter<'a>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Begun,
     /// Somebody holds a part of the range.
     Conflict,
     /// There is nothing to be moved.
@@ -71,28 +79,42 @@ pub(crate) struct Begun<'f> {
     around: Option<Around>,
 }
 
-/// Gets the cache out of the way of an operation.
+/// Gets the cache out of the way of an operation, and puts what it holds into `begun`.
+#[inline]
 pub(crate) fn begin<'f>(
-    file: &'f CachedFile,
-    operation: &Operation<'_>,
+    extent: Extent<'f>,
     patience: Patience,
-) -> Result<Begin<'f>> {
-    let (offset, end) = (operation.offset, operation.offset + operation.segments.left());
-    if offset == end {
+    begun: &mut Option<Begun<'f>>,
+) -> Result<Begin> {
+    if extent.len == 0 {
         return Ok(Begin::Nothing);
     }
-    match operation.direction {
-        Direction::Read => begin_read(file, offset, end, patience),
+    match extent.direction {
+        Direction::Read => begin_read(extent, patience, begun),
         Direction::Write => {
-            let Some((guard, size)) = write::lock_for_write(file, offset, end, patience) else {
+            let (file, end) = (extent.file, extent.offset + extent.len);
+            let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, patience)
+            else {
                 return Ok(Begin::Conflict);
             };
-            Ok(Begin::Begun(begin_write(operation, guard, size)?))
+            *begun = Some(begin_write(extent, guard, size)?);
+            Ok(Begin::Begun)
         }
     }
 }
 
-fn begin_read(file: &CachedFile, offset: u64, end: u64, patience: Patience) -> Result<Begin<'_>> {
+fn begin_write<'f>(extent: Extent<'f>, guard: Guard<'f>, size: u64) -> Result<Begun<'f>> {
+    let around = Some(extent.write(size).begin_around()?);
+    Ok(Begun { guard, size, around })
+}
+
+#[inline]
+fn begin_read<'f>(
+    extent: Extent<'f>,
+    patience: Patience,
+    begun: &mut Option<Begun<'f>>,
+) -> Result<Begin> {
+    let (file, offset, end) = (extent.file, extent.offset, extent.offset + extent.len);
     if offset >= file.core().size.load(Acquire) {
         return Ok(Begin::Nothing);
     }
@@ -108,13 +130,17 @@ fn begin_read(file: &CachedFile, offset: u64, end: u64, patience: Patience) -> R
     if offset >= size {
         return Ok(Begin::Nothing);
     }
+    *begun = Some(Begun { guard, size, around: None });
     if file.writeback.has_begun() {
         let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-        if owes(file, first, last) {
-            writeback::write_back(file, first, last, Op::Read)?;
+        if owes(file, first, last)
+            && let Err(error) = writeback::write_back(file, first, last, Op::Read)
+        {
+            *begun = None;
+            return Err(error);
         }
     }
-    Ok(Begin::Begun(Begun { guard, size, around: None }))
+    Ok(Begin::Begun)
 }
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`. Nobody dirties them under
@@ -128,26 +154,22 @@ fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
     file.core().any_word(&file.cache().frames, first, last, is_owing)
 }
 
-/// Carries out what `operation` makes of the end of the file; returns where that was, and the bytes
-/// moved.
-pub(crate) fn append<'a>(
-    file: &CachedFile,
-    operation: impl Fn(u64) -> Operation<'a>,
-    bounce: bool,
-) -> Result<(u64, usize)> {
-    // No other append, direct or cached, and so no other who extends the file below; writes and
-    // truncations may.
+/// Writes at the end of the file; returns where that was, and the bytes moved. The operation's
+/// offset does not count.
+pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
+    // No other append, direct or cached; writes and truncations may move the end.
+    let file = operation.extent.file;
     let _appending = file.appending.lock().expect("no panic under the lock");
+    let len = operation.extent.len;
     loop {
         let end = file.core().size.load(Acquire);
-        let operation = operation(end);
-        let len = operation.segments.left();
-        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
-        }
         if len == 0 {
             return Ok((end, 0));
         }
+        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
+        }
+        operation.extent.offset = end;
         let alignment = operation.check_alignment();
         let is_aligned = alignment.is_ok();
         if !bounce {
@@ -156,7 +178,7 @@ pub(crate) fn append<'a>(
         let locked = write::lock_for_write(file, end, end + len, Patience::Wait);
         let (guard, size) = locked.expect("waited for");
         if size == end {
-            let begun = begin_write(&operation, guard, size)?;
+            let begun = begin_write(operation.extent, guard, size)?;
             let moved = match is_aligned {
                 true => operation.finish(begun),
                 false => operation.write_bounced(begun),
@@ -166,21 +188,17 @@ pub(crate) fn append<'a>(
     }
 }
 
-fn begin_write<'f>(operation: &Operation<'_>, guard: Guard<'f>, size: u64) -> Result<Begun<'f>> {
-    let around = Some(operation.write(size).begin_around()?);
-    Ok(Begun { guard, size, around })
-}
-
-impl<'a> Operation<'a> {
-    fn write(&self, size: u64) -> Write<'a> {
-        Write::new(self.file, self.segments, self.offset, size, self.durable)
-    }
-
-    pub(crate) fn transfer(&self) -> Transfer<'a> {
-        let mut transfer = Transfer::new(self.direction, self.offset, self.segments);
-        transfer.durable = self.durable;
-        transfer.direct = true;
-        transfer
+impl<'f> Extent<'f> {
+    /// D2, for memory that is aligned so.
+    #[inline]
+    pub(crate) fn check_alignment(&self, memory: Misalignment) -> Result<()> {
+        match first_misaligned(self.offset, memory, self.file.backing.direct_alignment()) {
+            None => Ok(()),
+            Some((what, limit_bytes)) => {
+                let &Extent { offset, len, .. } = self;
+                Err(Error::Unaligned { op: self.op(), offset, len, what, limit_bytes })
+            }
+        }
     }
 
     fn op(&self) -> Op {
@@ -190,46 +208,51 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// D2.
+    fn write(&self, size: u64) -> Write<'f> {
+        Write::around_cache(self.file, self.offset, self.len, size, self.durable)
+    }
+}
+
+impl<'a> Operation<'a> {
+    pub(crate) fn transfer(&self) -> Transfer<'a> {
+        let Extent { direction, offset, durable, .. } = self.extent;
+        let mut transfer = Transfer::new(direction, offset, self.segments);
+        transfer.durable = durable;
+        transfer.direct = true;
+        transfer
+    }
+
     pub(crate) fn check_alignment(&self) -> Result<()> {
-        let Alignment { memory_bytes, offset_bytes } = self.file.backing.direct_alignment();
-        let found = self.segments.misalignment();
-        let refuse = |what, limit_bytes| {
-            let (op, offset, len) = (self.op(), self.offset, self.segments.left());
-            Err(Error::Unaligned { op, offset, len, what, limit_bytes })
-        };
-        if self.offset & u64::from(offset_bytes - 1) != 0 {
-            return refuse("offset", offset_bytes);
-        }
-        if found.len & (offset_bytes - 1) != 0 {
-            return refuse("length of a segment", offset_bytes);
-        }
-        if found.base & (memory_bytes - 1) != 0 {
-            return refuse("memory of a segment", memory_bytes);
-        }
-        Ok(())
+        self.extent.check_alignment(self.segments.misalignment())
     }
 
     /// Carries the operation out and waits for it.
     pub(crate) fn run(&self) -> Result<usize> {
-        match begin(self.file, self, Patience::Wait)? {
-            Begin::Begun(begun) => self.finish(begun),
-            Begin::Nothing => Ok(0),
-            Begin::Conflict => unreachable!("waited for"),
+        match self.begin()? {
+            Some(begun) => self.finish(begun),
+            None => Ok(0),
         }
+    }
+
+    /// `None`: there is nothing to be moved.
+    fn begin(&self) -> Result<Option<Begun<'a>>> {
+        let mut begun = None;
+        let outcome = begin(self.extent, Patience::Wait, &mut begun)?;
+        debug_assert!(outcome != Begin::Conflict, "waited for");
+        Ok(begun)
     }
 
     fn finish(&self, begun: Begun<'_>) -> Result<usize> {
         let mut batch = [self.transfer()];
-        request::run(&*self.file.backing, &mut batch);
+        request::run(&*self.extent.file.backing, &mut batch);
         let [transfer] = batch;
-        begun.end(self, transfer.moved, transfer.error)
+        begun.end(self.extent, transfer.moved, transfer.error)
     }
 
     /// Carries an operation out that is not aligned.
     pub(crate) fn run_bounced(&self) -> Result<usize> {
-        let Begin::Begun(begun) = begin(self.file, self, Patience::Wait)? else { return Ok(0) };
-        match self.direction {
+        let Some(begun) = self.begin()? else { return Ok(0) };
+        match self.extent.direction {
             Direction::Read => self.read_bounced(begun),
             Direction::Write => self.write_bounced(begun),
         }
@@ -237,10 +260,11 @@ impl<'a> Operation<'a> {
 
     /// Reads whole blocks around what is wanted, and copies.
     fn read_bounced(&self, begun: Begun<'_>) -> Result<usize> {
-        self.file.cache().counters.bounced.add(1);
-        let (start, end) = (self.offset, self.offset + self.segments.left());
+        self.extent.file.cache().counters.bounced.add(1);
+        let (start, len) = (self.extent.offset, self.extent.len);
+        let end = start + len;
         let end = end.min(begun.size);
-        let block = u64::from(self.file.backing.direct_alignment().offset_bytes);
+        let block = u64::from(self.extent.file.backing.direct_alignment().offset_bytes);
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
         let mut dst = self.segments;
         let mut at = start;
@@ -249,7 +273,7 @@ impl<'a> Operation<'a> {
             let wanted = (end.next_multiple_of(block) - first).min(bounce.len());
             let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
             if let Some(error) = error {
-                return Err(Error::io(Op::Read, self.offset, self.segments.left(), error));
+                return Err(Error::io(Op::Read, start, len, error));
             }
             let got = (first + moved).min(end).saturating_sub(at);
             // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's
@@ -259,28 +283,27 @@ impl<'a> Operation<'a> {
                 crate::read::copy_out(dst.split(got), from)
             };
             if copied.is_err() {
-                let (offset, len) = (self.offset, self.segments.left());
-                return Err(Error::Fault { op: Op::Read, offset, len });
+                return Err(Error::Fault { op: Op::Read, offset: start, len });
             }
             at += got;
             if moved < wanted {
                 break;
             }
         }
-        begun.end(self, at - start, None)
+        begun.end(self.extent, at - start, None)
     }
 
     /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
     /// kernel's cache, which keeps the bytes around it.
     fn write_bounced(&self, begun: Begun<'_>) -> Result<usize> {
-        self.file.cache().counters.bounced.add(1);
-        let block = u64::from(self.file.backing.direct_alignment().offset_bytes);
-        let total = self.segments.left();
-        if !(self.offset | total).is_multiple_of(block) {
+        self.extent.file.cache().counters.bounced.add(1);
+        let block = u64::from(self.extent.file.backing.direct_alignment().offset_bytes);
+        let (offset, total) = (self.extent.offset, self.extent.len);
+        if !(offset | total).is_multiple_of(block) {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];
-            request::run(&*self.file.backing, &mut batch);
+            request::run(&*self.extent.file.backing, &mut batch);
             let [transfer] = batch;
-            return begun.end(self, transfer.moved, transfer.error);
+            return begun.end(self.extent, transfer.moved, transfer.error);
         }
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(total));
         let mut src = self.segments;
@@ -293,11 +316,11 @@ impl<'a> Operation<'a> {
                 failure = Some(io::Error::from_raw_os_error(libc::EFAULT));
                 break;
             }
-            let (moved, error) = self.transfer_bounced(&mut bounce, self.offset + done, len);
+            let (moved, error) = self.transfer_bounced(&mut bounce, offset + done, len);
             done += moved;
             failure = error;
         }
-        begun.end(self, done, failure)
+        begun.end(self.extent, done, failure)
     }
 
     fn transfer_bounced(
@@ -309,29 +332,49 @@ impl<'a> Operation<'a> {
         // SAFETY: within the buffer, which outlives the transfer.
         let segment = unsafe { [Segment::new(bounce.base(), len as usize)] };
         let mut batch = [Transfer { offset, segments: (&segment).into(), ..self.transfer() }];
-        request::run(&*self.file.backing, &mut batch);
+        request::run(&*self.extent.file.backing, &mut batch);
         let [transfer] = batch;
         (transfer.moved, transfer.error)
     }
 }
 
+/// What is not aligned, and what it must be aligned to, in bytes.
+#[inline]
+fn first_misaligned(
+    offset: u64,
+    found: Misalignment,
+    alignment: Alignment,
+) -> Option<(&'static str, u32)> {
+    let Alignment { memory_bytes, offset_bytes } = alignment;
+    let is_off = |bits: u32, limit_bytes: u32| bits & (limit_bytes - 1) != 0;
+    if is_off(offset as u32, offset_bytes) {
+        Some(("offset", offset_bytes))
+    } else if is_off(found.len, offset_bytes) {
+        Some(("length of a segment", offset_bytes))
+    } else if is_off(found.base, memory_bytes) {
+        Some(("memory of a segment", memory_bytes))
+    } else {
+        None
+    }
+}
+
 impl Begun<'_> {
     /// Ends the operation, of which the back end moved so many bytes.
+    #[inline]
     pub(crate) fn end(
         self,
-        operation: &Operation<'_>,
+        extent: Extent<'_>,
         moved: u64,
         error: Option<io::Error>,
     ) -> Result<usize> {
-        let (file, len) = (operation.file, operation.segments.left());
-        let end = operation.offset + len;
+        let Extent { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
         match self.around {
             None => {
-                let wanted = end.min(self.size) - operation.offset;
+                let wanted = (offset + len).min(self.size) - offset;
                 drop(self.guard);
                 if let Some(error) = error {
-                    return Err(Error::io(Op::Read, operation.offset, len, error));
+                    return Err(Error::io(Op::Read, offset, len, error));
                 }
                 let moved = moved.min(wanted);
                 if moved < wanted {
@@ -342,7 +385,7 @@ impl Begun<'_> {
                 Ok(moved as usize)
             }
             Some(around) => {
-                let write = operation.write(self.size);
+                let write = extent.write(self.size);
                 if let Some(error) = &error {
                     write.note_failure(error);
                 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::advice::Advice;
 use crate::cache::readahead::{self, Readahead};
 use crate::cached::CachedFile;
-use crate::direct::{self, Operation};
+use crate::direct::{self, Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
 use crate::io::request::Direction;
@@ -639,7 +639,9 @@ impl File {
         offset: u64,
         durable: bool,
     ) -> Result<usize> {
-        let operation = Operation { file: &self.cached, direction, offset, segments, durable };
+        let (file, len) = (&*self.cached, segments.left());
+        let extent = Extent { file, direction, offset, len, durable };
+        let operation = Operation { extent, segments };
         match operation.check_alignment() {
             Ok(()) => operation.run(),
             Err(_) if self.bounce => operation.run_bounced(),
@@ -678,14 +680,10 @@ impl File {
         check_range(Op::Write, 0, list.total())?;
         self.check(self.write, Op::Write, 0, list.total())?;
         if self.direct {
-            let operation = |offset| Operation {
-                file: &self.cached,
-                direction: Direction::Write,
-                offset,
-                segments: list.iter(),
-                durable: self.dsync,
-            };
-            return direct::append(&self.cached, operation, self.bounce);
+            let (file, direction) = (&*self.cached, Direction::Write);
+            let (len, durable) = (list.total(), self.dsync);
+            let extent = Extent { file, direction, offset: 0, len, durable };
+            return direct::append(Operation { extent, segments: list.iter() }, self.bounce);
         }
         write::append(&self.cached, list.iter(), self.dsync)
     }

@@ -1,18 +1,19 @@
 //! Many direct requests under way at once, from one thread.
 //!
 //! ```text
-//!   step -> Request -> begin (guard, cache out of the way) -> ring -> reap -> end -> Done -> step
-//!                         |  somebody holds the range                  ^
-//!                         v                                            |
+//!   step -> request -> begin (guard, cache out of the way) -> ring -> reap -> end -> step
+//!                         |  somebody holds the range                ^
+//!                         v                                          |
 //!                      stalled, until all that is under way has ended, and then waited for
 //! ```
 //!
-//! - **P1** A request that is under way, with its memory, is in a slot, which only its completion
-//!   empties. A call of [`Pipeline::run`] does not end, nor unwind, before all slots are empty; so
+//! - **P1** A request that is under way, with its memory, is in a slot that `step` is not shown
+//!   before its completion. A call of [`Pipeline::run`] does not end, nor unwind, before; so
 //!   borrowed memory outlives the request, and nobody else can use it meanwhile.
 //! - **P2** Nobody waits for a guard who has requests under way: two pipelines, or a pipeline and its
 //!   own requests, can't wait for each other.
-//! - **P3** In steady state nothing is allocated: requests move between the caller and the slots.
+//! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays where it
+//!   is.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,7 +21,7 @@ use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
 use crate::cached::{BackendKind, Shared};
-use crate::direct::{self, Begin, Begun, Operation, Patience};
+use crate::direct::{self, Begin, Begun, Extent, Operation, Patience};
 use crate::error::{Error, Op, Result};
 use crate::file::{File, check_range};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
@@ -66,11 +67,9 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// The same with another offset.
-    #[must_use]
-    pub fn at(mut self, offset: u64) -> Request<'a> {
+    /// Begins elsewhere, when it is used again.
+    pub fn set_offset(&mut self, offset: u64) {
         self.offset = offset;
-        self
     }
 
     /// Where in the file the request begins.
@@ -109,35 +108,43 @@ impl<'a> Request<'a> {
         self.list.into_buffers()
     }
 
-    fn operation(&self) -> Operation<'_> {
-        Operation {
+    #[inline]
+    fn extent(&self) -> Extent<'a> {
+        Extent {
             file: self.file.cached(),
             direction: self.direction,
             offset: self.offset,
-            segments: self.list.iter(),
+            len: self.list.total(),
             durable: self.durable,
         }
     }
 
+    fn operation(&self) -> Operation<'_> {
+        Operation { extent: self.extent(), segments: self.list.iter() }
+    }
+
     /// What can be said before anything is done.
+    #[inline]
     fn check(&self) -> Result<()> {
-        let (op, len) = match self.direction {
-            Direction::Read => (Op::Read, self.len()),
-            Direction::Write => (Op::Write, self.len()),
+        let op = match self.direction {
+            Direction::Read => Op::Read,
+            Direction::Write => Op::Write,
         };
-        check_range(op, self.offset, len)?;
-        self.file.check_direct(op, self.offset, len)?;
-        self.operation().check_alignment()
+        check_range(op, self.offset, self.len())?;
+        self.file.check_direct(op, self.offset, self.len())?;
+        self.extent().check_alignment(self.list.misalignment())
     }
 }
 
-/// A [`Request`] that has ended.
+/// One of the places of a [`Pipeline`], between two requests.
 #[derive(Debug)]
-pub struct Done<'a> {
-    /// What was asked for; to be used again, or taken apart.
-    pub request: Request<'a>,
-    /// The bytes moved, as [`File::read_at`] and [`File::write_at`] say it.
-    pub outcome: Result<usize>,
+pub struct Lane<'l, 'a> {
+    /// Which place it is, from 0 on.
+    pub number: usize,
+    /// The request that has ended, to be used again, replaced or taken away; `None` at first.
+    pub request: &'l mut Option<Request<'a>>,
+    /// What became of it: the bytes moved, as [`File::read_at`] and [`File::write_at`] say it.
+    pub outcome: Option<Result<usize>>,
 }
 
 /// How much of the memory that a [`Pipeline`] was used with is registered with the kernel.
@@ -173,16 +180,20 @@ pub struct Registration {
 /// let mut buffers = engine.alloc_buffers(4, 64 << 10)?;
 /// let mut offsets = (0..file.len()?).step_by(64 << 10);
 /// let mut sum = 0u64;
-/// engine.pipeline(4)?.run(|done| {
-///     let list = match done {
-///         Some(done) => {
-///             let bytes = done.outcome.expect("the file can be read");
-///             sum += done.request.slices().flatten().take(bytes).map(|&b| u64::from(b)).sum::<u64>();
-///             done.request.into_buffers()
+/// engine.pipeline(4)?.run(|lane| {
+///     if let (Some(outcome), Some(request)) = (lane.outcome, &*lane.request) {
+///         let moved = outcome.expect("the file can be read");
+///         sum += request.slices().flatten().take(moved).map(|&byte| u64::from(byte)).sum::<u64>();
+///     }
+///     let Some(offset) = offsets.next() else { return false };
+///     match lane.request {
+///         Some(request) => request.set_offset(offset),
+///         None => {
+///             let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+///             *lane.request = Some(Request::read(&file, list, offset));
 ///         }
-///         None => vec![buffers.pop()?],
-///     };
-///     Some(Request::read(&file, SegmentList::from_buffers(list), offsets.next()?))
+///     }
+///     true
 /// });
 /// assert_eq!(sum, 1 << 20);
 /// # Ok::<(), millpond::Error>(())
@@ -233,36 +244,33 @@ impl Pipeline {
 
     /// Asks `step` for requests until it has no more, and returns when all have ended.
     ///
-    /// `step` is called with `None` until as many requests are under way as the pipeline is deep, or
-    /// it returns `None`; then with each request that has ended, and returns the next one in its
-    /// place, or `None`. Requests end in any order. Each is atomic with respect to all other
-    /// operations of its file, and coherent with the cache; where one overlaps with what somebody
-    /// else has under way, it waits until those before it in the pipeline have ended, and then for
-    /// that.
+    /// `step` is called for each [`Lane`], as many as the pipeline is deep, and again whenever the
+    /// lane's request has ended. It leaves the next request in the lane and returns true, or returns
+    /// false: then the lane is not used again, and a request that is left in it is dropped. Requests
+    /// end in any order. Each is atomic with respect to all other operations of its file, and
+    /// coherent with the cache; where one overlaps with what somebody else has under way, it waits
+    /// until those before it in the pipeline have ended, and then for that.
     ///
     /// `step` must not use the files that have requests under way, other than by requests: it could
     /// wait for itself.
     ///
     /// # Panics
     ///
-    /// Where `step` does; after all that is under way has ended.
-    pub fn run<'a>(&mut self, mut step: impl FnMut(Option<Done<'a>>) -> Option<Request<'a>>) {
-        let depth = self.depth;
+    /// Where `step` does, or returns true for a lane without a request; after all that is under way
+    /// has ended.
+    pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> bool) {
         let mut lanes = Lanes {
             carrier: &mut self.carrier,
             ended: &mut self.ended,
-            slots: Vec::with_capacity(depth),
-            free: (0..depth as u32).rev().collect(),
+            slots: Vec::with_capacity(self.depth),
             stalled: VecDeque::new(),
+            under_way: 0,
         };
-        lanes.slots.resize_with(depth, || None);
-        let mut wanted = depth;
-        while wanted > 0 {
-            let Some(request) = step(None) else { break };
-            wanted -= 1;
-            lanes.take(request, &mut step);
+        lanes.slots.resize_with(self.depth, Slot::default);
+        for number in 0..self.depth as u32 {
+            lanes.next(number, None, &mut step);
         }
-        while lanes.is_busy() {
+        while lanes.under_way > 0 || !lanes.stalled.is_empty() {
             lanes.turn(&mut step);
         }
     }
@@ -280,10 +288,11 @@ impl Pipeline {
     }
 }
 
-/// A request that is under way (P1).
+/// A lane's request, and whether it is under way (P1): it is while it has begun.
+#[derive(Default)]
 struct Slot<'a> {
-    request: Request<'a>,
-    begun: Begun<'a>,
+    request: Option<Request<'a>>,
+    begun: Option<Begun<'a>>,
     moved: u64,
 }
 
@@ -291,109 +300,94 @@ struct Lanes<'p, 'a> {
     carrier: &'p mut Carrier,
     /// What has ended and was not looked at yet.
     ended: &'p mut VecDeque<Ended>,
-    slots: Vec<Option<Slot<'a>>>,
-    free: Vec<u32>,
-    /// Requests that met somebody else's, in their order.
-    stalled: VecDeque<Request<'a>>,
-}
-
-/// What became of a request that was to begin.
-enum Start<'a> {
-    UnderWay,
-    Stalled(Request<'a>),
-    Done(Done<'a>),
+    slots: Vec<Slot<'a>>,
+    /// Lanes whose requests met somebody else's, in their order.
+    stalled: VecDeque<u32>,
+    /// Slots that have begun.
+    under_way: usize,
 }
 
 impl<'a> Lanes<'_, 'a> {
-    fn under_way(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
-    fn is_busy(&self) -> bool {
-        self.under_way() > 0 || !self.stalled.is_empty()
-    }
-
-    /// Begins a request, and those that follow it at once.
+    /// Has `step` say what a lane does next, until that is under way, stalled, or nothing.
     #[inline]
-    fn take(
+    fn next(
         &mut self,
-        request: Request<'a>,
-        step: &mut impl FnMut(Option<Done<'a>>) -> Option<Request<'a>>,
+        number: u32,
+        mut outcome: Option<Result<usize>>,
+        step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
     ) {
-        let mut next = Some(request);
-        while let Some(request) = next.take() {
-            // Behind those that wait, so that what is under way comes to its end (P2).
-            if !self.stalled.is_empty() {
-                self.stalled.push_back(request);
+        loop {
+            let request = &mut self.slots[number as usize].request;
+            if !step(Lane { number: number as usize, request, outcome }) {
+                *request = None;
                 return;
             }
-            match self.start(request, Patience::Try) {
-                Start::UnderWay => {}
-                Start::Stalled(request) => self.stalled.push_back(request),
-                Start::Done(done) => next = step(Some(done)),
+            assert!(request.is_some(), "lane {number} goes on without a request");
+            // Behind those that wait, so that what is under way comes to its end (P2).
+            if !self.stalled.is_empty() {
+                self.stalled.push_back(number);
+                return;
+            }
+            match self.start(number, Patience::Try) {
+                Start::UnderWay => return,
+                Start::Stalled => {
+                    self.stalled.push_back(number);
+                    return;
+                }
+                Start::Ended(ended) => outcome = Some(ended),
             }
         }
     }
 
-    /// Waits until something has ended, and begins what `step` says.
-    fn turn(&mut self, step: &mut impl FnMut(Option<Done<'a>>) -> Option<Request<'a>>) {
-        if self.under_way() == 0
-            && let Some(request) = self.stalled.pop_front()
-        {
-            match self.start(request, Patience::Wait) {
-                Start::Done(done) => {
-                    if let Some(request) = step(Some(done)) {
-                        self.stalled.push_back(request);
-                    }
-                }
-                Start::UnderWay | Start::Stalled(_) => {}
-            }
-            while let Some(request) = self.stalled.pop_front() {
-                match self.start(request, Patience::Try) {
-                    Start::UnderWay => {}
-                    Start::Stalled(request) => {
-                        self.stalled.push_front(request);
-                        break;
-                    }
-                    Start::Done(done) => {
-                        if let Some(request) = step(Some(done)) {
-                            self.stalled.push_back(request);
-                        }
-                    }
-                }
-            }
+    /// Waits until something has ended, and goes on with its lane.
+    fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
+        if self.under_way == 0 {
+            self.wake_stalled(step);
             return;
         }
         self.wait();
-        // Taken off one by one: `step` may unwind, and what has ended is ended by `drop` then.
         while let Some((number, outcome)) = self.ended.pop_front() {
-            if let Some(done) = self.end(number, outcome)
-                && let Some(request) = step(Some(done))
-            {
-                self.take(request, step);
+            if let Some(outcome) = self.end(number, outcome) {
+                self.next(number, Some(outcome), step);
+            }
+        }
+    }
+
+    /// Nothing is under way: waits for what the first of the stalled has met, and begins the others
+    /// up to the next that would have to wait (P2).
+    #[cold]
+    fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
+        let mut patience = Patience::Wait;
+        while let Some(number) = self.stalled.pop_front() {
+            match self.start(number, patience) {
+                Start::UnderWay => patience = Patience::Try,
+                Start::Stalled => return self.stalled.push_front(number),
+                Start::Ended(outcome) => self.next(number, Some(outcome), step),
             }
         }
     }
 
     #[inline]
-    fn start(&mut self, request: Request<'a>, patience: Patience) -> Start<'a> {
+    fn start(&mut self, number: u32, patience: Patience) -> Start {
+        let slot = &mut self.slots[number as usize];
+        let request = slot.request.as_ref().expect("looked at");
         if let Err(error) = request.check() {
-            return Start::Done(Done { request, outcome: Err(error) });
+            return Start::Ended(Err(error));
         }
-        let file = request.file;
-        match direct::begin(file.cached(), &request.operation(), patience) {
-            Ok(Begin::Begun(begun)) => {
-                let number = self.free.pop().expect("no more requests than lanes");
-                let slot = self.slots[number as usize].insert(Slot { request, begun, moved: 0 });
-                push(self.carrier, self.ended, number, slot);
+        match direct::begin(request.extent(), patience, &mut slot.begun) {
+            Ok(Begin::Begun) => {
+                slot.moved = 0;
+                self.under_way += 1;
+                push(self.carrier, self.ended, number, request, 0);
                 Start::UnderWay
             }
-            Ok(Begin::Conflict) => Start::Stalled(request),
-            Ok(Begin::Nothing) => Start::Done(Done { request, outcome: Ok(0) }),
-            Err(error) => Start::Done(Done { request, outcome: Err(error) }),
+            Ok(Begin::Conflict) => Start::Stalled,
+            Ok(Begin::Nothing) => Start::Ended(Ok(0)),
+            Err(error) => Start::Ended(Err(error)),
         }
     }
 
+    #[inline]
     fn wait(&mut self) {
         if let Carrier::Ring(ring) = self.carrier {
             ring.wait(usize::from(self.ended.is_empty()), self.ended);
@@ -402,52 +396,62 @@ impl<'a> Lanes<'_, 'a> {
 
     /// Notes what became of a request; `None` if it goes on.
     #[inline]
-    fn end(&mut self, number: u32, outcome: io::Result<usize>) -> Option<Done<'a>> {
-        let slot = self.slots[number as usize].as_mut().expect("under way");
-        let total = slot.request.list.total();
+    fn end(&mut self, number: u32, outcome: io::Result<usize>) -> Option<Result<usize>> {
+        let slot = &mut self.slots[number as usize];
+        let request = slot.request.as_ref().expect("under way");
+        let total = request.list.total();
         let error = match outcome {
             Ok(moved) => {
                 slot.moved += moved as u64;
-                if slot.moved < total && !is_over(slot, moved as u64) {
-                    push(self.carrier, self.ended, number, slot);
+                if slot.moved < total && !is_over(request, moved as u64) {
+                    push(self.carrier, self.ended, number, request, slot.moved);
                     return None;
                 }
-                None
+                let is_short = slot.moved < total && request.direction == Direction::Write;
+                is_short.then(|| io::ErrorKind::WriteZero.into())
             }
             Err(error) if request::is_transient(&error) => {
-                push(self.carrier, self.ended, number, slot);
+                push(self.carrier, self.ended, number, request, slot.moved);
                 return None;
             }
             Err(error) => Some(error),
         };
-        let Slot { request, begun, moved } = self.slots[number as usize].take().expect("under way");
-        self.free.push(number);
-        let short = moved < total && request.direction == Direction::Write;
-        let error = error.or_else(|| short.then(|| io::ErrorKind::WriteZero.into()));
-        let outcome = begun.end(&request.operation(), moved, error);
-        Some(Done { request, outcome })
+        let begun = slot.begun.take().expect("under way");
+        self.under_way -= 1;
+        Some(begun.end(request.extent(), slot.moved, error))
     }
+}
+
+/// What became of a request that was to begin.
+enum Start {
+    UnderWay,
+    Stalled,
+    Ended(Result<usize>),
 }
 
 /// Whether a request that moved so much in its last attempt can't go on.
 #[cold]
-fn is_over(slot: &Slot<'_>, moved: u64) -> bool {
-    let operation = slot.request.operation();
-    let transfer = operation.transfer();
-    let block_bytes = request::block_bytes(&*slot.request.file.cached().backing, &transfer);
+fn is_over(request: &Request<'_>, moved: u64) -> bool {
+    let operation = request.operation();
+    let block_bytes = request::block_bytes(&*operation.extent.file.backing, &operation.transfer());
     request::is_end(moved, block_bytes)
 }
 
 /// Gives what is left of a request to the back end.
 #[inline]
-fn push(carrier: &mut Carrier, ended: &mut VecDeque<Ended>, number: u32, slot: &Slot<'_>) {
-    let operation = slot.request.operation();
-    let mut transfer = operation.transfer();
-    if slot.moved > 0 {
-        transfer.moved = slot.moved;
+fn push(
+    carrier: &mut Carrier,
+    ended: &mut VecDeque<Ended>,
+    number: u32,
+    request: &Request<'_>,
+    moved: u64,
+) {
+    let mut transfer = request.operation().transfer();
+    if moved > 0 {
+        transfer.moved = moved;
         transfer = transfer.rest();
     }
-    let backing = &*operation.file.backing;
+    let backing = &*request.file.cached().backing;
     if let Carrier::Ring(ring) = carrier
         && let Some(descriptors) = backing.descriptors()
     {
@@ -456,7 +460,7 @@ fn push(carrier: &mut Carrier, ended: &mut VecDeque<Ended>, number: u32, slot: &
             // the file, until it was reaped. (A list of one segment has no array that the kernel
             // reads.) A list says which region all of its memory is in, and keeps a buffer of it.
             Ok((fd, flags)) => unsafe {
-                ring.push(number, fd, flags, &transfer, slot.request.list.region());
+                ring.push(number, fd, flags, &transfer, request.list.region());
             },
             Err(error) => ended.push_back((number, Err(error))),
         }
@@ -479,7 +483,7 @@ impl Drop for Lanes<'_, '_> {
             while let Some((number, outcome)) = self.ended.pop_front() {
                 let _ = self.end(number, outcome);
             }
-            if self.under_way() == 0 {
+            if self.under_way == 0 {
                 break;
             }
             self.wait();

@@ -119,9 +119,12 @@ impl<'a> From<&'a Vec<Segment<'a>>> for SegmentIter<'a> {
 }
 
 impl<'a> SegmentIter<'a> {
+    pub(crate) const EMPTY: SegmentIter<'static> =
+        SegmentIter::new(&[], 0, Misalignment { base: 0, len: 0 });
+
     /// All bytes of `segments`, whose lengths make `total`.
     #[inline]
-    pub(crate) fn new(
+    pub(crate) const fn new(
         segments: &'a [Segment<'a>],
         total: u64,
         misalignment: Misalignment,

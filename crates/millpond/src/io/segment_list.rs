@@ -50,7 +50,10 @@ mod sealed {
 /// let mut memory = vec![0; 4096];
 /// let mut first = Some(Request::read(file, SegmentList::from_slice_mut(&mut memory), 0));
 /// drop(memory); // borrowed by the request
-/// pipeline.run(|_done| first.take());
+/// pipeline.run(|lane| {
+///     *lane.request = first.take();
+///     lane.request.is_some()
+/// });
 /// # }
 /// ```
 ///
@@ -149,6 +152,11 @@ impl<'a> RawList<'a> {
     #[inline]
     pub(crate) fn total(&self) -> u64 {
         self.total
+    }
+
+    #[inline]
+    pub(crate) fn misalignment(&self) -> Misalignment {
+        self.misalignment
     }
 
     pub(crate) fn into_buffers(self) -> Vec<Buffer> {

@@ -195,6 +195,19 @@ impl<'a> Write<'a> {
         Write { file, src, len, offset, size, first, last, durable }
     }
 
+    /// A write that somebody else hands to the back end, between [`Write::begin_around`] and
+    /// [`Write::end_around`].
+    pub(crate) fn around_cache(
+        file: &'a CachedFile,
+        offset: u64,
+        len: u64,
+        size: u64,
+        durable: bool,
+    ) -> Write<'a> {
+        let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
+        Write { file, src: SegmentIter::EMPTY, len, offset, size, first, last, durable }
+    }
+
     /// Gives up the guard of a write that is over.
     pub(crate) fn release(&self, guard: Guard<'_>, outcome: &Result<usize>) -> Result<()> {
         drop(guard);

@@ -54,46 +54,40 @@ impl<'f> Flow<'f> {
     pub fn slice(&mut self, length: Duration, least: u64) -> io::Result<Slice> {
         let Self { file, pipeline, idle, offsets, next, writes, allocated } = self;
         let mut ended: Vec<Request<'_>> = Vec::with_capacity(idle.len());
-        let (mut begun, mut failure, mut over) = (0u64, None, false);
-        let lists = std::mem::take(idle);
-        let mut fresh = lists.into_iter();
+        let (mut ops, mut failure, mut over) = (0u64, None, false);
+        let mut fresh = std::mem::take(idle).into_iter();
         let used = Usage::now();
         let made = allocations();
         let started = Instant::now();
-        pipeline.run(|done| {
-            begun += 1;
-            if begun.is_multiple_of(BATCH) && begun >= least && started.elapsed() >= length {
-                over = true;
-            }
+        pipeline.run(|lane| {
             let offset = offsets[*next];
             *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
-            let request = match done {
-                Some(done) => {
-                    match done.outcome {
-                        Ok(moved) if moved as u64 == done.request.len() => {}
-                        Ok(moved) => failure = Some(io::Error::other(format!("moved {moved}"))),
-                        Err(error) => failure = Some(error.into()),
-                    }
-                    done.request
-                }
-                None => {
-                    let list = fresh.next()?;
-                    return Some(match *writes {
-                        true => Request::write(file, list, offset),
-                        false => Request::read(file, list, offset),
-                    });
-                }
+            let (Some(request), Some(outcome)) = (&mut *lane.request, lane.outcome) else {
+                *lane.request = fresh.next().map(|list| match *writes {
+                    true => Request::write(file, list, offset),
+                    false => Request::read(file, list, offset),
+                });
+                return lane.request.is_some();
             };
-            if over || failure.is_some() {
-                ended.push(request);
-                return None;
+            ops += 1;
+            if ops.is_multiple_of(BATCH) && ops >= least && started.elapsed() >= length {
+                over = true;
             }
-            Some(request.at(offset))
+            match outcome {
+                Ok(moved) if moved as u64 == request.len() => {}
+                Ok(moved) => failure = Some(io::Error::other(format!("moved {moved}"))),
+                Err(error) => failure = Some(error.into()),
+            }
+            if over || failure.is_some() {
+                ended.extend(lane.request.take());
+                return false;
+            }
+            request.set_offset(offset);
+            true
         });
         let elapsed = started.elapsed();
         let made = allocations() - made;
         let used = Usage::now().since(used);
-        let ops = begun - ended.len() as u64;
         idle.extend(
             ended.into_iter().map(|request| SegmentList::from_buffers(request.into_buffers())),
         );

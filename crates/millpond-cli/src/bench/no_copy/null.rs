@@ -241,39 +241,38 @@ impl<'f> Copied<'f> {
 
     fn slice(&mut self, length: Duration) -> io::Result<Slice> {
         let Self { file, pipeline, buffers, offsets, next } = self;
-        let (mut begun, mut over) = (0u64, false);
+        let (mut ops, mut over) = (0u64, false);
         let mut idle: Vec<Vec<Buffer>> = std::mem::take(buffers);
-        let mut ended = Vec::with_capacity(DEPTH);
         let mut failure = None;
         let used = Usage::now();
         let made = allocations();
         let started = Instant::now();
-        pipeline.run(|done| {
-            begun += 1;
-            if begun.is_multiple_of(256) && started.elapsed() >= length {
-                over = true;
-            }
-            let list = match done {
-                Some(done) => {
-                    if let Err(error) = done.outcome {
-                        failure = Some(error);
+        pipeline.run(|lane| {
+            let list = match (lane.request.take(), lane.outcome) {
+                (Some(request), Some(outcome)) => {
+                    ops += 1;
+                    if ops.is_multiple_of(256) && started.elapsed() >= length {
+                        over = true;
                     }
-                    done.request.into_buffers()
+                    failure = outcome.err().or(failure.take());
+                    request.into_buffers()
                 }
-                None => idle.pop()?,
+                _ => match idle.pop() {
+                    Some(list) => list,
+                    None => return false,
+                },
             };
             if over || failure.is_some() {
-                ended.push(list);
-                return None;
+                buffers.push(list);
+                return false;
             }
             let offset = offsets[*next];
             *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
-            Some(Request::read(file, SegmentList::from_buffers(list), offset))
+            *lane.request = Some(Request::read(file, SegmentList::from_buffers(list), offset));
+            true
         });
         let elapsed = started.elapsed();
         let used = Usage::now().since(used);
-        let ops = begun - ended.len() as u64;
-        buffers.extend(ended);
         buffers.extend(idle);
         if let Some(error) = failure {
             return Err(error.into());
