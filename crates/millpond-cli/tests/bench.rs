@@ -147,6 +147,39 @@ fn range_lock_reports_every_case_and_peer() {
 }
 
 #[test]
+fn no_copy_reports_every_case_and_peer() {
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let words = ["no-copy", "--quick", "--shrink", "64", "--json", json.to_str().unwrap()];
+    let output = bench(&words);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["suite"], "no-copy");
+    let rows = report["rows"].as_array().unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
+    let told = |case: &str, engine: &str| {
+        rows.iter().chain(skipped).any(|row| row["case"] == case && row["engine"] == engine)
+    };
+    for size in ["512", "4k", "8k", "16k", "32k", "64k"] {
+        let case = format!("null-read-{size}");
+        assert!(told(&case, "millpond, null, vectors copied"), "{case}");
+        let larger = !matches!(size, "512" | "4k");
+        assert_eq!(told(&case, "millpond, null, 4 KiB"), larger, "{case}");
+        let note = format!("{case}: 0.0000 allocations per request");
+        let notes = report["notes"].as_array().unwrap();
+        assert!(notes.iter().any(|text| text.as_str().unwrap().starts_with(&note)), "{notes:?}");
+    }
+    for case in ["null-read-4k", "null-write-4k"] {
+        assert!(told(case, "io_uring NOP, 32 at once"), "{case}");
+    }
+    for case in ["direct-read-4k-random", "direct-read-1m", "direct-write-1m"] {
+        assert!(told(case, "millpond, direct") && told(case, "fio, io_uring, O_DIRECT, fixed"));
+    }
+}
+
+#[test]
 fn write_reports_every_case_and_peer() {
     let dir = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
