@@ -11,7 +11,8 @@
 //! end's: `File` waits for it, a `Pipeline` has many under way.
 //!
 //! - **D1** Who has begun an operation ends it: until then its pages are hidden, and its range is
-//!   held. Nobody who has one under way waits for another guard.
+//!   held. Nobody who has one under way waits for another guard, nor for a flush, which may wait for
+//!   the pages that are hidden.
 //! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
 //!   the handle says so, served through a bounce buffer and counted.
 
@@ -33,12 +34,13 @@ use crate::writeback;
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
 /// The most that bounce buffers are aligned to; devices that want more are refused at open.
 const BOUNCE_ALIGN_BYTES: usize = 4096;
-/// Pages that are looked at one by one before a read; of longer ones the whole range is written back.
-const LOOKED_AT_MAX: u64 = 64;
+/// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
+const LOOKED_AT_MAX: u64 = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     Wait,
+    /// Waits neither for a guard nor for a flush.
     Try,
 }
 
@@ -54,7 +56,7 @@ pub(crate) struct Operation<'a> {
 
 pub(crate) enum Begin<'f> {
     Begun(Begun<'f>),
-    /// Somebody holds a part of the range.
+    /// Somebody holds a part of the range, or it is to be written back before.
     Conflict,
     /// There is nothing to be moved.
     Nothing,
@@ -85,6 +87,9 @@ pub(crate) fn begin<'f>(
             let Some((guard, size)) = write::lock_for_write(file, offset, end, patience) else {
                 return Ok(Begin::Conflict);
             };
+            if patience == Patience::Try && operation.write(size).must_write_back() {
+                return Ok(Begin::Conflict);
+            }
             Ok(Begin::Begun(begin_write(operation, guard, size)?))
         }
     }
@@ -106,20 +111,24 @@ fn begin_read(file: &CachedFile, offset: u64, end: u64, patience: Patience) -> R
     if offset >= size {
         return Ok(Begin::Nothing);
     }
-    if file.writeback.has_begun() {
-        let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-        if owes(file, first, last) {
-            writeback::write_back(file, first, last, Op::Read)?;
+    let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
+    if owes(file, first, last) {
+        if patience == Patience::Try {
+            return Ok(Begin::Conflict);
         }
+        writeback::write_back(file, first, last, Op::Read)?;
     }
     Ok(Begin::Begun(Begun { guard, size, failed_syncs: 0 }))
 }
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`. Nobody dirties them under
-/// the caller's guard.
-fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+/// the caller's guard; a page that was DIRTY before keeps its place in the table until it is written.
+pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+    if !file.writeback.has_begun() {
+        return false;
+    }
     if last - first >= LOOKED_AT_MAX {
-        return true;
+        return file.owes();
     }
     let frames = &file.cache().frames;
     (first..=last).any(|page| match file.core().lookup(frames, page) {
@@ -319,13 +328,29 @@ impl<'a> Operation<'a> {
 }
 
 impl Begun<'_> {
-    /// Ends the operation, of which the back end moved so many bytes.
+    /// Ends the operation, of which the back end moved so many bytes. Waits for a guard where the
+    /// file's length is in doubt.
     pub(crate) fn end(
         self,
         operation: &Operation<'_>,
         moved: u64,
         error: Option<io::Error>,
     ) -> Result<usize> {
+        let (outcome, is_len_in_doubt) = self.end_apart(operation, moved, error);
+        if is_len_in_doubt {
+            operation.file.adopt_size()?;
+        }
+        outcome
+    }
+
+    /// Ends the operation, without waiting for anybody; whether the file may have another length now
+    /// than we think, and [`CachedFile::adopt_size`] is to be called when nobody has to be feared.
+    pub(crate) fn end_apart(
+        self,
+        operation: &Operation<'_>,
+        moved: u64,
+        error: Option<io::Error>,
+    ) -> (Result<usize>, bool) {
         let (file, len) = (operation.file, operation.segments.left());
         let end = operation.offset + len;
         match operation.direction {
@@ -333,15 +358,12 @@ impl Begun<'_> {
                 let wanted = end.min(self.size) - operation.offset;
                 drop(self.guard);
                 if let Some(error) = error {
-                    return Err(Error::io(Op::Read, operation.offset, len, error));
+                    return (Err(Error::io(Op::Read, operation.offset, len, error)), false);
                 }
                 let moved = moved.min(wanted);
-                if moved < wanted {
-                    // Somebody else cut the file below.
-                    file.adopt_size()?;
-                }
                 file.cache().counters.mine().passed(moved);
-                Ok(moved as usize)
+                // Or somebody else cut the file below.
+                (Ok(moved as usize), moved < wanted)
             }
             Direction::Write => {
                 let write = operation.write(self.size);
@@ -349,8 +371,8 @@ impl Begun<'_> {
                     write.note_failure(error);
                 }
                 let outcome = write.end_around(moved, error, self.failed_syncs);
-                write.release(self.guard, &outcome)?;
-                outcome
+                let is_len_in_doubt = write.release_apart(self.guard, &outcome);
+                (outcome, is_len_in_doubt)
             }
         }
     }

@@ -10,8 +10,8 @@
 //! - **P1** A request that is under way, with its memory, is in a slot, which only its completion
 //!   empties. A call of [`Pipeline::run`] does not end, nor unwind, before all slots are empty; so
 //!   borrowed memory outlives the request, and nobody else can use it meanwhile.
-//! - **P2** Nobody waits for a guard who has requests under way: two pipelines, or a pipeline and its
-//!   own requests, can't wait for each other.
+//! - **P2** Nobody waits for a guard, or for a flush, who has requests under way: two pipelines, or a
+//!   pipeline and its own requests, or a sync, can't wait for each other.
 //! - **P3** In steady state nothing is allocated: requests move between the caller and the slots.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use std::io;
 use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
-use crate::cached::{BackendKind, Shared};
+use crate::cached::{BackendKind, CachedFile, Shared};
 use crate::direct::{self, Begin, Begun, Operation, Patience};
 use crate::error::{Error, Op, Result};
 use crate::file::{File, check_range};
@@ -254,6 +254,7 @@ impl Pipeline {
             slots: Vec::with_capacity(depth),
             free: (0..depth as u32).rev().collect(),
             stalled: VecDeque::new(),
+            doubted: Vec::new(),
         };
         lanes.slots.resize_with(depth, || None);
         let mut wanted = depth;
@@ -295,6 +296,8 @@ struct Lanes<'p, 'a> {
     free: Vec<u32>,
     /// Requests that met somebody else's, in their order.
     stalled: VecDeque<Request<'a>>,
+    /// Files whose length is to be looked at as soon as nothing is under way (P2).
+    doubted: Vec<&'a CachedFile>,
 }
 
 /// What became of a request that was to begin.
@@ -323,7 +326,7 @@ impl<'a> Lanes<'_, 'a> {
         let mut next = Some(request);
         while let Some(request) = next.take() {
             // Behind those that wait, so that what is under way comes to its end (P2).
-            if !self.stalled.is_empty() {
+            if !self.stalled.is_empty() || !self.doubted.is_empty() {
                 self.stalled.push_back(request);
                 return;
             }
@@ -424,8 +427,22 @@ impl<'a> Lanes<'_, 'a> {
         self.free.push(number);
         let short = moved < total && request.direction == Direction::Write;
         let error = error.or_else(|| short.then(|| io::ErrorKind::WriteZero.into()));
-        let outcome = begun.end(&request.operation(), moved, error);
+        let (outcome, is_len_in_doubt) = begun.end_apart(&request.operation(), moved, error);
+        if is_len_in_doubt {
+            self.doubted.push(request.file.cached());
+        }
+        if self.under_way() == 0 {
+            self.adopt_sizes();
+        }
         Some(Done { request, outcome })
+    }
+
+    /// Nothing is under way.
+    fn adopt_sizes(&mut self) {
+        for file in self.doubted.drain(..) {
+            // The next operation that finds the end elsewhere tries again.
+            let _ = file.adopt_size();
+        }
     }
 }
 
