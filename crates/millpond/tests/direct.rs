@@ -3,13 +3,14 @@
 mod common;
 
 use std::io::{IoSlice, IoSliceMut};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use millpond::{
     BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SegmentList, WriteMode,
 };
 
-use common::{Random, cache_for, engine, read_write, same, scaled, temp_dir, within};
+use common::{Random, cache_for, engine, read_write, same, scaled, stress_time, temp_dir, within};
 
 fn direct() -> OpenOptions {
     read_write().direct(true)
@@ -391,6 +392,183 @@ fn direct_and_cached_agree_with_a_model() {
                     }
                 });
             }
+        }
+    }
+}
+
+/// A page's worth of bytes that tell who wrote them: a number, over and over.
+fn stamp(bytes: &mut [u8], token: u64) {
+    for word in bytes.chunks_exact_mut(8) {
+        word.copy_from_slice(&token.to_le_bytes());
+    }
+}
+
+/// The one number that is in all of `bytes`.
+fn token(bytes: &[u8]) -> Result<u64, String> {
+    let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+    let mut last = None;
+    for (at, word) in words.enumerate() {
+        if last.is_some_and(|last| last != word) {
+            return Err(format!("{last:x?}, and from byte {} {word:x}", at * 8));
+        }
+        last = Some(word);
+    }
+    Ok(last.unwrap_or(0))
+}
+
+/// Goal: an operation is one step for all others, whichever of them goes past the cache; and what
+/// was seen once is not replaced by something older.
+/// Method: areas of some pages, each with a writer that writes ever higher numbers to all of its
+/// area at once, direct, cached or by a pipeline in turn, and reads them back; readers of both kinds
+/// see one number, and none that is lower than one seen before. Beside them somebody cuts and
+/// extends the file behind the areas, makes a hole there, syncs, and drops pages. Neighbours share
+/// what the kernel caches as one.
+#[test]
+fn direct_and_cached_operations_are_atomic() {
+    let seed = Random::from_environment().next();
+    let time = stress_time(0.15);
+    for (name, backend) in back_ends(seed) {
+        for mode in [WriteMode::Through, WriteMode::Back] {
+            for (area, page) in
+                [(4096, 4096), (12288, 4096), (300_000 / 4096 * 4096, 4096), (32768, 16384)]
+            {
+                let backend = backend.clone();
+                within(time * 20 + Duration::from_secs(60), name, move || {
+                    areas(name, backend, mode, area, page, time, seed);
+                });
+            }
+        }
+    }
+}
+
+fn areas(
+    name: &'static str,
+    backend: BackendChoice,
+    mode: WriteMode,
+    area: usize,
+    page: u32,
+    time: Duration,
+    seed: u64,
+) {
+    const AREAS: usize = 3;
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![0; area * AREAS]).unwrap();
+    let pages = [8, 400][seed as usize % 2].max(area as u64 / u64::from(page) * 9);
+    let engine = engine(cache_for(pages, u64::from(page)), backend);
+    let options = read_write().page_bytes(page).write_mode(mode);
+    let cached = engine.open(&path, &options).unwrap();
+    let direct = engine.open(&path, &options.direct(true)).unwrap();
+    let stop = AtomicBool::new(false);
+    let floors: Vec<AtomicU64> = (0..AREAS).map(|_| AtomicU64::new(0)).collect();
+    let see = |number: usize, buffer: &[u8], floor: u64, what: &str| {
+        let seen = token(buffer).unwrap_or_else(|error| {
+            panic!("{name} {mode:?} {area}: area {number} by {what} is a mixture: {error}")
+        });
+        assert!(
+            seen >= floor,
+            "{name} {mode:?} {area}: area {number} by {what}: {seen} after {floor}"
+        );
+        floors[number].fetch_max(seen, SeqCst);
+        seen
+    };
+    let read = |number: usize, buffer: &mut Buffer, way: bool| {
+        let floor = floors[number].load(SeqCst);
+        let (file, what) = if way { (&direct, "direct") } else { (&cached, "cached") };
+        file.read_exact_at(buffer, (number * area) as u64).unwrap();
+        see(number, buffer, floor, what)
+    };
+    let rounds = AtomicU64::new(0);
+    let fail_fast = |body: &dyn Fn()| {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        stop.store(true, SeqCst);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    };
+    std::thread::scope(|scope| {
+        for number in 0..AREAS {
+            let (engine, direct, cached, stop, floors, read, fail_fast, rounds) =
+                (&engine, &direct, &cached, &stop, &floors, &read, &fail_fast, &rounds);
+            scope.spawn(move || {
+                fail_fast(&|| {
+                    let mut random = Random(seed ^ number as u64);
+                    let mut pipeline = engine.pipeline(2).unwrap();
+                    let mut buffers = engine.alloc_buffers(2, area).unwrap();
+                    let (mut seen, mut buffer) = (buffers.pop().unwrap(), buffers.pop());
+                    let at = (number * area) as u64;
+                    for next in 1.. {
+                        if stop.load(SeqCst) {
+                            return;
+                        }
+                        let mut memory = buffer.take().unwrap();
+                        stamp(&mut memory, next);
+                        // An area of even number is mostly written by one way, others by another.
+                        match (random.below(8) + number as u64 * 4) % 8 {
+                            0..4 => assert_eq!(cached.write_at(&memory, at).unwrap(), area),
+                            4..6 => assert_eq!(direct.write_at(&memory, at).unwrap(), area),
+                            _ => {
+                                let mut list = Some(SegmentList::from_buffers(vec![memory]));
+                                let mut back = Vec::new();
+                                pipeline.run(|done| {
+                                    if let Some(done) = done {
+                                        assert_eq!(done.outcome.unwrap(), area);
+                                        back = done.request.into_buffers();
+                                    }
+                                    Some(Request::write(direct, list.take()?, at))
+                                });
+                                memory = back.pop().unwrap();
+                            }
+                        }
+                        floors[number].fetch_max(next, SeqCst);
+                        assert_eq!(read(number, &mut seen, next % 2 == 0), next);
+                        if next % 3 == 0 {
+                            cached.advise(at, area as u64, millpond::Advice::DontNeed).unwrap();
+                            assert_eq!(read(number, &mut seen, false), next);
+                        }
+                        buffer = Some(memory);
+                        rounds.fetch_add(1, SeqCst);
+                    }
+                });
+            });
+        }
+        for reader in 0..2u64 {
+            let (engine, stop, read, fail_fast) = (&engine, &stop, &read, &fail_fast);
+            scope.spawn(move || {
+                fail_fast(&|| {
+                    let mut random = Random(seed ^ reader << 8);
+                    let mut buffer = engine.alloc_buffers(1, area).unwrap().pop().unwrap();
+                    while !stop.load(SeqCst) {
+                        read(random.below(AREAS as u64) as usize, &mut buffer, random.chance(500));
+                    }
+                });
+            });
+        }
+        let check = || {
+            let mut random = Random(seed);
+            let end = Instant::now() + time;
+            let (behind, far) = ((AREAS * area) as u64, (AREAS * area + 100_000) as u64);
+            while Instant::now() < end && !stop.load(SeqCst) {
+                match random.below(5) {
+                    0 => cached.truncate(behind + random.below(100_000)).unwrap(),
+                    1 => drop(direct.punch_hole(behind, 100_000)),
+                    2 => cached.sync_data().unwrap(),
+                    3 => drop(direct.append(&[7; 1000])),
+                    _ => cached.truncate(far).unwrap(),
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        };
+        fail_fast(&check);
+    });
+    println!("{name} {mode:?} {area}: {rounds:?} rounds");
+    let last: Vec<u64> = floors.iter().map(|floor| floor.load(SeqCst)).collect();
+    cached.close().unwrap();
+    direct.close().unwrap();
+    if on_disk(name) {
+        let bytes = std::fs::read(&path).unwrap();
+        for (number, &last) in last.iter().enumerate() {
+            assert_eq!(token(&bytes[number * area..][..area]), Ok(last), "{name}: on the disk");
         }
     }
 }
