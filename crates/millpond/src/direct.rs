@@ -204,6 +204,9 @@ impl<'a> Operation<'a> {
 
     /// D2.
     pub(crate) fn check_alignment(&self) -> Result<()> {
+        if self.segments.left() == 0 {
+            return Ok(());
+        }
         let Alignment { memory_bytes, offset_bytes } = self.file.backing.direct_alignment();
         let found = self.segments.misalignment();
         let refuse = |what, limit_bytes| {

@@ -228,11 +228,13 @@ impl Counters {
             let slots = slots.iter().map(|slot| &***slot);
             slots.chain([&*self.orphan]).map(|slot| field(slot).load(Relaxed)).sum::<u64>()
         };
+        let passed_bytes = sum(|slot| &slot.passed_bytes);
         Stats {
             hits: sum(|slot| &slot.hits),
             hit_retries: sum(|slot| &slot.hit_retries),
-            bytes_served: sum(|slot| &slot.hit_bytes) + self.bytes_slow.get(),
-            bytes_passed: self.bytes_passed.get(),
+            bytes_served: sum(|slot| &slot.hit_bytes) + passed_bytes + self.bytes_slow.get(),
+            bytes_passed: passed_bytes + self.bytes_passed.get(),
+            bounced: self.bounced.get(),
             misses: self.misses.get(),
             fills: self.fills.get(),
             uncached_reads: self.uncached_reads.get(),
