@@ -229,6 +229,21 @@ impl CachedFile {
         Ok((file, kept))
     }
 
+    /// A file that is not in the registry, on any back end.
+    #[cfg(test)]
+    pub(crate) fn on(
+        shared: &Arc<Shared>,
+        backing: Arc<dyn BackingFile>,
+        options: &OpenOptions,
+    ) -> Result<Arc<CachedFile>> {
+        static INODE: AtomicUsize = AtomicUsize::new(0);
+        let inode = INODE.fetch_add(1, AcqRel) as u64;
+        let id = FileId { device: u64::MAX, inode };
+        let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
+        Self::new(shared, backing, id, size, page_bytes, options.write_mode)
+    }
+
     fn new(
         shared: &Arc<Shared>,
         backing: Arc<dyn BackingFile>,

@@ -11,7 +11,8 @@
 //! end's: `File` waits for it, a `Pipeline` has many under way.
 //!
 //! - **D1** Who has begun an operation ends it: until then its pages are hidden, and its range is
-//!   held. Nobody who has one under way waits for another guard.
+//!   held. Nobody who has one under way waits for another guard, nor for a flush, which may wait for
+//!   the pages that are hidden.
 //! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
 //!   the handle says so, served through a bounce buffer and counted.
 
@@ -34,12 +35,13 @@ use crate::writeback;
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
 /// The most that bounce buffers are aligned to; devices that want more are refused at open.
 const BOUNCE_ALIGN_BYTES: usize = 4096;
-/// Pages that are looked at one by one before a read; of longer ones the whole range is written back.
-const LOOKED_AT_MAX: u64 = 64;
+/// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
+const LOOKED_AT_MAX: u64 = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     Wait,
+    /// Waits neither for a guard nor for a flush.
     Try,
 }
 
@@ -63,7 +65,7 @@ pub(crate) struct Operation<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begin {
     Begun,
-    /// Somebody holds a part of the range.
+    /// Somebody holds a part of the range, or it is to be written back before.
     Conflict,
     /// There is nothing to be moved.
     Nothing,
@@ -97,6 +99,9 @@ pub(crate) fn begin<'f>(
             else {
                 return Ok(Begin::Conflict);
             };
+            if patience == Patience::Try && extent.write(size).must_write_back() {
+                return Ok(Begin::Conflict);
+            }
             *begun = Some(begin_write(extent, guard, size)?);
             Ok(Begin::Begun)
         }
@@ -130,26 +135,26 @@ fn begin_read<'f>(
     if offset >= size {
         return Ok(Begin::Nothing);
     }
-    *begun = Some(Begun { guard, size, around: None });
-    if file.writeback.has_begun() {
-        let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-        if owes(file, first, last)
-            && let Err(error) = writeback::write_back(file, first, last, Op::Read)
-        {
-            *begun = None;
-            return Err(error);
+    let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
+    if owes(file, first, last) {
+        if patience == Patience::Try {
+            return Ok(Begin::Conflict);
         }
+        writeback::write_back(file, first, last, Op::Read)?;
     }
+    *begun = Some(Begun { guard, size, around: None });
     Ok(Begin::Begun)
 }
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`. Nobody dirties them under
-/// the caller's guard.
-fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
-    if last - first >= LOOKED_AT_MAX {
-        return true;
+/// the caller's guard; a page that was DIRTY before keeps its place in the table until it is written.
+pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+    if !file.writeback.has_begun() {
+        return false;
     }
-    // The leaf of such a page stays for as long as it is one.
+    if last - first >= LOOKED_AT_MAX {
+        return file.owes();
+    }
     let is_owing = |word: Word| word.is_dirty() || word.is_under_writeback();
     file.core().any_word(&file.cache().frames, first, last, is_owing)
 }
@@ -192,6 +197,9 @@ impl<'f> Extent<'f> {
     /// D2, for memory that is aligned so.
     #[inline]
     pub(crate) fn check_alignment(&self, memory: Misalignment) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
         match first_misaligned(self.offset, memory, self.file.backing.direct_alignment()) {
             None => Ok(()),
             Some((what, limit_bytes)) => {
@@ -359,14 +367,25 @@ fn first_misaligned(
 }
 
 impl Begun<'_> {
-    /// Ends the operation, of which the back end moved so many bytes.
+    /// Ends the operation, of which the back end moved so many bytes. Waits for a guard where the
+    /// file's length is in doubt.
+    fn end(self, extent: Extent<'_>, moved: u64, error: Option<io::Error>) -> Result<usize> {
+        let (outcome, is_len_in_doubt) = self.end_apart(extent, moved, error);
+        if is_len_in_doubt {
+            extent.file.adopt_size()?;
+        }
+        outcome
+    }
+
+    /// Ends the operation, without waiting for anybody; whether the file may have another length now
+    /// than we think, and [`CachedFile::adopt_size`] is to be called when nobody has to be feared.
     #[inline]
-    pub(crate) fn end(
+    pub(crate) fn end_apart(
         self,
         extent: Extent<'_>,
         moved: u64,
         error: Option<io::Error>,
-    ) -> Result<usize> {
+    ) -> (Result<usize>, bool) {
         let Extent { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
         match self.around {
@@ -374,15 +393,12 @@ impl Begun<'_> {
                 let wanted = (offset + len).min(self.size) - offset;
                 drop(self.guard);
                 if let Some(error) = error {
-                    return Err(Error::io(Op::Read, offset, len, error));
+                    return (Err(Error::io(Op::Read, offset, len, error)), false);
                 }
                 let moved = moved.min(wanted);
-                if moved < wanted {
-                    // Somebody else cut the file below.
-                    file.adopt_size()?;
-                }
                 slot.passed(moved);
-                Ok(moved as usize)
+                // Or somebody else cut the file below.
+                (Ok(moved as usize), moved < wanted)
             }
             Some(around) => {
                 let write = extent.write(self.size);
@@ -391,8 +407,8 @@ impl Begun<'_> {
                 }
                 let outcome = write.end_around(moved, error, around);
                 slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
-                write.release(self.guard, &outcome)?;
-                outcome
+                let is_len_in_doubt = write.release_apart(self.guard, &outcome);
+                (outcome, is_len_in_doubt)
             }
         }
     }

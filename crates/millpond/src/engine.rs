@@ -228,7 +228,7 @@ impl Engine {
     }
 
     #[cfg(test)]
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 }

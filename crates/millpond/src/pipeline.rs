@@ -10,8 +10,8 @@
 //! - **P1** A request that is under way, with its memory, is in a slot that `step` is not shown
 //!   before its completion. A call of [`Pipeline::run`] does not end, nor unwind, before; so
 //!   borrowed memory outlives the request, and nobody else can use it meanwhile.
-//! - **P2** Nobody waits for a guard who has requests under way: two pipelines, or a pipeline and its
-//!   own requests, can't wait for each other.
+//! - **P2** Nobody waits for a guard, or for a flush, who has requests under way: two pipelines, or a
+//!   pipeline and its own requests, or a sync, can't wait for each other.
 //! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays where it
 //!   is.
 
@@ -20,7 +20,7 @@ use std::io;
 use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
-use crate::cached::{BackendKind, Shared};
+use crate::cached::{BackendKind, CachedFile, Shared};
 use crate::direct::{self, Begin, Begun, Extent, Operation, Patience};
 use crate::error::{Error, Op, Result};
 use crate::file::{File, check_range};
@@ -265,6 +265,7 @@ impl Pipeline {
             slots: Vec::with_capacity(self.depth),
             stalled: VecDeque::new(),
             under_way: 0,
+            doubted: Vec::new(),
         };
         lanes.slots.resize_with(self.depth, Slot::default);
         for number in 0..self.depth as u32 {
@@ -305,6 +306,8 @@ struct Lanes<'p, 'a> {
     stalled: VecDeque<u32>,
     /// Slots that have begun.
     under_way: usize,
+    /// Files whose length is to be looked at as soon as nothing is under way (P2).
+    doubted: Vec<&'a CachedFile>,
 }
 
 impl<'a> Lanes<'_, 'a> {
@@ -324,7 +327,7 @@ impl<'a> Lanes<'_, 'a> {
             }
             assert!(request.is_some(), "lane {number} goes on without a request");
             // Behind those that wait, so that what is under way comes to its end (P2).
-            if !self.stalled.is_empty() {
+            if !self.stalled.is_empty() || !self.doubted.is_empty() {
                 self.stalled.push_back(number);
                 return;
             }
@@ -418,7 +421,22 @@ impl<'a> Lanes<'_, 'a> {
         };
         let begun = slot.begun.take().expect("under way");
         self.under_way -= 1;
-        Some(begun.end(request.extent(), slot.moved, error))
+        let (outcome, is_len_in_doubt) = begun.end_apart(request.extent(), slot.moved, error);
+        if is_len_in_doubt {
+            self.doubted.push(request.file.cached());
+        }
+        if self.under_way == 0 {
+            self.adopt_sizes();
+        }
+        Some(outcome)
+    }
+
+    /// Nothing is under way.
+    fn adopt_sizes(&mut self) {
+        for file in self.doubted.drain(..) {
+            // The next operation that finds the end elsewhere tries again.
+            let _ = file.adopt_size();
+        }
     }
 }
 

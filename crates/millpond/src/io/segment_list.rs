@@ -119,9 +119,12 @@ impl<'a> RawList<'a> {
 
     #[inline]
     fn one(segment: Segment<'a>, region: Option<RegionId>) -> RawList<'a> {
+        let total = segment.len() as u64;
+        if total == 0 {
+            return RawList::new(Storage::Borrowed(&[]), None, Vec::new());
+        }
         let segments = [segment];
         let misalignment = Misalignment::of(&segments);
-        let total = segment.len() as u64;
         let segments = Storage::One(segments);
         RawList { segments, total, misalignment, region, buffers: Vec::new() }
     }

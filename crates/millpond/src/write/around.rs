@@ -12,6 +12,7 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::table::{Held, PageIndex};
 use crate::cached::CachedFile;
+use crate::direct;
 use crate::error::{Op, Result};
 use crate::options::WriteMode;
 use crate::sync::fence;
@@ -44,18 +45,28 @@ impl Write<'_> {
             return Ok(around(false));
         }
         // Nobody dirties the pages again.
-        if file.is_kept() {
-            // Else a keeper could put an old page in the middle of what is written here.
-            writeback::write_back(file, self.first, self.last, Op::Write)?;
-        }
-        for page in [self.first, self.last] {
-            if self.keeps_rest(page) {
-                writeback::write_back(file, page, page, Op::Write)?;
+        for (first, last) in self.kept_pages() {
+            if direct::owes(file, first, last) {
+                writeback::write_back(file, first, last, Op::Write)?;
             }
         }
         hide_pages(file, self.first, self.last);
         writeback::await_ends(file, self.first, self.last);
         Ok(around(true))
+    }
+
+    /// Whether [`Write::begin_around`] would have to write something back, and so to wait.
+    pub(crate) fn must_write_back(&self) -> bool {
+        self.kept_pages().any(|(first, last)| direct::owes(self.file, first, last))
+    }
+
+    /// The pages that must be clean before the back end is given new bytes of theirs: those that are
+    /// not overwritten whole; and all that a keeper knows, else it could put an old page in the
+    /// middle of what is written here.
+    fn kept_pages(&self) -> impl Iterator<Item = (PageIndex, PageIndex)> {
+        let all = self.file.is_kept().then_some((self.first, self.last));
+        let ends = [self.first, self.last].into_iter().filter(|&page| self.keeps_rest(page));
+        all.into_iter().chain(ends.map(|page| (page, page)))
     }
 
     /// Notes what the back end did of it.

@@ -209,15 +209,20 @@ impl<'a> Write<'a> {
     }
 
     /// Gives up the guard of a write that is over.
-    pub(crate) fn release(&self, guard: Guard<'_>, outcome: &Result<usize>) -> Result<()> {
-        drop(guard);
-        let done = *outcome.as_ref().unwrap_or(&0) as u64;
-        let extends = self.offset + self.len > self.size;
-        if done < self.len && extends && self.file.write_mode() == WriteMode::Through {
-            // The back end may have kept more than it acknowledged, and be longer now than we think.
+    fn release(&self, guard: Guard<'_>, outcome: &Result<usize>) -> Result<()> {
+        if self.release_apart(guard, outcome) {
             self.file.adopt_size()?;
         }
         Ok(())
+    }
+
+    /// Gives up the guard of a write that is over; whether the back end may have kept more than it
+    /// acknowledged, and be longer now than we think.
+    pub(crate) fn release_apart(&self, guard: Guard<'_>, outcome: &Result<usize>) -> bool {
+        drop(guard);
+        let done = *outcome.as_ref().unwrap_or(&0) as u64;
+        let extends = self.offset + self.len > self.size;
+        done < self.len && extends && self.file.write_mode() == WriteMode::Through
     }
 
     /// Whether there are bytes in the page, below the size, that the write leaves alone.

@@ -1,0 +1,28 @@
+//! Requests through a pipeline, one value for each.
+
+use millpond::{Pipeline, Request, Result};
+
+/// A request that has ended.
+pub struct Done<'a> {
+    pub request: Request<'a>,
+    pub outcome: Result<usize>,
+}
+
+/// Runs a pipeline whose every request is made anew: `step` is told of each that ended, and says
+/// what comes in its place.
+pub fn each<'a>(
+    pipeline: &mut Pipeline,
+    mut step: impl FnMut(Option<Done<'a>>) -> Option<Request<'a>>,
+) {
+    pipeline.run(|lane| {
+        let ended = lane.request.take().zip(lane.outcome);
+        *lane.request = step(ended.map(|(request, outcome)| Done { request, outcome }));
+        lane.request.is_some()
+    });
+}
+
+/// The same request elsewhere.
+pub fn at(mut request: Request<'_>, offset: u64) -> Request<'_> {
+    request.set_offset(offset);
+    request
+}
