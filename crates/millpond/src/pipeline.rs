@@ -140,7 +140,8 @@ pub struct Done<'a> {
     pub outcome: Result<usize>,
 }
 
-/// How much of the memory that a [`Pipeline`] was used with is registered with the kernel.
+/// How much of the memory that a [`Pipeline`] was used with is registered with the kernel. Memory
+/// that is gone does not count once there is other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Registration {
