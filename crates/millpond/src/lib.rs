@@ -76,6 +76,9 @@ pub use engine::Engine;
 pub use error::{Error, Op, Result};
 pub use file::File;
 pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
 pub use io::segment_list::{Access, Const, Mut, SegmentList};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,

@@ -147,7 +147,8 @@ pub struct Lane<'l, 'a> {
     pub outcome: Option<Result<usize>>,
 }
 
-/// How much of the memory that a [`Pipeline`] was used with is registered with the kernel.
+/// How much of the memory that a [`Pipeline`] was used with is registered with the kernel. Memory
+/// that is gone does not count once there is other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Registration {

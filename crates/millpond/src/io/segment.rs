@@ -252,5 +252,8 @@ impl<'a> Iterator for SegmentIter<'a> {
     }
 }
 
+#[cfg(any(fuzzing, all(test, not(loom))))]
+pub(crate) mod fuzz;
+
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -8,12 +8,13 @@
 //! - **X1** What a request refers to, its memory, its array of segments and its descriptor, stays
 //!   until the request was reaped; the caller sees to that. A failed submission changes nothing: the
 //!   kernel may have seen any part of what was queued, and nothing of it is taken back.
-//! - **X2** A region that is registered stays mapped: the ring has a count of it.
+//! - **X2** A region that is registered stays mapped: the ring has a count of it. Those that nobody
+//!   else has any more are given up when another one comes, as they count against the limit.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
@@ -42,10 +43,28 @@ pub(crate) struct FixedRing {
     last: usize,
 }
 
-/// A region, by its index; `None` of those that the kernel would not register.
-struct Registered {
-    id: RegionId,
-    region: Option<Arc<Region>>,
+/// A region, by its index.
+enum Registered {
+    Free,
+    Known {
+        id: RegionId,
+        region: Arc<Region>,
+    },
+    /// The kernel would not register it. (The count keeps its address from being another region's.)
+    Refused {
+        id: RegionId,
+        region: Weak<Region>,
+        bytes: u64,
+    },
+}
+
+impl Registered {
+    fn is(&self, wanted: RegionId) -> bool {
+        match self {
+            Registered::Free => false,
+            Registered::Known { id, .. } | Registered::Refused { id, .. } => *id == wanted,
+        }
+    }
 }
 
 impl FixedRing {
@@ -135,14 +154,14 @@ impl FixedRing {
     /// A buffer of the region must be alive.
     #[inline]
     unsafe fn region_index(&mut self, id: RegionId) -> Option<u16> {
-        if self.regions.get(self.last).is_none_or(|known| known.id != id) {
-            self.last = match self.regions.iter().position(|known| known.id == id) {
+        if self.regions.get(self.last).is_none_or(|known| !known.is(id)) {
+            self.last = match self.regions.iter().position(|known| known.is(id)) {
                 Some(known) => known,
                 // SAFETY: the caller's promise.
                 None => unsafe { self.register(id)? },
             };
         }
-        self.regions[self.last].region.is_some().then_some(self.last as u16)
+        matches!(self.regions[self.last], Registered::Known { .. }).then_some(self.last as u16)
     }
 
     /// # Safety
@@ -153,13 +172,15 @@ impl FixedRing {
         if !self.can_register_regions {
             return None;
         }
-        // The place of a region that only the ring still has: nothing of it can be under way.
-        let is_free = |known: &Registered| {
-            known.region.as_ref().is_none_or(|region| Arc::strong_count(region) == 1)
-        };
-        let place = match self.regions.len() {
-            REGIONS_MAX => self.regions.iter().position(is_free)?,
-            len => len,
+        self.give_up_regions();
+        let free = self.regions.iter().position(|known| matches!(known, Registered::Free));
+        let place = match free {
+            Some(place) => place,
+            None if self.regions.len() == REGIONS_MAX => return None,
+            None => {
+                self.regions.push(Registered::Free);
+                self.regions.len() - 1
+            }
         };
         // SAFETY: the caller's promise.
         let region = unsafe { id.region() };
@@ -169,25 +190,41 @@ impl FixedRing {
             let iovec = [region.as_iovec()];
             self.ring.submitter().register_buffers_update(place as u32, &iovec, None)
         };
-        let region = match registered {
+        self.regions[place] = match registered {
             Ok(()) => {
                 self.registered_bytes += bytes;
-                Some(region)
+                Registered::Known { id, region }
             }
             Err(_) => {
                 self.refused_bytes += bytes;
-                None
+                Registered::Refused { id, region: Arc::downgrade(&region), bytes }
             }
         };
-        let entry = Registered { id, region };
-        match self.regions.get_mut(place) {
-            Some(known) => {
-                let old = std::mem::replace(known, entry);
-                self.registered_bytes -= old.region.map_or(0, |region| region.len() as u64);
-            }
-            None => self.regions.push(entry),
-        }
         Some(place)
+    }
+
+    /// Gives up the regions of which no buffer is left: nothing of theirs can be under way.
+    fn give_up_regions(&mut self) {
+        for (place, known) in self.regions.iter_mut().enumerate() {
+            match known {
+                Registered::Known { region, .. } if Arc::strong_count(region) == 1 => {
+                    let none = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }];
+                    // SAFETY: no memory.
+                    let given_up = unsafe {
+                        self.ring.submitter().register_buffers_update(place as u32, &none, None)
+                    };
+                    if given_up.is_ok() {
+                        self.registered_bytes -= region.len() as u64;
+                        *known = Registered::Free;
+                    }
+                }
+                Registered::Refused { region, bytes, .. } if region.strong_count() == 0 => {
+                    self.refused_bytes -= *bytes;
+                    *known = Registered::Free;
+                }
+                _ => {}
+            }
+        }
     }
 }
 

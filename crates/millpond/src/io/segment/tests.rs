@@ -125,6 +125,22 @@ proptest! {
     }
 }
 
+/// Goal: the fuzz target's checks, also where no fuzzer is to be had.
+#[test]
+fn random_input_of_the_fuzz_target() {
+    let mut state = 1u64;
+    for _ in 0..300 {
+        let mut input = [0; 160];
+        for byte in &mut input {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            *byte = (state >> 56) as u8;
+        }
+        fuzz::segment_lists(&input);
+    }
+}
+
 #[test]
 fn many_segments_go_down_as_they_came() {
     let list = leak(segments(&[512; 3000]));
