@@ -12,7 +12,11 @@
 //! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
 //! but the thread's own counters, and REFERENCED where it is clear.
 //!
-//! *Slow path*: shared guard, fill what is missing, copy (`cache::fill`).
+//! *Slow path*: shared guard, fill what is missing, copy (`cache::fill`). A read whose validation
+//! fails [`TRIES_MAX`] times goes there, too: the guard has its turn, whoever keeps writing.
+//!
+//! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
+//! are missing are fetched together, under a guard over them alone.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -33,7 +37,9 @@ const HIT_PAGES_MAX: usize = 64;
 /// Files from this size on are taken to be in memory rather than in the processor's caches.
 const FAR_BYTES_MIN: u64 = 32 << 20;
 /// Lock-free attempts before the slow path.
-const TRIES_MAX: usize = 8;
+pub(crate) const TRIES_MAX: u32 = 8;
+/// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
+pub(crate) const TRIES_TORN: u32 = 1;
 /// Times that a read starts over because the file below shrank under it.
 const SHRUNK_MAX: usize = 8;
 
@@ -48,8 +54,8 @@ enum Attempt {
     Fault,
 }
 
-/// Reads into one piece of memory without locks, if all is cached, and counts in `slot`. `None`:
-/// take the slow path.
+/// Reads into one piece of memory without locks, if all is cached, in at most `tries` attempts, and
+/// counts in `slot`. `None`: take the slow path.
 ///
 /// # Safety
 ///
@@ -60,6 +66,7 @@ pub(crate) unsafe fn try_hit(
     shared: &Shared,
     slot: &Slot,
     core: &FileCore,
+    tries: u32,
     dst: *mut u8,
     len: usize,
     offset: u64,
@@ -67,7 +74,7 @@ pub(crate) unsafe fn try_hit(
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
-    for _ in 0..TRIES_MAX {
+    for _ in 0..tries {
         let in_page = offset as usize & (core.page_bytes() - 1);
         let attempt = if in_page + len <= core.page_bytes() {
             // SAFETY: the caller's promise is the same.
@@ -234,6 +241,7 @@ pub(crate) fn try_hit_vectored(
     shared: &Shared,
     slot: &Slot,
     core: &FileCore,
+    tries: u32,
     dst: &[Segment<'_>],
     len: u64,
     offset: u64,
@@ -241,7 +249,7 @@ pub(crate) fn try_hit_vectored(
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
-    for _ in 0..TRIES_MAX {
+    for _ in 0..tries {
         match attempt_pages(shared, slot, core, dst, len, offset) {
             Attempt::Read(moved) => return Some(moved),
             Attempt::Retry => slot.retried(),
@@ -283,4 +291,48 @@ pub(crate) fn read_slow(
     }
     // Somebody else keeps cutting the file shorter and longer.
     Err(Error::io(Op::Read, offset, len, std::io::Error::from_raw_os_error(libc::EIO)))
+}
+
+/// Reads `len` bytes at `offset` page by page, each page at a moment of its own.
+///
+/// What is cached is read without locks. Pages that are missing or in transition, or whose validation
+/// keeps failing, are read together as far as they lie side by side, under a shared guard over them:
+/// who holds any other page is not waited for.
+pub(crate) fn read_torn(
+    file: &CachedFile,
+    dst: &[Segment<'_>],
+    len: u64,
+    offset: u64,
+) -> Result<usize> {
+    let (shared, core) = (&*file.shared, file.core());
+    let slot = shared.cache.counters.mine();
+    let page_bytes = core.page_bytes() as u64;
+    let page_end = |at: u64| ((at / page_bytes + 1) * page_bytes).min(offset + len);
+    let mut at = offset;
+    while at < offset + len {
+        let mut end = page_end(at);
+        let page: Vec<Segment<'_>> = pieces(dst, at - offset, end - at).collect();
+        let hit = try_hit_vectored(shared, slot, core, TRIES_MAX, &page, end - at, at);
+        let moved = match hit {
+            Some(moved) => moved,
+            None => {
+                while end < offset + len && !may_hit(shared, core, end) {
+                    end = page_end(end);
+                }
+                let missing: Vec<Segment<'_>> = pieces(dst, at - offset, end - at).collect();
+                read_slow(file, &missing, end - at, at)?
+            }
+        };
+        at += moved as u64;
+        if at < end {
+            break;
+        }
+    }
+    Ok((at - offset) as usize)
+}
+
+/// Whether the page at `offset` looks as if it could be read without a guard.
+fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
+    let found = core.lookup(&shared.cache.frames, offset >> core.page_shift);
+    shared.hit_path.load(Relaxed) && found.is_some_and(|(word, _)| word.load().is_hit())
 }

@@ -3,3 +3,4 @@
 mod extents;
 mod nests;
 mod no_shared_write;
+mod torn;
