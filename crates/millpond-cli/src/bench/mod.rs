@@ -2,7 +2,7 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
-//! - [`cached_read`], [`fio`], [`write`], [`range_lock`]: the suites and what they measure.
+//! - [`cached_read`], [`fio`], [`write`], [`mixed`], [`range_lock`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
@@ -14,6 +14,7 @@ mod harness;
 mod html;
 mod load;
 mod machine;
+mod mixed;
 mod range_lock;
 mod report;
 mod write;
@@ -75,6 +76,8 @@ enum Suite {
     CachedRead,
     /// Writes, until they are durable
     Write,
+    /// Reads and writes of one file by many threads at once
+    Mixed,
     /// Locks on ranges of bytes: Millpond's, and those that others built
     RangeLock,
     /// All of them
@@ -86,6 +89,7 @@ impl Suite {
         match self {
             Suite::CachedRead => "cached-read",
             Suite::Write => "write",
+            Suite::Mixed => "mixed",
             Suite::RangeLock => "range-lock",
             Suite::All => "all",
         }
@@ -112,6 +116,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if matches!(args.suite, Suite::Write | Suite::All) {
         outcome.extend(write::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::Mixed | Suite::All) {
+        outcome.extend(mixed::run(&plan)?);
     }
     if matches!(args.suite, Suite::RangeLock | Suite::All) {
         outcome.extend(range_lock::run(&plan)?);
