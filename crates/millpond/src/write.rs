@@ -182,28 +182,28 @@ impl Write<'_> {
             self.file.stay_through();
             return Ok(false);
         }
-        if !space::reserve(self.file, start, end, self.size) || !self.occupy(pages) {
+        let leaves = &mut Leaves::new(self.file);
+        if !space::reserve(self.file, start, end, self.size) || !self.occupy(leaves, pages) {
             return Ok(false);
         }
         let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
         if !matches!(built, Ok(true)) {
             self.free(fresh);
-            self.vacate(pages);
+            self.vacate(leaves, pages);
             return built;
         }
-        self.install(fresh, self.len, self.size.max(self.offset + self.len), true);
+        self.install(leaves, fresh, self.len, self.size.max(self.offset + self.len), true);
         Ok(true)
     }
 
     /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
     /// be seen; false if there is no memory for the tables.
-    fn occupy(&self, pages: usize) -> bool {
-        let mut leaves = Leaves::new(self.file);
+    fn occupy(&self, leaves: &mut Leaves<'_>, pages: usize) -> bool {
         for (done, page) in (self.first..).take(pages).enumerate() {
             match leaves.hold(page, true) {
                 Ok(held) => held.occupy(),
                 Err(_) => {
-                    self.vacate(done);
+                    self.vacate(leaves, done);
                     return false;
                 }
             }
@@ -211,8 +211,7 @@ impl Write<'_> {
         true
     }
 
-    fn vacate(&self, pages: usize) {
-        let mut leaves = Leaves::new(self.file);
+    fn vacate(&self, leaves: &mut Leaves<'_>, pages: usize) {
         for page in (self.first..).take(pages) {
             leaves.hold(page, false).expect("held for the page").vacated();
         }
@@ -222,7 +221,8 @@ impl Write<'_> {
     fn build_whole(&self, fresh: &mut [FrameIndex]) -> Result<bool> {
         let file = self.file;
         let class = Class::page(file.core().page_shift);
-        for slot in fresh.iter_mut() {
+        let taken = file.cache().frames.try_alloc_many(class, fresh);
+        for slot in &mut fresh[taken..] {
             let Some(frame) = self.take_frame(class) else { return Ok(false) };
             *slot = frame;
         }
@@ -411,7 +411,8 @@ impl Write<'_> {
         let failed_syncs = self.file.writeback.failed_syncs();
         let (moved, error) = self.transfer(&segments);
         let cached = !fresh.contains(&FrameIndex::NONE);
-        self.install(fresh, moved, self.size_after(moved), false);
+        let leaves = &mut Leaves::new(self.file);
+        self.install(leaves, fresh, moved, self.size_after(moved), false);
         if !self.durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             writeback::passed(self.file, self.first, last, cached, failed_syncs);
@@ -506,15 +507,22 @@ impl Write<'_> {
     }
 
     /// Puts the pages that were taken in place together, and drops the others.
-    fn install(&self, fresh: &[FrameIndex], moved: u64, size: u64, dirty: bool) {
+    fn install(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        moved: u64,
+        size: u64,
+        dirty: bool,
+    ) {
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
             && *frame != FrameIndex::NONE
-            && self.replace(*frame, dirty)
+            && self.replace(leaves, *frame, dirty)
         {
             if dirty {
-                self.vacate(1);
+                self.vacate(leaves, 1);
             }
             return;
         }
@@ -522,8 +530,8 @@ impl Write<'_> {
         let cache = self.file.cache();
         let class = Class::page(core.page_shift);
         let shown = Shown { referenced: true, marker: false, dirty };
-        let mut leaves = Leaves::new(self.file);
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
+        let mut was_dirty = dirty;
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
@@ -550,7 +558,7 @@ impl Write<'_> {
         if size != self.size {
             self.file.set_size(size);
         }
-        for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
+        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, false) else {
                 if frame != FrameIndex::NONE {
                     cache.frames.free(frame, class);
@@ -571,11 +579,10 @@ impl Write<'_> {
                     self.supersede(word.load());
                 }
                 let change = word.show(frame, shown);
+                was_dirty &= change.was.is_dirty();
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
-                if old != FrameIndex::NONE {
-                    cache.replaced(old, frame, class);
-                } else {
+                if *old == FrameIndex::NONE {
                     let arrival = Arrival { frame, core, page, prefetched: false };
                     cache.arrived(std::iter::once(arrival));
                 }
@@ -584,15 +591,18 @@ impl Write<'_> {
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
                 held.vacated();
-                if old != FrameIndex::NONE {
-                    cache.discarded(old, class);
+                if *old != FrameIndex::NONE {
+                    cache.discarded(std::mem::replace(old, FrameIndex::NONE), class);
                 }
                 if frame != FrameIndex::NONE {
                     cache.frames.free(frame, class);
                 }
             }
         }
-        if dirty {
+        // Those that are left have a fresh frame each, which is in place by now.
+        cache.replaced(&mut old[..fresh.len()], fresh, class);
+        // Pages that were DIRTY before are in the set, or will be put back (B2).
+        if dirty && !was_dirty {
             writeback::dirtied(self.file, self.first, self.last);
         }
     }
@@ -624,9 +634,9 @@ impl Write<'_> {
     }
 
     /// Puts one page in place where it is READY, in one step.
-    fn replace(&self, frame: FrameIndex, dirty: bool) -> bool {
+    fn replace(&self, leaves: &mut Leaves<'_>, frame: FrameIndex, dirty: bool) -> bool {
         let core = self.file.core();
-        let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
+        let Ok(held) = leaves.hold(self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
         let word = held.word(self.first);
         if !word.load().is_ready() {
@@ -643,7 +653,8 @@ impl Write<'_> {
                 fence(SeqCst);
                 let cache = self.file.cache();
                 cache.ledger.note(change, core.page_bytes());
-                cache.replaced(change.was.frame(), frame, Class::page(core.page_shift));
+                let class = Class::page(core.page_shift);
+                cache.replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
                     writeback::dirtied(self.file, self.first, self.first);
                 }

@@ -135,6 +135,18 @@ impl Queues {
         frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
     }
 
+    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the lock
+    /// is not held for it. They may be others by then.
+    pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
+        let meta = frames.meta(frame);
+        for link in [&meta.previous, &meta.next] {
+            let neighbour = FrameIndex(link.load(Relaxed));
+            if frames.address(neighbour).is_some() {
+                std::hint::black_box(frames.meta(neighbour).tags.load(Relaxed));
+            }
+        }
+    }
+
     /// Gives the place of `old` to `new`, the fresh frame of the same page.
     pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
         let (from, to) = (frames.meta(old), frames.meta(new));

@@ -142,12 +142,22 @@ impl Cache {
         }
     }
 
-    /// A fresh frame took the place of `old`, which is freed.
-    pub(crate) fn replaced(&self, old: FrameIndex, new: FrameIndex, class: Class) {
+    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there was
+    /// none.
+    pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
+        let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
+        if places.clone().next().is_none() {
+            return;
+        }
+        for (old, _) in places.clone() {
+            Queues::prefetch(&self.frames, *old);
+        }
         let mut queues = self.queues.lock().expect("no panic under the lock");
-        queues.replace(&self.frames, old, new);
+        for (old, new) in places {
+            queues.replace(&self.frames, *old, *new);
+        }
         drop(queues);
-        self.frames.release(old, class);
+        self.frames.release_many(old, class);
     }
 
     /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
