@@ -35,7 +35,7 @@ use crate::sync::fence;
 /// Pages that one lock-free read covers; longer reads take the slow path.
 const HIT_PAGES_MAX: usize = 64;
 /// Files from this size on are taken to be in memory rather than in the processor's caches.
-const FAR_BYTES_MIN: u64 = 32 << 20;
+pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
 /// Lock-free attempts before the slow path.
 pub(crate) const TRIES_MAX: u32 = 8;
 /// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
@@ -178,13 +178,15 @@ fn attempt_pages(
         }
     }
     // The linearization point; after all words.
-    let end = (offset + len).min(core.size.load(Acquire));
+    let size = core.size.load(Acquire);
+    let end = (offset + len).min(size);
     if end <= offset {
         return Attempt::Read(0);
     }
     if (end - 1) >> core.page_shift >= first + pages as u64 {
         return Attempt::Retry;
     }
+    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     let mut at = offset;
     let mut faulted = false;
     for (word, seen) in words[..pages].iter().flatten() {
@@ -193,7 +195,8 @@ fn attempt_pages(
         let in_page = at as usize & (core.page_bytes() - 1);
         let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
         // SAFETY: as in `attempt_page`.
-        faulted |= unsafe { copy_out(dst, at - offset, frame.add(in_page), part) }.is_err();
+        let copied = unsafe { copy_out(dst, at - offset, frame.add(in_page), part, source) };
+        faulted |= copied.is_err();
         at += part;
     }
     fence(Acquire);
@@ -224,11 +227,12 @@ pub(crate) unsafe fn copy_out(
     at: u64,
     src: *const u8,
     len: u64,
+    source: Source,
 ) -> std::result::Result<(), Faulted> {
     let mut done = 0;
     for piece in pieces(dst, at, len) {
         // SAFETY: the caller's promise; the pieces are `len` bytes together.
-        if unsafe { copy::copy(piece.base(), src.add(done), piece.len()) } > 0 {
+        if unsafe { copy::copy_from(piece.base(), src.add(done), piece.len(), source) } > 0 {
             return Err(Faulted);
         }
         done += piece.len();

@@ -34,6 +34,7 @@ use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, pieces};
 use crate::options::WriteMode;
 use crate::range_lock::Guard;
+use crate::read::FAR_BYTES_MIN;
 use crate::space;
 use crate::sync::fence;
 use crate::writeback;
@@ -341,10 +342,12 @@ impl Write<'_> {
         let (from, to) = self.part(page);
         let bytes = self.file.cache().frames.bytes(fresh);
         let mut at = (from - self.file.start_of(page)) as usize;
+        let whole = to - from == self.file.core().page_bytes() as u64;
+        let away = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
         for piece in pieces(self.src, from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.
             let left = unsafe {
-                if self.len >= AWAY_BYTES_MIN {
+                if away {
                     copy::copy_away(bytes.add(at), piece.base(), piece.len())
                 } else {
                     copy::copy(bytes.add(at), piece.base(), piece.len())

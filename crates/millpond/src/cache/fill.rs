@@ -19,7 +19,7 @@
 //! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
 //!   Nobody waits for frames, so nobody deadlocks over them.
 
-use crate::cache::copy;
+use crate::cache::copy::{self, Source};
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
@@ -187,10 +187,17 @@ impl Reader<'_> {
         let page_end = start + self.file.core().page_bytes() as u64;
         let (from, to) = (start.max(self.offset), page_end.min(self.end));
         let frame = self.file.cache().frames.bytes(filled.frame);
+        let source = Source::Near;
         // SAFETY: the part lies within the frame, which may be reused meanwhile where the caller
         // checks the word afterwards; `dst` is our caller's promise.
         let copied = unsafe {
-            copy_out(self.dst, from - self.offset, frame.add((from - start) as usize), to - from)
+            copy_out(
+                self.dst,
+                from - self.offset,
+                frame.add((from - start) as usize),
+                to - from,
+                source,
+            )
         };
         self.faulted |= copied.is_err();
     }
@@ -217,8 +224,8 @@ impl Reader<'_> {
             let moved = read_alone(file, start, &segment, Op::Read)?;
             let skipped = (from - start) as usize;
             // SAFETY: within `bounce`; `dst` is our caller's promise.
-            let copied =
-                unsafe { copy_out(self.dst, from - self.offset, aligned.add(skipped), to - from) };
+            let (at, source) = (from - self.offset, Source::Near);
+            let copied = unsafe { copy_out(self.dst, at, aligned.add(skipped), to - from, source) };
             self.faulted |= copied.is_err();
             moved.saturating_sub(skipped as u64)
         };
