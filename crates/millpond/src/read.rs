@@ -18,6 +18,7 @@
 //! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
 //! are missing are fetched together, under a guard over them alone.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use millpond_rangelock::Mode;
@@ -36,6 +37,8 @@ use crate::sync::fence;
 const HIT_PAGES_MAX: usize = 64;
 /// Files from this size on are taken to be in memory rather than in the processor's caches.
 pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
+/// Of a read of several pages, so many are asked for before the first is copied.
+const AHEAD_PAGES_MAX: usize = 4;
 /// Lock-free attempts before the slow path.
 pub(crate) const TRIES_MAX: u32 = 8;
 /// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
@@ -160,7 +163,9 @@ fn attempt_pages(
     let hint = core.size.load(Relaxed);
     let first = offset >> core.page_shift;
     let hinted_end = (offset + len).min(hint);
-    let mut words: [Option<(&PageWord, Word)>; HIT_PAGES_MAX] = [None; HIT_PAGES_MAX];
+    // Set up to `pages`: to clear all of it would cost as much as a page.
+    let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
+        [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
     let mut pages = 0;
     if hinted_end > offset {
         let last = (hinted_end - 1) >> core.page_shift;
@@ -173,10 +178,16 @@ fn attempt_pages(
             if !seen.is_hit() {
                 return Attempt::Miss;
             }
-            words[pages] = Some((word, seen));
+            if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
+                // While the other words are looked for, and the pages before are copied.
+                frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
+            }
+            words[pages].write((word, seen));
             pages += 1;
         }
     }
+    // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
+    let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
     // The linearization point; after all words.
     let size = core.size.load(Acquire);
     let end = (offset + len).min(size);
@@ -189,8 +200,7 @@ fn attempt_pages(
     let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     let mut at = offset;
     let mut faulted = false;
-    for (word, seen) in words[..pages].iter().flatten() {
-        let _ = word;
+    for (_, seen) in words {
         let Some(frame) = frames.address(seen.frame()) else { return Attempt::Retry };
         let in_page = at as usize & (core.page_bytes() - 1);
         let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
@@ -200,16 +210,14 @@ fn attempt_pages(
         at += part;
     }
     fence(Acquire);
-    let words = words[..pages].iter().flatten();
-    if !words.clone().all(|(word, seen)| word.is_unchanged(*seen))
-        || !core.epoch.is_unchanged(begun)
+    if !words.iter().all(|(word, seen)| word.is_unchanged(*seen)) || !core.epoch.is_unchanged(begun)
     {
         return Attempt::Retry;
     }
     if faulted {
         return Attempt::Fault;
     }
-    words.for_each(|(word, seen)| word.mark_referenced(*seen));
+    words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
     slot.hit(pages as u64, end - offset);
     Attempt::Read((end - offset) as usize)
 }
