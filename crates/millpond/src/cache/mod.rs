@@ -33,6 +33,9 @@ pub(crate) mod slab;
 mod loom_tests;
 
 #[cfg(all(test, loom))]
+mod loom_multi_tests;
+
+#[cfg(all(test, loom))]
 mod loom_writeback_tests;
 
 use std::io;
