@@ -140,12 +140,6 @@ fn loom_read_races_frames_that_move_between_its_pages() {
 
 #[test]
 #[should_panic(expected = "another page's bytes")]
-fn loom_without_the_take_fence_frames_that_move_are_mixed_up() {
-    read_races_a_move(Rule::TakeFence);
-}
-
-#[test]
-#[should_panic(expected = "another page's bytes")]
 fn loom_without_the_second_look_frames_that_move_are_mixed_up() {
     read_races_a_move(Rule::Validation);
 }

@@ -50,6 +50,9 @@ use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
 use crate::survival::keeper::Address;
 
+/// How often the queues are looked at for a page that can go.
+const LOOKS_MAX: u32 = 8;
+
 /// The cache of one engine.
 pub(crate) struct Cache {
     pub(crate) frames: Frames,
@@ -127,10 +130,12 @@ impl Cache {
     }
 
     fn evict_one(&self) -> bool {
-        let mut queues = self.queues.lock().expect("no panic under the lock");
-        // Else each attempt would go through all pages in vain.
-        let evicted = self.ledger.kept() < queues.bytes() && queues.evict_one(self);
-        drop(queues);
+        // One look at the queues may show only what write-back keeps (E2); the next goes on there.
+        let evicted = (0..LOOKS_MAX).any(|_| {
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            // Else each attempt would go through all pages in vain.
+            self.ledger.kept() < queues.bytes() && queues.evict_one(self)
+        });
         if evicted {
             self.counters.evictions.add(1);
         }
