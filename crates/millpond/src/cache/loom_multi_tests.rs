@@ -68,7 +68,9 @@ fn loom_with_the_size_read_before_the_words_an_extending_write_is_seen_in_part()
 /// Method: the second page is hidden, the size lowered, the page dropped, the size raised, the page
 /// filled with what is there now; against one attempt of the hit path.
 fn read_races_a_cut(without: Rule) {
-    loom::model(move || {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
         let pond = pond(without);
         let cutter = spawn(&pond, |pond| {
             let hide = || {

@@ -32,7 +32,7 @@ pub(super) enum Rule {
     SizeBeforeShow,
     /// The pages whose bytes change with the size are hidden before it changes.
     HideBeforeSize,
-    /// The reader looks at its words again after the copy.
+    /// The reader looks at its words, and the epoch, again after the copy.
     Validation,
     /// The size is loaded after the words.
     SizeAfterWords,
@@ -138,9 +138,9 @@ impl Pond {
             .map(|seen| self.frames[seen.frame().0 as usize].load(Relaxed))
             .collect();
         fence(Acquire);
-        let same = self.without == Rule::Validation
-            || words.iter().zip(&seen).all(|(word, seen)| word.is_unchanged(*seen));
-        (same && (self.without == Rule::Epoch || self.epoch.is_unchanged(begun))).then_some(bytes)
+        let same = words.iter().zip(&seen).all(|(word, seen)| word.is_unchanged(*seen));
+        let same = same && (self.without == Rule::Epoch || self.epoch.is_unchanged(begun));
+        (same || self.without == Rule::Validation).then_some(bytes)
     }
 }
 

@@ -47,7 +47,7 @@ const LIMIT_BYTES_MIN: u64 = 64 * MIB;
 /// What is dirty stays in a warm cache for longer than a pair takes.
 const DIRTY_AGE_MAX: Duration = Duration::from_secs(120);
 /// Rounds of cases that no bar is set for: full and quick.
-const LISTED_ROUNDS_MAX: [u32; 2] = [5, 2];
+const LISTED_ROUNDS_MAX: [u32; 2] = [3, 2];
 
 /// Which file fits what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,8 @@ impl Case {
             disturbance: Disturbance::None,
             ramp: match self.cache {
                 Cache::Warm => Duration::ZERO,
-                Cache::Beyond => plan.slice(150, 100),
+                // Until as much is dirty as may be: what the cache takes in is not what it can move on.
+                Cache::Beyond => plan.slice(500, 400),
             },
         }
     }
@@ -266,7 +267,11 @@ fn warm(
 
 fn pair<'a>(site: &Site<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
     let rounds = rounds(site.plan, case.barred);
-    Pair { names: case.names, work: [work; 2], rounds, length: site.plan.slice(250, 150) }
+    let length = match case.cache {
+        Cache::Warm => site.plan.slice(250, 150),
+        Cache::Beyond => site.plan.slice(350, 250),
+    };
+    Pair { names: case.names, work: [work; 2], rounds, length }
 }
 
 /// Makes what is dirty durable, and reads and checks the whole file.
