@@ -21,7 +21,7 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn bad_arguments_are_refused() {
     for (words, message) in [
-        (&["no-such-suite"][..], "cached-read, write, no-copy, range-lock, all"),
+        (&["no-such-suite"][..], "cached-read, write, mixed, no-copy, range-lock, all"),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
         (&["cached-read", "--json", "/no/such/file"], "/no/such/file"),

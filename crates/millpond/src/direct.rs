@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
+use crate::cache::copy::Source;
 use crate::cache::page::Word;
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
@@ -288,7 +289,7 @@ impl<'a> Operation<'a> {
             // promise.
             let copied = unsafe {
                 let from = bounce.base().add((at - first) as usize);
-                crate::read::copy_out(dst.split(got), from)
+                crate::read::copy_out(dst.split(got), from, Source::Near)
             };
             if copied.is_err() {
                 return Err(Error::Fault { op: Op::Read, offset: start, len });

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::advice::Advice;
@@ -24,8 +25,9 @@ use crate::writeback::{self, LAST_PAGE};
 ///
 /// All methods take `&self`; any number of threads may use one handle. Every read and write is
 /// atomic with respect to every other operation on the same file in this process, through whatever
-/// handle, save that raw and vectored forms whose memory faults may have moved some bytes. Offsets
-/// and lengths are in bytes; nothing needs to be aligned.
+/// handle, save that raw and vectored forms whose memory faults may have moved some bytes, and reads
+/// of handles with [`Advice::TornReads`]. Offsets and lengths are in bytes; nothing needs to be
+/// aligned.
 ///
 /// Dropping a handle closes it; [`File::close`] also reports what the kernel says about it.
 ///
@@ -52,6 +54,8 @@ pub struct File {
     direct: bool,
     bounce: bool,
     readahead: Readahead,
+    /// Lock-free attempts of a read; one where it may be torn ([`Advice::TornReads`]).
+    tries: AtomicU32,
     /// The handle's own descriptor, where the cached file uses another one.
     _fd: Option<OwnedFd>,
 }
@@ -68,6 +72,7 @@ impl File {
             direct: options.direct,
             bounce: options.bounce,
             readahead: Readahead::new(),
+            tries: AtomicU32::new(read::TRIES_MAX),
             _fd: fd,
         }
     }
@@ -440,12 +445,32 @@ impl File {
     }
 
     /// Tells how a range will be used (`len` 0: to the end). [`Advice::Normal`],
-    /// [`Advice::Sequential`] and [`Advice::Random`] concern all later reads of this handle,
-    /// whatever the range. Never blocks, and is never more than a hint.
+    /// [`Advice::Sequential`], [`Advice::Random`], [`Advice::TornReads`] and
+    /// [`Advice::AtomicReads`] concern all later reads of this handle, whatever the range. Never
+    /// blocks, and is never more than a hint; save that `TornReads` gives up a promise.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidRange`]: the range ends past `i64::MAX`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Advice, Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("share");
+    /// let options = OpenOptions::new().read(true).write(true).create(true);
+    /// let (server, others) = (engine.open(&path, &options)?, engine.open(&path, &options)?);
+    /// // A file server, whose clients have locks of their own.
+    /// server.advise(0, 0, Advice::TornReads)?;
+    /// others.write_all_at(&[1; 8192], 0)?;
+    /// let mut bytes = [0; 8192];
+    /// // While `others` writes again, pages of both writes may be seen; each page is of one.
+    /// server.read_exact_at(&mut bytes, 0)?;
+    /// assert_eq!(bytes, [1; 8192]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         check_range(Op::Advise, offset, len)?;
         let file = &self.cached;
@@ -463,6 +488,9 @@ impl File {
             Advice::DontNeed => {
                 file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
             }
+            // Relaxed: guards nothing; a read that is under way may go by either.
+            Advice::TornReads => self.tries.store(read::TRIES_TORN, Relaxed),
+            Advice::AtomicReads => self.tries.store(read::TRIES_MAX, Relaxed),
         }
         Ok(())
     }
@@ -510,8 +538,9 @@ impl File {
         if self.hits && in_range(offset, len as u64) {
             let shared = &*self.cached.shared;
             let slot = shared.cache.counters.mine();
+            let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
             // SAFETY: the caller's promise is the same.
-            let hit = unsafe { read::try_hit(shared, slot, self.cached.core(), dst, len, offset) };
+            let hit = unsafe { read::try_hit(shared, slot, core, tries, dst, len, offset) };
             if let Some(moved) = hit {
                 return Ok(moved);
             }
@@ -542,8 +571,9 @@ impl File {
         }
         let shared = &*self.cached.shared;
         let slot = shared.cache.counters.mine_if_known();
+        let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
-        unsafe { read::try_hit(shared, slot, self.cached.core(), dst, len, offset) }
+        unsafe { read::try_hit(shared, slot, core, tries, dst, len, offset) }
     }
 
     /// [`File::read_vectored_at`] into memory that need not be initialised.
@@ -562,8 +592,8 @@ impl File {
         if self.hits && in_range(offset, len) {
             let shared = &self.cached.shared;
             let slot = shared.cache.counters.mine();
-            let core = self.cached.core();
-            let hit = read::try_hit_vectored(shared, slot, core, list.iter(), offset);
+            let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
+            let hit = read::try_hit_vectored(shared, slot, core, tries, list.iter(), offset);
             if let Some(moved) = hit {
                 return Ok(moved);
             }
@@ -584,6 +614,9 @@ impl File {
         }
         let file = &self.cached;
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
+        if self.tries.load(Relaxed) == read::TRIES_TORN {
+            return read::read_torn(file, dst, offset);
+        }
         read::read_slow(file, dst, offset)
     }
 
@@ -699,7 +732,7 @@ impl File {
         Ok(())
     }
 
-    /// What a [`crate::Request`] needs of its file.
+    /// What a [`crate::DirectRequest`] needs of its file.
     pub(crate) fn check_direct(&self, op: Op, offset: u64, len: u64) -> Result<()> {
         if !self.direct {
             let what = "a request in a pipeline: the file is not open for direct I/O".into();

@@ -83,7 +83,7 @@ pub use io::segment_list::{Access, Const, Mut, SegmentList};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
-pub use pipeline::{Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration, Request};
+pub use pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;

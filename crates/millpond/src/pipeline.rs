@@ -33,7 +33,7 @@ pub const PIPELINE_DEPTH_MAX: usize = 4096;
 
 /// A direct read or write, for a [`Pipeline`].
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct DirectRequest<'a> {
     file: &'a File,
     list: RawList<'a>,
     is_mut: bool,
@@ -42,27 +42,31 @@ pub struct Request<'a> {
     durable: bool,
 }
 
-impl<'a> Request<'a> {
+impl<'a> DirectRequest<'a> {
     /// Reads into all of `list` from byte `offset` of a file that was opened
     /// [`direct`](crate::OpenOptions::direct).
     #[must_use]
-    pub fn read(file: &'a File, list: SegmentList<'a, Mut>, offset: u64) -> Request<'a> {
+    pub fn read(file: &'a File, list: SegmentList<'a, Mut>, offset: u64) -> DirectRequest<'a> {
         let (list, direction) = (list.into_raw(), Direction::Read);
-        Request { file, list, is_mut: true, direction, offset, durable: false }
+        DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
     }
 
     /// Writes all of `list` to byte `offset` of a file that was opened
     /// [`direct`](crate::OpenOptions::direct).
     #[must_use]
-    pub fn write<A: Access>(file: &'a File, list: SegmentList<'a, A>, offset: u64) -> Request<'a> {
+    pub fn write<A: Access>(
+        file: &'a File,
+        list: SegmentList<'a, A>,
+        offset: u64,
+    ) -> DirectRequest<'a> {
         let (list, direction) = (list.into_raw(), Direction::Write);
         let durable = file.is_dsync();
-        Request { file, list, is_mut: A::IS_MUT, direction, offset, durable }
+        DirectRequest { file, list, is_mut: A::IS_MUT, direction, offset, durable }
     }
 
     /// Of a write: whether it ends when the bytes are durable (`RWF_DSYNC`).
     #[must_use]
-    pub fn durable(mut self, on: bool) -> Request<'a> {
+    pub fn durable(mut self, on: bool) -> DirectRequest<'a> {
         self.durable = on;
         self
     }
@@ -142,7 +146,7 @@ pub struct Lane<'l, 'a> {
     /// Which place it is, from 0 on.
     pub number: usize,
     /// The request that has ended, to be used again, replaced or taken away; `None` at first.
-    pub request: &'l mut Option<Request<'a>>,
+    pub request: &'l mut Option<DirectRequest<'a>>,
     /// What became of it: the bytes moved, as [`File::read_at`] and [`File::write_at`] say it.
     pub outcome: Option<Result<usize>>,
 }
@@ -169,7 +173,7 @@ pub struct Registration {
 /// Reads a file in pieces, four at a time, and adds up its bytes:
 ///
 /// ```
-/// use millpond::{Engine, OpenOptions, Request, SegmentList};
+/// use millpond::{Engine, OpenOptions, DirectRequest, SegmentList};
 /// # let dir = tempfile::tempdir_in(".").unwrap();
 /// # let path = dir.path().join("data");
 /// # std::fs::write(&path, vec![1; 1 << 20]).unwrap();
@@ -191,7 +195,7 @@ pub struct Registration {
 ///         Some(request) => request.set_offset(offset),
 ///         None => {
 ///             let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
-///             *lane.request = Some(Request::read(&file, list, offset));
+///             *lane.request = Some(DirectRequest::read(&file, list, offset));
 ///         }
 ///     }
 ///     true
@@ -293,7 +297,7 @@ impl Pipeline {
 /// A lane's request, and whether it is under way (P1): it is while it has begun.
 #[derive(Default)]
 struct Slot<'a> {
-    request: Option<Request<'a>>,
+    request: Option<DirectRequest<'a>>,
     begun: Option<Begun<'a>>,
     moved: u64,
 }
@@ -450,7 +454,7 @@ enum Start {
 
 /// Whether a request that moved so much in its last attempt can't go on.
 #[cold]
-fn is_over(request: &Request<'_>, moved: u64) -> bool {
+fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
     let operation = request.operation();
     let block_bytes = request::block_bytes(&*operation.extent.file.backing, &operation.transfer());
     request::is_end(moved, block_bytes)
@@ -462,7 +466,7 @@ fn push(
     carrier: &mut Carrier,
     ended: &mut VecDeque<Ended>,
     number: u32,
-    request: &Request<'_>,
+    request: &DirectRequest<'_>,
     moved: u64,
 ) {
     let mut transfer = request.operation().transfer();

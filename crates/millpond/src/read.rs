@@ -12,8 +12,13 @@
 //! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
 //! but the thread's own counters, and REFERENCED where it is clear.
 //!
-//! *Slow path*: shared guard, fill what is missing, copy (`cache::fill`).
+//! *Slow path*: shared guard, fill what is missing, copy (`cache::fill`). A read whose validation
+//! fails [`TRIES_MAX`] times goes there, too: the guard has its turn, whoever keeps writing.
+//!
+//! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
+//! are missing are fetched together, under a guard over them alone.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use millpond_rangelock::Mode;
@@ -31,9 +36,13 @@ use crate::sync::fence;
 /// Pages that one lock-free read covers; longer reads take the slow path.
 const HIT_PAGES_MAX: usize = 64;
 /// Files from this size on are taken to be in memory rather than in the processor's caches.
-const FAR_BYTES_MIN: u64 = 32 << 20;
+pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
+/// Of a read of several pages, so many are asked for before the first is copied.
+const AHEAD_PAGES_MAX: usize = 4;
 /// Lock-free attempts before the slow path.
-const TRIES_MAX: usize = 8;
+pub(crate) const TRIES_MAX: u32 = 8;
+/// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
+pub(crate) const TRIES_TORN: u32 = 1;
 /// Times that a read starts over because the file below shrank under it.
 const SHRUNK_MAX: usize = 8;
 
@@ -48,8 +57,8 @@ enum Attempt {
     Fault,
 }
 
-/// Reads into one piece of memory without locks, if all is cached, and counts in `slot`. `None`:
-/// take the slow path.
+/// Reads into one piece of memory without locks, if all is cached, in at most `tries` attempts, and
+/// counts in `slot`. `None`: take the slow path.
 ///
 /// # Safety
 ///
@@ -60,6 +69,7 @@ pub(crate) unsafe fn try_hit(
     shared: &Shared,
     slot: &Slot,
     core: &FileCore,
+    tries: u32,
     dst: *mut u8,
     len: usize,
     offset: u64,
@@ -67,7 +77,7 @@ pub(crate) unsafe fn try_hit(
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
-    for _ in 0..TRIES_MAX {
+    for _ in 0..tries {
         let in_page = offset as usize & (core.page_bytes() - 1);
         let attempt = if in_page + len <= core.page_bytes() {
             // SAFETY: the caller's promise is the same.
@@ -153,7 +163,9 @@ fn attempt_pages(
     let hint = core.size.load(Relaxed);
     let first = offset >> core.page_shift;
     let hinted_end = (offset + len).min(hint);
-    let mut words: [Option<(&PageWord, Word)>; HIT_PAGES_MAX] = [None; HIT_PAGES_MAX];
+    // Set up to `pages`: to clear all of it would cost as much as a page.
+    let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
+        [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
     let mut pages = 0;
     if hinted_end > offset {
         let last = (hinted_end - 1) >> core.page_shift;
@@ -166,40 +178,46 @@ fn attempt_pages(
             if !seen.is_hit() {
                 return Attempt::Miss;
             }
-            words[pages] = Some((word, seen));
+            if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
+                // While the other words are looked for, and the pages before are copied.
+                frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
+            }
+            words[pages].write((word, seen));
             pages += 1;
         }
     }
+    // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
+    let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
     // The linearization point; after all words.
-    let end = (offset + len).min(core.size.load(Acquire));
+    let size = core.size.load(Acquire);
+    let end = (offset + len).min(size);
     if end <= offset {
         return Attempt::Read(0);
     }
     if (end - 1) >> core.page_shift >= first + pages as u64 {
         return Attempt::Retry;
     }
+    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     let mut at = offset;
     let mut faulted = false;
-    for (word, seen) in words[..pages].iter().flatten() {
-        let _ = word;
+    for (_, seen) in words {
         let Some(frame) = frames.address(seen.frame()) else { return Attempt::Retry };
         let in_page = at as usize & (core.page_bytes() - 1);
         let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
         // SAFETY: as in `attempt_page`.
-        faulted |= unsafe { copy_out(dst.split(part), frame.add(in_page)) }.is_err();
+        let copied = unsafe { copy_out(dst.split(part), frame.add(in_page), source) };
+        faulted |= copied.is_err();
         at += part;
     }
     fence(Acquire);
-    let words = words[..pages].iter().flatten();
-    if !words.clone().all(|(word, seen)| word.is_unchanged(*seen))
-        || !core.epoch.is_unchanged(begun)
+    if !words.iter().all(|(word, seen)| word.is_unchanged(*seen)) || !core.epoch.is_unchanged(begun)
     {
         return Attempt::Retry;
     }
     if faulted {
         return Attempt::Fault;
     }
-    words.for_each(|(word, seen)| word.mark_referenced(*seen));
+    words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
     slot.hit(pages as u64, end - offset);
     Attempt::Read((end - offset) as usize)
 }
@@ -215,11 +233,12 @@ pub(crate) struct Faulted;
 pub(crate) unsafe fn copy_out(
     dst: SegmentIter<'_>,
     src: *const u8,
+    source: Source,
 ) -> std::result::Result<(), Faulted> {
     let mut done = 0;
     for piece in dst {
         // SAFETY: the caller's promise; `src` holds as many bytes as the pieces.
-        if unsafe { copy::copy(piece.base(), src.add(done), piece.len()) } > 0 {
+        if unsafe { copy::copy_from(piece.base(), src.add(done), piece.len(), source) } > 0 {
             return Err(Faulted);
         }
         done += piece.len();
@@ -232,13 +251,14 @@ pub(crate) fn try_hit_vectored(
     shared: &Shared,
     slot: &Slot,
     core: &FileCore,
+    tries: u32,
     dst: SegmentIter<'_>,
     offset: u64,
 ) -> Option<usize> {
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
-    for _ in 0..TRIES_MAX {
+    for _ in 0..tries {
         match attempt_pages(shared, slot, core, dst, offset) {
             Attempt::Read(moved) => return Some(moved),
             Attempt::Retry => slot.retried(),
@@ -276,4 +296,43 @@ pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
     }
     // Somebody else keeps cutting the file shorter and longer.
     Err(Error::io(Op::Read, offset, len, std::io::Error::from_raw_os_error(libc::EIO)))
+}
+
+/// Reads `len` bytes at `offset` page by page, each page at a moment of its own.
+///
+/// What is cached is read without locks. Pages that are missing or in transition, or whose validation
+/// keeps failing, are read together as far as they lie side by side, under a shared guard over them:
+/// who holds any other page is not waited for.
+pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    let len = dst.left();
+    let (shared, core) = (&*file.shared, file.core());
+    let slot = shared.cache.counters.mine();
+    let page_bytes = core.page_bytes() as u64;
+    let page_end = |at: u64| ((at / page_bytes + 1) * page_bytes).min(offset + len);
+    let mut at = offset;
+    while at < offset + len {
+        let mut end = page_end(at);
+        let page = dst.slice(at - offset, end - at);
+        let hit = try_hit_vectored(shared, slot, core, TRIES_MAX, page, at);
+        let moved = match hit {
+            Some(moved) => moved,
+            None => {
+                while end < offset + len && !may_hit(shared, core, end) {
+                    end = page_end(end);
+                }
+                read_slow(file, dst.slice(at - offset, end - at), at)?
+            }
+        };
+        at += moved as u64;
+        if at < end {
+            break;
+        }
+    }
+    Ok((at - offset) as usize)
+}
+
+/// Whether the page at `offset` looks as if it could be read without a guard.
+fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
+    let found = core.lookup(&shared.cache.frames, offset >> core.page_shift);
+    shared.hit_path.load(Relaxed) && found.is_some_and(|(word, _)| word.load().is_hit())
 }

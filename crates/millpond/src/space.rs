@@ -12,7 +12,10 @@
 //! Locks: the ranges'; the back end is asked under it, so that a range is asked about once.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::process::Resource;
 
@@ -27,7 +30,45 @@ const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 /// The blocks that a file is known to have.
 #[derive(Default)]
-pub(crate) struct Space(Mutex<Known>);
+pub(crate) struct Space {
+    known: Mutex<Known>,
+    /// All before it is known to have its blocks: what most writes ask, without the lock. Who asks
+    /// holds the range, so nobody forgets what is asked about meanwhile; that others forget their
+    /// own, or learn, does not matter to it.
+    prefix: AtomicU64,
+}
+
+impl Space {
+    fn known(&self) -> Locked<'_> {
+        Locked { known: self.known.lock().expect("no panic under the lock"), prefix: &self.prefix }
+    }
+}
+
+/// What is known, under its lock; tells of the prefix in the end.
+struct Locked<'a> {
+    known: MutexGuard<'a, Known>,
+    prefix: &'a AtomicU64,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Known;
+
+    fn deref(&self) -> &Known {
+        &self.known
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Known {
+        &mut self.known
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.prefix.store(self.known.ranges.get(&0).copied().unwrap_or(0), Relaxed);
+    }
+}
 
 #[derive(Default)]
 struct Known {
@@ -73,7 +114,11 @@ impl Known {
 
 /// Sees to it that `start..end` has its blocks; false if that can't be had. Caller: exclusive guard.
 pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> bool {
-    let mut known = file.space.0.lock().expect("no panic under the lock");
+    // Relaxed: the guard orders it; see `Space::prefix`.
+    if end <= file.space.prefix.load(Relaxed) {
+        return true;
+    }
+    let known = &mut file.space.known();
     if known.covers(start, end) {
         return true;
     }
@@ -108,18 +153,18 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
 
 /// Whether space may have been reserved since the last [`trim`].
 pub(crate) fn is_reserved(file: &CachedFile) -> bool {
-    file.space.0.lock().expect("no panic under the lock").reserved_end > 0
+    file.space.known().reserved_end > 0
 }
 
 /// The blocks of `start..end` are gone.
 pub(crate) fn forget(file: &CachedFile, start: u64, end: u64) {
-    file.space.0.lock().expect("no panic under the lock").remove(start, end);
+    file.space.known().remove(start, end);
 }
 
 /// Gives back what was reserved beyond `size`. Caller: exclusive guard from `size` on, and all that
 /// was written is written back.
 pub(crate) fn trim(file: &CachedFile, size: u64) {
-    let mut known = file.space.0.lock().expect("no panic under the lock");
+    let mut known = file.space.known();
     // The rest of the last page is the file's anyhow.
     let kept_end = size.next_multiple_of(file.core().page_bytes() as u64);
     if std::mem::take(&mut known.reserved_end) > kept_end {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use millpond::{
-    BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SegmentList, WriteMode,
+    BackendChoice, Buffer, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
 };
 
 use common::requests::each;
@@ -335,7 +335,7 @@ impl Model {
                 }
                 if self.random.chance(500) && at + len <= readable {
                     under_way.push((id, at, Some(self.expected(at, len).to_vec())));
-                    return Some(Request::read(
+                    return Some(DirectRequest::read(
                         file,
                         SegmentList::from_buffers(buffers),
                         at as u64,
@@ -350,7 +350,11 @@ impl Model {
                 }
                 self.write(at, &src);
                 under_way.push((id, at, None));
-                return Some(Request::write(file, SegmentList::from_buffers(buffers), at as u64));
+                return Some(DirectRequest::write(
+                    file,
+                    SegmentList::from_buffers(buffers),
+                    at as u64,
+                ));
             }
         });
         assert!(under_way.is_empty() && left == 0, "{ended} ended");
@@ -516,7 +520,7 @@ fn areas(
                                         assert_eq!(done.outcome.unwrap(), area);
                                         back = done.request.into_buffers();
                                     }
-                                    Some(Request::write(direct, list.take()?, at))
+                                    Some(DirectRequest::write(direct, list.take()?, at))
                                 });
                                 memory = back.pop().unwrap();
                             }

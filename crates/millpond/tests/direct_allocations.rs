@@ -6,8 +6,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
 
-use millpond::{BackendChoice, Buffer, Request, SegmentList, WriteMode};
+use millpond::{BackendChoice, Buffer, DirectRequest, SegmentList, WriteMode};
 
+use common::requests::{at, each};
 use common::{engine, read_write, temp_dir};
 
 /// Counts what each thread allocates.
@@ -129,7 +130,7 @@ fn pipeline(
     let apart = FILE_BYTES / 4096 / depth as u64 * 4096;
     let mut lane = 0;
     let mut before = 0;
-    pipeline.run(|done| {
+    each(&mut pipeline, |done| {
         if number >= warm {
             counted += allocations() - before;
         }
@@ -141,14 +142,14 @@ fn pipeline(
                 let offset = done.request.offset();
                 let base = offset / apart * apart;
                 let next = (offset - base + 4096) % (apart / 2).max(4096);
-                (number < last).then(|| done.request.at(base + next))
+                (number < last).then(|| at(done.request, base + next))
             }
             None => lists.pop().map(|list| {
                 lane += 1;
                 let offset = (lane - 1) * apart;
                 match lane % 2 {
-                    0 => Request::read(file, list, offset),
-                    _ => Request::write(file, list, offset),
+                    0 => DirectRequest::read(file, list, offset),
+                    _ => DirectRequest::write(file, list, offset),
                 }
             }),
         };

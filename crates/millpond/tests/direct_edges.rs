@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use millpond::{
-    BackendChoice, Backing, Engine, Error, File, OpenOptions, Request, SegmentList, WriteMode,
+    BackendChoice, Backing, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
 };
 
 use common::requests::each;
@@ -94,9 +94,9 @@ fn errors_name_what_is_not_aligned() {
             refused(file.write_vectored_at(&slices, 0), "memory of a segment", limit_bytes.into());
             let mut pipeline = engine.pipeline(2).unwrap();
             let mut requests = vec![
-                Request::write(&file, SegmentList::from_slice(&one[1..=block]), 0),
-                Request::write(&file, SegmentList::from_slice(&one[..block]), 1),
-                Request::write(&file, SegmentList::from_slice(&one[..block + 1]), 0),
+                DirectRequest::write(&file, SegmentList::from_slice(&one[1..=block]), 0),
+                DirectRequest::write(&file, SegmentList::from_slice(&one[..block]), 1),
+                DirectRequest::write(&file, SegmentList::from_slice(&one[..block + 1]), 0),
             ];
             each(&mut pipeline, |done| {
                 if let Some(done) = done {
@@ -246,7 +246,7 @@ fn tails_of_every_length() {
                 if let Some(done) = done {
                     assert_eq!(done.outcome.unwrap(), len, "{name}");
                 }
-                Some(Request::read(&file, list.take()?, 0))
+                Some(DirectRequest::read(&file, list.take()?, 0))
             });
             same(&buffer[..len], &expected, name);
         }
@@ -350,7 +350,7 @@ fn thousands_of_segments() {
             if let Some(done) = done {
                 assert_eq!(done.outcome.unwrap(), expected.len(), "{name}");
             }
-            Some(Request::write(&file, list.take()?, 0))
+            Some(DirectRequest::write(&file, list.take()?, 0))
         });
         same(&std::fs::read(&path).unwrap(), &expected, name);
         for by_pipeline in [false, true] {
@@ -365,7 +365,7 @@ fn thousands_of_segments() {
                     if let Some(done) = done {
                         assert_eq!(done.outcome.unwrap(), expected.len(), "{name}");
                     }
-                    Some(Request::read(&file, list.take()?, 0))
+                    Some(DirectRequest::read(&file, list.take()?, 0))
                 });
             } else {
                 assert_eq!(file.read_vectored_at(&mut slices, 0).unwrap(), expected.len());
@@ -382,7 +382,7 @@ fn thousands_of_segments() {
                 assert_eq!(done.outcome.unwrap(), len.min(1500 * 4096), "{name}");
                 back = done.request.into_buffers();
             }
-            Some(Request::read(&file, list.take()?, 0))
+            Some(DirectRequest::read(&file, list.take()?, 0))
         });
         let seen: Vec<u8> =
             back.iter().flat_map(|buffer| buffer.iter().copied()).take(len).collect();

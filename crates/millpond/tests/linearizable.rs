@@ -113,6 +113,8 @@ impl Plan {
             Some(_) => 0,
             None => kinds,
         };
+        // Some have operations on all of the file, which is more than some caches hold.
+        let longest = if random.chance(200) { most } else { (3 * page_bytes / cell_bytes).max(1) };
         let steps = |random: &mut Random| Step {
             op: Op::Nothing,
             how: How::Plain,
@@ -129,7 +131,8 @@ impl Plan {
             let mut all = Vec::new();
             while all.len() < count as usize {
                 let mut step = steps(random);
-                (step.op, step.how) = some_op(random, page_bytes, cell_bytes, most, hot, kinds);
+                (step.op, step.how) =
+                    some_op(random, page_bytes, cell_bytes, [most, longest], hot, kinds);
                 match (edge, &mut step.op) {
                     (Some(edge), Op::Read { at, len, limit_bytes }) => {
                         *at = edge.saturating_sub(1 + random.below(2) as usize);
@@ -157,12 +160,12 @@ impl Plan {
     }
 }
 
-/// Some operation on a file of at most `most` cells; `kinds` has a bit for each kind there may be.
+/// Some operation of at most `longest` cells on a file of at most `most`; `kinds` has a bit for each kind there may be.
 fn some_op(
     random: &mut Random,
     page_bytes: usize,
     cell_bytes: usize,
-    most: usize,
+    [most, longest]: [usize; 2],
     hot: Option<(usize, usize)>,
     kinds: u64,
 ) -> (Op, How) {
@@ -171,7 +174,7 @@ fn some_op(
         None => random.below(most as u64) as usize,
     };
     let at = at.min(most - 1);
-    let len = 1 + random.below((most - at).min(3 * page_bytes / cell_bytes) as u64) as usize;
+    let len = 1 + random.below((most - at).min(longest) as u64) as usize;
     let value = 0;
     let how = if random.chance(300) { How::Vectored } else { How::Plain };
     let limit_bytes = len * cell_bytes;

@@ -4,8 +4,9 @@ mod common;
 
 use std::time::Duration;
 
-use millpond::{BackendChoice, Request, SegmentList};
+use millpond::{BackendChoice, DirectRequest, SegmentList};
 
+use common::requests::each;
 use common::{engine, in_own_process, read_write, same, set_limit, temp_dir};
 
 /// Takes CAP_IPC_LOCK, which lifts the limit, from this thread; whether it is gone.
@@ -58,14 +59,14 @@ fn buffers_beyond_the_limit_of_locked_memory() {
             }
             let mut written = Vec::new();
             let mut number = 0u64;
-            pipeline.run(|done| {
+            each(&mut pipeline, |done| {
                 if let Some(done) = done {
                     assert_eq!(done.outcome.unwrap(), EACH);
                     written.extend(done.request.into_buffers());
                 }
                 number += 1;
                 let list = SegmentList::from_buffers(vec![buffers.pop()?]);
-                Some(Request::write(&file, list, (COUNT as u64 - number) * EACH as u64))
+                Some(DirectRequest::write(&file, list, (COUNT as u64 - number) * EACH as u64))
             });
             let registration = pipeline.registration();
             println!("{registration:?}");
@@ -80,7 +81,7 @@ fn buffers_beyond_the_limit_of_locked_memory() {
             assert_eq!(known, total, "{registration:?}");
             assert_eq!(written.len(), COUNT);
             let mut reads = 0;
-            pipeline.run(|done| {
+            each(&mut pipeline, |done| {
                 if let Some(mut done) = done {
                     assert_eq!(done.outcome.unwrap(), EACH);
                     let expected = (done.request.offset() / EACH as u64) as u8 ^ round;
@@ -89,7 +90,7 @@ fn buffers_beyond_the_limit_of_locked_memory() {
                 }
                 let list = SegmentList::from_buffers(vec![written.pop()?]);
                 reads += 1;
-                Some(Request::read(&file, list, (reads - 1) * EACH as u64))
+                Some(DirectRequest::read(&file, list, (reads - 1) * EACH as u64))
             });
             let bytes = std::fs::read(&path).unwrap();
             for (number, bytes) in bytes.chunks(EACH).enumerate() {

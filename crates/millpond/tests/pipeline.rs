@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use millpond::{Buffer, Engine, File, OpenOptions, Request, SegmentList, WriteMode};
+use millpond::{Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList, WriteMode};
 
 use common::requests::{at, each};
 use common::{engine, read_write, temp_dir, within};
@@ -57,14 +57,14 @@ impl Bench {
         buffer
     }
 
-    fn write<'a>(&self, file: &'a File, page: usize, pages: usize, byte: u8) -> Request<'a> {
+    fn write<'a>(&self, file: &'a File, page: usize, pages: usize, byte: u8) -> DirectRequest<'a> {
         let list = SegmentList::from_buffers(vec![self.buffer(pages, byte)]);
-        Request::write(file, list, (page * PAGE) as u64)
+        DirectRequest::write(file, list, (page * PAGE) as u64)
     }
 
-    fn read<'a>(&self, file: &'a File, page: usize, pages: usize) -> Request<'a> {
+    fn read<'a>(&self, file: &'a File, page: usize, pages: usize) -> DirectRequest<'a> {
         let list = SegmentList::from_buffers(vec![self.buffer(pages, 0xEE)]);
-        Request::read(file, list, (page * PAGE) as u64)
+        DirectRequest::read(file, list, (page * PAGE) as u64)
     }
 }
 
@@ -237,7 +237,7 @@ fn requests_that_overlap_take_effect_in_their_order() {
 }
 
 /// Where a request's memory is: while it is under way, no other has it.
-fn address(request: &Request<'_>) -> usize {
+fn address(request: &DirectRequest<'_>) -> usize {
     request.slices().next().map_or(0, |slice| slice.as_ptr() as usize)
 }
 
@@ -347,8 +347,8 @@ fn a_panic_of_step_waits_for_what_is_under_way() {
                     let page = u64::from(calls % 5 * 2 + calls / 8);
                     let list = lists.next()?;
                     Some(match calls % 3 {
-                        0 => Request::read(&file, list, page * PAGE as u64),
-                        _ => Request::write(&file, list, page * PAGE as u64),
+                        0 => DirectRequest::read(&file, list, page * PAGE as u64),
+                        _ => DirectRequest::write(&file, list, page * PAGE as u64),
                     })
                 });
             }));
@@ -462,10 +462,10 @@ fn requests_that_are_refused_do_not_disturb_others() {
                 4 => at(bench.read(&file, 0, 1), far),
                 5 => at(bench.write(&file, 0, 1, 1), u64::MAX - 4095),
                 6 => at(bench.write(&file, 0, 1, 1), far),
-                7 => Request::read(&file, SegmentList::from_buffers(vec![]), 0),
-                8 => Request::write(&file, SegmentList::from_slice(&[]), 0),
-                9 => Request::write(&file, SegmentList::from_slice(&[]), 3),
-                10 => Request::read(&file, SegmentList::from_io_slices_mut(&mut []), 7),
+                7 => DirectRequest::read(&file, SegmentList::from_buffers(vec![]), 0),
+                8 => DirectRequest::write(&file, SegmentList::from_slice(&[]), 0),
+                9 => DirectRequest::write(&file, SegmentList::from_slice(&[]), 3),
+                10 => DirectRequest::read(&file, SegmentList::from_io_slices_mut(&mut []), 7),
                 11 => bench.read(&file, 2, 1),
                 12 => bench.read(&file, 200, 1),
                 13 => bench.read(&file, 15, 3),

@@ -2,7 +2,8 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
-//! - [`cached_read`], [`fio`], [`write`], [`range_lock`], [`no_copy`]: the suites and what they measure.
+//! - [`cached_read`], [`fio`], [`write`], [`mixed`], [`range_lock`], [`no_copy`]: the suites and what
+//!   they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
@@ -14,6 +15,7 @@ mod harness;
 mod html;
 mod load;
 mod machine;
+mod mixed;
 mod no_copy;
 mod range_lock;
 mod report;
@@ -78,6 +80,8 @@ enum Suite {
     Write,
     /// Direct I/O: what a request costs, however many segments it has
     NoCopy,
+    /// Reads and writes of one file by many threads at once
+    Mixed,
     /// Locks on ranges of bytes: Millpond's, and those that others built
     RangeLock,
     /// All of them
@@ -90,6 +94,7 @@ impl Suite {
             Suite::CachedRead => "cached-read",
             Suite::Write => "write",
             Suite::NoCopy => "no-copy",
+            Suite::Mixed => "mixed",
             Suite::RangeLock => "range-lock",
             Suite::All => "all",
         }
@@ -119,6 +124,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if matches!(args.suite, Suite::NoCopy | Suite::All) {
         outcome.extend(no_copy::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::Mixed | Suite::All) {
+        outcome.extend(mixed::run(&plan)?);
     }
     if matches!(args.suite, Suite::RangeLock | Suite::All) {
         outcome.extend(range_lock::run(&plan)?);

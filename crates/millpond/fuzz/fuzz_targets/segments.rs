@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use millpond::{BackendChoice, Engine, File, OpenOptions, Request, SegmentList};
+use millpond::{BackendChoice, Engine, File, OpenOptions, DirectRequest, SegmentList};
 
 const FILE_BYTES: usize = 64 << 10;
 
@@ -63,12 +63,13 @@ fn files(input: &[u8]) {
                 } else {
                     let list = SegmentList::from_io_slices(&slices);
                     assert!(list.slices().all(|slice| !slice.is_empty()));
-                    let mut request = Some(Request::write(direct, list, at as u64));
-                    engine.pipeline(2).unwrap().run(|done| {
-                        if let Some(done) = done {
-                            assert_eq!(done.outcome.unwrap(), len);
+                    let mut request = Some(DirectRequest::write(direct, list, at as u64));
+                    engine.pipeline(2).unwrap().run(|lane| {
+                        if let Some(outcome) = lane.outcome {
+                            assert_eq!(outcome.unwrap(), len);
                         }
-                        request.take()
+                        *lane.request = request.take();
+                        lane.request.is_some()
                     });
                 }
                 if len > 0 {
@@ -89,10 +90,12 @@ fn files(input: &[u8]) {
                 if kind == 2 {
                     moved = file.read_vectored_at(&mut slices, at as u64).unwrap();
                 } else {
-                    let mut list = Some(SegmentList::from_io_slices_mut(&mut slices));
-                    engine.pipeline(1).unwrap().run(|done| {
-                        moved = done.map_or(0, |done| done.outcome.unwrap());
-                        Some(Request::read(direct, list.take()?, at as u64))
+                    let list = SegmentList::from_io_slices_mut(&mut slices);
+                    let mut request = Some(DirectRequest::read(direct, list, at as u64));
+                    engine.pipeline(1).unwrap().run(|lane| {
+                        moved = lane.outcome.map_or(moved, Result::unwrap);
+                        *lane.request = request.take();
+                        lane.request.is_some()
                     });
                 }
                 let end = model.len().min(at + len);

@@ -53,6 +53,20 @@ pub(crate) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usiz
     unsafe { arch::copy_away(dst, src, len) }
 }
 
+/// Has the processor fetch the first bytes of a page, where it can be asked to. `at` may be any
+/// address.
+#[inline]
+pub(crate) fn ask_for(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..4 {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which accesses nothing as far as the program can tell.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(64 * line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Where a source is likely to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {

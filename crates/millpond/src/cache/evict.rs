@@ -23,7 +23,10 @@
 //! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: who tears
 //!   a file down first removes its frames here, under the lock, and takes the lock once more
 //!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
-//! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back keeps (W4).
+//! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
+//!   keeps (W4). Of the latter only a few are looked at in one go: they collect in main, since the
+//!   others leave, and whoever needs a frame would go through all of them under the lock. A queue that
+//!   shows nothing else rests for a while.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
@@ -34,6 +37,11 @@ use crate::cache::frame::{CLASS_SHIFT, Class, FrameIndex, FrameMeta, Frames};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held, PageIndex};
 use crate::cache::{Cache, ghost::Ghost};
+
+/// Pages kept by write-back that are looked at in one queue, before the next one is tried.
+const KEPT_LOOKS_MAX: u64 = 32;
+/// So many evictions a queue rests that showed no others.
+const REST: u32 = 64;
 
 const QUEUE: u32 = 0b11;
 const PREFETCHED: u32 = 1 << 2;
@@ -63,6 +71,8 @@ pub(crate) struct Queues {
     young_bytes_max: u64,
     small_bytes_max: u64,
     readahead: ReadaheadUse,
+    /// For how many evictions each queue rests still, by its name.
+    rests: [u32; 4],
 }
 
 /// What became of the pages that read-ahead brought.
@@ -82,6 +92,8 @@ pub(crate) struct Arrival<'a> {
 
 enum Verdict {
     Evicted,
+    /// By write-back.
+    Kept,
     Stays(QueueName),
 }
 
@@ -95,6 +107,7 @@ impl Queues {
             young_bytes_max: limit_bytes / 64,
             small_bytes_max: limit_bytes / 10,
             readahead: ReadaheadUse::default(),
+            rests: [0; 4],
         }
     }
 
@@ -135,6 +148,18 @@ impl Queues {
         frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
     }
 
+    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the lock
+    /// is not held for it. They may be others by then.
+    pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
+        let meta = frames.meta(frame);
+        for link in [&meta.previous, &meta.next] {
+            let neighbour = FrameIndex(link.load(Relaxed));
+            if frames.address(neighbour).is_some() {
+                std::hint::black_box(frames.meta(neighbour).tags.load(Relaxed));
+            }
+        }
+    }
+
     /// Gives the place of `old` to `new`, the fresh frame of the same page.
     pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
         let (from, to) = (frames.meta(old), frames.meta(new));
@@ -162,7 +187,9 @@ impl Queues {
     pub(crate) fn evict_one(&mut self, cache: &Cache) -> bool {
         // How often each queue was looked at in vain.
         let mut vain = [0; 4];
-        while let Some(name) = self.next_queue(&vain) {
+        let mut kept = [0; 4];
+        self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
+        while let Some(name) = self.next_queue(&vain, &kept) {
             let tries = vain[name as usize];
             let queue = self.queue(name);
             let frame = FrameIndex(queue.head);
@@ -171,6 +198,14 @@ impl Queues {
             let verdict = self.judge(cache, name, frame, force);
             self.unlink(&cache.frames, frame);
             match verdict {
+                Verdict::Kept => {
+                    self.push(&cache.frames, name, frame);
+                    vain[name as usize] += 1;
+                    kept[name as usize] += 1;
+                    if kept[name as usize] == KEPT_LOOKS_MAX {
+                        self.rests[name as usize] = REST;
+                    }
+                }
                 Verdict::Stays(to) => {
                     self.push(&cache.frames, to, frame);
                     vain[name as usize] += 1;
@@ -186,19 +221,24 @@ impl Queues {
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue
-    /// is pinned or in transition, the next one.
-    fn next_queue(&self, vain: &[u64; 4]) -> Option<QueueName> {
+    /// is pinned or in transition, or it rests, the next one.
+    fn next_queue(&self, vain: &[u64; 4], kept: &[u64; 4]) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
-        let can = |name: QueueName, queue: &Queue| {
-            (vain[name as usize] <= 2 * queue.frames && queue.frames > 0).then_some(name)
+        let awake = |may_rest: bool| {
+            let can = |name: QueueName, queue: &Queue| {
+                let at = name as usize;
+                let left = vain[at] <= 2 * queue.frames && kept[at] < KEPT_LOOKS_MAX;
+                (left && queue.frames > 0 && (may_rest || self.rests[at] == 0)).then_some(name)
+            };
+            let (young, small, main) =
+                (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
+            if self.small.bytes > self.small_bytes_max {
+                small.or(main).or(young)
+            } else {
+                main.or(small).or(young)
+            }
         };
-        let (young, small, main) =
-            (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
-        if self.small.bytes > self.small_bytes_max {
-            small.or(main).or(young)
-        } else {
-            main.or(small).or(young)
-        }
+        awake(false).or_else(|| awake(true))
     }
 
     /// Decides about the page at the head of queue `name`, and makes it EMPTY if it goes.
@@ -217,7 +257,7 @@ impl Queues {
                 return Verdict::Stays(if first_use { QueueName::Small } else { QueueName::Main });
             }
             if !word.try_evict(seen, &held.core().epoch) {
-                return Verdict::Stays(name);
+                return if seen.is_kept() { Verdict::Kept } else { Verdict::Stays(name) };
             }
             held.vacated();
             if name != QueueName::Main {

@@ -19,7 +19,7 @@
 //! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
 //!   Nobody waits for frames, so nobody deadlocks over them.
 
-use crate::cache::copy;
+use crate::cache::copy::{self, Source};
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
@@ -191,7 +191,7 @@ impl Reader<'_> {
         // checks the word afterwards; `dst` is our caller's promise.
         let copied = unsafe {
             let part = self.dst.slice(from - self.offset, to - from);
-            copy_out(part, frame.add((from - start) as usize))
+            copy_out(part, frame.add((from - start) as usize), Source::Near)
         };
         self.faulted |= copied.is_err();
     }
@@ -217,9 +217,8 @@ impl Reader<'_> {
             let moved = read_alone(file, start, (&segment).into(), Op::Read)?;
             let skipped = (from - start) as usize;
             // SAFETY: within `bounce`; `dst` is our caller's promise.
-            let copied = unsafe {
-                copy_out(self.dst.slice(from - self.offset, to - from), aligned.add(skipped))
-            };
+            let part = self.dst.slice(from - self.offset, to - from);
+            let copied = unsafe { copy_out(part, aligned.add(skipped), Source::Near) };
             self.faulted |= copied.is_err();
             moved.saturating_sub(skipped as u64)
         };

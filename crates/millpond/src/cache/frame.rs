@@ -286,6 +286,21 @@ impl Frames {
         Some(frame)
     }
 
+    /// [`Frames::try_alloc`] for each place of `frames`, in order; returns how many there are.
+    pub(crate) fn try_alloc_many(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
+        let mut taken = 0;
+        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        while taken < frames.len()
+            && let Some(frame) = self.pop(&mut free, class)
+        {
+            frames[taken] = frame;
+            taken += 1;
+        }
+        drop(free);
+        frames[..taken].iter().for_each(|&frame| self.handed_out(frame, class));
+        taken
+    }
+
     /// The last step of taking a frame, before its first byte is written.
     pub(crate) fn handed_out(&self, frame: FrameIndex, class: Class) {
         if let Some(survival) = self.records(class) {
@@ -414,6 +429,27 @@ impl Frames {
         fence(SeqCst);
         if self.meta(frame).pins.try_retire() {
             self.free(frame, class);
+        }
+    }
+
+    /// [`Frames::release`] for each of `frames` that is one.
+    pub(crate) fn release_many(&self, frames: &mut [FrameIndex], class: Class) {
+        for frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
+            if let Some(survival) = self.records(class) {
+                survival.free_record(*frame);
+            }
+        }
+        // As in `release`; one fence for all.
+        fence(SeqCst);
+        for frame in frames.iter_mut() {
+            if *frame != FrameIndex::NONE && !self.meta(*frame).pins.try_retire() {
+                *frame = FrameIndex::NONE;
+            }
+        }
+        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        for &frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
+            self.meta(frame).next.store(free.warm, Relaxed);
+            free.warm = frame.0;
         }
     }
 

@@ -14,11 +14,11 @@ use crate::cache::frame::FrameIndex;
 use crate::cache::page::{Epoch, PageWord, Shown, State};
 use crate::cache::pin::Pins;
 
-const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
+pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
 
 /// A rule of the protocol that a twin leaves out.
 #[derive(Clone, Copy, PartialEq)]
-enum Rule {
+pub(super) enum Rule {
     None,
     /// `fence(Release)` between taking a free frame and its first byte.
     TakeFence,
@@ -26,20 +26,30 @@ enum Rule {
     HideFence,
     /// The comparison of the epoch at the end of a read.
     Epoch,
+    /// All pages of a write are hidden before the first is shown.
+    HideAll,
+    /// The size is published before the first page is shown.
+    SizeBeforeShow,
+    /// The pages whose bytes change with the size are hidden before it changes.
+    HideBeforeSize,
+    /// The reader looks at its words, and the epoch, again after the copy.
+    Validation,
+    /// The size is loaded after the words.
+    SizeAfterWords,
 }
 
 /// Page words, frames and what surrounds them, shared by the threads of a model.
-struct Pond {
-    without: Rule,
-    words: [PageWord; 2],
-    epoch: Epoch,
-    size: AtomicUsize,
-    frames: [AtomicUsize; 5],
+pub(super) struct Pond {
+    pub(super) without: Rule,
+    pub(super) words: [PageWord; 2],
+    pub(super) epoch: Epoch,
+    pub(super) size: AtomicUsize,
+    pub(super) frames: [AtomicUsize; 5],
 }
 
 impl Pond {
     /// Page `i` is READY with frame `i + 1`, whose content is 0.
-    fn new(without: Rule) -> Arc<Pond> {
+    pub(super) fn new(without: Rule) -> Arc<Pond> {
         let pond = Pond {
             without,
             words: [PageWord::new(), PageWord::new()],
@@ -53,57 +63,73 @@ impl Pond {
         Arc::new(pond)
     }
 
-    fn fence_after_hiding(&self) {
+    pub(super) fn fence_after_hiding(&self) {
         if self.without != Rule::HideFence {
             fence(SeqCst);
         }
     }
 
     /// Writes a frame that was just taken: `Frames::try_alloc`, then the content.
-    fn build(&self, frame: u32, content: usize) {
+    pub(super) fn build(&self, frame: u32, content: usize) {
         if self.without != Rule::TakeFence {
             fence(Release);
         }
         self.frames[frame as usize].store(content, Relaxed);
     }
 
-    fn fill(&self, page: usize, frame: u32, content: usize) {
+    pub(super) fn fill(&self, page: usize, frame: u32, content: usize) {
         self.words[page].try_fill(FrameIndex(frame)).unwrap();
         self.build(frame, content);
         let _ = self.words[page].finish_fill(FrameIndex(frame), SHOWN);
     }
 
-    fn evict(&self, page: usize) {
+    pub(super) fn evict(&self, page: usize) {
         let word = &self.words[page];
         assert!(word.try_evict(word.load(), &self.epoch));
         fence(SeqCst);
     }
 
     /// A write of both pages with fresh frames, as `write::Write::install` does it.
-    fn write_both(&self, fresh: [u32; 2], content: usize, size: Option<usize>) {
+    pub(super) fn write_both(&self, fresh: [u32; 2], content: usize, size: Option<usize>) {
         fresh.iter().for_each(|&frame| self.build(frame, content));
-        self.words.iter().for_each(|word| {
+        let show = |page: usize| {
+            let _ = self.words[page].show(FrameIndex(fresh[page]), SHOWN);
+        };
+        let publish = || {
+            if let Some(size) = size {
+                self.size.store(size, Release);
+            }
+        };
+        for (page, word) in self.words.iter().enumerate() {
             word.hide(&self.epoch);
-        });
-        self.fence_after_hiding();
-        if let Some(size) = size {
-            self.size.store(size, Release);
+            if self.without == Rule::HideAll {
+                show(page);
+            }
         }
-        for (word, frame) in self.words.iter().zip(fresh) {
-            let _ = word.show(FrameIndex(frame), SHOWN);
+        self.fence_after_hiding();
+        if self.without != Rule::SizeBeforeShow {
+            publish();
+        }
+        if self.without != Rule::HideAll {
+            (0..2).for_each(show);
+        }
+        if self.without == Rule::SizeBeforeShow {
+            publish();
         }
     }
 
     /// One attempt of the hit path over the pages below the size, as `read::attempt_pages` makes.
-    fn try_read(&self) -> Option<Vec<usize>> {
+    pub(super) fn try_read(&self) -> Option<Vec<usize>> {
         let begun = self.epoch.begin();
         let hint = self.size.load(Relaxed);
+        let early_size = self.size.load(Acquire);
         let words = &self.words[..hint];
         let seen: Vec<_> = words.iter().map(PageWord::load).collect();
         if !seen.iter().all(|seen| seen.is_hit()) {
             return None;
         }
-        let size = self.size.load(Acquire);
+        let late_size = self.size.load(Acquire);
+        let size = if self.without == Rule::SizeAfterWords { early_size } else { late_size };
         if size > hint {
             return None;
         }
@@ -113,7 +139,8 @@ impl Pond {
             .collect();
         fence(Acquire);
         let same = words.iter().zip(&seen).all(|(word, seen)| word.is_unchanged(*seen));
-        (same && (self.without == Rule::Epoch || self.epoch.is_unchanged(begun))).then_some(bytes)
+        let same = same && (self.without == Rule::Epoch || self.epoch.is_unchanged(begun));
+        (same || self.without == Rule::Validation).then_some(bytes)
     }
 }
 

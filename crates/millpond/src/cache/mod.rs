@@ -33,6 +33,9 @@ pub(crate) mod slab;
 mod loom_tests;
 
 #[cfg(all(test, loom))]
+mod loom_multi_tests;
+
+#[cfg(all(test, loom))]
 mod loom_writeback_tests;
 
 use std::io;
@@ -46,6 +49,9 @@ use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
 use crate::survival::keeper::Address;
+
+/// How often the queues are looked at for a page that can go.
+const LOOKS_MAX: u32 = 8;
 
 /// The cache of one engine.
 pub(crate) struct Cache {
@@ -124,10 +130,12 @@ impl Cache {
     }
 
     fn evict_one(&self) -> bool {
-        let mut queues = self.queues.lock().expect("no panic under the lock");
-        // Else each attempt would go through all pages in vain.
-        let evicted = self.ledger.kept() < queues.bytes() && queues.evict_one(self);
-        drop(queues);
+        // One look at the queues may show only what write-back keeps (E2); the next goes on there.
+        let evicted = (0..LOOKS_MAX).any(|_| {
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            // Else each attempt would go through all pages in vain.
+            self.ledger.kept() < queues.bytes() && queues.evict_one(self)
+        });
         if evicted {
             self.counters.evictions.add(1);
         }
@@ -142,12 +150,22 @@ impl Cache {
         }
     }
 
-    /// A fresh frame took the place of `old`, which is freed.
-    pub(crate) fn replaced(&self, old: FrameIndex, new: FrameIndex, class: Class) {
+    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there was
+    /// none.
+    pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
+        let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
+        if places.clone().next().is_none() {
+            return;
+        }
+        for (old, _) in places.clone() {
+            Queues::prefetch(&self.frames, *old);
+        }
         let mut queues = self.queues.lock().expect("no panic under the lock");
-        queues.replace(&self.frames, old, new);
+        for (old, new) in places {
+            queues.replace(&self.frames, *old, *new);
+        }
         drop(queues);
-        self.frames.release(old, class);
+        self.frames.release_many(old, class);
     }
 
     /// Frees the frame of a page that was taken out of its word otherwise than by eviction.

@@ -45,10 +45,10 @@ mod sealed {
 /// The memory can't be used otherwise, nor given up, while a request has the list:
 ///
 /// ```compile_fail,E0505
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline) {
 /// let mut memory = vec![0; 4096];
-/// let mut first = Some(Request::read(file, SegmentList::from_slice_mut(&mut memory), 0));
+/// let mut first = Some(DirectRequest::read(file, SegmentList::from_slice_mut(&mut memory), 0));
 /// drop(memory); // borrowed by the request
 /// pipeline.run(|lane| {
 ///     *lane.request = first.take();
@@ -60,10 +60,10 @@ mod sealed {
 /// Nor does shared memory make a list that can be read into:
 ///
 /// ```compile_fail,E0308
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File) {
 /// let memory = vec![0; 4096];
-/// let request = Request::read(file, SegmentList::from_slice(&memory), 0);
+/// let request = DirectRequest::read(file, SegmentList::from_slice(&memory), 0);
 /// # }
 /// ```
 #[derive(Debug)]

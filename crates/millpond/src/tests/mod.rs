@@ -4,3 +4,4 @@ mod extents;
 mod nests;
 mod no_shared_write;
 mod short;
+mod torn;

@@ -10,7 +10,9 @@ use crate::io::backend::memory::move_bytes;
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::{BackendChoice, Engine, Error, File, OpenOptions, Request, SegmentList, WriteMode};
+use crate::{
+    BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
+};
 
 /// What becomes of one attempt at a transfer.
 #[derive(Clone, Copy, Debug)]
@@ -293,7 +295,7 @@ enum Way {
 }
 
 /// Carries out one request.
-fn pipelined(engine: &Engine, request: Request<'_>) -> Result<usize, Error> {
+fn pipelined(engine: &Engine, request: DirectRequest<'_>) -> Result<usize, Error> {
     let mut request = Some(request);
     let mut outcome = None;
     engine.pipeline(1).unwrap().run(|lane| {
@@ -313,7 +315,7 @@ fn write(both: &Both, way: Way, memory: &[u8], cuts: &[usize], at: u64) -> Resul
         return both.direct.write_vectored_at(&slices, at);
     }
     let list = SegmentList::from_io_slices(&slices);
-    pipelined(&both.engine, Request::write(&both.direct, list, at))
+    pipelined(&both.engine, DirectRequest::write(&both.direct, list, at))
 }
 
 fn read(both: &Both, way: Way, memory: &mut [u8], cuts: &[usize], at: u64) -> Result<usize, Error> {
@@ -328,7 +330,7 @@ fn read(both: &Both, way: Way, memory: &mut [u8], cuts: &[usize], at: u64) -> Re
         return both.direct.read_vectored_at(&mut slices, at);
     }
     let list = SegmentList::from_io_slices_mut(&mut slices);
-    pipelined(&both.engine, Request::read(&both.direct, list, at))
+    pipelined(&both.engine, DirectRequest::read(&both.direct, list, at))
 }
 
 /// Goal: a direct write that is short, or fails, wherever, leaves a file that is the same for cached

@@ -31,28 +31,28 @@ impl Write<'_> {
             self.file.stay_through();
             return Ok(false);
         }
-        if !space::reserve(self.file, start, end, self.size) || !self.occupy(pages) {
+        let leaves = &mut Leaves::new(self.file);
+        if !space::reserve(self.file, start, end, self.size) || !self.occupy(leaves, pages) {
             return Ok(false);
         }
         let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
         if !matches!(built, Ok(true)) {
             self.free(fresh);
-            self.vacate(pages);
+            self.vacate(leaves, pages);
             return built;
         }
-        self.install(fresh, self.len, self.size.max(self.offset + self.len), true);
+        self.install(leaves, fresh, self.len, self.size.max(self.offset + self.len), true);
         Ok(true)
     }
 
     /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
     /// be seen; false if there is no memory for the tables.
-    pub(super) fn occupy(&self, pages: usize) -> bool {
-        let mut leaves = Leaves::new(self.file);
+    pub(super) fn occupy(&self, leaves: &mut Leaves<'_>, pages: usize) -> bool {
         for (done, page) in (self.first..).take(pages).enumerate() {
             match leaves.hold(page, true) {
                 Ok(held) => held.occupy(),
                 Err(_) => {
-                    self.vacate(done);
+                    self.vacate(leaves, done);
                     return false;
                 }
             }
@@ -60,8 +60,7 @@ impl Write<'_> {
         true
     }
 
-    pub(super) fn vacate(&self, pages: usize) {
-        let mut leaves = Leaves::new(self.file);
+    pub(super) fn vacate(&self, leaves: &mut Leaves<'_>, pages: usize) {
         for page in (self.first..).take(pages) {
             leaves.hold(page, false).expect("held for the page").vacated();
         }
@@ -71,7 +70,8 @@ impl Write<'_> {
     pub(super) fn build_whole(&self, fresh: &mut [FrameIndex]) -> Result<bool> {
         let file = self.file;
         let class = Class::page(file.core().page_shift);
-        for slot in fresh.iter_mut() {
+        let taken = file.cache().frames.try_alloc_many(class, fresh);
+        for slot in &mut fresh[taken..] {
             let Some(frame) = self.take_frame(class) else { return Ok(false) };
             *slot = frame;
         }

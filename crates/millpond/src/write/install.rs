@@ -12,15 +12,22 @@ use crate::writeback;
 
 impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
-    pub(super) fn install(&self, fresh: &[FrameIndex], moved: u64, size: u64, dirty: bool) {
+    pub(super) fn install(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        moved: u64,
+        size: u64,
+        dirty: bool,
+    ) {
         if let [frame] = fresh
             && size == self.size
             && moved == self.len
             && *frame != FrameIndex::NONE
-            && self.replace(*frame, dirty)
+            && self.replace(leaves, *frame, dirty)
         {
             if dirty {
-                self.vacate(1);
+                self.vacate(leaves, 1);
             }
             return;
         }
@@ -28,8 +35,8 @@ impl Write<'_> {
         let cache = self.file.cache();
         let class = Class::page(core.page_shift);
         let shown = Shown { referenced: true, marker: false, dirty };
-        let mut leaves = Leaves::new(self.file);
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
+        let mut was_dirty = dirty;
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
@@ -56,7 +63,7 @@ impl Write<'_> {
         if size != self.size {
             self.file.set_size(size);
         }
-        for ((page, &frame), old) in (self.first..).zip(fresh).zip(old) {
+        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, false) else {
                 if frame != FrameIndex::NONE {
                     cache.frames.free(frame, class);
@@ -77,11 +84,10 @@ impl Write<'_> {
                     self.supersede(word.load());
                 }
                 let change = word.show(frame, shown);
+                was_dirty &= change.was.is_dirty();
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
-                if old != FrameIndex::NONE {
-                    cache.replaced(old, frame, class);
-                } else {
+                if *old == FrameIndex::NONE {
                     let arrival = Arrival { frame, core, page, prefetched: false };
                     cache.arrived(std::iter::once(arrival));
                 }
@@ -90,15 +96,18 @@ impl Write<'_> {
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
                 held.vacated();
-                if old != FrameIndex::NONE {
-                    cache.discarded(old, class);
+                if *old != FrameIndex::NONE {
+                    cache.discarded(std::mem::replace(old, FrameIndex::NONE), class);
                 }
                 if frame != FrameIndex::NONE {
                     cache.frames.free(frame, class);
                 }
             }
         }
-        if dirty {
+        // Those that are left have a fresh frame each, which is in place by now.
+        cache.replaced(&mut old[..fresh.len()], fresh, class);
+        // Pages that were DIRTY before are in the set, or will be put back (B2).
+        if dirty && !was_dirty {
             writeback::dirtied(self.file, self.first, self.last);
         }
     }
@@ -130,9 +139,9 @@ impl Write<'_> {
     }
 
     /// Puts one page in place where it is READY, in one step.
-    pub(super) fn replace(&self, frame: FrameIndex, dirty: bool) -> bool {
+    pub(super) fn replace(&self, leaves: &mut Leaves<'_>, frame: FrameIndex, dirty: bool) -> bool {
         let core = self.file.core();
-        let Ok(held) = core.hold(self.file.cache(), self.first, false) else { return false };
+        let Ok(held) = leaves.hold(self.first, false) else { return false };
         let shown = Shown { referenced: true, marker: false, dirty };
         let word = held.word(self.first);
         if !word.load().is_ready() {
@@ -149,7 +158,8 @@ impl Write<'_> {
                 fence(SeqCst);
                 let cache = self.file.cache();
                 cache.ledger.note(change, core.page_bytes());
-                cache.replaced(change.was.frame(), frame, Class::page(core.page_shift));
+                let class = Class::page(core.page_shift);
+                cache.replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
                     writeback::dirtied(self.file, self.first, self.first);
                 }

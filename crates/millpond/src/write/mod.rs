@@ -40,6 +40,7 @@ use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::SegmentIter;
 use crate::options::WriteMode;
 use crate::range_lock::Guard;
+use crate::read::FAR_BYTES_MIN;
 use crate::writeback;
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
@@ -238,10 +239,12 @@ impl<'a> Write<'a> {
         let (from, to) = self.part(page);
         let bytes = self.file.cache().frames.bytes(fresh);
         let mut at = (from - self.file.start_of(page)) as usize;
+        let whole = to - from == self.file.core().page_bytes() as u64;
+        let away = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
         for piece in self.src.slice(from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.
             let left = unsafe {
-                if self.len >= AWAY_BYTES_MIN {
+                if away {
                     copy::copy_away(bytes.add(at), piece.base(), piece.len())
                 } else {
                     copy::copy(bytes.add(at), piece.base(), piece.len())

@@ -59,7 +59,8 @@ impl Write<'_> {
         let failed_syncs = self.file.writeback.failed_syncs();
         let (moved, error) = self.transfer((&segments).into());
         let cached = !fresh.contains(&FrameIndex::NONE);
-        self.install(fresh, moved, self.size_after(moved), false);
+        let leaves = &mut Leaves::new(self.file);
+        self.install(leaves, fresh, moved, self.size_after(moved), false);
         if !self.durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             writeback::passed(self.file, self.first, last, cached, failed_syncs);

@@ -1,10 +1,10 @@
 //! Requests through a pipeline, one value for each.
 
-use millpond::{Pipeline, Request, Result};
+use millpond::{DirectRequest, Pipeline, Result};
 
 /// A request that has ended.
 pub struct Done<'a> {
-    pub request: Request<'a>,
+    pub request: DirectRequest<'a>,
     pub outcome: Result<usize>,
 }
 
@@ -12,7 +12,7 @@ pub struct Done<'a> {
 /// what comes in its place.
 pub fn each<'a>(
     pipeline: &mut Pipeline,
-    mut step: impl FnMut(Option<Done<'a>>) -> Option<Request<'a>>,
+    mut step: impl FnMut(Option<Done<'a>>) -> Option<DirectRequest<'a>>,
 ) {
     pipeline.run(|lane| {
         let ended = lane.request.take().zip(lane.outcome);
@@ -22,7 +22,7 @@ pub fn each<'a>(
 }
 
 /// The same request elsewhere.
-pub fn at(mut request: Request<'_>, offset: u64) -> Request<'_> {
+pub fn at(mut request: DirectRequest<'_>, offset: u64) -> DirectRequest<'_> {
     request.set_offset(offset);
     request
 }

@@ -7,7 +7,8 @@ const STEPS: usize = 1 << STEPS_LOG2;
 const STEPS_LOG2: u32 = 5;
 
 /// Durations from 1 ns up; those below 32 ns are exact.
-pub(super) struct Histogram {
+#[derive(Clone, Debug)]
+pub struct Histogram {
     counts: Vec<u64>,
 }
 
@@ -22,24 +23,37 @@ pub struct Latencies {
     pub p999_ns: f64,
 }
 
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram::new()
+    }
+}
+
 impl Histogram {
-    pub(super) fn new() -> Histogram {
+    /// One without durations.
+    #[must_use]
+    pub fn new() -> Histogram {
         Histogram { counts: vec![0; bucket(u64::MAX) + 1] }
     }
 
+    /// Counts a duration.
     #[inline]
-    pub(super) fn add(&mut self, duration: Duration) {
+    pub fn add(&mut self, duration: Duration) {
         self.counts[bucket(duration.as_nanos() as u64)] += 1;
     }
 
-    pub(super) fn merged(mut self, other: Histogram) -> Histogram {
+    /// The durations of both.
+    #[must_use]
+    pub fn merged(mut self, other: Histogram) -> Histogram {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
         }
         self
     }
 
-    pub(super) fn latencies(&self) -> Latencies {
+    /// NaN where there are no durations.
+    #[must_use]
+    pub fn latencies(&self) -> Latencies {
         let [p50_ns, p99_ns, p999_ns] = [0.5, 0.99, 0.999].map(|share| self.quantile(share));
         Latencies { p50_ns, p99_ns, p999_ns }
     }

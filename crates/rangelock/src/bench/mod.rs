@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::Mode;
 
-pub use histogram::Latencies;
+pub use histogram::{Histogram, Latencies};
 pub use workload::{Slice, latencies, slice};
 
 /// How long, and how often.

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use millpond::{Buffer, Engine, File, Mut, Pipeline, Registration, Request, SegmentList};
+use millpond::{Buffer, DirectRequest, Engine, File, Mut, Pipeline, Registration, SegmentList};
 use millpond_bench_peers::{Usage, allocations};
 
 use crate::bench::harness::Slice;
@@ -53,7 +53,7 @@ impl<'f> Flow<'f> {
     /// Runs for about `length`, and at least through `least` requests.
     pub fn slice(&mut self, length: Duration, least: u64) -> io::Result<Slice> {
         let Self { file, pipeline, idle, offsets, next, writes, allocated } = self;
-        let mut ended: Vec<Request<'_>> = Vec::with_capacity(idle.len());
+        let mut ended: Vec<DirectRequest<'_>> = Vec::with_capacity(idle.len());
         let (mut ops, mut failure, mut over) = (0u64, None, false);
         let mut fresh = std::mem::take(idle).into_iter();
         let used = Usage::now();
@@ -64,8 +64,8 @@ impl<'f> Flow<'f> {
             *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
             let (Some(request), Some(outcome)) = (&mut *lane.request, lane.outcome) else {
                 *lane.request = fresh.next().map(|list| match *writes {
-                    true => Request::write(file, list, offset),
-                    false => Request::read(file, list, offset),
+                    true => DirectRequest::write(file, list, offset),
+                    false => DirectRequest::read(file, list, offset),
                 });
                 return lane.request.is_some();
             };

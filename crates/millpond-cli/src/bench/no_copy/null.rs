@@ -6,7 +6,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Buffer, Engine, File, OpenOptions, Request, SegmentList, WriteMode};
+use millpond::{
+    BackendChoice, Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList, WriteMode,
+};
 use millpond_bench_peers::{Nops, Usage, allocations};
 
 use super::flow::Flow;
@@ -268,7 +270,8 @@ impl<'f> Copied<'f> {
             }
             let offset = offsets[*next];
             *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
-            *lane.request = Some(Request::read(file, SegmentList::from_buffers(list), offset));
+            *lane.request =
+                Some(DirectRequest::read(file, SegmentList::from_buffers(list), offset));
             true
         });
         let elapsed = started.elapsed();

@@ -1,0 +1,360 @@
+//! The suite `mixed`: threads that read and threads that write one file at once.
+//!
+//! Millpond, whose reads and writes are atomic whatever they cover, against the kernel's `pread` and
+//! `pwrite` on the directory's file system, on ext4 and on XFS; the latter two on loop devices, if the
+//! user is root. Millpond is measured on each of them, too, on a file of its own beside the peer's.
+//!
+//! - *warm*: the file is in the caches of both, and neither has to write back within a pair: both are
+//!   clean when it begins, and it ends before what is dirty is old.
+//! - *beyond*: the file is four times as large as the cache. The kernel's peer runs in a memory cgroup
+//!   of the same limit. Each slice begins with a ramp that does not count, and is followed by a sync
+//!   that does not count either, so that nobody writes back what the other one wrote.
+//!
+//! [`work`] has the loops, [`target`] what they call, [`pair`] the order of slices and the rows,
+//! [`place`] the files, [`limit`] the memory cgroup, [`special`] the cases with a shape of their own.
+
+mod limit;
+mod pair;
+mod place;
+mod special;
+mod target;
+mod work;
+
+use std::io;
+use std::time::Duration;
+
+use millpond::{Advice, Backing, Engine, File, OpenOptions, WriteMode};
+use rustix::fs::OFlags;
+
+use self::limit::Limit;
+use self::pair::{Names, Pair, Side};
+use self::place::{BlockFile, Place, check_blocks};
+use self::target::Target;
+use self::work::{Disturbance, Places, Work};
+use super::harness::{Outcome, Plan};
+use super::machine::Machine;
+use crate::failure::{Context, Result};
+
+const KIB: u32 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+const MILLPOND: &str = "millpond";
+const FILE_BYTES: u64 = 1024 * MIB;
+/// The file is so many times the cache, in the cases beyond it.
+const BEYOND: u64 = 4;
+/// A cgroup with less has no room for this process's threads.
+const LIMIT_BYTES_MIN: u64 = 64 * MIB;
+/// What is dirty stays in a warm cache for longer than a pair takes.
+const DIRTY_AGE_MAX: Duration = Duration::from_secs(120);
+/// Rounds of cases that no bar is set for: full and quick.
+const LISTED_ROUNDS_MAX: [u32; 2] = [3, 2];
+
+/// Which file fits what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cache {
+    Warm,
+    Beyond,
+}
+
+/// Readers and writers at random over one file.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    names: Names,
+    cache: Cache,
+    block_bytes: u32,
+    readers: u32,
+    writers: u32,
+    /// There is a bar for it, so it takes all rounds.
+    barred: bool,
+}
+
+/// The names of a case and of its rows.
+macro_rules! names {
+    ($case:literal) => {
+        Names {
+            case: $case,
+            reads: concat!($case, "-reads"),
+            writes: concat!($case, "-writes"),
+            total: None,
+        }
+    };
+    ($case:literal, total) => {
+        Names { total: Some(concat!($case, "-total")), ..names!($case) }
+    };
+}
+use names;
+
+const fn case(
+    names: Names,
+    cache: Cache,
+    kib: u32,
+    [readers, writers]: [u32; 2],
+    barred: bool,
+) -> Case {
+    Case { names, cache, block_bytes: kib * KIB, readers, writers, barred }
+}
+
+/// Grouped by block, since the blocks of a file are of one size, and by cache.
+const CASES: [Case; 13] = [
+    case(names!("warm-8k-1+1"), Cache::Warm, 8, [1, 1], false),
+    case(names!("warm-8k-4+4"), Cache::Warm, 8, [4, 4], false),
+    case(names!("warm-8k-8+8"), Cache::Warm, 8, [8, 8], true),
+    case(names!("writers-8k-8"), Cache::Warm, 8, [0, 8], true),
+    case(names!("beyond-8k-1+1"), Cache::Beyond, 8, [1, 1], false),
+    case(names!("beyond-8k-4+4"), Cache::Beyond, 8, [4, 4], false),
+    case(names!("beyond-8k-8+8"), Cache::Beyond, 8, [8, 8], true),
+    case(names!("warm-64k-1+1", total), Cache::Warm, 64, [1, 1], false),
+    case(names!("warm-64k-4+4", total), Cache::Warm, 64, [4, 4], true),
+    case(names!("warm-64k-8+8", total), Cache::Warm, 64, [8, 8], false),
+    case(names!("beyond-64k-1+1", total), Cache::Beyond, 64, [1, 1], false),
+    case(names!("beyond-64k-4+4", total), Cache::Beyond, 64, [4, 4], false),
+    case(names!("beyond-64k-8+8", total), Cache::Beyond, 64, [8, 8], false),
+];
+
+impl Case {
+    fn work(&self, plan: &Plan) -> Work {
+        Work {
+            block_bytes: self.block_bytes,
+            file_bytes: plan.bytes(FILE_BYTES),
+            readers: self.readers,
+            writers: self.writers,
+            places: if self.readers == 0 { Places::Disjoint } else { Places::Random },
+            disturbance: Disturbance::None,
+            ramp: match self.cache {
+                Cache::Warm => Duration::ZERO,
+                // Until as much is dirty as may be: what the cache takes in is not what it can move on.
+                Cache::Beyond => plan.slice(500, 400),
+            },
+        }
+    }
+}
+
+fn rounds(plan: &Plan, barred: bool) -> u32 {
+    let listed = LISTED_ROUNDS_MAX[usize::from(plan.quick)];
+    if barred { plan.rounds } else { plan.rounds.min(listed) }
+}
+
+/// A place, and how it is called in the names of engines.
+struct Site<'a> {
+    place: Place,
+    name: String,
+    plan: &'a Plan,
+}
+
+impl Site<'_> {
+    fn own(&self) -> String {
+        match self.place {
+            Place::Directory => MILLPOND.into(),
+            Place::Loop(_) => format!("{MILLPOND}, {}", self.name),
+        }
+    }
+
+    fn kernel(&self) -> String {
+        format!("kernel, {}", self.name)
+    }
+
+    fn files(&self, bytes: u64, block_bytes: u32) -> std::result::Result<[BlockFile; 2], String> {
+        self.place.files(&self.plan.dir, bytes, block_bytes)
+    }
+}
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let file_system = Machine::of(&plan.dir).file_system;
+    for place in [Place::Directory, Place::Loop("ext4"), Place::Loop("xfs")] {
+        let site = Site { name: place.name(&file_system), place, plan };
+        for block_bytes in [8 * KIB, 64 * KIB] {
+            let wanted: Vec<&Case> = CASES
+                .iter()
+                .filter(|case| case.block_bytes == block_bytes && plan.wants(case.names.case))
+                .collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            match site.files(plan.bytes(FILE_BYTES), block_bytes) {
+                Ok(files) => group(&site, &files, &wanted, &mut outcome)?,
+                Err(reason) => {
+                    for case in wanted {
+                        outcome.skip(case.names.case, &site.own(), &reason);
+                        outcome.skip(case.names.case, &site.kernel(), &reason);
+                    }
+                }
+            }
+        }
+        special::run(&site, &mut outcome)?;
+    }
+    Ok(outcome)
+}
+
+/// The cases of one size of blocks in one place.
+fn group(
+    site: &Site<'_>,
+    files: &[BlockFile; 2],
+    cases: &[&Case],
+    outcome: &mut Outcome,
+) -> Result<()> {
+    for cache in [Cache::Warm, Cache::Beyond] {
+        let cases: Vec<&Case> = cases.iter().filter(|case| case.cache == cache).copied().collect();
+        if cases.is_empty() {
+            continue;
+        }
+        for file in files {
+            file.drop_kernel_cache().context(&site.name)?;
+        }
+        match cache {
+            Cache::Warm => warm(site, files, &cases, outcome)?,
+            Cache::Beyond => beyond(site, files, &cases, outcome)?,
+        }
+        // What everyone wrote is in the files, whole.
+        for file in files {
+            file.check(cases[0].block_bytes).context(format!("{}, in the end", site.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// An engine with so large a cache, and a file in it.
+fn pond(site: &Site<'_>, cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
+    let engine = Engine::builder()
+        .cache_bytes(cache_bytes)
+        .dirty_age_max(DIRTY_AGE_MAX)
+        .range_lock(site.plan.range_lock)
+        .build()
+        .context("building a Millpond engine")?;
+    let options = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .write_mode(WriteMode::Back)
+        .backing(Backing::Direct);
+    let opened = engine.open(file.path(), &options).context("opening a file with Millpond")?;
+    Ok((engine, opened))
+}
+
+/// Room for a file of which everything is dirty and yet nothing is written back.
+fn roomy(file_bytes: u64) -> u64 {
+    5 * file_bytes + 64 * MIB
+}
+
+fn note_engine(site: &Site<'_>, engine: &Engine, outcome: &mut Outcome) {
+    let (stats, lock) = (engine.stats(), site.plan.range_lock);
+    let (name, reason) = (stats.back_end, stats.back_end_reason);
+    outcome.note(format!("mixed: back end {name} ({reason}), range lock {lock}"));
+}
+
+fn warm(
+    site: &Site<'_>,
+    [own, others]: &[BlockFile; 2],
+    cases: &[&Case],
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let (engine, file) = pond(site, roomy(site.plan.bytes(FILE_BYTES)), own)?;
+    note_engine(site, &engine, outcome);
+    let kernel = others.open(OFlags::empty()).context(&site.name)?;
+    for case in cases {
+        eprintln!("measuring {} on {}", case.names.case, site.name);
+        let work = case.work(site.plan);
+        warm_up(&file, &work).context(format!("warming up {}", site.own()))?;
+        warm_up(&kernel, &work).context(format!("warming up {}", site.kernel()))?;
+        let mut subject =
+            Side::new(site.own(), |work, length| work::slice(&file, &file, work, length));
+        let mut peer =
+            Side::new(site.kernel(), |work, length| work::slice(&kernel, &kernel, work, length));
+        pair(site, case, &work).measure(&mut subject, &mut peer, outcome)?;
+    }
+    file.close().context("closing a file")
+}
+
+fn pair<'a>(site: &Site<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
+    let rounds = rounds(site.plan, case.barred);
+    let length = match case.cache {
+        Cache::Warm => site.plan.slice(250, 150),
+        Cache::Beyond => site.plan.slice(350, 250),
+    };
+    Pair { names: case.names, work: [work; 2], rounds, length }
+}
+
+/// Makes what is dirty durable, and reads and checks the whole file.
+fn warm_up(target: &impl Target, work: &Work) -> io::Result<()> {
+    target.sync_data()?;
+    check_blocks(work.blocks(), work.block_bytes, |dst, offset| target.read_at(dst, offset))
+}
+
+fn beyond(
+    site: &Site<'_>,
+    [own, others]: &[BlockFile; 2],
+    cases: &[&Case],
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let cache_bytes = site.plan.bytes(FILE_BYTES) / BEYOND;
+    let (engine, file) = pond(site, cache_bytes, own)?;
+    file.advise(0, 0, Advice::Random).context(&site.name)?;
+    note_engine(site, &engine, outcome);
+    let kernel = others.open(OFlags::empty()).context(&site.name)?;
+    rustix::fs::fadvise(&kernel, 0, None, rustix::fs::Advice::Random).context(&site.name)?;
+    let limit = Limit::new(cache_bytes.max(LIMIT_BYTES_MIN));
+    let device = others.open(OFlags::DIRECT);
+    for case in cases {
+        eprintln!("measuring {} on {}", case.names.case, site.name);
+        let work = case.work(site.plan);
+        let settled = |target: &dyn Fn() -> io::Result<()>, slice| {
+            target()?;
+            slice
+        };
+        let mut subject = Side::new(site.own(), |work, length| {
+            settled(&|| Target::sync_data(&file), work::slice(&file, &file, work, length))
+        });
+        match &limit {
+            Ok(limit) => {
+                let mut peer = Side::new(site.kernel(), |work, length| {
+                    let limited = limit.enter()?;
+                    let slice = work::slice(&kernel, &kernel, work, length);
+                    drop(limited);
+                    settled(&|| kernel.sync_data(), slice)
+                });
+                pair(site, case, &work).measure(&mut subject, &mut peer, outcome)?;
+            }
+            Err(reason) => outcome.skip(case.names.case, &site.kernel(), reason),
+        }
+        if !case.barred {
+            continue;
+        }
+        // How close to the device.
+        match (&site.place, &device) {
+            (Place::Directory, Ok(device)) => {
+                others.drop_kernel_cache().context(&site.name)?;
+                let name = format!("{}, O_DIRECT", site.kernel());
+                let mut peer =
+                    Side::new(name, |work, length| work::slice(device, device, work, length));
+                let pair = Pair { rounds: rounds(site.plan, false), ..pair(site, case, &work) };
+                pair.measure(&mut subject, &mut peer, outcome)?;
+            }
+            (Place::Directory, Err(error)) => {
+                outcome.skip(case.names.case, &format!("{}, O_DIRECT", site.kernel()), error);
+            }
+            _ => {}
+        }
+    }
+    file.close().context("closing a file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_that_was_agreed_on_is_there() {
+        for cache in [Cache::Warm, Cache::Beyond] {
+            for kib in [8, 64] {
+                for threads in [1, 4, 8] {
+                    let found = CASES.iter().filter(|case| {
+                        case.cache == cache
+                            && case.block_bytes == kib * KIB
+                            && [case.readers, case.writers] == [threads, threads]
+                    });
+                    assert_eq!(found.count(), 1, "{cache:?}, {kib} KiB, {threads}");
+                }
+            }
+        }
+    }
+}

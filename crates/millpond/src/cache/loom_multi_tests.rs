@@ -1,0 +1,181 @@
+//! Loom models of reads of several pages against whatever takes pages away: writes, cuts, eviction and
+//! fills, and frames that move from one page to the other. The pages are those of `loom_tests`.
+//!
+//! Contents tell the page and the time: what page 1 holds is 10 more than what page 0 holds.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::{Relaxed, Release};
+use loom::thread;
+
+use super::loom_tests::{Pond, Rule, SHOWN};
+use crate::cache::frame::FrameIndex;
+
+/// Both pages hold time 0.
+fn pond(without: Rule) -> Arc<Pond> {
+    let pond = Pond::new(without);
+    pond.build(2, 10);
+    pond
+}
+
+fn spawn(pond: &Arc<Pond>, body: impl FnOnce(&Pond) + 'static) -> thread::JoinHandle<()> {
+    let pond = Arc::clone(pond);
+    thread::spawn(move || body(&pond))
+}
+
+/// Goal: a read of two pages is whole because all pages of a write are hidden before any is shown,
+/// because the reader looks at the words again, and because the size comes before the pages.
+/// Method: one write, extending or not, without each of the rules.
+fn read_races_a_write(without: Rule, size: usize) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        pond.size.store(size, Relaxed);
+        let writer = spawn(&pond, move |pond| {
+            pond.write_both([3, 4], 1, (size == 1).then_some(2));
+        });
+        if let Some(seen) = pond.try_read() {
+            let before = vec![0; size];
+            assert!(seen == before || seen == [1, 1], "half of a write: {seen:?}");
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+#[should_panic(expected = "half of a write")]
+fn loom_without_hiding_all_first_a_write_is_seen_in_part() {
+    read_races_a_write(Rule::HideAll, 2);
+}
+
+#[test]
+#[should_panic(expected = "half of a write")]
+fn loom_without_the_second_look_a_write_is_seen_in_part() {
+    read_races_a_write(Rule::Validation, 2);
+}
+
+#[test]
+#[should_panic(expected = "half of a write")]
+fn loom_with_the_size_after_the_pages_an_extending_write_is_seen_in_part() {
+    read_races_a_write(Rule::SizeBeforeShow, 1);
+}
+
+#[test]
+#[should_panic(expected = "half of a write")]
+fn loom_with_the_size_read_before_the_words_an_extending_write_is_seen_in_part() {
+    read_races_a_write(Rule::SizeAfterWords, 1);
+}
+
+/// Goal: a cut and an extension after it show what was, the shorter file, or zeros.
+/// Method: the second page is hidden, the size lowered, the page dropped, the size raised, the page
+/// filled with what is there now; against one attempt of the hit path.
+fn read_races_a_cut(without: Rule) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let pond = pond(without);
+        let cutter = spawn(&pond, |pond| {
+            let hide = || {
+                pond.words[1].hide(&pond.epoch);
+                pond.fence_after_hiding();
+            };
+            if pond.without != Rule::HideBeforeSize {
+                hide();
+            }
+            pond.size.store(1, Release);
+            if pond.without == Rule::HideBeforeSize {
+                // Extended before the page goes: the size is no help then.
+                pond.size.store(2, Release);
+                thread::yield_now();
+                hide();
+            }
+            let _ = pond.words[1].drop_hidden();
+            pond.size.store(2, Release);
+            pond.fill(1, 3, 0);
+        });
+        // A second reader's look: what the first saw stays true.
+        let mut cut = false;
+        for _ in 0..2 {
+            if let Some(seen) = pond.try_read() {
+                assert!(!cut || seen != [0, 10], "what was cut off came back");
+                assert!(seen == [0, 10] || seen == [0] || seen == [0, 0], "torn: {seen:?}");
+                cut |= seen != [0, 10];
+            }
+        }
+        cutter.join().unwrap();
+        assert_eq!(pond.try_read(), Some(vec![0, 0]));
+    });
+}
+
+#[test]
+fn loom_read_races_a_cut_and_an_extension() {
+    read_races_a_cut(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "what was cut off came back")]
+fn loom_without_hiding_before_the_size_what_was_cut_off_comes_back() {
+    read_races_a_cut(Rule::HideBeforeSize);
+}
+
+/// Goal: frames that move between the pages of a read are never read as the other page's.
+/// Method: both pages are evicted; each is filled again, in the frame that the other one had.
+fn read_races_a_move(without: Rule) {
+    loom::model(move || {
+        let pond = pond(without);
+        let mover = spawn(&pond, |pond| {
+            pond.evict(0);
+            pond.evict(1);
+            pond.fill(1, 1, 10);
+            pond.fill(0, 2, 0);
+        });
+        if let Some(seen) = pond.try_read() {
+            assert!(seen == [0, 10], "another page's bytes: {seen:?}");
+        }
+        mover.join().unwrap();
+        assert_eq!(pond.try_read(), Some(vec![0, 10]));
+    });
+}
+
+#[test]
+fn loom_read_races_frames_that_move_between_its_pages() {
+    read_races_a_move(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "another page's bytes")]
+fn loom_without_the_second_look_frames_that_move_are_mixed_up() {
+    read_races_a_move(Rule::Validation);
+}
+
+/// Goal: the same with a writer and an evictor at once: one page is replaced in one step, the other
+/// one evicted and filled with the frame that the first had.
+#[test]
+fn loom_read_races_a_one_page_write_and_a_refill() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let pond = pond(Rule::None);
+        let writer = spawn(&pond, |pond| {
+            pond.build(3, 1);
+            let word = &pond.words[0];
+            if let Ok(change) = word.try_replace(FrameIndex(3), SHOWN, &pond.epoch) {
+                pond.fence_after_hiding();
+                // The old frame is free: it goes to the other page, if that was evicted.
+                if pond.words[1].try_fill(change.was.frame()).is_ok() {
+                    pond.build(change.was.frame().0, 10);
+                    let _ = pond.words[1].finish_fill(change.was.frame(), SHOWN);
+                }
+            }
+        });
+        let evictor = spawn(&pond, |pond| {
+            let seen = pond.words[1].load();
+            if seen.is_ready() && pond.words[1].try_evict(seen, &pond.epoch) {
+                pond.fence_after_hiding();
+            }
+        });
+        if let Some(seen) = pond.try_read() {
+            assert!(seen == [0, 10] || seen == [1, 10], "torn: {seen:?}");
+        }
+        writer.join().unwrap();
+        evictor.join().unwrap();
+    });
+}
