@@ -13,6 +13,8 @@ pub(crate) mod sim;
 
 pub(crate) mod descriptors;
 
+pub(crate) mod in_place;
+
 #[cfg(test)]
 mod conformance;
 
@@ -99,6 +101,23 @@ pub(crate) trait BackingFile: Send + Sync {
 
     /// Alignment that reads must have. Writes may have any.
     fn read_alignment(&self) -> Alignment;
+
+    /// How long one transfer of a batch should be at most, so that the device is kept busy.
+    fn transfer_bytes(&self) -> u64 {
+        1 << 20
+    }
+
+    /// Leaves the descriptors' flags as they were given, until [`BackingFile::end_plain`]: waits for
+    /// transfers that need others, and has later ones do without.
+    fn begin_plain(&self) {}
+
+    /// Ends what [`BackingFile::begin_plain`] began.
+    fn end_plain(&self) {}
+
+    /// Whether transfers go past the kernel's cache where they are aligned.
+    fn is_direct(&self) -> bool {
+        false
+    }
 }
 
 /// Spawns a thread that takes no signals: they belong to the program's own threads.

@@ -17,6 +17,9 @@ const QUEUED_MAX: usize = 64;
 pub(crate) type ThreadsFile = DescriptorFile<Arc<Pool>>;
 
 impl Carrier for Arc<Pool> {
+    /// One after the other: what is in flight of a direct write is what the kernel makes of it.
+    const TRANSFER_BYTES: u64 = 16 << 20;
+
     fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
         descriptors.try_each(batch);
     }

@@ -96,6 +96,8 @@ fn new_ring(entries: u32) -> io::Result<IoUring> {
 pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 
 impl Carrier for Arc<Driver> {
+    const TRANSFER_BYTES: u64 = 1 << 20;
+
     fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
         if batch.len() > 1 && try_in_ring(descriptors, batch).is_some() {
             return;
