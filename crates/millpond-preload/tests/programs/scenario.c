@@ -911,6 +911,17 @@ static void undirected(void)
 		undirected_over = 1;
 		pthread_join(thread, NULL);
 	}
+	/* A long write, whose memory is bad from some page on: what is good of it counts. */
+	size_t len = 4 << 20, bad = 12 * 1024;
+	unsigned char *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(memory != MAP_FAILED);
+	memset(memory, 6, len);
+	munmap(memory + len - bad, bad);
+	fd = open("x", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(pwrite(fd, memory, len, 0) == (ssize_t)(len - bad));
+	CHECK(lseek(fd, 0, SEEK_END) == (off_t)(len - bad));
+	CHECK(pread(fd, some, PAGE, len - bad - PAGE) == PAGE && is_all(some, PAGE, 6));
+	close(fd);
 	/* The program's own flag is its own. */
 	CHECK(fcntl(fd = open("w", O_RDWR | O_CREAT, 0644), F_SETFL, O_DIRECT) == 0);
 	CHECK(fcntl(fd, F_GETFL) & O_DIRECT);

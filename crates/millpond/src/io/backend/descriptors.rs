@@ -385,6 +385,8 @@ impl Descriptors {
             match self.call(transfer, fd, flags) {
                 // Some file systems take the flag, and then refuse.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => gate.refuse(),
+                // Of memory that is bad in part, the kernel's cache takes the good part.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {}
                 moved => {
                     self.transfers.count(transfer.direction, inside.is_some());
                     return moved;
