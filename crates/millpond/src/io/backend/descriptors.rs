@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
+use crate::io::backend::aio::{Contexts, Request};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
@@ -39,7 +40,7 @@ pub(crate) struct DescriptorFile<C> {
 /// In what a back end on descriptors differs from another.
 pub(crate) trait Carrier: Clone + Send + Sync + Sized {
     /// [`BackingFile::try_all`].
-    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
+    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
 
     /// [`BackingFile::transfer_bytes`].
     const TRANSFER_BYTES: u64;
@@ -62,7 +63,7 @@ impl<C: Carrier> DescriptorFile<C> {
 
 impl<C: Carrier> BackingFile for DescriptorFile<C> {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
-        C::try_all(&self.descriptors, batch);
+        self.carrier.try_all(&self.descriptors, batch);
     }
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
@@ -370,6 +371,31 @@ impl Descriptors {
         for transfer in batch {
             transfer.set(self.try_one(transfer));
         }
+    }
+
+    /// One attempt at each transfer, all at once; false: they are not all direct ones in place, or it
+    /// can't be done, and nothing was.
+    pub(crate) fn try_at_once(&self, contexts: &Contexts, batch: &mut [Transfer<'_>]) -> bool {
+        let (Some(gate), Some(alignment)) = (&self.in_place, self.direct) else { return false };
+        if !batch.iter().all(|transfer| is_aligned(transfer, alignment)) {
+            return false;
+        }
+        let Some(_inside) = gate.try_direct(self) else { return false };
+        let mut requests = Vec::with_capacity(batch.len());
+        for transfer in &*batch {
+            let Ok((fd, flags)) = self.plain_route(transfer) else { return false };
+            requests.push(Request::new(transfer, fd, flags, as_submitted(transfer.segments)));
+        }
+        let Some(outcomes) = contexts.try_all(&requests) else { return false };
+        for (transfer, outcome) in batch.iter_mut().zip(outcomes) {
+            self.transfers.count(transfer.direction, true);
+            transfer.set(outcome.map_err(|error| match error.raw_os_error() {
+                // To be tried again, alone, which sees to these.
+                Some(libc::EINVAL | libc::EFAULT) => io::Error::from_raw_os_error(libc::EAGAIN),
+                _ => error,
+            }));
+        }
+        true
     }
 
     /// One attempt by one system call.

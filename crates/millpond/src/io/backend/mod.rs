@@ -15,6 +15,8 @@ pub(crate) mod descriptors;
 
 pub(crate) mod in_place;
 
+mod aio;
+
 #[cfg(test)]
 mod conformance;
 

@@ -98,7 +98,7 @@ pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 impl Carrier for Arc<Driver> {
     const TRANSFER_BYTES: u64 = 1 << 20;
 
-    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
         if batch.len() > 1 && try_in_ring(descriptors, batch).is_some() {
             return;
         }
