@@ -2,7 +2,7 @@
 //! for is in the files when `millpond run` returns, nothing is there by halves, and no file is longer
 //! than it should be.
 //!
-//! `MILLPOND_TEST_SCALE=50` makes it 1,000 kills.
+//! `MILLPOND_TEST_SCALE=50` makes it 1,000 kills for each backing.
 
 use std::collections::HashMap;
 use std::fs;
@@ -168,10 +168,11 @@ impl Seen {
 }
 
 /// One run, killed after a while.
-fn kill_once(seed: u64, program: &Path, seen: &mut Seen, wrong: &mut Wrong) {
+fn kill_once(seed: u64, backing: &str, program: &Path, seen: &mut Seen, wrong: &mut Wrong) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut run = Command::new(env!("CARGO_BIN_EXE_millpond"));
-    run.args(["run", "--mode", "back", "--cache", CACHES[seed as usize % CACHES.len()], "--"]);
+    run.args(["run", "--mode", "back", "--backing", backing]);
+    run.args(["--cache", CACHES[seed as usize % CACHES.len()], "--"]);
     run.arg(program).arg(seed.to_string()).current_dir(dir.path());
     run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut run = run.spawn().unwrap();
@@ -224,6 +225,16 @@ fn kill_once(seed: u64, program: &Path, seen: &mut Seen, wrong: &mut Wrong) {
 
 #[test]
 fn a_killed_program_loses_nothing() {
+    kill_often("buffered");
+}
+
+/// The keeper finds the description as the moment left it: with `O_DIRECT` or without.
+#[test]
+fn nor_does_it_with_direct_backing() {
+    kill_often("direct");
+}
+
+fn kill_often(backing: &str) {
     let aside = tempfile::tempdir().unwrap();
     let program = compile(aside.path());
     let scale = std::env::var("MILLPOND_TEST_SCALE").ok().and_then(|text| text.parse().ok());
@@ -233,9 +244,9 @@ fn a_killed_program_loses_nothing() {
     let mut wrong = Wrong::default();
     let mut seen = Seen::default();
     for seed in first..first + kills {
-        kill_once(seed, &program, &mut seen, &mut wrong);
+        kill_once(seed, backing, &program, &mut seen, &mut wrong);
     }
-    println!("{kills} kills from seed {first}: {seen:?}, {wrong:?}");
+    println!("{backing}: {kills} kills from seed {first}: {seen:?}, {wrong:?}");
     assert_eq!(wrong, Wrong::default(), "seed {first}");
     assert!(seen.recoveries > kills / 2, "the keeper had nothing to do: {seen:?}");
 }

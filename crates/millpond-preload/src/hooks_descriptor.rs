@@ -158,14 +158,27 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
-    if let Slot::File(_) = table::get(fd)
-        && !thread::record().is_inside()
-    {
-        before_fcntl(fd, command, arg);
-    }
     // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
     // value, which nobody looks at.
-    let result = unsafe { libc_calls::fcntl64(fd, command, arg) };
+    let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
+    let is_file = matches!(table::get(fd), Slot::File(_)) && !thread::record().is_inside();
+    let result = match command {
+        libc::F_GETFL if is_file => {
+            let hides_direct = late::hides_direct(fd);
+            let flags = call();
+            if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
+        }
+        libc::F_SETFL if is_file => late::undirected(fd, || {
+            before_fcntl(fd, command, arg);
+            call()
+        }),
+        _ => {
+            if is_file {
+                before_fcntl(fd, command, arg);
+            }
+            call()
+        }
+    };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         describe_duplicate(fd, result);
     }

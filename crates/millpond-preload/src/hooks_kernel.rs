@@ -288,7 +288,8 @@ pub unsafe extern "C-unwind" fn sendfile64(
     late::settle(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `sendfile64`.
-    let result = unsafe { libc_calls::sendfile64(to, from, offset, len) };
+    let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
+    let result = late::undirected(from, call);
     hooks_io::count_passed(from, result);
     hooks_io::count_passed(to, result);
     result
@@ -393,7 +394,8 @@ pub unsafe extern "C-unwind" fn splice(
     late::settle(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `splice`.
-    let result = unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
+    let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
+    let result = late::undirected(from, call);
     hooks_io::count_passed(from, result);
     hooks_io::count_passed(to, result);
     result
@@ -452,8 +454,9 @@ unsafe fn pass_sent(message: *const libc::msghdr) {
 pub unsafe extern "C-unwind" fn aio_read64(block: *mut c_void) -> c_int {
     // SAFETY: the caller vouches for the control block, which begins with the descriptor.
     unsafe {
+        // The read comes later, on a thread of libc's.
         if !block.is_null() {
-            late::settle(block.cast::<c_int>().read());
+            late::go_through(block.cast::<c_int>().read());
         }
         libc_calls::aio_read64(block)
     }

@@ -70,6 +70,29 @@ pub fn can_ignore_append(fd: RawFd) -> bool {
     unsafe { sys!(libc::SYS_pwritev2, fd, 0, 0, 0, 0, RWF_NOAPPEND) == 0 }
 }
 
+/// Whether the file behind `fd` can be read and written with `O_DIRECT`, as far as that is known.
+pub fn knows_direct(fd: RawFd) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58F6;
+    let mut info = std::mem::MaybeUninit::<libc::statfs64>::uninit();
+    // SAFETY: the kernel fills `info`.
+    let is_in_memory = unsafe {
+        sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) != 0
+            || [TMPFS, RAMFS].contains(&info.assume_init_ref().f_type)
+    };
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path is NUL-terminated, and the kernel fills `stat`.
+    let told = unsafe {
+        let flags = libc::AT_EMPTY_PATH;
+        let mask = libc::STATX_DIOALIGN;
+        sys!(libc::SYS_statx, fd, c"".as_ptr(), flags, mask, stat.as_mut_ptr()) == 0
+            && stat.assume_init_ref().stx_mask & mask != 0
+    };
+    // SAFETY: zeroed, and all integers.
+    let alignment = unsafe { stat.assume_init_ref() }.stx_dio_offset_align;
+    !is_in_memory && (!told || (1..=4096).contains(&alignment))
+}
+
 /// Whether the file system behind `fd` is a local one, whose files change only through this
 /// kernel's system calls, and which knows leases.
 pub fn is_local(fd: RawFd) -> bool {

@@ -14,6 +14,10 @@
 //! - L4. At the last close what waits is written back before the lease is given up, and the call
 //!   returns when the engine's descriptors are closed: whoever opens or executes the file next finds
 //!   it whole, and not open for writing.
+//! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as
+//!   another one would cost the lease. While a call reads at the description in the kernel, or
+//!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. Who
+//!   asks for the flags is not told of it: [`hides_direct`].
 //!
 //! What can't be written back stays in the cache. `close`, `fsync` and writes return the error;
 //! where there is no call to return it, a line on standard error names the file. The engine goes on
@@ -190,6 +194,32 @@ pub fn around<R>(fd: RawFd, change: impl FnOnce() -> R) -> R {
         drop(ManuallyDrop::into_inner(pin));
     });
     result
+}
+
+/// L5: has the kernel read at the description behind `fd`, or change its flags.
+pub fn undirected<R>(fd: RawFd, call: impl FnOnce() -> R) -> R {
+    let Some(pin) = find(fd) else { return call() };
+    // As in `around`.
+    let pin = ManuallyDrop::new(pin);
+    section::run(|_| pin.late_file().map(File::begin_plain));
+    let result = call();
+    section::run(|_| {
+        pin.late_file().map(File::end_plain);
+        drop(ManuallyDrop::into_inner(pin));
+    });
+    result
+}
+
+/// L5: whether `O_DIRECT`, if it is set on the description behind `fd`, is ours and not the program's:
+/// such files are passed.
+pub fn hides_direct(fd: RawFd) -> bool {
+    find(fd).is_some_and(|pin| {
+        section::run(|_| {
+            let hides = pin.is_served() && pin.late_file().is_some();
+            drop(pin);
+            hides
+        })
+    })
 }
 
 /// L3: the kernel may look at the file behind `fd` at any time from now on.

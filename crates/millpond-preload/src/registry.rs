@@ -23,7 +23,9 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions, WriteMode};
+use millpond::{
+    BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions, Stats, WriteMode,
+};
 
 use crate::description::{Access, Description, FileId, Pin, is_lingering};
 use crate::lock::{Lock, LockGuard};
@@ -233,10 +235,11 @@ impl Registry {
         if let Err(reason) = self.take_lease(copy, id, access) {
             return forget(owned, reason);
         }
-        // Direct backing opens the file again, which a write lease of our own would keep waiting.
+        // Plain direct backing opens the file again, which a write lease of our own would keep
+        // waiting.
         let backing = match config::get().backing {
-            Backing::Direct if is_late => Backing::Uncached,
-            Backing::Direct if access.write => Backing::Buffered,
+            Backing::Direct if is_late => Backing::DirectInPlace,
+            Backing::Direct if access.write || !identity::knows_direct(fd) => Backing::Buffered,
             backing => backing,
         };
         let options = OpenOptions::new()
@@ -252,6 +255,9 @@ impl Registry {
                     lease::give_up(copy);
                     table::set(copy, Slot::Unknown);
                     return Err(Reason::Engine);
+                }
+                if config::get().backing == Backing::Direct && !file.is_direct() {
+                    report::count_file_undirected();
                 }
                 Ok((copy, file))
             }
@@ -596,6 +602,12 @@ pub fn leave_keeper() {
     if let Some(engine) = engine {
         engine.leave_keeper();
     }
+}
+
+/// What the engine has done, if there is one.
+pub fn stats() -> Option<Stats> {
+    let engine = lock().engine.clone()?;
+    Some(engine.stats())
 }
 
 /// All descriptions in mode back, held.

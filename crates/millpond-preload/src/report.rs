@@ -8,6 +8,9 @@
 //!     passed:inherited=1/9
 //! ```
 //!
+//! With direct backing also ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that were
+//! handed to the kernel with `O_DIRECT`, and served files for which that could not be had.
+//!
 //! Of a program and its children only the program itself speaks to people, for all; see `tally`.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
@@ -18,6 +21,8 @@ use std::fmt::Write as _;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU64};
+
+use millpond::Backing;
 
 use crate::config;
 use crate::identity;
@@ -83,6 +88,10 @@ impl Reason {
 static FILES_SERVED: AtomicU64 = AtomicU64::new(0);
 static FILES_PASSED: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
 static BYTES_PASSED: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
+/// Files served through the kernel's cache though direct backing was asked for.
+static FILES_UNDIRECTED: AtomicU64 = AtomicU64::new(0);
+/// Transfers with `O_DIRECT` that an earlier line has told already: reads, writes.
+static DIRECT_TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// Bytes served that an earlier line has told already.
 static BYTES_TOLD: AtomicU64 = AtomicU64::new(0);
 /// The stderr of the start, out of the program's way; -1 if there is none.
@@ -90,6 +99,10 @@ static STDERR: AtomicI32 = AtomicI32::new(-1);
 
 pub fn count_file_served() {
     FILES_SERVED.fetch_add(1, Relaxed);
+}
+
+pub fn count_file_undirected() {
+    FILES_UNDIRECTED.fetch_add(1, Relaxed);
 }
 
 pub fn count_file_passed(reason: Reason) {
@@ -130,9 +143,9 @@ pub fn move_stderr(fd: RawFd) {
 
 /// Forgets the counts: in a forked child.
 pub fn after_fork() {
-    FILES_SERVED.store(0, Relaxed);
-    BYTES_TOLD.store(0, Relaxed);
-    for count in FILES_PASSED.iter().chain(&BYTES_PASSED) {
+    let single = [&FILES_SERVED, &FILES_UNDIRECTED, &BYTES_TOLD];
+    let all = single.into_iter().chain(&DIRECT_TOLD).chain(&FILES_PASSED).chain(&BYTES_PASSED);
+    for count in all {
         count.store(0, Relaxed);
     }
     let stderr = STDERR.swap(-1, Relaxed);
@@ -147,6 +160,10 @@ pub fn after_fork() {
 struct Counts {
     served_files: u64,
     served_bytes: u64,
+    /// With direct backing: files that went without, transfers that were direct.
+    undirected_files: u64,
+    direct_reads: u64,
+    direct_writes: u64,
     /// Per reason: files, bytes.
     passed: [(u64, u64); REASONS.len()],
 }
@@ -160,6 +177,15 @@ impl Counts {
             served_bytes: all.saturating_sub(BYTES_TOLD.swap(all, Relaxed)),
             ..Self::default()
         };
+        if config::get().backing == Backing::Direct {
+            counts.undirected_files = FILES_UNDIRECTED.swap(0, Relaxed);
+            // Takes time in proportion to what is cached.
+            if let Some(stats) = registry::stats() {
+                let since = |all: u64, told: &AtomicU64| all - told.swap(all, Relaxed);
+                counts.direct_reads = since(stats.direct_reads, &DIRECT_TOLD[0]);
+                counts.direct_writes = since(stats.direct_writes, &DIRECT_TOLD[1]);
+            }
+        }
         for (index, passed) in counts.passed.iter_mut().enumerate() {
             *passed = (FILES_PASSED[index].swap(0, Relaxed), BYTES_PASSED[index].swap(0, Relaxed));
         }
@@ -187,6 +213,16 @@ impl Counts {
             .map(|((_, text), (files, bytes))| (*text, files, bytes))
     }
 
+    /// What is told of direct backing, where that was asked for.
+    fn direct(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let all = [
+            ("direct_reads", self.direct_reads),
+            ("direct_writes", self.direct_writes),
+            ("undirected_files", self.undirected_files),
+        ];
+        all.into_iter().filter(|_| config::get().backing == Backing::Direct)
+    }
+
     /// The line for programs.
     fn fields(&self) -> String {
         let mut line = format!(
@@ -201,6 +237,9 @@ impl Counts {
         for (text, files, bytes) in self.reasons() {
             let _ = write!(line, " passed:{text}={files}/{bytes}");
         }
+        for (name, count) in self.direct() {
+            let _ = write!(line, " {name}={count}");
+        }
         line.push('\n');
         line
     }
@@ -212,6 +251,9 @@ impl Counts {
             match name {
                 "served_files" => self.served_files += number,
                 "served_bytes" => self.served_bytes += number,
+                "direct_reads" => self.direct_reads += number,
+                "direct_writes" => self.direct_writes += number,
+                "undirected_files" => self.undirected_files += number,
                 _ => {
                     let Some(reason) = name.strip_prefix("passed:") else { continue };
                     let index = REASONS.iter().position(|(_, text)| *text == reason);
@@ -238,7 +280,17 @@ impl Counts {
             let lead = if index == 0 { " (" } else { "; " };
             let _ = write!(line, "{lead}{text}: {files} files, {bytes} bytes");
         }
-        line.push_str(if self.passed_files() + self.passed_bytes() > 0 { ")\n" } else { "\n" });
+        if self.passed_files() + self.passed_bytes() > 0 {
+            line.push(')');
+        }
+        if config::get().backing == Backing::Direct {
+            let _ = write!(
+                line,
+                "; direct: {} reads, {} writes, {} files without",
+                self.direct_reads, self.direct_writes, self.undirected_files,
+            );
+        }
+        line.push('\n');
         line
     }
 }

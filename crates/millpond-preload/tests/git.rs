@@ -53,5 +53,7 @@ fn repository_in_mode(mode: Mode) {
         let expected = [lines(2000 + 100 * file), b"round 3\n".to_vec()].concat();
         assert!(of("repository") == expected && of("clone") == expected, "{name} differs");
     }
-    report.assert_served(5 << 20);
+    // git reads again what was changed in the tick of its index: 5 to 5.8 million bytes were seen, in
+    // each mode.
+    report.assert_served(4 << 20);
 }

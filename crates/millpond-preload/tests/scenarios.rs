@@ -6,12 +6,12 @@ mod common;
 
 use common::{MODES, Mode, Pond, Report, succeed};
 
-/// In both modes; returns what mode through reported.
+/// In all modes; returns what mode through reported.
 fn run(scenario: &str) -> Report {
     let alone = Pond::new();
     let program = alone.compile("scenario.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
-    let [report, _] = MODES.map(|mode| {
+    let [report, ..] = MODES.map(|mode| {
         let pond = Pond::new().in_mode(mode);
         succeed(pond.served(&program).arg(scenario));
         pond.report()
@@ -111,6 +111,55 @@ fn writes_wait() {
     let pond = Pond::new().in_mode(Mode::Back);
     let program = pond.compile("scenario.c", &["-O1"]);
     succeed(pond.served(&program).arg("waiting"));
+}
+
+/// Goal: nobody meets the flag that direct backing sets on the program's own description: not calls
+/// that read there in the kernel, not who asks for flags or sets others, not a child.
+#[test]
+fn direct_backing_is_not_noticed() {
+    run("undirected");
+}
+
+/// Goal: direct backing in mode back is direct: aligned bytes go past the kernel's cache, and tails,
+/// appends and what was cut are right. Where a file system can't, the report says so.
+#[test]
+fn write_back_is_direct() {
+    let script = "import os\n\
+        f = os.open('f', os.O_RDWR | os.O_CREAT)\n\
+        os.write(f, b'a' * 300000)\n\
+        os.fsync(f)\n\
+        os.pwrite(f, b'b' * 5, 70000)\n\
+        os.ftruncate(f, 200001)\n\
+        os.close(f)\n\
+        g = os.open('f', os.O_RDWR | os.O_APPEND)\n\
+        [os.write(g, b'c' * 1000) for _ in range(300)]\n\
+        os.close(g)\n\
+        h = os.open('f', os.O_RDWR)\n\
+        os.pread(h, 10, 100000)\n\
+        os.close(h)\n";
+    let mut expected = vec![b'a'; 200_001];
+    expected[70_000..70_005].fill(b'b');
+    expected.extend([b'c'; 300_000]);
+    for is_on_disk in [true, false] {
+        let pond = Pond::new().in_mode(Mode::BackDirect);
+        let mounted = (!is_on_disk).then(|| Mount::tmpfs(&pond.path("."), "size=64m"));
+        if matches!(mounted, Some(None)) {
+            eprintln!("SKIPPED: only root can mount a file system without direct I/O");
+            continue;
+        }
+        pond.run("python3", &["-c", script]);
+        assert!(std::fs::read(pond.path("f")).unwrap() == expected);
+        let report = pond.report();
+        report.assert_served(500_000);
+        if is_on_disk && report.undirected_files > 0 {
+            eprintln!("SKIPPED: the temporary directory's file system has no direct I/O");
+        } else if is_on_disk {
+            assert!(report.direct_writes >= 3 && report.direct_reads >= 1, "{}", report.lines);
+        } else {
+            assert_eq!((report.direct_writes, report.direct_reads), (0, 0), "{}", report.lines);
+            assert_eq!(report.undirected_files, 3, "{}", report.lines);
+        }
+    }
 }
 
 /// Goal: a full file system is told by write, fsync or close.

@@ -29,6 +29,7 @@ use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::space::{self, Space};
+use crate::stats::Transfers;
 use crate::survival::kept::Kept;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
@@ -60,6 +61,7 @@ pub(crate) struct Backend {
     pub(crate) kind: BackendKind,
     pub(crate) reason: String,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) transfers: Arc<Transfers>,
 }
 
 pub(crate) enum BackendKind {
@@ -82,10 +84,15 @@ impl Backend {
     }
 
     fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
-        let pool = &self.pool;
+        let (pool, transfers) = (&self.pool, &self.transfers);
         Ok(match &self.kind {
-            BackendKind::Uring(driver) => Arc::new(UringFile::new(fd.as_fd(), backing, driver)?),
-            BackendKind::Threads => Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?),
+            // A transfer in a ring has its flags looked at when the kernel gets round to it.
+            BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
+                Arc::new(UringFile::new(fd.as_fd(), backing, driver, transfers)?)
+            }
+            BackendKind::Uring(_) | BackendKind::Threads => {
+                Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool, transfers)?)
+            }
             BackendKind::Memory => Arc::new(MemoryFile::new(contents(fd)?, pool)),
             BackendKind::Sim(options) => Arc::new(SimFile::new(contents(fd)?, options, pool)),
             BackendKind::Null => Arc::new(NullFile::new(file_size(fd)?)),
@@ -292,17 +299,20 @@ impl CachedFile {
 
     /// Has writes go through until [`CachedFile::end_through`], and writes back what waits: when
     /// this returns, the back end has it all, and the keeper has nothing to do with the file, which
-    /// others may change.
+    /// others may change; and the flags of its descriptors are as they were given.
     pub(crate) fn begin_through(&self) -> Result<()> {
         // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
         // and is waited for; who gets one later has.
         self.through.fetch_add(1, AcqRel);
-        self.settle(true)
+        let settled = self.settle(true);
+        self.backing.begin_plain();
+        settled
     }
 
     pub(crate) fn end_through(&self) {
         // Release: what went past the cache meanwhile comes before writes that wait again.
         self.through.fetch_sub(1, Release);
+        self.backing.end_plain();
     }
 
     /// Writes back what waits, and gives back space that was reserved for more: nothing is left to

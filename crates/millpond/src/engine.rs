@@ -78,7 +78,7 @@ impl Engine {
                 flusher: Flusher::new(limits),
                 cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
-                backend: Backend { kind, reason, pool: Arc::default() },
+                backend: Backend { kind, reason, pool: Arc::default(), transfers: Arc::default() },
                 range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
@@ -206,7 +206,7 @@ impl Engine {
             memory_bytes: self.shared.cache.frames.committed_bytes(),
             back_end: self.shared.backend.name(),
             back_end_reason: self.shared.backend.reason.clone(),
-            ..self.shared.cache.counters.snapshot()
+            ..self.shared.backend.transfers.report(self.shared.cache.counters.snapshot())
         }
     }
 

@@ -426,6 +426,44 @@ impl File {
         self.cached.begin_through()
     }
 
+    /// Has the description that the file was opened with keep the flags it was given, until
+    /// [`File::end_plain`]; for a time in which others read or write by it, or change its flags.
+    /// Waits for transfers that are under way, no longer. Later ones do without `O_DIRECT`. Only
+    /// files of [`Backing::DirectInPlace`](crate::Backing::DirectInPlace) need it;
+    /// [`File::begin_through`] does the same. Calls nest.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Backing, Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// let described = std::fs::File::create_new(&path).unwrap();
+    /// let options = OpenOptions::new().write(true).backing(Backing::DirectInPlace);
+    /// let file = engine.from_fd(described.try_clone().unwrap().into(), &options)?;
+    /// file.begin_plain();
+    /// std::os::unix::fs::FileExt::write_at(&described, b"pond", 0).unwrap();
+    /// file.end_plain();
+    /// file.invalidate(0, 4)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn begin_plain(&self) {
+        self.cached.backing.begin_plain();
+    }
+
+    /// Ends what [`File::begin_plain`] began.
+    pub fn end_plain(&self) {
+        self.cached.backing.end_plain();
+    }
+
+    /// Whether transfers go past the kernel's cache where they are aligned, as far as the kernel has
+    /// not refused yet.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.cached.backing.is_direct()
+    }
+
     /// Ends what [`File::begin_through`] began.
     pub fn end_through(&self) {
         self.cached.end_through();

@@ -40,6 +40,13 @@ pub enum Backing {
     /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
     /// edges of a write go through the kernel's cache, coherently.
     Direct,
+    /// `Direct` without a second description, which is what opening the file again breaks a lease
+    /// for: `O_DIRECT` is set, by `fcntl`, on the description that the file was opened with, while a
+    /// transfer is under way that needs it, and cleared after. Who else uses the description may meet
+    /// it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain system calls,
+    /// whatever the back end; like `Buffered` where the file system knows no direct I/O
+    /// ([`File::is_direct`](crate::File::is_direct)).
+    DirectInPlace,
     /// Through the kernel's page cache, which is asked to forget at once what it took or gave
     /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`). For
     /// who can't have the file opened again, as `Direct` does: that breaks leases.

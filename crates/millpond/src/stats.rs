@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use crossbeam_utils::CachePadded;
 
+use crate::io::request::Direction;
+
 /// What an engine has done since it was built. Counts are those of single moments: read while
 /// others work, they need not fit each other exactly.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,6 +41,14 @@ pub struct Stats {
     /// Direct reads and writes that were not aligned, and were served all the same, as
     /// [`crate::OpenOptions::bounce`] allows.
     pub bounced: u64,
+    /// Reads that were handed to the kernel with `O_DIRECT`.
+    pub direct_reads: u64,
+    /// Writes that were handed to the kernel with `O_DIRECT`.
+    pub direct_writes: u64,
+    /// Reads that were handed to the kernel without.
+    pub plain_reads: u64,
+    /// Writes that were handed to the kernel without.
+    pub plain_writes: u64,
     /// Memory in use, of the limit: frames, tables, objects of open files.
     pub memory_bytes: u64,
     /// The back end: `uring`, `threads`, `memory` or `sim`.
@@ -58,6 +68,37 @@ impl Counter {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)
+    }
+}
+
+/// Transfers that were handed to the kernel.
+#[derive(Default)]
+pub(crate) struct Transfers {
+    direct_reads: Counter,
+    direct_writes: Counter,
+    plain_reads: Counter,
+    plain_writes: Counter,
+}
+
+impl Transfers {
+    pub(crate) fn count(&self, direction: Direction, is_direct: bool) {
+        let counter = match (direction, is_direct) {
+            (Direction::Read, true) => &self.direct_reads,
+            (Direction::Write, true) => &self.direct_writes,
+            (Direction::Read, false) => &self.plain_reads,
+            (Direction::Write, false) => &self.plain_writes,
+        };
+        counter.add(1);
+    }
+
+    pub(crate) fn report(&self, stats: Stats) -> Stats {
+        Stats {
+            direct_reads: self.direct_reads.get(),
+            direct_writes: self.direct_writes.get(),
+            plain_reads: self.plain_reads.get(),
+            plain_writes: self.plain_writes.get(),
+            ..stats
+        }
     }
 }
 

@@ -91,6 +91,7 @@ fn nothing_comes_back_after_truncation() {
         ("sim", BackendChoice::Sim(slow), Backing::Buffered),
         ("threads", BackendChoice::Threads, Backing::Buffered),
         ("threads, direct", BackendChoice::Threads, Backing::Direct),
+        ("threads, direct in place", BackendChoice::Threads, Backing::DirectInPlace),
     ];
     if common::has_uring() {
         all.push(("uring", BackendChoice::Uring, Backing::Buffered));

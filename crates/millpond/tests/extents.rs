@@ -65,6 +65,7 @@ fn the_kernel_agrees_after_each_operation() {
             (Backing::Direct, WriteMode::Through),
             (Backing::Buffered, WriteMode::Back),
             (Backing::Direct, WriteMode::Back),
+            (Backing::DirectInPlace, WriteMode::Back),
         ] {
             let dir = ordinary_dir();
             let path = dir.path().join("file");
@@ -581,6 +582,7 @@ fn readers_see_whole_ranges_as_they_were_or_zero() {
             (4096u64, 5, Backing::Buffered, WriteMode::Through),
             (4096, 100, Backing::Direct, WriteMode::Through),
             (4096, 100, Backing::Direct, WriteMode::Back),
+            (4096, 100, Backing::DirectInPlace, WriteMode::Back),
             (16384, 30, Backing::Buffered, WriteMode::Back),
         ] {
             let (backend, seed) = (backend.clone(), random.next());

@@ -602,7 +602,11 @@ fn run(case: &Case, backend: BackendChoice, errors: Option<&SimOptions>) {
         .dirty_bytes_max(case.dirty_pages * page_bytes as u64)
         .build()
         .unwrap();
-    let backing = if case.direct { Backing::Direct } else { Backing::Buffered };
+    let backing = match case.direct {
+        true if case.readahead => Backing::DirectInPlace,
+        true => Backing::Direct,
+        false => Backing::Buffered,
+    };
     let mode = if case.back { WriteMode::Back } else { WriteMode::Through };
     let options = common::read_write().page_bytes(page_bytes as u32).backing(backing);
     let options = options.write_mode(mode);

@@ -15,7 +15,7 @@ fn what_is_written_is_read() {
     .into_iter()
     .enumerate()
     {
-        for backing in [Backing::Buffered, Backing::Direct] {
+        for backing in [Backing::Buffered, Backing::Direct, Backing::DirectInPlace] {
             for page_bytes in [4096, 16384, 65536] {
                 let path = dir.path().join(format!("{number}-{backing:?}-{page_bytes}"));
                 let engine = Engine::builder()

@@ -504,7 +504,7 @@ fn a_full_file_system_is_told_by_writes() {
     }
     let Some(mount) = Mount::ext4(6 << 20) else { return };
     for backend in back_ends {
-        for backing in [Backing::Buffered, Backing::Direct] {
+        for backing in [Backing::Buffered, Backing::Direct, Backing::DirectInPlace] {
             for (len, cache_bytes) in [(64 << 10, 1 << 20), (3000, 32 << 20), (2 << 20, 1 << 20)] {
                 let case = format!("{backend:?}, {backing:?}, writes of {len}");
                 let engine = engine(cache_bytes, backend.clone());

@@ -45,6 +45,9 @@ pub struct Args {
     quiet: bool,
 
     /// How cached files are read and written: through the kernel's cache, or with O_DIRECT
+    ///
+    /// Files that the program may write have O_DIRECT in mode back only. A last close then waits for
+    /// the device.
     #[arg(long, value_enum, default_value_t = Backing::Buffered)]
     backing: Backing,
 

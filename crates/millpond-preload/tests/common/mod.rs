@@ -43,9 +43,11 @@ pub struct Pond {
 pub enum Mode {
     Through,
     Back,
+    /// `Back`, and with `O_DIRECT` where the served directory's file system knows it.
+    BackDirect,
 }
 
-pub const MODES: [Mode; 2] = [Mode::Through, Mode::Back];
+pub const MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
 
 /// The keeper of all programs of this test.
 pub fn keeper() -> &'static Address {
@@ -71,6 +73,9 @@ pub struct Report {
     pub served_bytes: u64,
     pub passed_files: u64,
     pub passed_bytes: u64,
+    pub direct_reads: u64,
+    pub direct_writes: u64,
+    pub undirected_files: u64,
     pub lines: String,
 }
 
@@ -141,7 +146,10 @@ impl Pond {
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
             .env("MILLPOND_REPORT_FILE", self.aside("report"))
             .env("MILLPOND_QUIET", "1");
-        if self.mode == Mode::Back {
+        if self.mode == Mode::BackDirect {
+            command.env("MILLPOND_BACKING", "direct");
+        }
+        if self.mode != Mode::Through {
             command.env("MILLPOND_MODE", "back");
             command.env("MILLPOND_KEEPER", keeper().to_string());
         }
@@ -166,6 +174,9 @@ impl Pond {
                 "served_bytes" => &mut report.served_bytes,
                 "passed_files" => &mut report.passed_files,
                 "passed_bytes" => &mut report.passed_bytes,
+                "direct_reads" => &mut report.direct_reads,
+                "direct_writes" => &mut report.direct_writes,
+                "undirected_files" => &mut report.undirected_files,
                 _ => continue,
             };
             *sum += value.parse::<u64>().unwrap();

@@ -830,6 +830,103 @@ static void waiting(void)
 	CHECK(close(fd) == 0 && raw_read("w", page, PAGE) == PAGE && is_all(page, PAGE, 1));
 }
 
+/* ---- flags that are set for a moment on a description that others use, too ---- */
+
+static int undirected_fd;
+static off_t undirected_size;
+static volatile int undirected_over;
+
+/* Keeps write-back busy, with pages, parts of pages and a tail. */
+static void *undirected_writer(void *unused)
+{
+	unsigned char page[PAGE];
+	for (int i = 0; !undirected_over; i++) {
+		memset(page, 1 + i % 200, PAGE);
+		off_t at = (off_t)(i * 7 % 64) * PAGE;
+		CHECK(pwrite(undirected_fd, page, PAGE, at) == PAGE);
+		CHECK(pwrite(undirected_fd, page, 100, at + 5 * PAGE + 17) == 100);
+		CHECK(pwrite(undirected_fd, page, 333, undirected_size - 333) == 333);
+		if (i % 2)
+			CHECK(fdatasync(undirected_fd) == 0);
+	}
+	return NULL;
+}
+
+static pthread_t undirected_begin(const char *name)
+{
+	unsigned char byte = 1;
+	pthread_t thread;
+	unlink(name);
+	undirected_fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+	undirected_size = 80 * PAGE + 777;
+	CHECK(undirected_fd >= 0 && pwrite(undirected_fd, &byte, 1, undirected_size - 1) == 1);
+	undirected_over = 0;
+	CHECK(pthread_create(&thread, NULL, undirected_writer, NULL) == 0);
+	return thread;
+}
+
+static void undirected(void)
+{
+	static unsigned char some[3 * PAGE];
+	int pipes[2], status;
+	CHECK(pipe(pipes) == 0);
+	pthread_t thread = undirected_begin("u");
+	int fd = undirected_fd;
+	for (int i = 0; i < 300; i++) {
+		off_t at = (off_t)(i * 1237 % 200000);
+		int wanted = i % 2 ? O_NONBLOCK : 0;
+		CHECK((fcntl(fd, F_GETFL) & O_DIRECT) == 0);
+		CHECK(fcntl(fd, F_SETFL, O_RDWR | wanted) == 0);
+		CHECK((fcntl(fd, F_GETFL) & (O_DIRECT | O_NONBLOCK)) == wanted);
+		CHECK(pread(fd, some, 1001, at + 3) == 1001);
+		CHECK(sendfile(pipes[1], fd, &at, 1003) == 1003);
+		CHECK(splice(fd, &at, pipes[1], NULL, 77, 0) == 77);
+		CHECK(read(pipes[0], some, 1080) > 0);
+		while (i % 10 == 9 && wanted) {
+			CHECK(fcntl(pipes[0], F_SETFL, O_NONBLOCK) == 0);
+			if (read(pipes[0], some, sizeof some) <= 0)
+				break;
+		}
+	}
+	undirected_over = 1;
+	pthread_join(thread, NULL);
+	/* Nothing of it is left when all is quiet. */
+	CHECK(fsync(fd) == 0 && (raw(SYS_fcntl, fd, F_GETFL, 0, 0) & O_DIRECT) == 0);
+	CHECK(raw(SYS_pread64, fd, (long)some, 333, undirected_size - 333) == 333);
+	CHECK(is_all(some, 333, some[0]) && lseek(fd, 0, SEEK_END) == undirected_size);
+	/* A child has the description, too, and knows nothing of us. */
+	for (int i = 0; i < 20; i++) {
+		close(undirected_fd);
+		thread = undirected_begin("v");
+		usleep(i * 300);
+		pid_t child = fork();
+		if (child == 0) {
+			for (int k = 0; k < 50; k++) {
+				CHECK((raw(SYS_fcntl, undirected_fd, F_GETFL, 0, 0) & O_DIRECT) == 0);
+				CHECK(raw(SYS_pread64, undirected_fd, (long)some, 1001, k * 4099 + 1) == 1001);
+			}
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		undirected_over = 1;
+		pthread_join(thread, NULL);
+	}
+	/* A long write, whose memory is bad from some page on: what is good of it counts. */
+	size_t len = 4 << 20, bad = 12 * 1024;
+	unsigned char *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(memory != MAP_FAILED);
+	memset(memory, 6, len);
+	munmap(memory + len - bad, bad);
+	fd = open("x", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(pwrite(fd, memory, len, 0) == (ssize_t)(len - bad));
+	CHECK(lseek(fd, 0, SEEK_END) == (off_t)(len - bad));
+	CHECK(pread(fd, some, PAGE, len - bad - PAGE) == PAGE && is_all(some, PAGE, 6));
+	close(fd);
+	/* The program's own flag is its own. */
+	CHECK(fcntl(fd = open("w", O_RDWR | O_CREAT, 0644), F_SETFL, O_DIRECT) == 0);
+	CHECK(fcntl(fd, F_GETFL) & O_DIRECT);
+}
+
 /* In a directory on a file system of four megabytes. */
 static void full(void)
 {
@@ -859,6 +956,7 @@ int main(int count, char **arguments)
 		{"other_process", other_process}, {"sent", sent}, {"locks", locks},
 		{"under_foot", under_foot}, {"many_files", many_files},
 		{"take_turns", take_turns}, {"unnoticed", unnoticed}, {"waiting", waiting},
+		{"undirected", undirected},
 		{"full", full},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

@@ -5,9 +5,9 @@
 //! two steps with the frame read in between, as the device reads memory while it works. The
 //! `loom_without_*` twins leave one rule out and must fail.
 
-use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicUsize, fence};
+use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
@@ -26,6 +26,12 @@ enum Rule {
     AwaitEnds,
     /// The size is read after the claim (B5 of `writeback`).
     SizeAfterClaim,
+    /// A sync waits for a page of its own that a later flush has in hand (B3).
+    LaterFlush,
+    /// A sync waits for flushes that began before it (B3).
+    EarlierFlush,
+    /// A sync looks again where a flush has put a page back (B3).
+    Skips,
 }
 
 struct Pond {
@@ -237,4 +243,149 @@ fn loom_eviction_races_a_flush() {
             assert_eq!(pond.device.load(Relaxed), 2);
         }
     });
+}
+
+/// The set of DIRTY pages, of which there is one, and the flushes under way.
+#[derive(Default)]
+struct Set {
+    has_page: bool,
+    next_flush: usize,
+    flushes: Vec<usize>,
+    skips: usize,
+}
+
+/// A file, as flushes and syncs see it.
+struct Book {
+    pond: Arc<Pond>,
+    set: Mutex<Set>,
+    flush_ended: Condvar,
+}
+
+impl Book {
+    /// A writer that shows a newer content.
+    fn write(&self) {
+        let pond = &self.pond;
+        pond.word.hide(&pond.epoch);
+        fence(SeqCst);
+        pond.frames[2].store(2, Relaxed);
+        let _ = pond.word.show(FrameIndex(2), DIRTY);
+        self.set.lock().unwrap().has_page = true;
+    }
+
+    /// Takes the page out of the set, with a number; see `State::begin_flush`.
+    fn begin(&self) -> (usize, bool, usize) {
+        let mut set = self.set.lock().unwrap();
+        set.next_flush += 1;
+        let number = set.next_flush;
+        set.flushes.push(number);
+        (number, std::mem::take(&mut set.has_page), set.skips)
+    }
+
+    fn end(&self, number: usize) -> loom::sync::MutexGuard<'_, Set> {
+        let mut set = self.set.lock().unwrap();
+        set.flushes.retain(|other| *other != number);
+        self.flush_ended.notify_all();
+        set
+    }
+
+    /// A flush of the flusher's, which waits for nothing.
+    fn flush(&self) {
+        let (number, took, _) = self.begin();
+        if took {
+            let seen = self.pond.word.load();
+            let is_busy = !seen.is_ready() || (seen.is_dirty() && seen.is_under_writeback());
+            // Who is beaten to the claim has met a writer.
+            if is_busy || (seen.is_dirty() && !self.pond.flush()) {
+                let mut set = self.set.lock().unwrap();
+                set.skips += 1;
+                set.has_page = true;
+            }
+        }
+        drop(self.end(number));
+    }
+
+    /// The first half of a sync: when it returns, what was DIRTY when it began is at the device.
+    fn write_back(&self) {
+        let without = self.pond.without;
+        loop {
+            let (number, took, skips) = self.begin();
+            while took {
+                let seen = self.pond.word.load();
+                let is_in_hand =
+                    seen.is_under_writeback() && (seen.is_dirty() || without != Rule::LaterFlush);
+                if !seen.is_ready() || is_in_hand {
+                    thread::yield_now();
+                } else if !seen.is_dirty() || self.pond.flush() {
+                    break;
+                }
+            }
+            let mut set = self.end(number);
+            while without != Rule::EarlierFlush && set.flushes.iter().any(|other| *other < number) {
+                set = self.flush_ended.wait(set).unwrap();
+            }
+            if set.skips == skips || without == Rule::Skips {
+                return;
+            }
+        }
+    }
+}
+
+fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
+    let book = Arc::clone(book);
+    thread::spawn(move || body(&book))
+}
+
+/// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
+/// whoever writes them (B3).
+/// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
+/// `apart`: the flush does not wait for the writer.
+fn sync_races_a_flush(without: Rule, apart: bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let book = Arc::new(Book {
+            pond: Pond::new(without),
+            set: Mutex::new(Set { has_page: true, ..Set::default() }),
+            flush_ended: Condvar::new(),
+        });
+        let others = if apart {
+            vec![run(&book, Book::write), run(&book, Book::flush)]
+        } else {
+            vec![run(&book, |book| {
+                book.write();
+                book.flush();
+            })]
+        };
+        book.write_back();
+        assert_ne!(book.pond.device.load(Relaxed), 0, "not at the device");
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn loom_sync_races_a_flush() {
+    sync_races_a_flush(Rule::None, false);
+}
+
+#[test]
+fn loom_sync_races_a_writer_and_a_flush() {
+    sync_races_a_flush(Rule::None, true);
+}
+
+#[test]
+#[should_panic(expected = "not at the device")]
+fn loom_without_waiting_for_a_later_flush_a_sync_returns_early() {
+    sync_races_a_flush(Rule::LaterFlush, false);
+}
+
+#[test]
+#[should_panic(expected = "not at the device")]
+fn loom_without_waiting_for_an_earlier_flush_a_sync_returns_early() {
+    sync_races_a_flush(Rule::EarlierFlush, true);
+}
+
+#[test]
+#[should_panic(expected = "not at the device")]
+fn loom_without_a_second_look_a_sync_misses_what_a_flush_put_back() {
+    sync_races_a_flush(Rule::Skips, true);
 }

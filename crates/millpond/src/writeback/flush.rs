@@ -15,10 +15,10 @@ use crate::io::segment::Segment;
 use crate::sync::fence;
 use crate::writeback::{Failure, LAST_PAGE, durable_failed};
 
-/// The length of one transfer.
-const RUN_BYTES: u64 = 1 << 20;
 /// What is in flight at once, of one flush.
 pub(super) const BATCH_BYTES: u64 = 16 << 20;
+/// Direct I/O and the kernel's cache do not share one of its pages.
+const KERNEL_PAGE_BYTES: u64 = 4096;
 /// Pages that fail in a row before the rest of their transfer counts as failed, too.
 const FAILURES_MAX: usize = 8;
 
@@ -270,8 +270,11 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
 }
 
 fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
-    let run_pages = (RUN_BYTES >> file.core().page_shift).max(1) as usize;
-    let block_bytes = u64::from(file.backing.read_alignment().offset_bytes);
+    let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
+    let block_bytes = match file.backing.read_alignment().offset_bytes {
+        1 => 1,
+        bytes => u64::from(bytes).max(KERNEL_PAGE_BYTES),
+    };
     let mut runs = Vec::new();
     let mut from = 0;
     while from < claimed.len() {

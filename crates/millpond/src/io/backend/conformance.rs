@@ -100,16 +100,19 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         add(name, &|fd, _| {
             uring::probe()?;
             let driver = Arc::new(Driver::new()?);
-            let file = UringFile::new(fd.as_fd(), backing, &driver)?;
+            let file = UringFile::new(fd.as_fd(), backing, &driver, &Arc::default())?;
             Ok((Arc::new(file), Some(driver)))
         });
     }
     for (name, backing) in [
         ("threads", Backing::Buffered),
         ("threads, direct", Backing::Direct),
+        ("threads, direct in place", Backing::DirectInPlace),
         ("threads, uncached", Backing::Uncached),
     ] {
-        add(name, &|fd, pool| Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool)?), None)));
+        add(name, &|fd, pool| {
+            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool, &Arc::default())?), None))
+        });
     }
     add("memory", &|_, pool| Ok((Arc::new(MemoryFile::new(content.to_vec(), pool)), None)));
     add("sim", &|_, pool| {
@@ -395,7 +398,7 @@ fn seeks_use_a_description_of_their_own() {
         std::fs::remove_file(&path).unwrap();
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
-            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &pool) else {
+            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &pool, &Arc::default()) else {
                 println!("skipped: {backing:?}");
                 continue;
             };
@@ -520,7 +523,7 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let pool: Arc<Pool> = Arc::default();
     let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
     assert!(fd.as_raw_fd() >= 0);
-    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &pool).unwrap();
+    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &pool, &Arc::default()).unwrap();
     assert!(file.attach(fd, true, false).unwrap().is_none());
     assert!(file.permits(false) && !file.permits(true));
     let mut memory = Memory::new(BLOCK, |_| 9);

@@ -4,7 +4,8 @@
 //! that permits a direction serves it until the last handle is gone. Direct backing adds a
 //! description of its own with O_DIRECT, so that the caller's flags are left alone. Writes that
 //! O_DIRECT can't do (edges, tails) go through the buffered descriptor; the kernel keeps the two
-//! coherent.
+//! coherent. Direct backing *in place* has no description of its own, but sets the flag on the
+//! caller's while a transfer needs it; see [`in_place`](crate::io::backend::in_place).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -15,9 +16,12 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
+use crate::io::backend::aio::{Contexts, Request};
+use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::options::Backing;
+use crate::stats::Transfers;
 
 /// Segments that one system call takes.
 pub(crate) const SEGMENTS_MAX: usize = 1024;
@@ -35,7 +39,10 @@ pub(crate) struct DescriptorFile<C> {
 /// In what a back end on descriptors differs from another.
 pub(crate) trait Carrier: Clone + Send + Sync + Sized {
     /// [`BackingFile::try_all`].
-    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
+    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
+
+    /// [`BackingFile::transfer_bytes`].
+    const TRANSFER_BYTES: u64;
 
     /// [`BackingFile::start`].
     fn start(file: Arc<DescriptorFile<Self>>, read: BackgroundRead) -> Result<(), BackgroundRead>;
@@ -46,15 +53,16 @@ impl<C: Carrier> DescriptorFile<C> {
         fd: BorrowedFd<'_>,
         backing: Backing,
         carrier: &C,
+        transfers: &Arc<Transfers>,
     ) -> io::Result<DescriptorFile<C>> {
-        let descriptors = Descriptors::new(fd, backing)?;
+        let descriptors = Descriptors::new(fd, backing, transfers)?;
         Ok(DescriptorFile { descriptors, carrier: carrier.clone() })
     }
 }
 
 impl<C: Carrier> BackingFile for DescriptorFile<C> {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
-        C::try_all(&self.descriptors, batch);
+        self.carrier.try_all(&self.descriptors, batch);
     }
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
@@ -128,6 +136,27 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
     fn descriptors(&self) -> Option<&Descriptors> {
         Some(&self.descriptors)
     }
+
+    fn transfer_bytes(&self) -> u64 {
+        C::TRANSFER_BYTES
+    }
+
+    fn begin_plain(&self) {
+        if let Some(gate) = &self.descriptors.in_place {
+            gate.begin_plain();
+        }
+    }
+
+    fn end_plain(&self) {
+        if let Some(gate) = &self.descriptors.in_place {
+            gate.end_plain();
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        let gate = self.descriptors.in_place.as_ref();
+        self.descriptors.direct.is_some() && !gate.is_some_and(Gate::is_refused)
+    }
 }
 
 pub(crate) struct Descriptors {
@@ -140,6 +169,9 @@ pub(crate) struct Descriptors {
     direct: Option<Alignment>,
     /// Handles have direct transfers.
     handles_direct: OnceLock<Alignment>,
+    /// Direct, on the caller's own description.
+    in_place: Option<Gate>,
+    transfers: Arc<Transfers>,
     /// The kernel is asked not to keep what it moves, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
@@ -147,13 +179,21 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    pub(crate) fn new(fd: BorrowedFd<'_>, backing: Backing) -> io::Result<Descriptors> {
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        backing: Backing,
+        transfers: &Arc<Transfers>,
+    ) -> io::Result<Descriptors> {
         let direct = match backing {
             Backing::Buffered | Backing::Uncached => None,
             Backing::Direct => Some(direct_alignment(fd)?),
+            Backing::DirectInPlace => in_place_alignment(fd),
         };
         let stat = rustix::fs::fstat(fd)?;
+        let is_in_place = backing == Backing::DirectInPlace && direct.is_some();
         Ok(Descriptors {
+            in_place: is_in_place.then(Gate::default),
+            transfers: Arc::clone(transfers),
             uncached: AtomicBool::new(backing == Backing::Uncached),
             id: (stat.st_dev, stat.st_ino),
             read: OnceLock::new(),
@@ -174,7 +214,7 @@ impl Descriptors {
         read: bool,
         write: bool,
     ) -> io::Result<Option<OwnedFd>> {
-        if self.direct.is_some() {
+        if self.direct.is_some() && self.in_place.is_none() {
             self.open_direct(fd.as_fd(), read, write)?;
         }
         let wants_read = read && self.read.get().is_none();
@@ -306,12 +346,15 @@ impl Descriptors {
     pub(crate) fn verify(&self) -> io::Result<()> {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let buffered = self.write.get().ok_or_else(bad)?.as_fd();
-        for fd in [Some(buffered), self.direct_write.get().map(|fd| fd.as_fd())] {
-            let Some(fd) = fd else { continue };
-            let stat = rustix::fs::fstat(fd)?;
-            if (stat.st_dev, stat.st_ino) != self.id {
-                return Err(bad());
-            }
+        self.check(buffered)?;
+        self.direct_write.get().map_or(Ok(()), |fd| self.check(fd))
+    }
+
+    /// EBADF unless `fd` is the file.
+    fn check(&self, fd: impl AsFd) -> io::Result<()> {
+        let stat = rustix::fs::fstat(fd)?;
+        if (stat.st_dev, stat.st_ino) != self.id {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
         Ok(())
     }
@@ -327,27 +370,40 @@ impl Descriptors {
 
     /// The descriptor and flags with which `transfer` goes to the kernel.
     pub(crate) fn route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
-        let bad = || io::Error::from_raw_os_error(libc::EBADF);
-        let durable = if transfer.durable { libc::RWF_DSYNC } else { 0 };
-        Ok(match transfer.direction {
-            Direction::Read if transfer.direct || self.direct.is_some() => {
-                (self.direct_read.get().ok_or_else(bad)?.as_raw_fd(), 0)
-            }
-            Direction::Read => (self.read.get().ok_or_else(bad)?.as_raw_fd(), 0),
-            Direction::Write => match self.direct.or(self.handles_direct.get().copied()) {
-                Some(alignment)
-                    if (transfer.direct || self.direct.is_some())
-                        && is_aligned(transfer, alignment) =>
-                {
-                    (self.direct_write.get().ok_or_else(bad)?.as_raw_fd(), durable)
-                }
-                _ => {
-                    // O_APPEND may be set at any time, by whoever shares the description.
-                    let flags = if can_ignore_append() { RWF_NOAPPEND } else { 0 };
-                    (self.write.get().ok_or_else(bad)?.as_raw_fd(), flags | durable)
-                }
-            },
-        })
+        let own = match transfer.direction {
+            Direction::Read => &self.direct_read,
+            Direction::Write => &self.direct_write,
+        };
+        let alignment = match transfer.direct {
+            true => self.handles_direct.get().copied(),
+            false => self.direct.filter(|_| self.in_place.is_none()),
+        };
+        let is_direct = alignment.is_some_and(|alignment| {
+            transfer.direction == Direction::Read || is_aligned(transfer, alignment)
+        });
+        if !is_direct {
+            self.transfers.count(transfer.direction, false);
+            return self.plain_route(transfer);
+        }
+        let fd = own.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        if transfer.direction == Direction::Read && !transfer.direct {
+            // Cheap beside the device; as for `verify`.
+            self.check(fd)?;
+        }
+        self.transfers.count(transfer.direction, true);
+        Ok((fd.as_raw_fd(), durable_flag(transfer)))
+    }
+
+    /// The same, by the caller's descriptors.
+    fn plain_route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
+        let (fd, flags) = match transfer.direction {
+            Direction::Read => (&self.read, 0),
+            // O_APPEND may be set at any time, by whoever shares the description.
+            Direction::Write if can_ignore_append() => (&self.write, RWF_NOAPPEND),
+            Direction::Write => (&self.write, 0),
+        };
+        let fd = fd.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        Ok((fd.as_raw_fd(), flags | durable_flag(transfer)))
     }
 
     /// One attempt at each transfer, one after the other.
@@ -357,9 +413,59 @@ impl Descriptors {
         }
     }
 
+    /// One attempt at each transfer, all at once; false: they are not all direct ones in place, or it
+    /// can't be done, and nothing was.
+    pub(crate) fn try_at_once(&self, contexts: &Contexts, batch: &mut [Transfer<'_>]) -> bool {
+        let (Some(gate), Some(alignment)) = (&self.in_place, self.direct) else { return false };
+        if !batch.iter().all(|transfer| is_aligned(transfer, alignment)) {
+            return false;
+        }
+        let Some(_inside) = gate.try_direct(self) else { return false };
+        let mut requests = Vec::with_capacity(batch.len());
+        for transfer in &*batch {
+            let Ok((fd, flags)) = self.plain_route(transfer) else { return false };
+            requests.push(Request::new(transfer, fd, flags));
+        }
+        let Some(outcomes) = contexts.try_all(&requests) else { return false };
+        for (transfer, outcome) in batch.iter_mut().zip(outcomes) {
+            self.transfers.count(transfer.direction, true);
+            transfer.set(outcome.map_err(|error| match error.raw_os_error() {
+                // To be tried again, alone, which sees to these.
+                Some(libc::EINVAL | libc::EFAULT) => io::Error::from_raw_os_error(libc::EAGAIN),
+                _ => error,
+            }));
+        }
+        true
+    }
+
     /// One attempt by one system call.
     pub(crate) fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
-        let (fd, flags) = self.route(transfer)?;
+        let (Some(gate), Some(alignment), false) = (&self.in_place, self.direct, transfer.direct)
+        else {
+            let (fd, flags) = self.route(transfer)?;
+            return self.call(transfer, fd, flags);
+        };
+        let (fd, flags) = self.plain_route(transfer)?;
+        if is_aligned(transfer, alignment) && !gate.is_refused() {
+            // Without, it goes as the flag happens to be: either will do.
+            let inside = gate.try_direct(self);
+            match self.call(transfer, fd, flags) {
+                // Some file systems take the flag, and then refuse.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => gate.refuse(),
+                // Of memory that is bad in part, the kernel's cache takes the good part.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {}
+                moved => {
+                    self.transfers.count(transfer.direction, inside.is_some());
+                    return moved;
+                }
+            }
+        }
+        let _plain = gate.plain();
+        self.transfers.count(transfer.direction, false);
+        self.call(transfer, fd, flags)
+    }
+
+    fn call(&self, transfer: &Transfer<'_>, fd: RawFd, flags: i32) -> io::Result<usize> {
         let front = transfer.segments.front(SEGMENTS_MAX);
         let segments = front.as_slice();
         let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len());
@@ -388,6 +494,23 @@ impl Descriptors {
     }
 }
 
+impl Switch for Descriptors {
+    fn set_direct(&self, on: bool) -> io::Result<()> {
+        let (read, write) = (self.read.get(), self.write.get());
+        // One and the same where it was given for both.
+        let read = read.filter(|read| !write.is_some_and(|write| Arc::ptr_eq(read, write)));
+        for fd in [write, read].into_iter().flatten() {
+            self.check(fd)?;
+            set_direct(fd.as_fd(), on)?;
+        }
+        Ok(())
+    }
+}
+
+fn durable_flag(transfer: &Transfer<'_>) -> i32 {
+    if transfer.durable { libc::RWF_DSYNC } else { 0 }
+}
+
 fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
     let found = transfer.segments.misalignment();
     (transfer.offset as u32 | found.len) & (alignment.offset_bytes - 1) == 0
@@ -397,7 +520,12 @@ fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
 /// Another description of the same file, with flags of its own.
 fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+    let opened = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
+    if opened.as_raw_fd() > fd.as_raw_fd() {
+        return Ok(opened);
+    }
+    // The lower numbers may be somebody's who expects to get them in order.
+    Ok(rustix::io::fcntl_dupfd_cloexec(&opened, fd.as_raw_fd() + 1)?)
 }
 
 /// Whether pwritev2 takes RWF_NOAPPEND: tried once, on a file in memory.
@@ -426,7 +554,7 @@ fn can_ignore_append() -> bool {
     })
 }
 
-fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
+pub(super) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         // Before Linux 6.1, or a file system that does not tell: a page serves everywhere.

@@ -17,6 +17,10 @@ pub(crate) mod sim;
 
 pub(crate) mod descriptors;
 
+pub(crate) mod in_place;
+
+mod aio;
+
 #[cfg(test)]
 mod conformance;
 
@@ -123,6 +127,23 @@ pub(crate) trait BackingFile: Send + Sync {
     /// Alignment that direct transfers must have, once made ready for.
     fn direct_alignment(&self) -> Alignment {
         Alignment::NONE
+    }
+
+    /// How long one transfer of a batch should be at most, so that the device is kept busy.
+    fn transfer_bytes(&self) -> u64 {
+        1 << 20
+    }
+
+    /// Leaves the descriptors' flags as they were given, until [`BackingFile::end_plain`]: waits for
+    /// transfers that need others, and has later ones do without.
+    fn begin_plain(&self) {}
+
+    /// Ends what [`BackingFile::begin_plain`] began.
+    fn end_plain(&self) {}
+
+    /// Whether transfers go past the kernel's cache where they are aligned.
+    fn is_direct(&self) -> bool {
+        false
     }
 }
 

@@ -1,11 +1,13 @@
 //! The back end for systems that refuse io_uring: plain vectored system calls.
 //!
-//! Callers transfer by themselves, one call after the other. Background reads go to a small pool
+//! Callers transfer by themselves, one call after the other; direct transfers in place all at once, by
+//! Linux AIO. Background reads go to a small pool
 //! that is started when the first one comes and sleeps when there is none.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
+use crate::io::backend::aio::Contexts;
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::{BackingFile, spawn};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
@@ -17,8 +19,13 @@ const QUEUED_MAX: usize = 64;
 pub(crate) type ThreadsFile = DescriptorFile<Arc<Pool>>;
 
 impl Carrier for Arc<Pool> {
-    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
-        descriptors.try_each(batch);
+    /// What is in flight of a single direct write is what the kernel makes of it.
+    const TRANSFER_BYTES: u64 = 16 << 20;
+
+    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+        if batch.len() == 1 || !descriptors.try_at_once(&self.aio, batch) {
+            descriptors.try_each(batch);
+        }
     }
 
     fn start(file: Arc<ThreadsFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
@@ -32,6 +39,7 @@ impl Carrier for Arc<Pool> {
 pub(crate) struct Pool {
     state: Mutex<PoolState>,
     work: Condvar,
+    aio: Contexts,
 }
 
 #[derive(Default)]

@@ -99,7 +99,9 @@ pub(crate) fn new_ring(entries: u32) -> io::Result<IoUring> {
 pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 
 impl Carrier for Arc<Driver> {
-    fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+    const TRANSFER_BYTES: u64 = 1 << 20;
+
+    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
         if batch.len() > 1 && try_in_ring(descriptors, batch).is_some() {
             return;
         }

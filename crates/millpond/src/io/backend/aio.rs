@@ -1,0 +1,258 @@
+//! Several direct transfers at once, without a descriptor: Linux AIO.
+//!
+//! A ring is a descriptor, and where a program's numbers are its own there is to be none. Linux AIO
+//! has contexts instead, which are memory. It is asynchronous for direct I/O alone, and that is all
+//! it is used for. Where it is forbidden, or there are too many contexts, transfers go one after the
+//! other.
+//!
+//! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped: who
+//!   submits reaps all of it before it returns.
+//! - **A2** A context is used by one batch at a time, and is empty in between.
+//!
+//! Locks: the list of contexts, a leaf.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::io::backend::descriptors::SEGMENTS_MAX;
+use crate::io::request::{Direction, Transfer};
+use crate::io::segment::Front;
+
+/// What is in flight of a batch.
+const IN_FLIGHT_MAX: usize = 64;
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+
+/// A transfer as the kernel is told of it.
+pub(crate) struct Request<'a> {
+    pub(crate) fd: RawFd,
+    /// Of `pwritev2`.
+    pub(crate) flags: i32,
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    pub(crate) segments: Front<'a>,
+}
+
+impl<'a> Request<'a> {
+    pub(crate) fn new(transfer: &Transfer<'a>, fd: RawFd, flags: i32) -> Self {
+        let segments = transfer.segments.front(SEGMENTS_MAX);
+        Request { fd, flags, direction: transfer.direction, offset: transfer.offset, segments }
+    }
+
+    fn block(&self, number: usize) -> libc::iocb {
+        // SAFETY: an iocb is of integers.
+        let mut block: libc::iocb = unsafe { MaybeUninit::zeroed().assume_init() };
+        block.aio_data = number as u64;
+        block.aio_rw_flags = self.flags;
+        block.aio_lio_opcode = match self.direction {
+            Direction::Read => IOCB_CMD_PREADV,
+            Direction::Write => IOCB_CMD_PWRITEV,
+        };
+        block.aio_fildes = self.fd as u32;
+        // Within the request, or the array that it was made of: both outlive the batch (A1).
+        let segments = self.segments.as_slice();
+        block.aio_buf = segments.as_ptr() as u64;
+        block.aio_nbytes = segments.len() as u64;
+        block.aio_offset = self.offset as i64;
+        block
+    }
+}
+
+/// As the kernel's `io_event`.
+#[repr(C)]
+struct Event {
+    number: u64,
+    block: u64,
+    outcome: i64,
+    more: i64,
+}
+
+/// The contexts of an engine.
+#[derive(Default)]
+pub(crate) struct Contexts {
+    free: Mutex<Vec<Context>>,
+    refused: AtomicBool,
+}
+
+impl Contexts {
+    /// Tries each request once, and tells the outcome of each. `None`: nothing was done.
+    pub(crate) fn try_all(&self, requests: &[Request<'_>]) -> Option<Vec<io::Result<usize>>> {
+        if self.refused.load(Relaxed) {
+            return None;
+        }
+        let free = self.free.lock().expect("no panic under the lock").pop();
+        let context = match free.map_or_else(Context::new, Ok) {
+            Ok(context) => context,
+            Err(_) => {
+                self.refused.store(true, Relaxed);
+                return None;
+            }
+        };
+        let mut outcomes = Vec::with_capacity(requests.len());
+        for part in requests.chunks(IN_FLIGHT_MAX) {
+            outcomes.extend(context.run(part));
+        }
+        self.free.lock().expect("no panic under the lock").push(context);
+        Some(outcomes)
+    }
+}
+
+/// An `aio_context_t`.
+struct Context(libc::c_ulong);
+
+impl Context {
+    fn new() -> io::Result<Context> {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the kernel writes the context's name to `context`.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, IN_FLIGHT_MAX, &raw mut context) };
+        if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Context(context)) }
+    }
+
+    /// At most as many as the context holds.
+    fn run(&self, requests: &[Request<'_>]) -> Vec<io::Result<usize>> {
+        let mut blocks: Vec<libc::iocb> =
+            requests.iter().enumerate().map(|(number, request)| request.block(number)).collect();
+        let pointers: Vec<*mut libc::iocb> = blocks.iter_mut().map(std::ptr::from_mut).collect();
+        let mut outcomes: Vec<io::Result<usize>> = Vec::with_capacity(requests.len());
+        let (mut next, mut in_flight) = (0, 0);
+        outcomes.resize_with(requests.len(), || Ok(0));
+        while next < requests.len() {
+            let rest = &pointers[next..];
+            // SAFETY: A1: the blocks, and what they name, stay until `reap` has seen their ends.
+            let submitted =
+                unsafe { libc::syscall(libc::SYS_io_submit, self.0, rest.len(), rest.as_ptr()) };
+            if submitted > 0 {
+                next += submitted as usize;
+                in_flight += submitted as usize;
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) if in_flight > 0 => in_flight -= self.reap(&mut outcomes),
+                // It is about the first of the rest.
+                _ => {
+                    outcomes[next] = Err(error);
+                    next += 1;
+                }
+            }
+        }
+        while in_flight > 0 {
+            in_flight -= self.reap(&mut outcomes);
+        }
+        outcomes
+    }
+
+    /// Waits for at least one completion; returns how many came.
+    fn reap(&self, outcomes: &mut [io::Result<usize>]) -> usize {
+        // SAFETY: events are of integers.
+        let mut events: [Event; IN_FLIGHT_MAX] = unsafe { MaybeUninit::zeroed().assume_init() };
+        loop {
+            // SAFETY: the kernel writes to `events`, at most as many as there are.
+            let came = unsafe {
+                let (events, max) = (events.as_mut_ptr(), events.len());
+                libc::syscall(libc::SYS_io_getevents, self.0, 1, max, events, 0)
+            };
+            if came <= 0 {
+                // A1: nobody can tell when the rest ends if the context is not there any more.
+                if came < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+                    std::process::abort();
+                }
+                continue;
+            }
+            for event in &events[..came as usize] {
+                outcomes[event.number as usize] = match event.outcome {
+                    moved if moved >= 0 => Ok(moved as usize),
+                    errno => Err(io::Error::from_raw_os_error(-errno as i32)),
+                };
+            }
+            return came as usize;
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: A2: nothing is in flight.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::io::segment::Segment;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    const BLOCK: usize = 4096;
+
+    /// Goal: more requests than fit in a context are all carried out, and each has its own outcome.
+    /// Method: blocks written backwards, and read in the same way, with one bad descriptor among
+    /// them, and one block past the end.
+    #[test]
+    fn each_request_has_its_outcome() {
+        const BLOCKS: usize = IN_FLIGHT_MAX * 2 + 5;
+        const BAD: usize = 70;
+        let dir = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+        let mut options = std::fs::File::options();
+        options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
+        let file = match options.open(dir.path().join("file")) {
+            Ok(file) => file,
+            Err(error) => return println!("skipped: no direct I/O here: {error}"),
+        };
+        let contexts = Contexts::default();
+        let mut memory = vec![0u8; (BLOCKS + 1) * BLOCK];
+        let at = memory.as_ptr().align_offset(BLOCK);
+        let blocks = &mut memory[at..at + BLOCKS * BLOCK];
+        for (number, block) in blocks.chunks_mut(BLOCK).enumerate() {
+            block.fill(number as u8 + 1);
+        }
+        let base = blocks.as_mut_ptr();
+        let segments: Vec<Segment<'_>> = (0..BLOCKS)
+            // SAFETY: within `memory`, which is used by the requests alone until they have ended.
+            .map(|number| unsafe { Segment::new(base.add(number * BLOCK), BLOCK) })
+            .collect();
+        let requests = |direction, up_to: usize| -> Vec<Request<'_>> {
+            let request = |number: usize| Request {
+                fd: if number == BAD { -1 } else { file.as_raw_fd() },
+                flags: 0,
+                direction,
+                offset: ((up_to - number) * BLOCK) as u64,
+                segments: Front::Many(&segments[number..=number]),
+            };
+            (0..BLOCKS).map(request).collect()
+        };
+        let check = |outcomes: Option<Vec<io::Result<usize>>>, beyond: Option<usize>| {
+            let Some(outcomes) = outcomes else { return false };
+            for (number, outcome) in outcomes.into_iter().enumerate() {
+                let expected = if beyond == Some(number) { Ok(0) } else { Ok(BLOCK) };
+                let outcome = outcome.map_err(|error| error.raw_os_error());
+                let bad = Err(Some(libc::EBADF));
+                assert_eq!(outcome, if number == BAD { bad } else { expected }, "{number}");
+            }
+            true
+        };
+        if !check(contexts.try_all(&requests(Direction::Write, BLOCKS - 1)), None) {
+            return println!("skipped: no AIO here");
+        }
+        assert!(check(contexts.try_all(&requests(Direction::Read, BLOCKS)), Some(0)));
+        assert_eq!(contexts.free.lock().unwrap().len(), 1);
+        let read: Vec<u8> = memory[at..].chunks(BLOCK).take(BLOCKS).map(|b| b[7]).collect();
+        for (number, &byte) in read.iter().enumerate() {
+            // The block before, as all were read one further on.
+            let expected = match number {
+                0 => 1,
+                BAD => BAD as u8 + 1,
+                // Never written.
+                number if number - 1 == BAD => 0,
+                number => number as u8,
+            };
+            assert_eq!(byte, expected, "{number}");
+        }
+    }
+}
