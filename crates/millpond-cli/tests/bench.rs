@@ -218,3 +218,54 @@ fn write_reports_every_case_and_peer() {
         assert_eq!(row["queue_depth"].is_u64(), fio, "{row}");
     }
 }
+
+#[test]
+fn mixed_reports_every_case_and_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let mut words = vec!["mixed", "--quick", "--shrink", "128", "--range-lock", "interval-tree"];
+    words.extend(["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()]);
+    let output = bench(&words);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files stay behind");
+
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["suite"], "mixed");
+    let rows = report["rows"].as_array().unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
+    // A gap is told once for a case's reads and writes together.
+    let told = |case: &str, engine: &str| {
+        let is_of = |row: &&Value| row["case"].as_str().unwrap().starts_with(case);
+        let is_by = |row: &&Value| row["engine"].as_str().unwrap().ends_with(engine);
+        rows.iter().chain(skipped).filter(is_of).any(|row| is_by(&row))
+    };
+    for cache in ["warm", "beyond"] {
+        for block in ["8k", "64k"] {
+            for threads in ["1+1", "4+4", "8+8"] {
+                let case = format!("{cache}-{block}-{threads}");
+                for engine in ["millpond", "ext4 loop", "xfs loop"] {
+                    assert!(told(&case, engine), "{case}: {engine}");
+                }
+            }
+        }
+    }
+    for case in ["writers-8k-8", "hammer-4k-1+1", "synced-8k-1"] {
+        for engine in ["millpond", "kernel, ext4 loop", "kernel, xfs loop"] {
+            assert!(told(case, engine), "{case}: {engine}");
+        }
+    }
+    assert!(told("extents-8k-1+1", "another file is changed"));
+    assert!(told("beyond-8k-8+8", "O_DIRECT"));
+    for row in rows {
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        let reads = row["case"].as_str().unwrap().ends_with("-reads");
+        assert_eq!(row["torn_reads"].is_u64(), reads, "{row}");
+        if reads && row["engine"].as_str().unwrap().starts_with("millpond") {
+            assert_eq!(row["torn_reads"], 0, "{row}");
+        }
+    }
+    let lock = |note: &Value| note.as_str().unwrap().contains("range lock interval-tree");
+    assert!(report["notes"].as_array().unwrap().iter().any(lock));
+}

@@ -1,8 +1,9 @@
 //! Where the files are: a directory, or a file system of a loop device.
 //!
-//! A loop mount is made, the files are made in it and stay open, and then it is unmounted, detached and
-//! its image removed, all at once: the kernel keeps each for as long as something in it is open. So
-//! nothing stays behind however the benchmark ends, once it has begun.
+//! A loop mount is made, empty files are opened in it, and then it is unmounted, detached and its image
+//! removed, all at once: the kernel keeps each for as long as something in it is open. So nothing stays
+//! behind however the benchmark ends, but if it is killed in the moment between; the next run in the
+//! directory sees to that.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -40,21 +41,25 @@ impl Place {
         block_bytes: u32,
     ) -> std::result::Result<[BlockFile; 2], String> {
         let make = |dir: &Path| -> Result<[BlockFile; 2]> {
-            let one = || BlockFile::create(dir, bytes, block_bytes);
-            Ok([one()?, one()?])
+            Ok([BlockFile::create(dir)?, BlockFile::create(dir)?])
         };
-        match self {
-            Place::Directory => make(dir).map_err(|failure| failure.message),
+        let made = match self {
+            Place::Directory => make(dir),
             Place::Loop(kind) => {
                 if !rustix::process::geteuid().is_root() {
                     return Err("loop mounts take root".into());
                 }
+                LoopMount::remove_stale(dir);
                 let mount = LoopMount::new(dir, kind, 3 * bytes)?;
-                let files = make(&mount.at).map_err(|failure| failure.message);
-                drop(mount);
-                files
+                make(&mount.at)
             }
+        };
+        let files = made.map_err(|failure| failure.message)?;
+        for file in &files {
+            file.fill(bytes, block_bytes)
+                .map_err(|error| format!("making a file of {bytes} bytes: {error}"))?;
         }
+        Ok(files)
     }
 }
 
@@ -65,17 +70,15 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    fn create(dir: &Path, bytes: u64, block_bytes: u32) -> Result<Self> {
+    fn create(dir: &Path) -> Result<Self> {
         let path = dir.join(format!("millpond-bench-{}-mixed", process::id()));
-        let made = Self::fill(&path, bytes, block_bytes);
-        let removed = fs::remove_file(&path);
-        let file = made.context(format!("making a file of {bytes} bytes in {}", dir.display()))?;
-        removed.context(path.display())?;
+        let opened = fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let file = opened.context(path.display())?;
+        fs::remove_file(&path).context(path.display())?;
         Ok(Self { file })
     }
 
-    fn fill(path: &Path, bytes: u64, block_bytes: u32) -> io::Result<File> {
-        let mut file = fs::OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+    fn fill(&self, bytes: u64, block_bytes: u32) -> io::Result<()> {
         let mut chunk = vec![0; 1 << 20];
         let mut block = 0;
         for _ in 0..bytes / chunk.len() as u64 {
@@ -83,10 +86,9 @@ impl BlockFile {
                 work::fill(part, block);
                 block += 1;
             }
-            file.write_all(&chunk)?;
+            (&self.file).write_all(&chunk)?;
         }
-        file.sync_all()?;
-        Ok(file)
+        self.file.sync_all()
     }
 
     /// A path under which this process, and no other, can open the file.
@@ -164,6 +166,30 @@ impl LoopMount {
         run("mount", &["-t", kind, &device, &mount.at.to_string_lossy()])?;
         mount.mounted = true;
         Ok(mount)
+    }
+}
+
+impl LoopMount {
+    /// What a run left that was killed between making a file system and opening its files.
+    fn remove_stale(dir: &Path) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(rest) = name.strip_prefix("millpond-bench-") else { continue };
+            let Some(image) = rest.strip_suffix(".image") else { continue };
+            let pid = image.split('-').next().unwrap_or_default();
+            if Path::new("/proc").join(pid).exists() {
+                continue;
+            }
+            let (image, at) = (entry.path(), entry.path().with_extension(""));
+            let used = run(
+                "losetup",
+                &["--noheadings", "--output", "NAME", "--associated", &image.to_string_lossy()],
+            );
+            let device =
+                used.ok().map(|used| used.trim().to_owned()).filter(|used| !used.is_empty());
+            let mounted = run("mountpoint", &["-q", &at.to_string_lossy()]).is_ok();
+            drop(LoopMount { image, device, at, mounted });
+        }
     }
 }
 

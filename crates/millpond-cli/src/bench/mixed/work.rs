@@ -141,7 +141,8 @@ struct Counted {
     checked: u64,
     torn: u64,
     latencies: Histogram,
-    ended: Option<Instant>,
+    /// The time that was counted.
+    span: Option<(Instant, Instant)>,
     cpu: Duration,
 }
 
@@ -211,7 +212,7 @@ impl<T: Target> Slice<'_, T> {
             counted.ops += 1;
             counted.latencies.add(ended - begun);
             if ended >= end {
-                counted.ended = Some(ended);
+                counted.span = Some((ramp_end, ended));
                 break;
             }
         }
@@ -277,7 +278,6 @@ pub fn slice<T: Target>(
         let writers: Vec<_> = (0..work.writers).map(writer).collect();
         let disturber = (disturbers > 0).then(|| scope.spawn(move || slice.disturber(disturbed)));
         slice.start.wait();
-        let started = Instant::now() + work.ramp;
         // The ramp is short beside the slice, and its processor time is taken off as its share.
         let before = Usage::now();
         let joined = |threads: Vec<thread::ScopedJoinHandle<'_, io::Result<Counted>>>| {
@@ -290,8 +290,10 @@ pub fn slice<T: Target>(
         let disturbances = disturber.map(|thread| thread.join().expect("the disturber"));
         let used = Usage::now().since(before);
         let (reads, writes) = (reads?, writes?);
-        let last = reads.iter().chain(&writes).filter_map(|counted| counted.ended).max();
-        let elapsed = last.map_or(length, |last| last - started);
+        // From the first thread's start: this thread may have been late.
+        let spans = || reads.iter().chain(&writes).filter_map(|counted| counted.span);
+        let (started, ended) = (spans().map(|span| span.0).min(), spans().map(|span| span.1).max());
+        let elapsed = ended.zip(started).map_or(length, |(ended, started)| ended - started);
         let sum = |all: Vec<Counted>| {
             let mut ops = Ops::default();
             for counted in all {
