@@ -572,3 +572,74 @@ fn areas(
         }
     }
 }
+
+/// Goal: what was written directly is what cached readers find, though the kernel caches it together
+/// with neighbours that are written through its cache at the same time.
+/// Method: one page is written directly, over and over, and read back cached; its neighbours are
+/// written through; somebody has the kernel read the whole file anew, in large pieces.
+#[test]
+fn neighbours_in_the_kernels_cache() {
+    const PAGES: u64 = 256;
+    let time = stress_time(0.4);
+    for (name, backend) in back_ends(1) {
+        if !on_disk(name) {
+            continue;
+        }
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![0; PAGES as usize * 4096]).unwrap();
+        let engine = engine(1 << 20, backend);
+        let cached = engine.open(&path, &read_write()).unwrap();
+        let direct = engine.open(&path, &direct()).unwrap();
+        let stop = AtomicBool::new(false);
+        let at = 37 * 4096;
+        let mut rounds = 0;
+        std::thread::scope(|scope| {
+            for neighbour in [at - 4096, at + 4096, at + 8192] {
+                let (cached, stop) = (&cached, &stop);
+                scope.spawn(move || {
+                    for round in 0u64.. {
+                        cached.write_at(&[round as u8; 4096], neighbour).unwrap();
+                        if stop.load(SeqCst) {
+                            return;
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                use std::os::fd::AsRawFd;
+                let file = std::fs::File::open(&path).unwrap();
+                while !stop.load(SeqCst) {
+                    // SAFETY: no memory involved.
+                    unsafe {
+                        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+                        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED);
+                    }
+                    let _ = std::fs::read(&path).unwrap();
+                }
+            });
+            let check = || {
+                let end = Instant::now() + time;
+                let mut buffer = engine.alloc_buffers(1, 4096).unwrap().pop().unwrap();
+                while Instant::now() < end {
+                    rounds += 1;
+                    stamp(&mut buffer, rounds);
+                    direct.write_at(&buffer, at).unwrap();
+                    for _ in 0..3 {
+                        cached.advise(at, 4096, millpond::Advice::DontNeed).unwrap();
+                        cached.read_exact_at(&mut buffer, at).unwrap();
+                        assert_eq!(token(&buffer), Ok(rounds), "{name}: cached");
+                    }
+                    direct.read_exact_at(&mut buffer, at).unwrap();
+                    assert_eq!(token(&buffer), Ok(rounds), "{name}: direct");
+                }
+            };
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
+            stop.store(true, SeqCst);
+            if let Err(panic) = outcome {
+                std::panic::resume_unwind(panic);
+            }
+        });
+        println!("{name}: {rounds} rounds");
+    }
+}
