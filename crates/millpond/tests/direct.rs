@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use millpond::{
-    BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SegmentList, WriteMode,
+    BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SegmentList, SimOptions,
+    WriteMode,
 };
 
 use common::{Random, cache_for, engine, read_write, same, scaled, stress_time, temp_dir, within};
@@ -312,15 +313,24 @@ impl Model {
             left -= 1;
             let file = &own[left % 2];
             loop {
-                let (at, len) = self.span(block, 40_000);
+                let (at, mut len) = self.span(block, 40_000);
+                let parts = 1 + self.random.below(3) as usize;
+                // All of one region, or each of its own.
+                let is_one_region = self.random.chance(500);
+                let each = len / parts / block * block;
+                if is_one_region {
+                    len = each * parts;
+                }
                 let id = (at as u64) << 20 | len as u64;
                 // Told apart by their place.
                 if under_way.iter().any(|&(known, ..)| known == id) {
                     continue;
                 }
-                let parts = 1 + self.random.below(3) as usize;
                 let mut buffers = Vec::new();
-                let mut rest = len;
+                if is_one_region && each > 0 {
+                    buffers = self.engine.alloc_buffers(parts, each).unwrap();
+                }
+                let mut rest = if is_one_region { 0 } else { len };
                 for part in 0..parts {
                     let here = if part + 1 == parts {
                         rest
@@ -642,4 +652,110 @@ fn neighbours_in_the_kernels_cache() {
         });
         println!("{name}: {rounds} rounds");
     }
+}
+
+/// Goal: whatever a device refuses, cached and direct readers see the same file, with all that was
+/// acknowledged.
+/// Method: operations of all kinds on a device that fails, and moves a part; a byte is what was
+/// acknowledged last, or what failed to replace it, and stays what it was seen to be, by whichever
+/// way.
+#[test]
+fn direct_and_cached_agree_where_the_device_fails() {
+    let seed = Random::from_environment().next();
+    for mode in [WriteMode::Through, WriteMode::Back] {
+        for round in 0..scaled(6) {
+            let seed = seed.wrapping_add(u64::from(round));
+            within(Duration::from_secs(60), "sim", move || failing(mode, seed));
+        }
+    }
+}
+
+fn failing(mode: WriteMode, seed: u64) {
+    const LIMIT: usize = 100_000;
+    let sim = SimOptions::new(seed).error_per_mille(150).short_per_mille(300);
+    let errors = sim.errors_switch();
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![0; LIMIT]).unwrap();
+    let engine = engine(cache_for(12, 4096), BackendChoice::Sim(sim));
+    let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+    let direct = engine.open(&path, &direct()).unwrap();
+    let mut random = Random(seed);
+    let mut bytes = vec![0u8; LIMIT];
+    let mut others = vec![Vec::new(); LIMIT];
+    let mut pipeline = engine.pipeline(4).unwrap();
+    let failed = |error: &Error| assert_eq!(error.errno(), libc::EIO, "{error}");
+    for step in 0..400u64 {
+        errors.store(step < 360, SeqCst);
+        let at = random.below(LIMIT as u64 - 1) as usize;
+        let len = (random.below(16_000) as usize + 1).min(LIMIT - at);
+        let way = random.below(3);
+        if random.chance(450) {
+            let src = vec![step as u8 | 1; len];
+            let mut outcome = Ok(0);
+            match way {
+                0 => outcome = cached.write_at(&src, at as u64),
+                1 => outcome = direct.write_at(&src, at as u64),
+                _ => {
+                    let mut list = Some(SegmentList::from_slice(&src));
+                    pipeline.run(|done| {
+                        if let Some(done) = done {
+                            outcome = done.outcome;
+                        }
+                        Some(Request::write(&direct, list.take()?, at as u64))
+                    });
+                }
+            }
+            let moved = outcome.unwrap_or_else(|error| {
+                failed(&error);
+                0
+            });
+            bytes[at..at + moved].fill(src[0]);
+            others[at..at + moved].iter_mut().for_each(Vec::clear);
+            others[at + moved..at + len].iter_mut().for_each(|it| it.push(src[0]));
+        } else if random.chance(100) {
+            if let Err(error) = cached.write_back() {
+                failed(&error);
+            }
+        } else {
+            let mut dst = vec![0; len];
+            let mut outcome = Ok(0);
+            match way {
+                0 => outcome = cached.read_at(&mut dst, at as u64),
+                1 => outcome = direct.read_at(&mut dst, at as u64),
+                _ => {
+                    let mut list = Some(SegmentList::from_slice_mut(&mut dst));
+                    pipeline.run(|done| {
+                        if let Some(done) = done {
+                            outcome = done.outcome;
+                        }
+                        Some(Request::read(&direct, list.take()?, at as u64))
+                    });
+                }
+            }
+            match outcome {
+                Ok(moved) => {
+                    assert_eq!(moved, len);
+                    for (place, &byte) in dst.iter().enumerate() {
+                        let (was, others) = (&mut bytes[at + place], &mut others[at + place]);
+                        assert!(
+                            byte == *was || others.contains(&byte),
+                            "{mode:?} seed {seed} step {step} way {way}: byte {} is {byte}, not \
+                             {was} or one of {others:?}",
+                            at + place
+                        );
+                        *was = byte;
+                        others.clear();
+                    }
+                }
+                Err(error) => failed(&error),
+            }
+        }
+    }
+    errors.store(false, SeqCst);
+    common::sync_in_the_end(&cached);
+    let (mut one, mut other) = (vec![0; LIMIT], vec![0; LIMIT]);
+    direct.read_exact_at(&mut one, 0).unwrap();
+    cached.read_exact_at(&mut other, 0).unwrap();
+    same(&one, &other, "direct and cached");
 }

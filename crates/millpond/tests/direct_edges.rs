@@ -371,21 +371,36 @@ fn thousands_of_segments() {
             }
             assert!(*dst == *src, "{name}: by pipeline {by_pipeline}");
         }
-        // And buffers of several regions.
-        let buffers = engine.alloc_buffers(1500, 4096).unwrap();
-        let mut list = Some(SegmentList::from_buffers(buffers));
-        let mut back = Vec::new();
+        // And buffers, of one region and of several, in another order than they lie.
         let len = expected.len();
-        pipeline.run(|done| {
-            if let Some(done) = done {
-                assert_eq!(done.outcome.unwrap(), len.min(1500 * 4096), "{name}");
-                back = done.request.into_buffers();
-            }
-            Some(Request::read(&file, list.take()?, 0))
-        });
-        let seen: Vec<u8> =
-            back.iter().flat_map(|buffer| buffer.iter().copied()).take(len).collect();
-        same(&seen, &expected[..seen.len()], name);
+        for count in [200, 1000, 1500] {
+            let mut buffers = engine.alloc_buffers(count, 4096).unwrap();
+            buffers.reverse();
+            let mut list = Some(SegmentList::from_buffers(buffers));
+            let mut back = Vec::new();
+            pipeline.run(|done| {
+                if let Some(done) = done {
+                    assert_eq!(done.outcome.unwrap(), len.min(count * 4096), "{name}");
+                    back = done.request.into_buffers();
+                }
+                Some(Request::read(&file, list.take()?, 0))
+            });
+            let seen: Vec<u8> = back.iter().flat_map(|it| it.iter().copied()).take(len).collect();
+            same(&seen, &expected[..seen.len()], name);
+            let mut written = 0;
+            let mut list = Some(SegmentList::from_buffers(back));
+            let end = len.next_multiple_of(block) as u64;
+            pipeline.run(|done| {
+                if let Some(done) = done {
+                    written = done.outcome.unwrap();
+                }
+                Some(Request::write(&file, list.take()?, end))
+            });
+            assert_eq!(written, count * 4096, "{name}");
+            let bytes = std::fs::read(&path).unwrap();
+            same(&bytes[end as usize..][..seen.len()], &seen, name);
+            file.truncate(len as u64).unwrap();
+        }
     }
 }
 
