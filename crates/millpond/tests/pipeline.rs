@@ -103,7 +103,9 @@ fn requests_do_not_wait_for_a_sync_that_waits_for_them() {
                                 syncing.store(true, SeqCst);
                                 cached.sync_all().unwrap();
                             });
-                            while !syncing.load(SeqCst) {}
+                            while !syncing.load(SeqCst) {
+                                std::thread::yield_now();
+                            }
                             std::thread::sleep(Duration::from_millis(30));
                             request.take()
                         }
@@ -202,7 +204,7 @@ fn requests_that_overlap_take_effect_in_their_order() {
                 }
             });
             let mut random = common::Random(3);
-            let mut model = vec![None; 16];
+            let mut model = [None; 16];
             let mut expected = std::collections::HashMap::new();
             let mut left = 300u64;
             bench.engine.pipeline(7).unwrap().run(|done| {
@@ -284,7 +286,7 @@ fn pipelines_that_overlap_do_not_deadlock() {
                                     0 => bench.read(file, page, pages),
                                     1 => bench
                                         .write(file, page, pages, count as u8)
-                                        .durable(count % 64 == 0),
+                                        .durable(count.is_multiple_of(64)),
                                     _ => bench.write(file, page, pages, count as u8),
                                 })
                             });
@@ -490,5 +492,47 @@ fn requests_that_are_refused_do_not_disturb_others() {
         errors.sort_by_key(key);
         expected.sort_by_key(key);
         assert_eq!(errors, expected, "{}", bench.name);
+    });
+}
+
+/// Goal: buffers of more regions than a ring registers are served, and told of.
+#[test]
+fn more_regions_than_a_ring_registers() {
+    for_each_engine(64, |bench| {
+        let file = bench.open(&direct());
+        let mut pipeline = bench.engine.pipeline(32).unwrap();
+        let mut buffers: Vec<_> = (0..1100).map(|_| bench.buffer(1, 0)).collect();
+        for _ in 0..2 {
+            let mut done_with = Vec::new();
+            pipeline.run(|done| {
+                if let Some(done) = done {
+                    assert_eq!(done.outcome.unwrap(), PAGE);
+                    let at = done.request.offset() as usize;
+                    let seen = done.request.slices().flatten();
+                    assert!(seen.enumerate().all(|(from, &byte)| byte == content(at + from)));
+                    done_with.extend(done.request.into_buffers());
+                }
+                let list = SegmentList::from_buffers(vec![buffers.pop()?]);
+                let page = buffers.len() % 64;
+                Some(Request::read(&file, list, (page * PAGE) as u64))
+            });
+            assert_eq!(done_with.len(), 1100);
+            buffers = done_with;
+        }
+        println!("{}: {:?}", bench.name, pipeline.registration());
+        let registration = pipeline.registration();
+        let known = registration.registered_bytes + registration.refused_bytes;
+        assert!(known == 0 || known == 1024 * PAGE as u64, "{registration:?}");
+        // Others, where those are gone.
+        drop(buffers);
+        let list = SegmentList::from_buffers(vec![bench.buffer(1, 0)]);
+        let mut request = Some(Request::read(&file, list, 0));
+        pipeline.run(|done| {
+            assert!(done.is_none_or(|done| done.outcome.unwrap() == PAGE));
+            request.take()
+        });
+        let registration = pipeline.registration();
+        let known = registration.registered_bytes + registration.refused_bytes;
+        assert!(known <= PAGE as u64, "{registration:?}");
     });
 }
