@@ -759,3 +759,107 @@ fn failing(mode: WriteMode, seed: u64) {
     cached.read_exact_at(&mut other, 0).unwrap();
     same(&one, &other, "direct and cached");
 }
+
+/// Goal: whoever reads while the file is cut, punched and written anew sees one content, as far as
+/// the file went.
+/// Method: writers of all ways write an area at the start of the file whole, each with a number of
+/// its own; somebody cuts the file within it, or makes all of it a hole; readers of all ways.
+#[test]
+fn cuts_and_holes_beside_direct_operations() {
+    let seed = Random::from_environment().next();
+    let time = stress_time(0.3);
+    for (name, backend) in back_ends(seed) {
+        for mode in [WriteMode::Through, WriteMode::Back] {
+            let backend = backend.clone();
+            within(time * 20 + Duration::from_secs(60), name, move || {
+                cuts_and_holes(name, backend, mode, time, seed);
+            });
+        }
+    }
+}
+
+fn cuts_and_holes(
+    name: &'static str,
+    backend: BackendChoice,
+    mode: WriteMode,
+    time: Duration,
+    seed: u64,
+) {
+    const AREA: usize = 5 * 4096;
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let engine = engine(cache_for(10, 4096), backend);
+    let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+    let direct = engine.open(&path, &direct()).unwrap();
+    let stop = AtomicBool::new(false);
+    let next = AtomicU64::new(1);
+    let rounds = AtomicU64::new(0);
+    let work = |thread: u64| {
+        let mut random = Random(seed ^ thread);
+        let mut pipeline = engine.pipeline(3).unwrap();
+        let mut memory = engine.alloc_buffers(1, AREA).unwrap().pop().unwrap();
+        while !stop.load(SeqCst) {
+            rounds.fetch_add(1, SeqCst);
+            let mut moved = 0;
+            let way = random.below(3);
+            let is_write = thread < 2;
+            if is_write {
+                stamp(&mut memory, next.fetch_add(1, SeqCst));
+            }
+            match (way, is_write) {
+                (0, true) => assert_eq!(cached.write_at(&memory, 0).unwrap(), AREA),
+                (1, true) => assert_eq!(direct.write_at(&memory, 0).unwrap(), AREA),
+                (0, false) => moved = cached.read_at(&mut memory, 0).unwrap(),
+                (1, false) => moved = direct.read_at(&mut memory, 0).unwrap(),
+                (_, is_write) => {
+                    let list = SegmentList::from_buffer_mut(&mut memory);
+                    let mut request = Some(match is_write {
+                        true => Request::write(&direct, list, 0),
+                        false => Request::read(&direct, list, 0),
+                    });
+                    pipeline.run(|done| {
+                        if let Some(done) = done {
+                            moved = done.outcome.unwrap();
+                        }
+                        request.take()
+                    });
+                }
+            }
+            if !is_write && let Err(error) = token(&memory[..moved / 8 * 8]) {
+                panic!("{name} {mode:?}: by way {way}, {moved} bytes: {error}");
+            }
+            if thread == 3 && random.chance(300) {
+                match random.below(3) {
+                    // Nobody else makes it shorter meanwhile.
+                    0 => cached.truncate(random.below(cached.len().unwrap() / 8) * 8).unwrap(),
+                    1 => drop(direct.punch_hole(0, AREA as u64)),
+                    _ => cached.advise(0, AREA as u64, millpond::Advice::DontNeed).unwrap(),
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|thread| {
+                let (work, stop) = (&work, &stop);
+                scope.spawn(move || {
+                    let outcome =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(thread)));
+                    stop.store(true, SeqCst);
+                    outcome
+                })
+            })
+            .collect();
+        let end = Instant::now() + time;
+        while Instant::now() < end && !stop.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, SeqCst);
+        for worker in workers {
+            if let Err(panic) = worker.join().unwrap() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+    println!("{name} {mode:?}: {rounds:?} rounds");
+}
