@@ -863,3 +863,83 @@ fn cuts_and_holes(
     });
     println!("{name} {mode:?}: {rounds:?} rounds");
 }
+
+/// Goal: a direct write that was asked to be durable is, when it returns; one that was not is after
+/// the next sync that succeeds; and a sync that fails is told of until the file is closed, as what
+/// was written directly is in no cache.
+/// Method: a device whose syncs fail now and then; what is durable on it, after each.
+#[test]
+fn durable_direct_writes_are_durable() {
+    for seed in 0..u64::from(scaled(10)) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(4).short_per_mille(200);
+        let device = sim.device();
+        let errors = sim.errors_switch();
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![0; 16 * 4096]).unwrap();
+        let engine = engine(1 << 20, BackendChoice::Sim(sim));
+        let mode = if seed % 2 == 0 { WriteMode::Through } else { WriteMode::Back };
+        let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+        let direct = engine.open(&path, &direct()).unwrap();
+        let mut pipeline = engine.pipeline(4).unwrap();
+        let mut random = Random(seed);
+        let mut known: Vec<Option<u8>> = vec![None; 16];
+        let mut pending: Vec<(usize, u8)> = Vec::new();
+        let mut is_lost = false;
+        for step in 1..60u8 {
+            let page = random.below(16) as usize;
+            let at = page as u64 * 4096;
+            let src = [step; 4096];
+            match random.below(5) {
+                0 => {
+                    cached.write_at(&src, at).unwrap();
+                    known[page] = None;
+                    pending.retain(|&(other, _)| other != page);
+                    pending.push((page, step));
+                }
+                1 => {
+                    direct.write_at(&src, at).unwrap();
+                    known[page] = None;
+                    pending.retain(|&(other, _)| other != page);
+                    pending.push((page, step));
+                }
+                2 => match cached.sync_data() {
+                    Ok(()) => {
+                        assert!(!is_lost, "seed {seed} step {step}: success after a loss");
+                        pending.drain(..).for_each(|(page, byte)| known[page] = Some(byte));
+                    }
+                    Err(Error::Lost { .. }) => is_lost = true,
+                    Err(error) => assert_eq!(error.errno(), libc::EIO),
+                },
+                way => {
+                    let mut outcome = direct.write_at_dsync(&src[..0], at);
+                    if way == 3 {
+                        outcome = direct.write_at_dsync(&src, at);
+                    } else {
+                        let mut list = Some(SegmentList::from_slice(&src));
+                        pipeline.run(|done| {
+                            if let Some(done) = done {
+                                outcome = done.outcome;
+                            }
+                            Some(Request::write(&direct, list.take()?, at).durable(true))
+                        });
+                    }
+                    pending.retain(|&(other, _)| other != page);
+                    // A part may have been durable before the rest failed.
+                    let is_whole = outcome.is_ok_and(|moved| moved == 4096);
+                    known[page] = is_whole.then_some(step);
+                }
+            }
+            let durable = device.durable();
+            for (page, byte) in known.iter().enumerate() {
+                if let Some(byte) = byte {
+                    let bytes = &durable[page * 4096..][..4096];
+                    assert!(bytes == [*byte; 4096], "seed {seed} step {step}: page {page}");
+                }
+            }
+        }
+        errors.store(false, SeqCst);
+        let last = cached.sync_all().and_then(|()| cached.sync_all());
+        assert!(last.is_ok() || matches!(last, Err(Error::Lost { .. } | Error::Io { .. })));
+    }
+}
