@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use millpond::{
-    BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SegmentList, SimOptions,
-    WriteMode,
+    BackendChoice, Backing, Buffer, Engine, Error, File, OpenOptions, Request, SegmentList,
+    SimOptions, WriteMode,
 };
 
 use common::{Random, cache_for, engine, read_write, same, scaled, stress_time, temp_dir, within};
@@ -77,7 +77,9 @@ impl Model {
         std::fs::write(&path, &bytes).unwrap();
         let pages = [4, 8, 30, 200][random.below(4) as usize];
         let engine = engine(cache_for(pages, u64::from(page)), backend);
-        let options = read_write().page_bytes(page).write_mode(mode);
+        let backings = [Backing::Buffered, Backing::Buffered, Backing::Direct, Backing::Uncached];
+        let backing = backings[random.below(4) as usize];
+        let options = read_write().page_bytes(page).write_mode(mode).backing(backing);
         let open = |options: OpenOptions| engine.open(&path, &options).unwrap();
         // Any kind may be the first to open the file.
         let early = random.chance(500).then(|| open(options.clone().direct(true)));

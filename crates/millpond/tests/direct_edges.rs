@@ -306,8 +306,10 @@ fn other_file_systems_descriptors_and_permissions() {
         assert!(error.to_string().contains("bounce needs direct"), "{error}");
         drop((reader, writer));
         // The cache's own I/O past the kernel's as well.
-        for write_mode in [WriteMode::Through, WriteMode::Back] {
-            let options = read_write().backing(Backing::Direct).write_mode(write_mode);
+        let modes = [WriteMode::Through, WriteMode::Back];
+        let all = modes.map(|mode| [(Backing::Direct, mode), (Backing::Uncached, mode)]);
+        for (backing, write_mode) in all.into_iter().flatten() {
+            let options = read_write().backing(backing).write_mode(write_mode);
             let cached = engine.open(&path, &options).unwrap();
             let file = engine.open(&path, &direct().bounce(true)).unwrap();
             cached.write_all_at(b"cached", 4000).unwrap();

@@ -536,3 +536,78 @@ fn more_regions_than_a_ring_registers() {
         assert!(known <= PAGE as u64, "{registration:?}");
     });
 }
+
+/// Goal: a pipeline serves files of other engines, whatever their back ends, in one run.
+#[test]
+fn files_of_several_engines() {
+    for_each_engine(32, |bench| {
+        let others: Vec<_> = common::back_ends(2)
+            .into_iter()
+            .map(|(name, backend)| {
+                let path = bench.path.with_extension(name);
+                std::fs::copy(&bench.path, &path).unwrap();
+                engine(1 << 20, backend).open(&path, &direct()).unwrap()
+            })
+            .collect();
+        let mut number = 0;
+        let mut count = 0;
+        bench.engine.pipeline(6).unwrap().run(|done| {
+            if let Some(done) = done {
+                assert_eq!(done.outcome.unwrap(), PAGE);
+                let at = done.request.offset() as usize;
+                let seen = done.request.slices().flatten();
+                assert!(seen.enumerate().all(|(from, &byte)| byte == content(at + from)));
+                count += 1;
+            }
+            number += 1;
+            let file = &others[number * number % 7 % others.len()];
+            (number <= 200).then(|| bench.read(file, number % 32, 1))
+        });
+        assert_eq!(count, 200);
+    });
+}
+
+extern "C" fn on_signal(_: libc::c_int) {}
+
+/// Goal: signals do not disturb requests: nothing is lost, repeated or reported.
+/// Method: a timer that interrupts whatever waits, without SA_RESTART.
+#[test]
+fn signals_do_not_disturb() {
+    common::in_own_process("signals_do_not_disturb", Duration::from_secs(60), || {
+        // SAFETY: a zeroed action is valid, and the handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+            assert_eq!(libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()), 0);
+            let every = libc::timeval { tv_sec: 0, tv_usec: 300 };
+            let timer = libc::itimerval { it_interval: every, it_value: every };
+            let set = libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &raw const timer, 0);
+            assert_eq!(set, 0);
+        }
+        let dir = temp_dir();
+        for (name, backend) in common::back_ends(1) {
+            let path = dir.path().join(name);
+            let bytes: Vec<u8> = (0..64 * PAGE).map(content).collect();
+            std::fs::write(&path, &bytes).unwrap();
+            let engine = engine(1 << 20, backend);
+            let Ok(file) = engine.open(&path, &direct()) else {
+                println!("skipped: {name}");
+                continue;
+            };
+            let bench = Bench { name, engine, path, _dir: temp_dir() };
+            let (mut number, mut count) = (0, 0);
+            bench.engine.pipeline(16).unwrap().run(|done| {
+                if let Some(done) = done {
+                    assert_eq!(done.outcome.unwrap(), PAGE, "{name}");
+                    count += 1;
+                }
+                number += 1;
+                (number <= 1000).then(|| match number % 2 {
+                    0 => bench.read(&file, number % 64, 1),
+                    _ => bench.write(&file, number % 64, 1, number as u8).durable(number % 50 == 1),
+                })
+            });
+            assert_eq!(count, 1000, "{name}");
+        }
+    });
+}
