@@ -237,7 +237,7 @@ impl CachedFile {
     }
 
     /// A file that is not in the registry, on any back end.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn on(
         shared: &Arc<Shared>,
         backing: Arc<dyn BackingFile>,

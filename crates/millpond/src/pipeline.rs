@@ -253,11 +253,16 @@ impl Pipeline {
     /// lane's request has ended. It leaves the next request in the lane and returns true, or returns
     /// false: then the lane is not used again, and a request that is left in it is dropped. Requests
     /// end in any order. Each is atomic with respect to all other operations of its file, and
-    /// coherent with the cache; where one overlaps with what somebody else has under way, it waits
-    /// until those before it in the pipeline have ended, and then for that.
+    /// coherent with the cache; where one overlaps with what somebody else has under way, or with what
+    /// waits in the cache to be written back, it waits until those before it in the pipeline have
+    /// ended, and then for that. Requests that overlap with each other take effect in the order in
+    /// which they were given, save that a read from beyond the end of the file ends at once. Those that
+    /// write beyond the end overlap: make the file as long before ([`File::allocate`],
+    /// [`File::truncate`]).
     ///
-    /// `step` must not use the files that have requests under way, other than by requests: it could
-    /// wait for itself.
+    /// `step` must not use the files that have requests under way, other than by requests, nor wait
+    /// for somebody who does: it could wait for itself. What has ended is only found between calls
+    /// of `step`; until then others wait for the ranges of the requests.
     ///
     /// # Panics
     ///

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use millpond::{
-    BackendChoice, Buffer, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
+    BackendChoice, Backing, Buffer, DirectRequest, Engine, Error, File, OpenOptions, SegmentList,
+    SimOptions, WriteMode,
 };
 
 use common::requests::each;
@@ -77,7 +78,9 @@ impl Model {
         std::fs::write(&path, &bytes).unwrap();
         let pages = [4, 8, 30, 200][random.below(4) as usize];
         let engine = engine(cache_for(pages, u64::from(page)), backend);
-        let options = read_write().page_bytes(page).write_mode(mode);
+        let backings = [Backing::Buffered, Backing::Buffered, Backing::Direct, Backing::Uncached];
+        let backing = backings[random.below(4) as usize];
+        let options = read_write().page_bytes(page).write_mode(mode).backing(backing);
         let open = |options: OpenOptions| engine.open(&path, &options).unwrap();
         // Any kind may be the first to open the file.
         let early = random.chance(500).then(|| open(options.clone().direct(true)));
@@ -313,15 +316,24 @@ impl Model {
             left -= 1;
             let file = &own[left % 2];
             loop {
-                let (at, len) = self.span(block, 40_000);
+                let (at, mut len) = self.span(block, 40_000);
+                let parts = 1 + self.random.below(3) as usize;
+                // All of one region, or each of its own.
+                let is_one_region = self.random.chance(500);
+                let each = len / parts / block * block;
+                if is_one_region {
+                    len = each * parts;
+                }
                 let id = (at as u64) << 20 | len as u64;
                 // Told apart by their place.
                 if under_way.iter().any(|&(known, ..)| known == id) {
                     continue;
                 }
-                let parts = 1 + self.random.below(3) as usize;
                 let mut buffers = Vec::new();
-                let mut rest = len;
+                if is_one_region && each > 0 {
+                    buffers = self.engine.alloc_buffers(parts, each).unwrap();
+                }
+                let mut rest = if is_one_region { 0 } else { len };
                 for part in 0..parts {
                     let here = if part + 1 == parts {
                         rest
@@ -575,5 +587,366 @@ fn areas(
         for (number, &last) in last.iter().enumerate() {
             assert_eq!(token(&bytes[number * area..][..area]), Ok(last), "{name}: on the disk");
         }
+    }
+}
+
+/// Goal: what was written directly is what cached readers find, though the kernel caches it together
+/// with neighbours that are written through its cache at the same time.
+/// Method: one page is written directly, over and over, and read back cached; its neighbours are
+/// written through; somebody has the kernel read the whole file anew, in large pieces.
+#[test]
+fn neighbours_in_the_kernels_cache() {
+    const PAGES: u64 = 256;
+    let time = stress_time(0.4);
+    for (name, backend) in back_ends(1) {
+        if !on_disk(name) {
+            continue;
+        }
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![0; PAGES as usize * 4096]).unwrap();
+        let engine = engine(1 << 20, backend);
+        let cached = engine.open(&path, &read_write()).unwrap();
+        let direct = engine.open(&path, &direct()).unwrap();
+        let stop = AtomicBool::new(false);
+        let at = 37 * 4096;
+        let mut rounds = 0;
+        std::thread::scope(|scope| {
+            for neighbour in [at - 4096, at + 4096, at + 8192] {
+                let (cached, stop) = (&cached, &stop);
+                scope.spawn(move || {
+                    for round in 0u64.. {
+                        cached.write_at(&[round as u8; 4096], neighbour).unwrap();
+                        if stop.load(SeqCst) {
+                            return;
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                use std::os::fd::AsRawFd;
+                let file = std::fs::File::open(&path).unwrap();
+                while !stop.load(SeqCst) {
+                    // SAFETY: no memory involved.
+                    unsafe {
+                        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+                        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED);
+                    }
+                    let _ = std::fs::read(&path).unwrap();
+                }
+            });
+            let check = || {
+                let end = Instant::now() + time;
+                let mut buffer = engine.alloc_buffers(1, 4096).unwrap().pop().unwrap();
+                while Instant::now() < end {
+                    rounds += 1;
+                    stamp(&mut buffer, rounds);
+                    direct.write_at(&buffer, at).unwrap();
+                    for _ in 0..3 {
+                        cached.advise(at, 4096, millpond::Advice::DontNeed).unwrap();
+                        cached.read_exact_at(&mut buffer, at).unwrap();
+                        assert_eq!(token(&buffer), Ok(rounds), "{name}: cached");
+                    }
+                    direct.read_exact_at(&mut buffer, at).unwrap();
+                    assert_eq!(token(&buffer), Ok(rounds), "{name}: direct");
+                }
+            };
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
+            stop.store(true, SeqCst);
+            if let Err(panic) = outcome {
+                std::panic::resume_unwind(panic);
+            }
+        });
+        println!("{name}: {rounds} rounds");
+    }
+}
+
+/// Goal: whatever a device refuses, cached and direct readers see the same file, with all that was
+/// acknowledged.
+/// Method: operations of all kinds on a device that fails, and moves a part; a byte is what was
+/// acknowledged last, or what failed to replace it, and stays what it was seen to be, by whichever
+/// way.
+#[test]
+fn direct_and_cached_agree_where_the_device_fails() {
+    let seed = Random::from_environment().next();
+    for mode in [WriteMode::Through, WriteMode::Back] {
+        for round in 0..scaled(6) {
+            let seed = seed.wrapping_add(u64::from(round));
+            within(Duration::from_secs(60), "sim", move || failing(mode, seed));
+        }
+    }
+}
+
+fn failing(mode: WriteMode, seed: u64) {
+    const LIMIT: usize = 100_000;
+    let sim = SimOptions::new(seed).error_per_mille(150).short_per_mille(300);
+    let errors = sim.errors_switch();
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![0; LIMIT]).unwrap();
+    let engine = engine(cache_for(12, 4096), BackendChoice::Sim(sim));
+    let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+    let direct = engine.open(&path, &direct()).unwrap();
+    let mut random = Random(seed);
+    let mut bytes = vec![0u8; LIMIT];
+    let mut others = vec![Vec::new(); LIMIT];
+    let mut pipeline = engine.pipeline(4).unwrap();
+    let failed = |error: &Error| assert_eq!(error.errno(), libc::EIO, "{error}");
+    for step in 0..400u64 {
+        errors.store(step < 360, SeqCst);
+        let at = random.below(LIMIT as u64 - 1) as usize;
+        let len = (random.below(16_000) as usize + 1).min(LIMIT - at);
+        let way = random.below(3);
+        if random.chance(450) {
+            let src = vec![step as u8 | 1; len];
+            let mut outcome = Ok(0);
+            match way {
+                0 => outcome = cached.write_at(&src, at as u64),
+                1 => outcome = direct.write_at(&src, at as u64),
+                _ => {
+                    let mut list = Some(SegmentList::from_slice(&src));
+                    each(&mut pipeline, |done| {
+                        if let Some(done) = done {
+                            outcome = done.outcome;
+                        }
+                        Some(DirectRequest::write(&direct, list.take()?, at as u64))
+                    });
+                }
+            }
+            let moved = outcome.unwrap_or_else(|error| {
+                failed(&error);
+                0
+            });
+            bytes[at..at + moved].fill(src[0]);
+            others[at..at + moved].iter_mut().for_each(Vec::clear);
+            others[at + moved..at + len].iter_mut().for_each(|it| it.push(src[0]));
+        } else if random.chance(100) {
+            if let Err(error) = cached.write_back() {
+                failed(&error);
+            }
+        } else {
+            let mut dst = vec![0; len];
+            let mut outcome = Ok(0);
+            match way {
+                0 => outcome = cached.read_at(&mut dst, at as u64),
+                1 => outcome = direct.read_at(&mut dst, at as u64),
+                _ => {
+                    let mut list = Some(SegmentList::from_slice_mut(&mut dst));
+                    each(&mut pipeline, |done| {
+                        if let Some(done) = done {
+                            outcome = done.outcome;
+                        }
+                        Some(DirectRequest::read(&direct, list.take()?, at as u64))
+                    });
+                }
+            }
+            match outcome {
+                Ok(moved) => {
+                    assert_eq!(moved, len);
+                    for (place, &byte) in dst.iter().enumerate() {
+                        let (was, others) = (&mut bytes[at + place], &mut others[at + place]);
+                        assert!(
+                            byte == *was || others.contains(&byte),
+                            "{mode:?} seed {seed} step {step} way {way}: byte {} is {byte}, not \
+                             {was} or one of {others:?}",
+                            at + place
+                        );
+                        *was = byte;
+                        others.clear();
+                    }
+                }
+                Err(error) => failed(&error),
+            }
+        }
+    }
+    errors.store(false, SeqCst);
+    common::sync_in_the_end(&cached);
+    let (mut one, mut other) = (vec![0; LIMIT], vec![0; LIMIT]);
+    direct.read_exact_at(&mut one, 0).unwrap();
+    cached.read_exact_at(&mut other, 0).unwrap();
+    same(&one, &other, "direct and cached");
+}
+
+/// Goal: whoever reads while the file is cut, punched and written anew sees one content, as far as
+/// the file went.
+/// Method: writers of all ways write an area at the start of the file whole, each with a number of
+/// its own; somebody cuts the file within it, or makes all of it a hole; readers of all ways.
+#[test]
+fn cuts_and_holes_beside_direct_operations() {
+    let seed = Random::from_environment().next();
+    let time = stress_time(0.3);
+    for (name, backend) in back_ends(seed) {
+        for mode in [WriteMode::Through, WriteMode::Back] {
+            let backend = backend.clone();
+            within(time * 20 + Duration::from_secs(60), name, move || {
+                cuts_and_holes(name, backend, mode, time, seed);
+            });
+        }
+    }
+}
+
+fn cuts_and_holes(
+    name: &'static str,
+    backend: BackendChoice,
+    mode: WriteMode,
+    time: Duration,
+    seed: u64,
+) {
+    const AREA: usize = 5 * 4096;
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let engine = engine(cache_for(10, 4096), backend);
+    let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+    let direct = engine.open(&path, &direct()).unwrap();
+    let stop = AtomicBool::new(false);
+    let next = AtomicU64::new(1);
+    let rounds = AtomicU64::new(0);
+    let work = |thread: u64| {
+        let mut random = Random(seed ^ thread);
+        let mut pipeline = engine.pipeline(3).unwrap();
+        let mut memory = engine.alloc_buffers(1, AREA).unwrap().pop().unwrap();
+        while !stop.load(SeqCst) {
+            rounds.fetch_add(1, SeqCst);
+            let mut moved = 0;
+            let way = random.below(3);
+            let is_write = thread < 2;
+            if is_write {
+                stamp(&mut memory, next.fetch_add(1, SeqCst));
+            }
+            match (way, is_write) {
+                (0, true) => assert_eq!(cached.write_at(&memory, 0).unwrap(), AREA),
+                (1, true) => assert_eq!(direct.write_at(&memory, 0).unwrap(), AREA),
+                (0, false) => moved = cached.read_at(&mut memory, 0).unwrap(),
+                (1, false) => moved = direct.read_at(&mut memory, 0).unwrap(),
+                (_, is_write) => {
+                    let list = SegmentList::from_buffer_mut(&mut memory);
+                    let mut request = Some(match is_write {
+                        true => DirectRequest::write(&direct, list, 0),
+                        false => DirectRequest::read(&direct, list, 0),
+                    });
+                    each(&mut pipeline, |done| {
+                        if let Some(done) = done {
+                            moved = done.outcome.unwrap();
+                        }
+                        request.take()
+                    });
+                }
+            }
+            if !is_write && let Err(error) = token(&memory[..moved / 8 * 8]) {
+                panic!("{name} {mode:?}: by way {way}, {moved} bytes: {error}");
+            }
+            if thread == 3 && random.chance(300) {
+                match random.below(3) {
+                    // Nobody else makes it shorter meanwhile.
+                    0 => cached.truncate(random.below(cached.len().unwrap() / 8) * 8).unwrap(),
+                    1 => drop(direct.punch_hole(0, AREA as u64)),
+                    _ => cached.advise(0, AREA as u64, millpond::Advice::DontNeed).unwrap(),
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|thread| {
+                let (work, stop) = (&work, &stop);
+                scope.spawn(move || {
+                    let outcome =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(thread)));
+                    stop.store(true, SeqCst);
+                    outcome
+                })
+            })
+            .collect();
+        let end = Instant::now() + time;
+        while Instant::now() < end && !stop.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, SeqCst);
+        for worker in workers {
+            if let Err(panic) = worker.join().unwrap() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+    println!("{name} {mode:?}: {rounds:?} rounds");
+}
+
+/// Goal: a direct write that was asked to be durable is, when it returns; one that was not is after
+/// the next sync that succeeds; and a sync that fails is told of until the file is closed, as what
+/// was written directly is in no cache.
+/// Method: a device whose syncs fail now and then; what is durable on it, after each.
+#[test]
+fn durable_direct_writes_are_durable() {
+    for seed in 0..u64::from(scaled(10)) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(4).short_per_mille(200);
+        let device = sim.device();
+        let errors = sim.errors_switch();
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![0; 16 * 4096]).unwrap();
+        let engine = engine(1 << 20, BackendChoice::Sim(sim));
+        let mode = if seed % 2 == 0 { WriteMode::Through } else { WriteMode::Back };
+        let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+        let direct = engine.open(&path, &direct()).unwrap();
+        let mut pipeline = engine.pipeline(4).unwrap();
+        let mut random = Random(seed);
+        let mut known: Vec<Option<u8>> = vec![None; 16];
+        let mut pending: Vec<(usize, u8)> = Vec::new();
+        let mut is_lost = false;
+        for step in 1..60u8 {
+            let page = random.below(16) as usize;
+            let at = page as u64 * 4096;
+            let src = [step; 4096];
+            match random.below(5) {
+                0 => {
+                    cached.write_at(&src, at).unwrap();
+                    known[page] = None;
+                    pending.retain(|&(other, _)| other != page);
+                    pending.push((page, step));
+                }
+                1 => {
+                    direct.write_at(&src, at).unwrap();
+                    known[page] = None;
+                    pending.retain(|&(other, _)| other != page);
+                    pending.push((page, step));
+                }
+                2 => match cached.sync_data() {
+                    Ok(()) => {
+                        assert!(!is_lost, "seed {seed} step {step}: success after a loss");
+                        pending.drain(..).for_each(|(page, byte)| known[page] = Some(byte));
+                    }
+                    Err(Error::Lost { .. }) => is_lost = true,
+                    Err(error) => assert_eq!(error.errno(), libc::EIO),
+                },
+                way => {
+                    let mut outcome = direct.write_at_dsync(&src[..0], at);
+                    if way == 3 {
+                        outcome = direct.write_at_dsync(&src, at);
+                    } else {
+                        let mut list = Some(SegmentList::from_slice(&src));
+                        each(&mut pipeline, |done| {
+                            if let Some(done) = done {
+                                outcome = done.outcome;
+                            }
+                            Some(DirectRequest::write(&direct, list.take()?, at).durable(true))
+                        });
+                    }
+                    pending.retain(|&(other, _)| other != page);
+                    // A part may have been durable before the rest failed.
+                    let is_whole = outcome.is_ok_and(|moved| moved == 4096);
+                    known[page] = is_whole.then_some(step);
+                }
+            }
+            let durable = device.durable();
+            for (page, byte) in known.iter().enumerate() {
+                if let Some(byte) = byte {
+                    let bytes = &durable[page * 4096..][..4096];
+                    assert!(bytes == [*byte; 4096], "seed {seed} step {step}: page {page}");
+                }
+            }
+        }
+        errors.store(false, SeqCst);
+        let last = cached.sync_all().and_then(|()| cached.sync_all());
+        assert!(last.is_ok() || matches!(last, Err(Error::Lost { .. } | Error::Io { .. })));
     }
 }

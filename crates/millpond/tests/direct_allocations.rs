@@ -93,7 +93,7 @@ fn requests_allocate_nothing() {
                 let writes: Vec<_> = other.chunks(SEGMENT).map(IoSlice::new).collect();
                 let mut counted = 0;
                 for round in 0..40u64 {
-                    let at = round % 12 << 20;
+                    let at = (round % 12) << 20;
                     let before = allocations();
                     file.write_vectored_at(&writes, at).unwrap();
                     file.read_vectored_at(&mut reads, at).unwrap();

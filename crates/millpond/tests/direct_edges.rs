@@ -307,8 +307,10 @@ fn other_file_systems_descriptors_and_permissions() {
         assert!(error.to_string().contains("bounce needs direct"), "{error}");
         drop((reader, writer));
         // The cache's own I/O past the kernel's as well.
-        for write_mode in [WriteMode::Through, WriteMode::Back] {
-            let options = read_write().backing(Backing::Direct).write_mode(write_mode);
+        let modes = [WriteMode::Through, WriteMode::Back];
+        let all = modes.map(|mode| [(Backing::Direct, mode), (Backing::Uncached, mode)]);
+        for (backing, write_mode) in all.into_iter().flatten() {
+            let options = read_write().backing(backing).write_mode(write_mode);
             let cached = engine.open(&path, &options).unwrap();
             let file = engine.open(&path, &direct().bounce(true)).unwrap();
             cached.write_all_at(b"cached", 4000).unwrap();
@@ -372,21 +374,36 @@ fn thousands_of_segments() {
             }
             assert!(*dst == *src, "{name}: by pipeline {by_pipeline}");
         }
-        // And buffers of several regions.
-        let buffers = engine.alloc_buffers(1500, 4096).unwrap();
-        let mut list = Some(SegmentList::from_buffers(buffers));
-        let mut back = Vec::new();
+        // And buffers, of one region and of several, in another order than they lie.
         let len = expected.len();
-        each(&mut pipeline, |done| {
-            if let Some(done) = done {
-                assert_eq!(done.outcome.unwrap(), len.min(1500 * 4096), "{name}");
-                back = done.request.into_buffers();
-            }
-            Some(DirectRequest::read(&file, list.take()?, 0))
-        });
-        let seen: Vec<u8> =
-            back.iter().flat_map(|buffer| buffer.iter().copied()).take(len).collect();
-        same(&seen, &expected[..seen.len()], name);
+        for count in [200, 1000, 1500] {
+            let mut buffers = engine.alloc_buffers(count, 4096).unwrap();
+            buffers.reverse();
+            let mut list = Some(SegmentList::from_buffers(buffers));
+            let mut back = Vec::new();
+            each(&mut pipeline, |done| {
+                if let Some(done) = done {
+                    assert_eq!(done.outcome.unwrap(), len.min(count * 4096), "{name}");
+                    back = done.request.into_buffers();
+                }
+                Some(DirectRequest::read(&file, list.take()?, 0))
+            });
+            let seen: Vec<u8> = back.iter().flat_map(|it| it.iter().copied()).take(len).collect();
+            same(&seen, &expected[..seen.len()], name);
+            let mut written = 0;
+            let mut list = Some(SegmentList::from_buffers(back));
+            let end = len.next_multiple_of(block) as u64;
+            each(&mut pipeline, |done| {
+                if let Some(done) = done {
+                    written = done.outcome.unwrap();
+                }
+                Some(DirectRequest::write(&file, list.take()?, end))
+            });
+            assert_eq!(written, count * 4096, "{name}");
+            let bytes = std::fs::read(&path).unwrap();
+            same(&bytes[end as usize..][..seen.len()], &seen, name);
+            file.truncate(len as u64).unwrap();
+        }
     }
 }
 

@@ -104,7 +104,9 @@ fn requests_do_not_wait_for_a_sync_that_waits_for_them() {
                                 syncing.store(true, SeqCst);
                                 cached.sync_all().unwrap();
                             });
-                            while !syncing.load(SeqCst) {}
+                            while !syncing.load(SeqCst) {
+                                std::thread::yield_now();
+                            }
                             std::thread::sleep(Duration::from_millis(30));
                             request.take()
                         }
@@ -203,7 +205,7 @@ fn requests_that_overlap_take_effect_in_their_order() {
                 }
             });
             let mut random = common::Random(3);
-            let mut model = vec![None; 16];
+            let mut model = [None; 16];
             let mut expected = std::collections::HashMap::new();
             let mut left = 300u64;
             each(&mut bench.engine.pipeline(7).unwrap(), |done| {
@@ -285,7 +287,7 @@ fn pipelines_that_overlap_do_not_deadlock() {
                                     0 => bench.read(file, page, pages),
                                     1 => bench
                                         .write(file, page, pages, count as u8)
-                                        .durable(count % 64 == 0),
+                                        .durable(count.is_multiple_of(64)),
                                     _ => bench.write(file, page, pages, count as u8),
                                 })
                             });
@@ -491,5 +493,122 @@ fn requests_that_are_refused_do_not_disturb_others() {
         errors.sort_by_key(key);
         expected.sort_by_key(key);
         assert_eq!(errors, expected, "{}", bench.name);
+    });
+}
+
+/// Goal: buffers of more regions than a ring registers are served, and told of.
+#[test]
+fn more_regions_than_a_ring_registers() {
+    for_each_engine(64, |bench| {
+        let file = bench.open(&direct());
+        let mut pipeline = bench.engine.pipeline(32).unwrap();
+        let mut buffers: Vec<_> = (0..1100).map(|_| bench.buffer(1, 0)).collect();
+        for _ in 0..2 {
+            let mut done_with = Vec::new();
+            each(&mut pipeline, |done| {
+                if let Some(done) = done {
+                    assert_eq!(done.outcome.unwrap(), PAGE);
+                    let at = done.request.offset() as usize;
+                    let seen = done.request.slices().flatten();
+                    assert!(seen.enumerate().all(|(from, &byte)| byte == content(at + from)));
+                    done_with.extend(done.request.into_buffers());
+                }
+                let list = SegmentList::from_buffers(vec![buffers.pop()?]);
+                let page = buffers.len() % 64;
+                Some(DirectRequest::read(&file, list, (page * PAGE) as u64))
+            });
+            assert_eq!(done_with.len(), 1100);
+            buffers = done_with;
+        }
+        println!("{}: {:?}", bench.name, pipeline.registration());
+        let registration = pipeline.registration();
+        let known = registration.registered_bytes + registration.refused_bytes;
+        assert!(known == 0 || known == 1024 * PAGE as u64, "{registration:?}");
+        // Others, where those are gone.
+        drop(buffers);
+        let list = SegmentList::from_buffers(vec![bench.buffer(1, 0)]);
+        let mut request = Some(DirectRequest::read(&file, list, 0));
+        each(&mut pipeline, |done| {
+            assert!(done.is_none_or(|done| done.outcome.unwrap() == PAGE));
+            request.take()
+        });
+        let registration = pipeline.registration();
+        let known = registration.registered_bytes + registration.refused_bytes;
+        assert!(known <= PAGE as u64, "{registration:?}");
+    });
+}
+
+/// Goal: a pipeline serves files of other engines, whatever their back ends, in one run.
+#[test]
+fn files_of_several_engines() {
+    for_each_engine(32, |bench| {
+        let others: Vec<_> = common::back_ends(2)
+            .into_iter()
+            .map(|(name, backend)| {
+                let path = bench.path.with_extension(name);
+                std::fs::copy(&bench.path, &path).unwrap();
+                engine(1 << 20, backend).open(&path, &direct()).unwrap()
+            })
+            .collect();
+        let mut number = 0;
+        let mut count = 0;
+        each(&mut bench.engine.pipeline(6).unwrap(), |done| {
+            if let Some(done) = done {
+                assert_eq!(done.outcome.unwrap(), PAGE);
+                let at = done.request.offset() as usize;
+                let seen = done.request.slices().flatten();
+                assert!(seen.enumerate().all(|(from, &byte)| byte == content(at + from)));
+                count += 1;
+            }
+            number += 1;
+            let file = &others[number * number % 7 % others.len()];
+            (number <= 200).then(|| bench.read(file, number % 32, 1))
+        });
+        assert_eq!(count, 200);
+    });
+}
+
+extern "C" fn on_signal(_: libc::c_int) {}
+
+/// Goal: signals do not disturb requests: nothing is lost, repeated or reported.
+/// Method: a timer that interrupts whatever waits, without SA_RESTART.
+#[test]
+fn signals_do_not_disturb() {
+    common::in_own_process("signals_do_not_disturb", Duration::from_secs(60), || {
+        // SAFETY: a zeroed action is valid, and the handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+            assert_eq!(libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()), 0);
+            let every = libc::timeval { tv_sec: 0, tv_usec: 300 };
+            let timer = libc::itimerval { it_interval: every, it_value: every };
+            let set = libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &raw const timer, 0);
+            assert_eq!(set, 0);
+        }
+        let dir = temp_dir();
+        for (name, backend) in common::back_ends(1) {
+            let path = dir.path().join(name);
+            let bytes: Vec<u8> = (0..64 * PAGE).map(content).collect();
+            std::fs::write(&path, &bytes).unwrap();
+            let engine = engine(1 << 20, backend);
+            let Ok(file) = engine.open(&path, &direct()) else {
+                println!("skipped: {name}");
+                continue;
+            };
+            let bench = Bench { name, engine, path, _dir: temp_dir() };
+            let (mut number, mut count) = (0, 0);
+            each(&mut bench.engine.pipeline(16).unwrap(), |done| {
+                if let Some(done) = done {
+                    assert_eq!(done.outcome.unwrap(), PAGE, "{name}");
+                    count += 1;
+                }
+                number += 1;
+                (number <= 1000).then(|| match number % 2 {
+                    0 => bench.read(&file, number % 64, 1),
+                    _ => bench.write(&file, number % 64, 1, number as u8).durable(number % 50 == 1),
+                })
+            });
+            assert_eq!(count, 1000, "{name}");
+        }
     });
 }

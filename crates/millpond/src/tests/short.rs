@@ -381,7 +381,7 @@ fn direct_writes_end_early_at_every_byte() {
                             both.cached.sync_range(5 * page as u64, 1).unwrap();
                             both.cached.write_all_at(&before[page..2 * page], page as u64).unwrap();
                         }
-                        let edge = at % page > 0 || (at + total) % page > 0;
+                        let edge = !at.is_multiple_of(page) || !(at + total).is_multiple_of(page);
                         if edge && is_dirty {
                             both.cached.write_back().unwrap();
                         }
