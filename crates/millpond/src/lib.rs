@@ -54,6 +54,9 @@ mod io;
 
 pub mod fault;
 
+#[allow(dead_code, reason = "what submits to queues comes next")]
+mod queue;
+
 mod advice;
 mod error;
 mod memory;
