@@ -54,8 +54,9 @@ mod io;
 
 pub mod fault;
 
-#[allow(dead_code, reason = "what submits to queues comes next")]
 mod queue;
+
+mod workers;
 
 mod advice;
 mod error;
@@ -75,6 +76,7 @@ pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
+pub use queue::{Completion, Queue, Request, WaitFuture};
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;

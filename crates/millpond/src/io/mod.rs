@@ -4,4 +4,6 @@ pub(crate) mod segment;
 
 pub(crate) mod request;
 
+pub(crate) mod flight;
+
 pub(crate) mod backend;

@@ -156,6 +156,7 @@ impl<E, S> Rules<E, S> {
         true
     }
 
+    #[cfg(test)]
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }

@@ -15,6 +15,9 @@
 //!     -> take the queue -> submit -> reap -> done(outcome) on the driver's thread
 //! ```
 //!
+//! The first read since the driver last took the queue rings; those that come until it does are taken
+//! with it.
+//!
 //! - **R1** Memory given to a ring is kept by the request, on the ring's side of the queue, until
 //!   its completion was reaped. The driver never ends with reads in flight.
 //! - **R2** EINTR, EAGAIN and ECANCELED are submitted again, never reported.
@@ -33,10 +36,18 @@ use rustix::event::EventfdFlags;
 
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, as_submitted};
 use crate::io::backend::spawn;
+use crate::io::flight;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
 const RING_ENTRIES: u32 = 64;
+/// Background reads under way that nobody waits for.
 const QUEUED_MAX: usize = 64;
+/// Of the driver's ring.
+const DRIVER_ENTRIES: u32 = 256;
+/// Completions for which the driver's ring has room: all that may be under way, and the bell's. (Were
+/// there more, the kernel would keep them; it takes longer.)
+const DRIVER_COMPLETIONS: u32 = 2048;
+const _: () = assert!(QUEUED_MAX + flight::READS_MAX < DRIVER_COMPLETIONS as usize);
 /// The user data of the driver's read of its eventfd; reads have their slot number.
 const BELL: u64 = u64::MAX;
 
@@ -80,14 +91,16 @@ fn is_interrupt(error: &io::Error) -> bool {
 }
 
 fn new_ring(entries: u32) -> io::Result<IoUring> {
-    // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
+    build_ring(entries, 2 * entries)
+}
+
+fn build_ring(entries: u32, completions: u32) -> io::Result<IoUring> {
     // A forked child must not find the queues in its memory: they are the parent's.
-    let modern =
-        IoUring::builder().setup_single_issuer().setup_defer_taskrun().dontfork().build(entries);
-    match modern {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            IoUring::builder().dontfork().build(entries)
-        }
+    let mut plain = IoUring::builder();
+    plain.dontfork().setup_cqsize(completions);
+    // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
+    match plain.clone().setup_single_issuer().setup_defer_taskrun().build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => plain.build(entries),
         other => other,
     }
 }
@@ -198,6 +211,8 @@ struct DriverState {
     queue: Vec<Job>,
     /// Queued and in flight.
     pending: usize,
+    /// The bell was rung since the queue was last taken.
+    rung: bool,
     started: bool,
     stopped: bool,
 }
@@ -211,7 +226,7 @@ impl Driver {
 
     fn start(self: &Arc<Self>, job: Job) -> Result<(), BackgroundRead> {
         let mut state = self.state.lock().expect("no panic under the lock");
-        if state.pending >= QUEUED_MAX {
+        if state.pending >= QUEUED_MAX && !job.read.wanted {
             return Err(job.read);
         }
         if !state.started {
@@ -223,8 +238,11 @@ impl Driver {
         }
         state.pending += 1;
         state.queue.push(job);
+        let rung = std::mem::replace(&mut state.rung, true);
         drop(state);
-        self.ring_bell();
+        if !rung {
+            self.ring_bell();
+        }
         Ok(())
     }
 
@@ -240,7 +258,7 @@ impl Driver {
     }
 
     fn serve(&self) {
-        match new_ring(RING_ENTRIES) {
+        match build_ring(DRIVER_ENTRIES, DRIVER_COMPLETIONS) {
             Ok(ring) => Reaper::new(self, ring).serve(),
             // Rings worked when the engine was built. Serve without, one read at a time.
             Err(_) => self.serve_without_ring(),
@@ -250,6 +268,7 @@ impl Driver {
     fn take(&self) -> (Vec<Job>, bool) {
         let mut state = self.state.lock().expect("no panic under the lock");
         let ended = state.stopped && state.pending == 0;
+        state.rung = false;
         (std::mem::take(&mut state.queue), ended)
     }
 
@@ -291,6 +310,8 @@ struct Reaper<'d> {
     driver: &'d Driver,
     ring: IoUring,
     jobs: Vec<Option<Job>>,
+    /// The places in `jobs` that are empty.
+    free: Vec<usize>,
     /// Where the eventfd's count is read to; boxed, as the kernel writes to it.
     rung: Box<[u8; 8]>,
     bell_armed: bool,
@@ -298,7 +319,14 @@ struct Reaper<'d> {
 
 impl<'d> Reaper<'d> {
     fn new(driver: &'d Driver, ring: IoUring) -> Reaper<'d> {
-        Reaper { driver, ring, jobs: Vec::new(), rung: Box::default(), bell_armed: false }
+        Reaper {
+            driver,
+            ring,
+            jobs: Vec::new(),
+            free: Vec::new(),
+            rung: Box::default(),
+            bell_armed: false,
+        }
     }
 
     fn serve(mut self) {
@@ -326,13 +354,10 @@ impl<'d> Reaper<'d> {
                 (false, true) => {}
             }
             for job in jobs {
-                let number = match self.jobs.iter().position(Option::is_none) {
-                    Some(free) => free,
-                    None => {
-                        self.jobs.push(None);
-                        self.jobs.len() - 1
-                    }
-                };
+                let number = self.free.pop().unwrap_or_else(|| {
+                    self.jobs.push(None);
+                    self.jobs.len() - 1
+                });
                 self.submit(number, job);
             }
         }
@@ -353,7 +378,10 @@ impl<'d> Reaper<'d> {
                 self.jobs[number] = Some(job);
                 self.push(&entry.user_data(number as u64));
             }
-            Err(error) => self.driver.finish(job, Err(error)),
+            Err(error) => {
+                self.free.push(number);
+                self.driver.finish(job, Err(error));
+            }
         }
     }
 
@@ -370,6 +398,7 @@ impl<'d> Reaper<'d> {
         if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
             self.submit(number, job);
         } else {
+            self.free.push(number);
             self.driver.finish(job, outcome(result));
         }
     }
