@@ -54,6 +54,8 @@ mod io;
 
 pub mod fault;
 
+mod async_file;
+
 mod queue;
 
 mod workers;
@@ -69,6 +71,7 @@ mod sync;
 mod tests;
 
 pub use advice::Advice;
+pub use async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use engine::Engine;
 pub use error::{Error, Op, Result};
 pub use file::File;
