@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use crate::io::backend::spawn;
+use crate::io::batch;
 
 /// Threads of one engine.
 pub(crate) const THREADS_MAX: usize = 4;
@@ -47,6 +48,8 @@ impl Workers {
                 Ok(()) => state.threads += 1,
                 Err(_) if state.threads == 0 => {
                     drop(state);
+                    // The job may wait.
+                    batch::tell_now();
                     return job();
                 }
                 Err(_) => {}

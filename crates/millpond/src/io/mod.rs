@@ -6,4 +6,6 @@ pub(crate) mod request;
 
 pub(crate) mod flight;
 
+pub(crate) mod batch;
+
 pub(crate) mod backend;

@@ -10,6 +10,9 @@
 //! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
 //! - **U2** A completion is given to one waiter, by the rules (Q1 to Q8).
 //! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
+//! - **U4** Completions of a batch (`io::batch`) are told of together. Who adds the first to what has
+//!   arrived tells of it at the end of its batch; who adds to others' relies on them to, as they take
+//!   what has arrived after they added.
 //!
 //! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
 //! task may complete, and so take the other two, while a fill ends.
@@ -44,6 +47,7 @@ use rustix::event::EventfdFlags;
 
 use crate::cache::miss::{Pace, Wanted};
 use crate::error::{Error, Op, Result};
+use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
@@ -54,8 +58,8 @@ pub use crate::queue::request::{Completion, Request};
 
 /// The largest capacity of a queue.
 const CAPACITY_MAX: usize = 1 << 20;
-/// Hits of one submission that are completed together.
-const HITS_MAX: usize = 32;
+/// Requests of one submission that are started, and if they hit completed, together.
+const BATCH_MAX: usize = 32;
 
 /// A completion queue: operations are submitted, many at once, and waited for in batches.
 ///
@@ -100,6 +104,8 @@ pub(crate) struct Inner {
     eventfd: Arc<OnceLock<OwnedFd>>,
     next: AtomicU64,
     pending: Mutex<HashMap<u64, Pending>>,
+    /// Complete, and to be told of at the end of a batch (U4).
+    arrived: Mutex<VecDeque<Completion>>,
 }
 
 /// An operation that has not completed.
@@ -151,6 +157,7 @@ impl Queue {
                 eventfd,
                 next: AtomicU64::new(0),
                 pending: Mutex::default(),
+                arrived: Mutex::default(),
             }),
         })
     }
@@ -169,17 +176,17 @@ impl Queue {
     pub fn submit(&self, requests: &mut Vec<Request>) -> usize {
         let inner = &self.inner;
         let admitted = inner.waiting.admit(requests.len());
+        let mut left = requests.drain(..admitted);
         let mut hits = VecDeque::new();
-        for request in requests.drain(..admitted) {
-            if let Some(done) = inner.start(request) {
-                hits.push_back(done);
+        while left.len() > 0 {
+            let batch = batch::open();
+            for request in left.by_ref().take(BATCH_MAX) {
+                hits.extend(inner.start(request));
             }
-            if hits.len() == HITS_MAX {
+            drop(batch);
+            if !hits.is_empty() {
                 inner.waiting.complete_all(&mut hits);
             }
-        }
-        if !hits.is_empty() {
-            inner.waiting.complete_all(&mut hits);
         }
         admitted
     }
@@ -332,10 +339,31 @@ impl Inner {
     }
 
     /// Completes a pending operation. The caller took its request (U1).
-    fn finish(&self, number: u64, completion: Completion) {
+    fn finish(self: &Arc<Self>, number: u64, completion: Completion) {
         let pending = self.pending().remove(&number);
-        self.waiting.complete(completion);
+        if batch::is_open() {
+            let mut arrived = self.arrived();
+            arrived.push_back(completion);
+            let first = arrived.len() == 1;
+            drop(arrived);
+            if first {
+                let queue = Arc::clone(self);
+                batch::at_end(Box::new(move || queue.tell_arrived()));
+            }
+        } else {
+            self.waiting.complete(completion);
+        }
         drop(pending);
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, VecDeque<Completion>> {
+        self.arrived.lock().expect("no panic under the lock")
+    }
+
+    /// Completes what arrived in the batches of those who end fills (U4).
+    fn tell_arrived(&self) {
+        let mut arrived = std::mem::take(&mut *self.arrived());
+        self.waiting.complete_all(&mut arrived);
     }
 }
 

@@ -15,8 +15,8 @@
 //!     -> take the queue -> submit -> reap -> done(outcome) on the driver's thread
 //! ```
 //!
-//! The first read since the driver last took the queue rings; those that come until it does are taken
-//! with it.
+//! The first read since the driver last took the queue rings, at the end of the batch that it is part of;
+//! those that come until the driver does are taken with it.
 //!
 //! - **R1** Memory given to a ring is kept by the request, on the ring's side of the queue, until
 //!   its completion was reaped. The driver never ends with reads in flight.
@@ -36,6 +36,7 @@ use rustix::event::EventfdFlags;
 
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, as_submitted};
 use crate::io::backend::spawn;
+use crate::io::batch;
 use crate::io::flight;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
@@ -241,7 +242,9 @@ impl Driver {
         let rung = std::mem::replace(&mut state.rung, true);
         drop(state);
         if !rung {
-            self.ring_bell();
+            // With all that this thread starts now, if it starts several.
+            let driver = Arc::clone(self);
+            batch::at_end(Box::new(move || driver.ring_bell()));
         }
         Ok(())
     }
@@ -338,6 +341,7 @@ impl<'d> Reaper<'d> {
             let _ = self.ring.submit_and_wait(1);
             let reaped: Vec<(u64, i32)> =
                 self.ring.completion().map(|done| (done.user_data(), done.result())).collect();
+            let batch = batch::open();
             for (number, result) in reaped {
                 if number == BELL {
                     self.bell_armed = false;
@@ -345,6 +349,7 @@ impl<'d> Reaper<'d> {
                     self.end(number as usize, result);
                 }
             }
+            drop(batch);
             let (jobs, ended) = self.driver.take();
             match (ended, self.bell_armed) {
                 // R1: also the bell's own read has ended.
