@@ -2,11 +2,13 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
-//! - [`cached_read`], [`fio`], [`write`], [`range_lock`]: the suites and what they measure.
+//! - [`cached_read`], [`fio`], [`async_read`], [`wakeups`], [`write`], [`range_lock`]: the suites and
+//!   what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
 
+mod async_read;
 mod cached_read;
 mod data;
 mod fio;
@@ -16,6 +18,7 @@ mod load;
 mod machine;
 mod range_lock;
 mod report;
+mod wakeups;
 mod write;
 
 use std::fs;
@@ -73,6 +76,10 @@ pub struct Args {
 enum Suite {
     /// Reads of data that is cached, and what a miss costs
     CachedRead,
+    /// Reads of data that is not cached, many at a time, and of cached data as futures
+    AsyncRead,
+    /// Completions that are waited for in batches
+    Wakeups,
     /// Writes, until they are durable
     Write,
     /// Locks on ranges of bytes: Millpond's, and those that others built
@@ -85,6 +92,8 @@ impl Suite {
     fn name(self) -> &'static str {
         match self {
             Suite::CachedRead => "cached-read",
+            Suite::AsyncRead => "async-read",
+            Suite::Wakeups => "wakeups",
             Suite::Write => "write",
             Suite::RangeLock => "range-lock",
             Suite::All => "all",
@@ -109,6 +118,12 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {
         outcome.extend(cached_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::AsyncRead | Suite::All) {
+        outcome.extend(async_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::Wakeups | Suite::All) {
+        outcome.extend(wakeups::run(&plan)?);
     }
     if matches!(args.suite, Suite::Write | Suite::All) {
         outcome.extend(write::run(&plan)?);
