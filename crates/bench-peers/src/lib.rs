@@ -2,9 +2,10 @@
 //!
 //! - [`Arena`]: the limit that cached reads are measured against, a `memcpy` from plain memory.
 //! - [`Mapped`]: the other way to read cached bytes without a system call, `mmap`.
+//! - [`Uring`], [`Aio`]: the kernel's ways to read without waiting.
 //! - [`Nops`]: the least that the kernel does for a request.
 //! - [`Counting`]: an allocator that counts.
-//! - [`Usage`]: processor time and context switches of this process.
+//! - [`Usage`]: processor time and context switches of this process, or of a thread.
 
 mod allocations;
 mod nops;
@@ -20,6 +21,39 @@ use std::time::Duration;
 pub use allocations::{Counting, allocations};
 pub use nops::Nops;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+mod aio;
+mod uring;
+
+pub use aio::Aio;
+pub use uring::Uring;
+
+/// Memory that suits O_DIRECT, and whose place does not change.
+struct Aligned {
+    memory: Box<[u8]>,
+    len: usize,
+}
+
+impl Aligned {
+    const ALIGNMENT: usize = 4096;
+
+    fn new(len: usize) -> Self {
+        Self { memory: vec![0; len + Self::ALIGNMENT].into(), len }
+    }
+
+    fn start(&self) -> usize {
+        self.memory.as_ptr().align_offset(Self::ALIGNMENT)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.start()..self.start() + self.len]
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        let start = self.start();
+        self.memory[start..].as_mut_ptr()
+    }
+}
 
 /// The page size of Millpond's frames where the system gives it: a transparent huge page.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -162,7 +196,7 @@ impl Mapped {
     }
 }
 
-/// What this process, all threads together, has used so far.
+/// What this process, all threads together, or one of its threads has used so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Processor time, in user and kernel mode.
@@ -175,12 +209,22 @@ impl Usage {
     /// The usage up to now.
     #[must_use]
     pub fn now() -> Self {
-        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Self::of(rustix::time::ClockId::ProcessCPUTime, libc::RUSAGE_SELF)
+    }
+
+    /// The usage of the calling thread up to now.
+    #[must_use]
+    pub fn of_thread() -> Self {
+        Self::of(rustix::time::ClockId::ThreadCPUTime, libc::RUSAGE_THREAD)
+    }
+
+    fn of(clock: rustix::time::ClockId, who: i32) -> Self {
+        let cpu = rustix::time::clock_gettime(clock);
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
         // SAFETY: getrusage writes one rusage to a place that holds one; all zeros are a valid
         // value of it, so it is initialised even if the call should fail.
         let usage = unsafe {
-            libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+            libc::getrusage(who, usage.as_mut_ptr());
             usage.assume_init()
         };
         Self {

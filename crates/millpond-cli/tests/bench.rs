@@ -21,7 +21,10 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn bad_arguments_are_refused() {
     for (words, message) in [
-        (&["no-such-suite"][..], "cached-read, write, mixed, no-copy, range-lock, all"),
+        (
+            &["no-such-suite"][..],
+            "cached-read, async-read, wakeups, write, mixed, no-copy, range-lock, all",
+        ),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
         (&["cached-read", "--json", "/no/such/file"], "/no/such/file"),
@@ -268,4 +271,53 @@ fn mixed_reports_every_case_and_peer() {
     }
     let lock = |note: &Value| note.as_str().unwrap().contains("range lock interval-tree");
     assert!(report["notes"].as_array().unwrap().iter().any(lock));
+}
+
+#[test]
+fn async_read_and_wakeups_report_every_case_and_peer() {
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let (queue, waiters) = ("millpond, queue", "millpond, one wake-up per batch");
+    for (suite, cases) in [
+        (
+            "async-read",
+            &[
+                ("cold-random-4k", &["io_uring, O_DIRECT", "io_uring, buffered", queue][..]),
+                ("cold-random-4k", &["io_uring, buffered, forced to workers", "preadv loop"]),
+                ("cold-random-4k", &["millpond, read_at"]),
+                ("cached-random-4k", &["millpond, future", "millpond, read_at"]),
+            ][..],
+        ),
+        (
+            "wakeups",
+            &[
+                ("1-waiter-min-32", &[waiters, "millpond, woken per event", "kernel AIO"]),
+                ("4-waiters-min-1-2-8-32", &[waiters, "kernel AIO"]),
+            ],
+        ),
+    ] {
+        // On a disk: for O_DIRECT.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut words = vec![suite, "--quick", "--shrink", "64"];
+        words.extend(["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()]);
+        let output = bench(&words);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files stay behind");
+        let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+        assert_eq!(report["suite"], suite);
+        let rows = report["rows"].as_array().unwrap();
+        let skipped = report["skipped"].as_array().unwrap();
+        for (case, engines) in cases {
+            for engine in *engines {
+                let mut all = rows.iter().chain(skipped);
+                let told = all.any(|row| row["case"] == *case && row["engine"] == *engine);
+                assert!(told, "{case}: {engine}");
+            }
+        }
+        for row in rows {
+            let has_depth = row["case"] == "cold-random-4k";
+            assert_eq!(row["queue_depth"].is_u64(), has_depth, "{row}");
+            assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
 }

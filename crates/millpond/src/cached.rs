@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{ByteRange, Mode};
 
 use crate::cache::Cache;
+use crate::cache::parked;
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, PageIndex};
 use crate::error::{Error, Op, Result};
@@ -26,11 +27,13 @@ use crate::io::backend::null::NullFile;
 use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
+use crate::io::flight::Flight;
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::space::{self, Space};
 use crate::stats::Transfers;
 use crate::survival::kept::Kept;
+use crate::workers::Workers;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
 /// What an open file costs beside its core: its object and range lock; its backing, its entry in the
@@ -48,10 +51,13 @@ pub(crate) struct Shared {
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher>,
+    pub(crate) flight: Flight,
+    pub(crate) workers: Arc<Workers>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.workers.stop();
         self.flusher.stop();
     }
 }
@@ -180,6 +186,7 @@ fn registry() -> &'static Registry {
 /// no file that the child opens is taken for one that the parent had.
 pub(crate) fn forget_parent() {
     REGISTRY.store(std::ptr::null_mut(), Release);
+    parked::forget_parent();
     uring::forget_parent();
 }
 

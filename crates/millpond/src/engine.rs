@@ -15,8 +15,10 @@ use crate::cached::{Backend, BackendKind, CachedFile, Shared};
 use crate::error::{Error, Op, Result};
 use crate::file::File;
 use crate::io::backend::uring::{self, Driver};
+use crate::io::flight::{self, Flight};
 use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
 use crate::pipeline::Pipeline;
+use crate::queue::Queue;
 use crate::stats::Stats;
 use crate::writeback::{Flusher, Limits};
 
@@ -65,6 +67,11 @@ impl Engine {
             );
             return Err(Error::InvalidInput { op: Op::Build, what });
         }
+        if !(1..=flight::READS_MAX).contains(&options.reads_in_flight_max) {
+            let (asked, most) = (options.reads_in_flight_max, flight::READS_MAX);
+            let what = format!("{asked} reads in flight: must be 1 to {most}");
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let (kind, reason) = choose(options.backend).map_err(failed)?;
         let dirty_bytes_max = cache_bytes / 2;
@@ -82,6 +89,8 @@ impl Engine {
                 range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
+                flight: Flight::new(options.reads_in_flight_max, cache_bytes),
+                workers: Arc::default(),
             }),
         })
     }
@@ -181,6 +190,26 @@ impl Engine {
     /// [`Error::Io`]: there is no ring to be had.
     pub fn pipeline(&self, depth: usize) -> Result<Pipeline> {
         Pipeline::new(&self.shared, depth)
+    }
+
+    /// A completion queue with room for `capacity` operations that are under way, or complete and not
+    /// waited for: 1 to 1,048,576. Its requests may be of files of any engine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: another capacity.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let engine = millpond::Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let queue = engine.queue(32)?;
+    /// assert!(queue.wait(0, 32, None)?.is_empty());
+    /// assert!(queue.wait(33, 33, None).is_err(), "it could never hold that many");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn queue(&self, capacity: usize) -> Result<Queue> {
+        Queue::new(capacity)
     }
 
     /// The memory limit, in bytes.

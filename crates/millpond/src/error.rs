@@ -38,6 +38,8 @@ pub enum Op {
     Advise,
     /// Closing a handle.
     Close,
+    /// Making a completion queue, or waiting for its completions.
+    Wait,
 }
 
 impl fmt::Display for Op {
@@ -57,6 +59,7 @@ impl fmt::Display for Op {
             Op::Sync => "sync",
             Op::Advise => "advise",
             Op::Close => "close",
+            Op::Wait => "wait",
         })
     }
 }
@@ -139,6 +142,15 @@ pub enum Error {
         /// What the back end said when it failed.
         source: io::Error,
     },
+    /// Not all bytes asked for are cached (EAGAIN), and the call was one that never waits.
+    WouldBlock {
+        /// The operation that would have had to wait.
+        op: Op,
+        /// First byte asked for.
+        offset: u64,
+        /// Number of bytes asked for.
+        len: u64,
+    },
     /// The memory limit leaves no frame for `op`: too much of the cache is pinned by views, or
     /// taken by open files.
     NoBuffers {
@@ -163,6 +175,7 @@ impl Error {
             Error::NotRegular { directory: true } => libc::EISDIR,
             Error::NotRegular { directory: false } => libc::ENOTSUP,
             Error::Fault { .. } => libc::EFAULT,
+            Error::WouldBlock { .. } => libc::EAGAIN,
             Error::NoBuffers { .. } => libc::ENOBUFS,
         }
     }
@@ -203,6 +216,9 @@ impl fmt::Display for Error {
                 "sync: written bytes may be lost, as an earlier sync failed and they are no longer \
                  cached: {source}"
             ),
+            Error::WouldBlock { op, offset, len } => {
+                write!(f, "{op} of {len} bytes at offset {offset}: not all are cached")
+            }
             Error::NoBuffers { op } => {
                 write!(f, "{op}: the memory limit leaves no free page frame")
             }

@@ -45,15 +45,15 @@ use crate::writeback::{self, LAST_PAGE};
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct File {
-    cached: Arc<CachedFile>,
-    read: bool,
+    pub(crate) cached: Arc<CachedFile>,
+    pub(crate) read: bool,
     /// Reads may be served from the cache.
-    hits: bool,
+    pub(crate) hits: bool,
     write: bool,
     dsync: bool,
     direct: bool,
     bounce: bool,
-    readahead: Readahead,
+    pub(crate) readahead: Readahead,
     /// Lock-free attempts of a read; one where it may be torn ([`Advice::TornReads`]).
     tries: AtomicU32,
     /// The handle's own descriptor, where the cached file uses another one.
@@ -105,6 +105,44 @@ impl File {
             let iovecs = std::slice::from_raw_parts(dst.as_ptr().cast(), dst.len());
             self.read_vectored_raw_at(iovecs, offset)
         }
+    }
+
+    /// [`File::read_at`] of what is cached, in the sense of `RWF_NOWAIT`: never waits, and starts
+    /// nothing that would bring the bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`]; [`Error::WouldBlock`]: a page is not cached, or being changed, or the
+    /// bytes are more than are read without a lock (64 pages). `dst` is unspecified then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, Error, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # std::fs::write(&path, "pond").unwrap();
+    /// let file = engine.open(&path, &OpenOptions::new().read(true))?;
+    /// let mut bytes = [0; 4];
+    /// assert!(matches!(file.try_read_at(&mut bytes, 0), Err(Error::WouldBlock { .. })));
+    /// file.read_at(&mut bytes, 0)?;
+    /// assert_eq!(file.try_read_at(&mut bytes, 0)?, 4);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn try_read_at(&self, dst: &mut [u8], offset: u64) -> Result<usize> {
+        let len = dst.len() as u64;
+        check_range(Op::Read, offset, len)?;
+        self.check(self.read, Op::Read, offset, len)?;
+        self.check_cached()?;
+        if len == 0 {
+            return Ok(0);
+        }
+        let shared = &*self.cached.shared;
+        let slot = shared.cache.counters.mine();
+        let (at, core, tries) = (dst.as_mut_ptr(), self.cached.core(), read::TRIES_MAX);
+        // SAFETY: an exclusive slice is valid for writes of its length.
+        let hit = unsafe { read::try_hit(shared, slot, core, tries, at, dst.len(), offset) };
+        hit.ok_or(Error::WouldBlock { op: Op::Read, offset, len })
     }
 
     /// Reads exactly `dst.len()` bytes.
@@ -779,6 +817,16 @@ impl File {
         self.check(if op == Op::Read { self.read } else { self.write }, op, offset, len)
     }
 
+    /// Refuses what only the cache can do without waiting.
+    pub(crate) fn check_cached(&self) -> Result<()> {
+        if self.direct {
+            let what =
+                "a read that does not wait, of a handle for direct I/O: use a pipeline".into();
+            return Err(Error::InvalidInput { op: Op::Read, what });
+        }
+        Ok(())
+    }
+
     pub(crate) fn is_dsync(&self) -> bool {
         self.dsync
     }
@@ -813,7 +861,7 @@ impl std::fmt::Debug for File {
 }
 
 #[inline]
-fn in_range(offset: u64, len: u64) -> bool {
+pub(crate) fn in_range(offset: u64, len: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
 }
 

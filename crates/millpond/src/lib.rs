@@ -60,6 +60,12 @@ mod buffers;
 
 pub mod fault;
 
+mod async_file;
+
+mod queue;
+
+mod workers;
+
 mod advice;
 mod error;
 mod memory;
@@ -71,6 +77,7 @@ mod sync;
 mod tests;
 
 pub use advice::Advice;
+pub use async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use engine::Engine;
 pub use error::{Error, Op, Result};
@@ -84,6 +91,7 @@ pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
 pub use pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
+pub use queue::{Completion, Queue, Request, WaitFuture};
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;

@@ -6,6 +6,7 @@ use crate::cache::readahead::WINDOW_BYTES_MAX;
 use crate::engine::Engine;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::sim::SimOptions;
+use crate::io::flight;
 use crate::range_lock::Kind;
 use crate::survival::keeper::Address;
 
@@ -74,6 +75,7 @@ pub struct EngineBuilder {
     pub(crate) hit_path: bool,
     pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
+    pub(crate) reads_in_flight_max: usize,
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_max: Duration,
     pub(crate) keeper: Option<Address>,
@@ -87,6 +89,7 @@ impl Default for EngineBuilder {
             hit_path: true,
             range_lock: Kind::Striped,
             readahead_bytes_max: WINDOW_BYTES_MAX,
+            reads_in_flight_max: flight::READS_MAX,
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
             keeper: None,
@@ -148,6 +151,16 @@ impl EngineBuilder {
     #[must_use]
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
         self.readahead_bytes_max = bytes;
+        self
+    }
+
+    /// How many reads of asynchronous operations the back end is given at a time, 1 to 1024 (the
+    /// default). Operations beyond that are pending until one of them ends. Contiguous missing pages
+    /// are one read. Never more than a quarter of the
+    /// pages that the cache can hold.
+    #[must_use]
+    pub fn reads_in_flight_max(mut self, reads: usize) -> Self {
+        self.reads_in_flight_max = reads;
         self
     }
 

@@ -34,7 +34,7 @@ use crate::stats::Slot;
 use crate::sync::fence;
 
 /// Pages that one lock-free read covers; longer reads take the slow path.
-const HIT_PAGES_MAX: usize = 64;
+pub(crate) const HIT_PAGES_MAX: usize = 64;
 /// Files from this size on are taken to be in memory rather than in the processor's caches.
 pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
 /// Of a read of several pages, so many are asked for before the first is copied.

@@ -2,12 +2,13 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
-//! - [`cached_read`], [`fio`], [`write`], [`mixed`], [`range_lock`], [`no_copy`]: the suites and what
-//!   they measure.
+//! - [`cached_read`], [`fio`], [`async_read`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
+//!   [`no_copy`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
 
+mod async_read;
 mod cached_read;
 mod data;
 mod fio;
@@ -19,6 +20,7 @@ mod mixed;
 mod no_copy;
 mod range_lock;
 mod report;
+mod wakeups;
 mod write;
 
 use std::fs;
@@ -76,6 +78,10 @@ pub struct Args {
 enum Suite {
     /// Reads of data that is cached, and what a miss costs
     CachedRead,
+    /// Reads of data that is not cached, many at a time, and of cached data as futures
+    AsyncRead,
+    /// Completions that are waited for in batches
+    Wakeups,
     /// Writes, until they are durable
     Write,
     /// Direct I/O: what a request costs, however many segments it has
@@ -92,6 +98,8 @@ impl Suite {
     fn name(self) -> &'static str {
         match self {
             Suite::CachedRead => "cached-read",
+            Suite::AsyncRead => "async-read",
+            Suite::Wakeups => "wakeups",
             Suite::Write => "write",
             Suite::NoCopy => "no-copy",
             Suite::Mixed => "mixed",
@@ -118,6 +126,12 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {
         outcome.extend(cached_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::AsyncRead | Suite::All) {
+        outcome.extend(async_read::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::Wakeups | Suite::All) {
+        outcome.extend(wakeups::run(&plan)?);
     }
     if matches!(args.suite, Suite::Write | Suite::All) {
         outcome.extend(write::run(&plan)?);

@@ -14,6 +14,10 @@ pub(crate) mod fill;
 
 pub(crate) mod readahead;
 
+pub(crate) mod parked;
+
+pub(crate) mod miss;
+
 pub(crate) mod frame;
 
 mod nest;

@@ -487,13 +487,15 @@ impl PageWord {
         let _ = futex::wait(self.futex(), futex::Flags::PRIVATE, armed.0 as u32, None);
     }
 
-    /// Wakes all sleepers, if there are any. The word may belong to another page by now: they
+    /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
+    /// task's retry could need (A4 of `parked`). The word may belong to another page by now: they
     /// look again.
     #[cfg(not(loom))]
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         use rustix::thread::futex;
         if sleepers.0 {
             let _ = futex::wake(self.futex(), futex::Flags::PRIVATE, i32::MAX as u32);
+            crate::cache::parked::wake(self);
         }
     }
 

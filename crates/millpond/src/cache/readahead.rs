@@ -9,8 +9,8 @@
 //! back end's queue. Each run of pages is one background read, which owns its guard (W3) and its
 //! file until it ends.
 
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, Mutex};
 
 use millpond_rangelock::Mode;
@@ -23,7 +23,6 @@ use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
-use crate::range_lock::OwnedGuard;
 
 /// The largest window, in bytes, unless the builder says otherwise.
 pub(crate) const WINDOW_BYTES_MAX: u64 = 1 << 20;
@@ -201,16 +200,19 @@ fn start_run(
     }
     let next = first + frames.len() as u64;
     let run = Run { first, size, prefetched: true, marker };
-    let started = start_read(file, guard, run, frames);
+    let started = start_read(file, guard, run, frames, None);
     (started && !short_of_frames).then_some((next, true))
 }
 
-/// Hands a run of FILLING pages to the back end; takes the claims back if it has no room.
-fn start_read(
+/// Hands a run of FILLING pages to the back end; takes the claims back if it has no room. `keep`,
+/// which has a guard over the pages (W3), is dropped when the read has ended. Somebody waits for the
+/// pages if there is a `failed`: it is set, before anyone is woken, if a byte of them is missing.
+pub(crate) fn start_read<K: Send + 'static>(
     file: &Arc<CachedFile>,
-    guard: OwnedGuard,
+    keep: K,
     run: Run,
     frames: Vec<FrameIndex>,
+    failed: Option<Arc<AtomicBool>>,
 ) -> bool {
     let page_bytes = file.core().page_bytes();
     let segments = frames
@@ -223,14 +225,20 @@ fn start_read(
         .collect();
     let offset = file.start_of(run.first);
     let owner = Arc::clone(file);
+    let wanted = failed.is_some();
     let done = Box::new(move |outcome: std::io::Result<usize>| {
         // A failed or short read leaves its pages EMPTY: who wants them reads them.
         let moved = outcome.unwrap_or(0) as u64;
+        let valid = ((frames.len() * page_bytes) as u64).min(run.size.saturating_sub(offset));
+        if let Some(failed) = failed.filter(|_| moved < valid) {
+            // Release: pairs with the look of who is woken by the end of a fill.
+            failed.store(true, Release);
+        }
         let _ = run.finish(&owner, frames.iter().copied(), moved, &mut |_| {});
-        drop(guard);
+        drop(keep);
         drop(owner);
     });
-    match Arc::clone(&file.backing).start(BackgroundRead { offset, segments, done }) {
+    match Arc::clone(&file.backing).start(BackgroundRead { offset, segments, wanted, done }) {
         Ok(()) => true,
         Err(read) => {
             (read.done)(Ok(0));

@@ -6,4 +6,8 @@ pub(crate) mod segment;
 
 pub(crate) mod request;
 
+pub(crate) mod flight;
+
+pub(crate) mod batch;
+
 pub(crate) mod backend;

@@ -128,9 +128,11 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
 
-/// A read that nobody waits for: it owns what it needs, and tells whoever cares when it ends.
+/// A read for which no thread waits: it owns what it needs, and tells whoever cares when it ends.
 pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
+    /// A task waits for it: it is not given back for being one too many (`io::flight` sees to that).
+    pub(crate) wanted: bool,
     /// Into memory that `done` keeps valid.
     pub(crate) segments: Box<[Segment<'static>]>,
     pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,

@@ -4,6 +4,7 @@
 //! as it does alone; and a guard knows by its variant which lock it came from.
 
 use std::fmt;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -76,6 +77,9 @@ macro_rules! any_range_lock {
             $($kind(millpond_rangelock::OwnedGuard<$kind>),)*
         }
 
+        /// A request for a guard, pending or granted and not yet taken.
+        pub(crate) type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
+
         impl Ranges {
             #[inline]
             #[cfg_attr(debug_assertions, track_caller)]
@@ -101,6 +105,15 @@ macro_rules! any_range_lock {
                     })*
                 }
             }
+
+            fn lock_later(&self, range: ByteRange, mode: Mode) -> GuardRequest {
+                match self {
+                    $(Ranges::$kind(lock) => {
+                        let request = lock.lock_owned_async(range, mode);
+                        Box::pin(async move { OwnedGuard::$kind(request.await) })
+                    })*
+                }
+            }
         }
 
         impl Guard<'_> {
@@ -121,6 +134,11 @@ macro_rules! any_range_lock {
             largest
         };
     };
+}
+
+/// A request for a guard that no thread waits for.
+pub(crate) fn lock_later(ranges: &Ranges, range: ByteRange, mode: Mode) -> GuardRequest {
+    ranges.lock_later(range, mode)
 }
 
 any_range_lock! {

@@ -12,10 +12,10 @@ pub use any::RangeLockKind;
 #[cfg(feature = "range-lock-peers")]
 pub(crate) use any::RangeLockKind as Kind;
 #[cfg(feature = "range-lock-peers")]
-pub(crate) use any::{Guard, LOCK_BYTES, OwnedGuard, Ranges};
+pub(crate) use any::{Guard, GuardRequest, LOCK_BYTES, OwnedGuard, Ranges, lock_later};
 
 #[cfg(not(feature = "range-lock-peers"))]
-pub(crate) use only::{Guard, Kind, LOCK_BYTES, OwnedGuard, Ranges};
+pub(crate) use only::{Guard, GuardRequest, Kind, LOCK_BYTES, OwnedGuard, Ranges, lock_later};
 
 /// A direct request of 16 pages is one piece of the lock, and so is a page; of larger regions, many
 /// readers of one would share a word.
@@ -23,12 +23,21 @@ const REGION_BYTES: u64 = 64 << 10;
 
 #[cfg(not(feature = "range-lock-peers"))]
 mod only {
+    use std::pin::Pin;
     use std::sync::Arc;
 
     use super::REGION_BYTES;
 
-    use millpond_rangelock::RangeLock;
+    use millpond_rangelock::{ByteRange, Mode, RangeLock};
     pub(crate) use millpond_rangelock::{Guard, OwnedGuard};
+
+    /// A request for a guard, pending or granted and not yet taken.
+    pub(crate) type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
+
+    /// A request for a guard that no thread waits for.
+    pub(crate) fn lock_later(ranges: &Ranges, range: ByteRange, mode: Mode) -> GuardRequest {
+        Box::pin(ranges.lock_owned_async(range, mode))
+    }
 
     /// The ranges of one file that are held.
     pub(crate) type Ranges = Arc<RangeLock>;

@@ -56,8 +56,9 @@ pub(crate) trait BackingFile: Send + Sync {
     /// then nobody touches their memory any more.
     fn try_all(&self, batch: &mut [Transfer<'_>]);
 
-    /// Starts a read and returns at once; gives it back where too many are under way. Its end is
-    /// told on a thread of the back end, which must not be made to wait for other reads.
+    /// Starts a read and returns at once; gives it back where too many are under way, unless a task
+    /// waits for it, or where there is no thread for it. Its end is told on a thread of the back end,
+    /// which must not be made to wait for other reads.
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead>;
 
     /// Offers a descriptor of the file; gives it back unless it is kept.

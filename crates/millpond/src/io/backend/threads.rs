@@ -57,7 +57,7 @@ impl Pool {
         read: BackgroundRead,
     ) -> Result<(), BackgroundRead> {
         let mut state = self.state.lock().expect("no panic under the lock");
-        if state.queue.len() >= QUEUED_MAX {
+        if state.queue.len() >= QUEUED_MAX && !read.wanted {
             return Err(read);
         }
         if state.idle <= state.queue.len() && state.threads < THREADS_MAX {

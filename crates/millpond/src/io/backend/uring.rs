@@ -15,6 +15,9 @@
 //!     -> take the queue -> submit -> reap -> done(outcome) on the driver's thread
 //! ```
 //!
+//! The first read since the driver last took the queue rings, at the end of the batch that it is part of;
+//! those that come until the driver does are taken with it.
+//!
 //! - **R1** Memory given to a ring is kept by the request, on the ring's side of the queue, until
 //!   its completion was reaped. The driver never ends with reads in flight.
 //! - **R2** EINTR, EAGAIN and ECANCELED are submitted again, never reported.
@@ -33,13 +36,22 @@ use rustix::event::EventfdFlags;
 
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, SEGMENTS_MAX};
 use crate::io::backend::spawn;
+use crate::io::batch;
+use crate::io::flight;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::io::segment::{Front, Segment};
 
 const RING_ENTRIES: u32 = 64;
+/// Background reads under way that nobody waits for.
 const QUEUED_MAX: usize = 64;
 /// What the kernel moves at most in one transfer: MAX_RW_COUNT.
 const MOVED_MAX: usize = 0x7fff_f000;
+/// Of the driver's ring.
+const DRIVER_ENTRIES: u32 = 256;
+/// Completions for which the driver's ring has room: all that may be under way, and the bell's. (Were
+/// there more, the kernel would keep them; it takes longer.)
+const DRIVER_COMPLETIONS: u32 = 2048;
+const _: () = assert!(QUEUED_MAX + flight::READS_MAX < DRIVER_COMPLETIONS as usize);
 /// The user data of the driver's read of its eventfd; reads have their slot number.
 const BELL: u64 = u64::MAX;
 
@@ -83,14 +95,17 @@ fn is_interrupt(error: &io::Error) -> bool {
 }
 
 pub(crate) fn new_ring(entries: u32) -> io::Result<IoUring> {
+    build_ring(entries, 2 * entries)
+}
+
+fn build_ring(entries: u32, completions: u32) -> io::Result<IoUring> {
     // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
     // A forked child must not find the queues in its memory: they are the parent's.
-    let modern =
-        IoUring::builder().setup_single_issuer().setup_defer_taskrun().dontfork().build(entries);
-    match modern {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            IoUring::builder().dontfork().build(entries)
-        }
+    let mut plain = IoUring::builder();
+    plain.dontfork().setup_cqsize(completions);
+    // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
+    match plain.clone().setup_single_issuer().setup_defer_taskrun().build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => plain.build(entries),
         other => other,
     }
 }
@@ -220,6 +235,8 @@ struct DriverState {
     queue: Vec<Job>,
     /// Queued and in flight.
     pending: usize,
+    /// The bell was rung since the queue was last taken.
+    rung: bool,
     started: bool,
     stopped: bool,
 }
@@ -233,7 +250,7 @@ impl Driver {
 
     fn start(self: &Arc<Self>, job: Job) -> Result<(), BackgroundRead> {
         let mut state = self.state.lock().expect("no panic under the lock");
-        if state.pending >= QUEUED_MAX {
+        if state.pending >= QUEUED_MAX && !job.read.wanted {
             return Err(job.read);
         }
         if !state.started {
@@ -245,8 +262,13 @@ impl Driver {
         }
         state.pending += 1;
         state.queue.push(job);
+        let rung = std::mem::replace(&mut state.rung, true);
         drop(state);
-        self.ring_bell();
+        if !rung {
+            // With all that this thread starts now, if it starts several.
+            let driver = Arc::clone(self);
+            batch::at_end(Box::new(move || driver.ring_bell()));
+        }
         Ok(())
     }
 
@@ -262,7 +284,7 @@ impl Driver {
     }
 
     fn serve(&self) {
-        match new_ring(RING_ENTRIES) {
+        match build_ring(DRIVER_ENTRIES, DRIVER_COMPLETIONS) {
             Ok(ring) => Reaper::new(self, ring).serve(),
             // Rings worked when the engine was built. Serve without, one read at a time.
             Err(_) => self.serve_without_ring(),
@@ -272,6 +294,7 @@ impl Driver {
     fn take(&self) -> (Vec<Job>, bool) {
         let mut state = self.state.lock().expect("no panic under the lock");
         let ended = state.stopped && state.pending == 0;
+        state.rung = false;
         (std::mem::take(&mut state.queue), ended)
     }
 
@@ -313,6 +336,8 @@ struct Reaper<'d> {
     driver: &'d Driver,
     ring: IoUring,
     jobs: Vec<Option<Job>>,
+    /// The places in `jobs` that are empty.
+    free: Vec<usize>,
     /// Where the eventfd's count is read to; boxed, as the kernel writes to it.
     rung: Box<[u8; 8]>,
     bell_armed: bool,
@@ -320,7 +345,14 @@ struct Reaper<'d> {
 
 impl<'d> Reaper<'d> {
     fn new(driver: &'d Driver, ring: IoUring) -> Reaper<'d> {
-        Reaper { driver, ring, jobs: Vec::new(), rung: Box::default(), bell_armed: false }
+        Reaper {
+            driver,
+            ring,
+            jobs: Vec::new(),
+            free: Vec::new(),
+            rung: Box::default(),
+            bell_armed: false,
+        }
     }
 
     fn serve(mut self) {
@@ -332,6 +364,7 @@ impl<'d> Reaper<'d> {
             let _ = self.ring.submit_and_wait(1);
             let reaped: Vec<(u64, i32)> =
                 self.ring.completion().map(|done| (done.user_data(), done.result())).collect();
+            let batch = batch::open();
             for (number, result) in reaped {
                 if number == BELL {
                     self.bell_armed = false;
@@ -339,6 +372,7 @@ impl<'d> Reaper<'d> {
                     self.end(number as usize, result);
                 }
             }
+            drop(batch);
             let (jobs, ended) = self.driver.take();
             match (ended, self.bell_armed) {
                 // R1: also the bell's own read has ended.
@@ -348,13 +382,10 @@ impl<'d> Reaper<'d> {
                 (false, true) => {}
             }
             for job in jobs {
-                let number = match self.jobs.iter().position(Option::is_none) {
-                    Some(free) => free,
-                    None => {
-                        self.jobs.push(None);
-                        self.jobs.len() - 1
-                    }
-                };
+                let number = self.free.pop().unwrap_or_else(|| {
+                    self.jobs.push(None);
+                    self.jobs.len() - 1
+                });
                 self.submit(number, job);
             }
         }
@@ -375,7 +406,10 @@ impl<'d> Reaper<'d> {
                 self.jobs[number] = Some(job);
                 self.push(&entry.user_data(number as u64));
             }
-            Err(error) => self.driver.finish(job, Err(error)),
+            Err(error) => {
+                self.free.push(number);
+                self.driver.finish(job, Err(error));
+            }
         }
     }
 
@@ -392,6 +426,7 @@ impl<'d> Reaper<'d> {
         if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
             self.submit(number, job);
         } else {
+            self.free.push(number);
             self.driver.finish(job, outcome(result));
         }
     }

@@ -1,0 +1,141 @@
+//! The kernel's io_uring as a peer: a ring that keeps so many reads of a file in flight.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::Aligned;
+
+/// Reads of one file, a number of them in flight at a time, by one thread.
+///
+/// Each read in flight has a buffer, which stays where it is until the ring is gone (U1).
+pub struct Uring {
+    /// Dropped first, which ends what is in flight.
+    ring: IoUring,
+    buffers: Vec<Aligned>,
+    file: File,
+    block_bytes: u32,
+    forced: bool,
+    in_flight: u32,
+}
+
+impl Uring {
+    /// `forced`: each read is carried out by one of the kernel's worker threads (`IOSQE_ASYNC`).
+    ///
+    /// # Errors
+    ///
+    /// Where the system refuses io_uring.
+    pub fn new(file: File, depth: u32, block_bytes: u32, forced: bool) -> io::Result<Self> {
+        let ring =
+            IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(depth.max(2))?;
+        let buffers = (0..depth).map(|_| Aligned::new(block_bytes as usize)).collect();
+        Ok(Self { ring, buffers, file, block_bytes, forced, in_flight: 0 })
+    }
+
+    /// Reads blocks at the offsets that `next` gives, and shows each to `check`, until `next` gives no
+    /// more and all are done; returns how many.
+    ///
+    /// # Errors
+    ///
+    /// Those of the reads, short ones included.
+    pub fn run(
+        &mut self,
+        mut next: impl FnMut() -> Option<u64>,
+        mut check: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let depth = self.buffers.len();
+        let mut free: Vec<usize> = (0..depth).collect();
+        let mut offsets = vec![0; depth];
+        let mut done = 0;
+        let mut outcome = Ok(());
+        loop {
+            while outcome.is_ok()
+                && let Some(&number) = free.last()
+                && let Some(offset) = next()
+            {
+                free.pop();
+                offsets[number] = offset;
+                self.push(number, offset);
+            }
+            if self.in_flight == 0 {
+                return outcome.map(|()| done);
+            }
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+            for completion in self.ring.completion() {
+                let number = completion.user_data() as usize;
+                free.push(number);
+                self.in_flight -= 1;
+                done += 1;
+                let read = match completion.result() {
+                    result if result < 0 => Err(io::Error::from_raw_os_error(-result)),
+                    result if result as u32 != self.block_bytes => {
+                        Err(io::ErrorKind::UnexpectedEof.into())
+                    }
+                    _ => check(offsets[number], self.buffers[number].bytes()),
+                };
+                outcome = outcome.and(read);
+            }
+        }
+    }
+
+    fn push(&mut self, number: usize, offset: u64) {
+        let at = self.buffers[number].as_mut_ptr();
+        let fd = types::Fd(self.file.as_raw_fd());
+        let mut entry = opcode::Read::new(fd, at, self.block_bytes)
+            .offset(offset)
+            .build()
+            .user_data(number as u64);
+        if self.forced {
+            entry = entry.flags(squeue::Flags::ASYNC);
+        }
+        // SAFETY: buffer and file live as long as the ring, which is dropped first (U1), and nobody
+        // looks at the buffer until its read has completed. There is room: at most as many are in
+        // flight as the ring has entries.
+        unsafe { self.ring.submission().push(&entry) }.expect("room for all");
+        self.in_flight += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn reads_what_the_file_holds() {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..64 * 512_u32).map(|n| (n / 512) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        for forced in [false, true] {
+            let made = Uring::new(file.try_clone().unwrap(), 8, 512, forced);
+            let Ok(mut ring) = made else {
+                println!("skipped: no io_uring");
+                return;
+            };
+            let mut offsets = (0..64_u64).map(|n| n * 512);
+            let mut seen = 0;
+            let done = ring.run(
+                || offsets.next(),
+                |offset, bytes| {
+                    assert!(bytes.iter().all(|&byte| u64::from(byte) == offset / 512));
+                    seen += 1;
+                    Ok(())
+                },
+            );
+            assert_eq!((done.unwrap(), seen), (64, 64));
+        }
+    }
+
+    #[test]
+    fn a_short_read_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        let Ok(mut ring) = Uring::new(file, 1, 512, false) else { return };
+        let mut once = Some(0);
+        assert!(ring.run(|| once.take(), |_, _| Ok(())).is_err());
+    }
+}

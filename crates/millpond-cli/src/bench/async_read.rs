@@ -1,0 +1,283 @@
+//! The suite `async-read`: reads of a file that is larger than the cache, a number of them in flight.
+//!
+//! The subject is a [`millpond::Queue`] that one thread submits to and waits on. The peers: a `preadv`
+//! loop; io_uring on the kernel's cache; the same with every read forced to a worker thread, which is
+//! what a kernel without asynchronous buffered reads does; and io_uring with O_DIRECT, the limit.
+//!
+//! All read the same list of places. What the kernel caches of the file is dropped before each slice:
+//! its cache can hold the whole file, and is to be no better than ours. One case reads what is cached,
+//! as a future, against the same read by a call.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use millpond::{Advice, AsyncFile, Backing, OpenOptions, Queue, Request};
+use millpond_bench_peers::{Uring, Usage};
+use rustix::fs::OFlags;
+
+use super::data::{self, TestFile};
+use super::harness::{Engine, Outcome, Plan, Reader, Slice, compare};
+use super::load::Load;
+use crate::failure::{Context, Result};
+
+const MILLPOND: &str = "millpond, queue";
+const MILLPOND_SYNC: &str = "millpond, read_at";
+const MILLPOND_FUTURE: &str = "millpond, future";
+const PREADV: &str = "preadv loop";
+const BUFFERED: &str = "io_uring, buffered";
+const FORCED: &str = "io_uring, buffered, forced to workers";
+const DIRECT: &str = "io_uring, O_DIRECT";
+
+const COLD: &str = "cold-random-4k";
+const HIT: &str = "cached-random-4k";
+const BLOCK_BYTES: u32 = 4096;
+const FILE_BYTES: u64 = 1 << 30;
+const FILE_BYTES_QUICK: u64 = 256 << 20;
+/// This part of the file fits the cache.
+const CACHE_SHARE: u64 = 8;
+const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+const DEPTHS_QUICK: [u32; 3] = [1, 8, 32];
+const CACHED_BYTES: u64 = 64 << 20;
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    if plan.wants(COLD) {
+        cold(plan, &mut outcome)?;
+    }
+    if plan.wants(HIT) {
+        eprintln!("measuring {HIT}");
+        hit(plan, &mut outcome)?;
+    }
+    Ok(outcome)
+}
+
+fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let bytes = if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES };
+    let file = TestFile::create(&plan.dir, plan.bytes(bytes))?;
+    let load = Load::random(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(500, 200));
+    let length = plan.slice(300, 150);
+    let builder = millpond::Engine::builder().cache_bytes(file.bytes / CACHE_SHARE);
+    let engine = builder.range_lock(plan.range_lock).build().context("building an engine")?;
+    let options = OpenOptions::new().read(true);
+    let pond = engine
+        .open(file.path(), &options.clone().backing(Backing::Direct))
+        .or_else(|error| {
+            outcome.note(format!("{COLD}: Millpond without O_DIRECT: {error}"));
+            engine.open(file.path(), &options)
+        })
+        .context("opening the file in Millpond")?;
+    pond.advise(0, 0, Advice::Random).context("advising")?;
+    let pond = Arc::new(pond);
+    let stats = engine.stats();
+    let back_end = format!("back end {} ({})", stats.back_end, stats.back_end_reason);
+    outcome.note(format!("{COLD}: {back_end}; the kernel's cache is dropped before each slice"));
+
+    let depths = if plan.quick { &DEPTHS_QUICK[..] } else { &DEPTHS };
+    for &depth in depths {
+        eprintln!("measuring {COLD}, depth {depth}");
+        let queue = engine.queue(depth as usize).context("making a queue")?;
+        let buffers = (0..depth).map(|_| vec![0; BLOCK_BYTES as usize]).collect();
+        let subject = InFlight {
+            name: MILLPOND,
+            file: &file,
+            reads: RefCell::new(PondReads { queue, file: Arc::clone(&pond), buffers }),
+        };
+        let uring = |name, flags, forced| {
+            let opened = file.open(flags);
+            let ring = opened.and_then(|file| Uring::new(file, depth, BLOCK_BYTES, forced));
+            (name, ring.map(|ring| InFlight { name, file: &file, reads: RefCell::new(ring) }))
+        };
+        let peers = [
+            uring(DIRECT, OFlags::DIRECT, false),
+            uring(BUFFERED, OFlags::empty(), false),
+            uring(FORCED, OFlags::empty(), true),
+        ];
+        let mut measure = |peer: &dyn Engine| -> Result<()> {
+            let mut rows = compare(COLD, &subject, peer, &load, plan, length)?;
+            rows.iter_mut().for_each(|row| {
+                row.queue_depth = Some(depth);
+                // From start to end of one, while others go on.
+                row.ns_per_op *= f64::from(depth);
+            });
+            outcome.rows.extend(rows);
+            Ok(())
+        };
+        let mut skipped = Vec::new();
+        for (name, peer) in peers {
+            match peer {
+                Ok(peer) => measure(&peer)?,
+                Err(error) => skipped.push((name, error)),
+            }
+        }
+        let preadv = file.open(OFlags::empty()).context("opening the file")?;
+        let kernel = Reader::new(PREADV, move |dst: &mut [u8], at| preadv.read_at(dst, at));
+        let again = file.open(OFlags::empty()).context("opening the file")?;
+        measure(&kernel.prepared_by(move || drop_cached(&again)))?;
+        if depth == 1 {
+            let sync = Arc::clone(&pond);
+            measure(&Reader::new(MILLPOND_SYNC, move |dst: &mut [u8], at| {
+                Ok(sync.read_at(dst, at)?)
+            }))?;
+        }
+        skipped.into_iter().for_each(|(name, error)| outcome.skip(COLD, name, error));
+    }
+    Ok(())
+}
+
+fn drop_cached(file: &std::fs::File) {
+    // Where it can't be dropped, the kernel's reads are faster than they should be, never slower.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+}
+
+/// What keeps reads in flight until there are no more.
+trait Reads {
+    /// Reads at the offsets that `next` gives; shows each to `check`.
+    fn run(
+        &mut self,
+        next: &mut dyn FnMut() -> Option<u64>,
+        check: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<u64>;
+}
+
+impl Reads for Uring {
+    fn run(
+        &mut self,
+        next: &mut dyn FnMut() -> Option<u64>,
+        check: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        Self::run(self, next, check)
+    }
+}
+
+struct PondReads {
+    queue: Queue,
+    file: Arc<millpond::File>,
+    buffers: Vec<Vec<u8>>,
+}
+
+impl Reads for PondReads {
+    fn run(
+        &mut self,
+        next: &mut dyn FnMut() -> Option<u64>,
+        check: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let depth = self.queue.capacity();
+        let mut requests = Vec::new();
+        let (mut in_flight, mut done) = (0, 0);
+        let mut outcome = Ok(());
+        loop {
+            while outcome.is_ok()
+                && !self.buffers.is_empty()
+                && let Some(offset) = next()
+            {
+                let buffer = self.buffers.pop().expect("looked at above");
+                requests.push(Request::read(&self.file, buffer, offset).user_data(offset));
+            }
+            in_flight += self.queue.submit(&mut requests);
+            if in_flight == 0 {
+                return outcome.map(|()| done);
+            }
+            for completion in self.queue.wait(1, depth, None)? {
+                in_flight -= 1;
+                done += 1;
+                let offset = completion.user_data();
+                let (result, buffer) = completion.into_parts();
+                let read = match result {
+                    Ok(moved) if moved == buffer.len() => check(offset, &buffer),
+                    Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+                    Err(error) => Err(error.into()),
+                };
+                self.buffers.push(buffer);
+                outcome = outcome.and(read);
+            }
+        }
+    }
+}
+
+/// An engine with a number of reads in flight, all of one thread.
+struct InFlight<'a, R> {
+    name: &'static str,
+    file: &'a TestFile,
+    reads: RefCell<R>,
+}
+
+impl<R: Reads> Engine for InFlight<'_, R> {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn warm_up(&self, load: &Load) -> io::Result<()> {
+        let mut blocks = load.distinct_blocks();
+        let started = Instant::now();
+        let mut expected = vec![0; load.block_bytes as usize];
+        let mut next = || {
+            let is_over = load.checked_max.is_some_and(|max| started.elapsed() > max);
+            let block = (!is_over).then(|| blocks.next()).flatten()?;
+            Some(u64::from(block) * u64::from(load.block_bytes))
+        };
+        let mut check = |offset, bytes: &[u8]| {
+            data::contents(offset, &mut expected);
+            if bytes == expected {
+                return Ok(());
+            }
+            Err(io::Error::other(format!("{} read wrong bytes at offset {offset}", self.name)))
+        };
+        self.reads.borrow_mut().run(&mut next, &mut check).map(drop)
+    }
+
+    fn slice(&self, load: &Load, length: Duration) -> io::Result<Slice> {
+        /// Reads between two looks at the clock.
+        const BATCH: u32 = 64;
+        self.file.drop_kernel_cache()?;
+        let blocks = &load.blocks[0];
+        let mut at = load.next_start() % blocks.len();
+        let mut left = BATCH;
+        let before = Usage::now();
+        let started = Instant::now();
+        let mut next = || {
+            if left == 0 {
+                if started.elapsed() >= length {
+                    return None;
+                }
+                left = BATCH;
+            }
+            left -= 1;
+            at = (at + 1) % blocks.len();
+            Some(u64::from(blocks[at]) * u64::from(load.block_bytes))
+        };
+        let ops = self.reads.borrow_mut().run(&mut next, &mut |_, _| Ok(()))?;
+        let elapsed = started.elapsed();
+        let used = Usage::now().since(before);
+        let ops_per_s = ops as f64 / elapsed.as_secs_f64();
+        Ok(Slice { ops, ops_per_s, cpu: used.cpu, context_switches: used.context_switches })
+    }
+}
+
+/// What is cached, read as a future and by a call.
+fn hit(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let file = TestFile::create(&plan.dir, plan.bytes(CACHED_BYTES))?;
+    let builder = millpond::Engine::builder().cache_bytes(file.bytes * 2 + (32 << 20));
+    let engine = builder.range_lock(plan.range_lock).build().context("building an engine")?;
+    let opened = engine.open(file.path(), &OpenOptions::new().read(true));
+    let pond = AsyncFile::from(opened.context("opening the file in Millpond")?);
+    let load = Load::random(file.bytes, BLOCK_BYTES, 1);
+    let subject = Reader::new(MILLPOND_FUTURE, |dst: &mut [u8], at| {
+        let mut context = TaskContext::from_waker(Waker::noop());
+        match pin!(pond.read_at(dst, at)).poll(&mut context) {
+            Poll::Ready(read) => Ok(read?),
+            // The first time, in the warm-up.
+            Poll::Pending => Ok(pond.file().read_at(dst, at)?),
+        }
+    });
+    let peer = Reader::new(MILLPOND_SYNC, |dst: &mut [u8], at| Ok(pond.file().read_at(dst, at)?));
+    let rows = compare(HIT, &subject, &peer, &load, plan, plan.slice(60, 30))?;
+    outcome.rows.extend(rows);
+    Ok(())
+}

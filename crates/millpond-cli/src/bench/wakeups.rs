@@ -1,0 +1,271 @@
+//! The suite `wakeups`: threads that wait for completions in batches, which come at a fixed rate.
+//!
+//! One thread submits reads of cached bytes, which complete as they are submitted, one at a time on a
+//! schedule, and does not sleep meanwhile; K threads wait, each for a minimum. In the case of waiters
+//! that want different minima it keeps 64 reads of a device in flight instead, as the largest minimum
+//! must be in flight for its waiter to get a turn: then the device sets the rate. The subject is a
+//! [`millpond::Queue`]. The peers: the same queue, each waiter woken for every event until it has its
+//! batch; and the kernel's AIO, whose `io_getevents` takes a minimum, too. Context switches and
+//! processor time are those of the waiters alone.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millpond::{Advice, Backing, OpenOptions, Queue, Request};
+use millpond_bench_peers::{Aio, Usage};
+use rustix::fs::OFlags;
+
+use super::data::{Random, TestFile};
+use super::harness::{Outcome, Pair, Plan, Slice};
+use crate::failure::{Context, Result};
+
+const BATCHED: &str = "millpond, one wake-up per batch";
+const PER_EVENT: &str = "millpond, woken per event";
+const LIBAIO: &str = "kernel AIO";
+
+const BLOCK_BYTES: u32 = 4096;
+const CAPACITY: usize = 256;
+/// Completions per second.
+const RATE: u32 = 20_000;
+/// How long a waiter waits at most: only at the end of a slice.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// The minima of a case's waiters.
+const CASES: [(&str, &[usize]); 6] = [
+    ("1-waiter-min-1", &[1]),
+    ("1-waiter-min-8", &[8]),
+    ("1-waiter-min-32", &[32]),
+    ("1-waiter-min-64", &[64]),
+    ("4-waiters-min-8", &[8, 8, 8, 8]),
+    (MIXED, &[1, 2, 8, 32]),
+];
+
+const MIXED: &str = "4-waiters-min-1-2-8-32";
+const MIXED_DEPTH: usize = 64;
+const MIXED_FILE_BYTES: u64 = 256 << 20;
+
+/// Where completions come from.
+trait Source: Sync {
+    /// Submits a read of a block; false if there is no room.
+    fn submit_one(&self, block: u32) -> io::Result<bool>;
+
+    /// Waits for `min` completions and takes no more; how many came in time.
+    fn wait(&self, min: usize) -> io::Result<usize>;
+}
+
+struct Pond {
+    queue: Queue,
+    file: Arc<millpond::File>,
+    per_event: bool,
+}
+
+impl Source for Pond {
+    fn submit_one(&self, block: u32) -> io::Result<bool> {
+        let buffer = vec![0; BLOCK_BYTES as usize];
+        let offset = u64::from(block) * u64::from(BLOCK_BYTES);
+        Ok(self.queue.submit(&mut vec![Request::read(&self.file, buffer, offset)]) == 1)
+    }
+
+    fn wait(&self, min: usize) -> io::Result<usize> {
+        if !self.per_event {
+            return Ok(self.queue.wait(min, min, Some(PATIENCE))?.len());
+        }
+        let mut got = 0;
+        while got < min {
+            match self.queue.wait(1, min - got, Some(PATIENCE))?.len() {
+                0 => break,
+                more => got += more,
+            }
+        }
+        Ok(got)
+    }
+}
+
+impl Source for Aio {
+    fn submit_one(&self, block: u32) -> io::Result<bool> {
+        match self.submit(u64::from(block) * u64::from(BLOCK_BYTES)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn wait(&self, min: usize) -> io::Result<usize> {
+        match Aio::wait(self, min, min, PATIENCE) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            other => other,
+        }
+    }
+}
+
+/// What the waiters of a slice saw.
+#[derive(Default)]
+struct Seen {
+    /// For each: batches, batches that were not whole, the longest wait.
+    waiters: Vec<(u64, u64, Duration)>,
+    /// Completions for which there was no room in time.
+    late: u64,
+}
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    if !CASES.iter().any(|(case, _)| plan.wants(case)) {
+        return Ok(outcome);
+    }
+    for (case, minima) in CASES.into_iter().filter(|(case, _)| plan.wants(case)) {
+        eprintln!("measuring {case}");
+        let feed = if case == MIXED { Feed::Full } else { Feed::Rate };
+        let (bytes, capacity, flags, backing) = match feed {
+            Feed::Rate => (1 << 20, CAPACITY, OFlags::empty(), Backing::Buffered),
+            Feed::Full => {
+                (plan.bytes(MIXED_FILE_BYTES), MIXED_DEPTH, OFlags::DIRECT, Backing::Direct)
+            }
+        };
+        let file = TestFile::create(&plan.dir, bytes)?;
+        let cached = match file.open(flags) {
+            Ok(cached) => cached,
+            Err(error) => {
+                outcome.skip(case, BATCHED, format!("no O_DIRECT in this directory: {error}"));
+                continue;
+            }
+        };
+        let engine = millpond::Engine::builder().cache_bytes(8 << 20).range_lock(plan.range_lock);
+        let engine = engine.build().context("building an engine")?;
+        let opened = engine.open(file.path(), &OpenOptions::new().read(true).backing(backing));
+        let pond = Arc::new(opened.context("opening the file in Millpond")?);
+        pond.advise(0, 0, Advice::Random).context("advising")?;
+        if matches!(feed, Feed::Rate) {
+            pond.read_at(&mut vec![0; 1 << 20], 0).context("reading the file")?;
+        }
+        let queue = |per_event| -> Result<Pond> {
+            let queue = engine.queue(capacity).context("making a queue")?;
+            Ok(Pond { queue, file: Arc::clone(&pond), per_event })
+        };
+        let (subject, per_event) = (queue(false)?, queue(true)?);
+        let libaio = Aio::new(cached, capacity as u32, BLOCK_BYTES);
+        let blocks = (bytes / u64::from(BLOCK_BYTES)) as u32;
+        let mut peers: Vec<(&str, &dyn Source)> = vec![(PER_EVENT, &per_event)];
+        match &libaio {
+            Ok(aio) => peers.push((LIBAIO, aio)),
+            Err(error) => outcome.skip(case, LIBAIO, error),
+        }
+        for (peer_name, peer) in peers {
+            let length = plan.slice(200, 100);
+            let threads = minima.len() as u32;
+            let block_bytes = Some(BLOCK_BYTES);
+            let pair = Pair { case, threads, block_bytes, subject: BATCHED, peer: peer_name };
+            let mut seen = Seen::default();
+            let rows = pair.measure(
+                plan.rounds,
+                || slice(&subject, minima, feed, blocks, length, &mut seen).context(case),
+                || slice(peer, minima, feed, blocks, length, &mut Seen::default()).context(case),
+            )?;
+            outcome.rows.extend(rows);
+            if peer_name == PER_EVENT {
+                outcome.note(told(case, minima, &seen));
+            }
+        }
+    }
+    outcome.note(format!(
+        "figures are of the waiters alone; {RATE} completions a second, but {MIXED}"
+    ));
+    Ok(outcome)
+}
+
+fn told(case: &str, minima: &[usize], seen: &Seen) -> String {
+    let waiters: Vec<String> = (minima.iter().zip(&seen.waiters))
+        .map(|(min, (batches, broken, longest))| {
+            let ms = longest.as_secs_f64() * 1e3;
+            format!("for {min}: {batches} batches, {broken} not whole, longest wait {ms:.1} ms")
+        })
+        .collect();
+    format!("{case}: {BATCHED}: {}; {} completions late", waiters.join("; "), seen.late)
+}
+
+/// When reads are submitted.
+#[derive(Clone, Copy)]
+enum Feed {
+    /// On a schedule.
+    Rate,
+    /// Whenever there is room.
+    Full,
+}
+
+fn slice(
+    source: &dyn Source,
+    minima: &[usize],
+    feed: Feed,
+    blocks: u32,
+    length: Duration,
+    seen: &mut Seen,
+) -> io::Result<Slice> {
+    let (stop, begun_to_come) = (AtomicBool::new(false), AtomicBool::new(false));
+    let waiter = |min: usize| -> io::Result<(u64, Usage, (u64, u64, Duration))> {
+        let before = Usage::of_thread();
+        let (mut events, mut batches, mut broken) = (0, 0, 0);
+        let mut longest = Duration::ZERO;
+        while !stop.load(Relaxed) {
+            let begun = Instant::now();
+            let got = source.wait(min)?;
+            events += got as u64;
+            begun_to_come.fetch_or(got > 0, Relaxed);
+            if stop.load(Relaxed) {
+                break;
+            }
+            batches += u64::from(got == min);
+            broken += u64::from(got != min);
+            longest = longest.max(begun.elapsed());
+        }
+        Ok((events, Usage::of_thread().since(before), (batches, broken, longest)))
+    };
+    thread::scope(|scope| {
+        let waiters: Vec<_> = minima
+            .iter()
+            .map(|&min| {
+                scope.spawn({
+                    let waiter = &waiter;
+                    move || waiter(min)
+                })
+            })
+            .collect();
+        let started = Instant::now();
+        let gap = Duration::from_secs(1) / RATE;
+        let mut submitted = 0;
+        let mut random = Random::seeded(started.elapsed().as_nanos() as u64);
+        // On a busy machine a short slice could be over before the waiters are there.
+        while started.elapsed() < length || !begun_to_come.load(Relaxed) {
+            // Not asleep: the rate is to be what it says.
+            if matches!(feed, Feed::Rate) && started.elapsed() < gap * submitted {
+                std::hint::spin_loop();
+            } else if source.submit_one(random.below(blocks))? {
+                submitted += 1;
+            } else if matches!(feed, Feed::Full) {
+                thread::sleep(Duration::from_micros(50));
+            } else {
+                seen.late += 1;
+                thread::yield_now();
+            }
+        }
+        let elapsed = started.elapsed();
+        stop.store(true, Relaxed);
+        let mut all = Slice::default();
+        seen.waiters.resize(minima.len(), (0, 0, Duration::ZERO));
+        for (waiter, seen) in waiters.into_iter().zip(&mut seen.waiters) {
+            let joined = waiter.join().map_err(|_| io::Error::other("a thread panicked"))?;
+            let (events, used, (batches, broken, longest)) = joined?;
+            all.ops += events;
+            all.cpu += used.cpu;
+            all.context_switches += used.context_switches;
+            *seen = (seen.0 + batches, seen.1 + broken, seen.2.max(longest));
+        }
+        // What is left is nobody's.
+        while source.wait(1)? > 0 {}
+        all.ops_per_s = all.ops as f64 / elapsed.as_secs_f64();
+        Ok(all)
+    })
+}

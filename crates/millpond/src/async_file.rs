@@ -1,0 +1,377 @@
+//! The asynchronous face of an open file.
+//!
+//! A read polls the hit path, and then the states of `cache::miss`, with the caller's buffer borrowed:
+//! between two polls nobody but the caller has it. Other operations are those of `file`, carried out by
+//! a worker that owns what it needs; the future only waits for the outcome.
+
+use std::future::Future;
+use std::io::IoSliceMut;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::cache::miss::{Miss, Pace, Step, Wanted};
+use crate::error::{Error, Op, Result};
+use crate::file::{File, check_range, in_range};
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
+use crate::workers::Outcome;
+
+/// A [`File`] with asynchronous methods. Clones are the same handle.
+///
+/// The futures run in any runtime. What is cached is read at the first poll, without an allocation or a
+/// lock; a miss is started at the first poll, and whoever ends it wakes the task, whose next poll
+/// copies. No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody
+/// else ever has its buffer, and nobody waits for it.
+///
+/// What has no asynchronous form here never blocks: see [`AsyncFile::file`].
+///
+/// # Examples
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// use millpond::{AsyncFile, Engine, OpenOptions};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let options = OpenOptions::new().read(true).write(true);
+/// let file = AsyncFile::from(engine.open(&path, &options)?);
+/// # block_on(async {
+/// file.write_at(b"a pond", 0).await?;
+/// let mut bytes = [0; 4];
+/// assert_eq!(file.read_at(&mut bytes, 2).await?, 4);
+/// assert_eq!(&bytes, b"pond");
+/// file.sync_data().await?;
+/// # Ok::<(), millpond::Error>(())
+/// # })
+/// ```
+#[derive(Debug, Clone)]
+pub struct AsyncFile {
+    file: Arc<File>,
+}
+
+impl From<File> for AsyncFile {
+    fn from(file: File) -> AsyncFile {
+        AsyncFile { file: Arc::new(file) }
+    }
+}
+
+impl From<Arc<File>> for AsyncFile {
+    fn from(file: Arc<File>) -> AsyncFile {
+        AsyncFile { file }
+    }
+}
+
+impl AsyncFile {
+    /// The same handle with the methods that block; those that never do, [`File::len`],
+    /// [`File::advise`], [`File::try_read_at`] and [`File::is_empty`], are only there. For requests of a
+    /// [`Queue`](crate::Queue), too.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// [`File::read_at`].
+    ///
+    /// Reads of more than 64 pages, or of more than an eighth of the cache, are carried out by a worker,
+    /// and copied once more.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`].
+    #[inline]
+    pub fn read_at<'a>(&'a self, dst: &'a mut [u8], offset: u64) -> ReadAt<'a> {
+        ReadAt { file: &self.file, dst, offset, miss: None }
+    }
+
+    /// [`File::read_vectored_at`]. Longer reads as for [`AsyncFile::read_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_vectored_at`].
+    pub fn read_vectored_at<'a, 'b>(
+        &'a self,
+        dst: &'a mut [IoSliceMut<'b>],
+        offset: u64,
+    ) -> ReadVectoredAt<'a, 'b> {
+        ReadVectoredAt { file: &self.file, dst, offset, miss: None }
+    }
+
+    /// [`File::read_exact_at`]. Longer reads as for [`AsyncFile::read_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_exact_at`].
+    pub async fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
+        let len = dst.len();
+        if self.read_at(dst, offset).await? < len {
+            let end = std::io::ErrorKind::UnexpectedEof;
+            return Err(Error::io(Op::Read, offset, len as u64, end));
+        }
+        Ok(())
+    }
+
+    /// [`File::write_at`] of a copy of `src`, by a worker. Dropped after its first poll, the write is
+    /// carried out all the same.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`].
+    pub async fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
+        let src = copied(src, offset)?;
+        self.by_worker(move |file| file.write_at(&src, offset)).await
+    }
+
+    /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at_dsync`].
+    pub async fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
+        let src = copied(src, offset)?;
+        self.by_worker(move |file| file.write_at_dsync(&src, offset)).await
+    }
+
+    /// [`File::write_all_at`], as [`AsyncFile::write_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_all_at`].
+    pub async fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
+        let src = copied(src, offset)?;
+        self.by_worker(move |file| file.write_all_at(&src, offset)).await
+    }
+
+    /// [`File::append`], as [`AsyncFile::write_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::append`].
+    pub async fn append(&self, src: &[u8]) -> Result<u64> {
+        let src = copied(src, 0)?;
+        self.by_worker(move |file| file.append(&src)).await
+    }
+
+    /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
+    /// so are all that follow.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::truncate`].
+    pub async fn truncate(&self, len: u64) -> Result<()> {
+        self.by_worker(move |file| file.truncate(len)).await
+    }
+
+    /// [`File::punch_hole`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::punch_hole`].
+    pub async fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker(move |file| file.punch_hole(offset, len)).await
+    }
+
+    /// [`File::zero_range`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::zero_range`].
+    pub async fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker(move |file| file.zero_range(offset, len)).await
+    }
+
+    /// [`File::allocate`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::allocate`].
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker(move |file| file.allocate(offset, len)).await
+    }
+
+    /// [`File::seek_data`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::seek_data`].
+    pub async fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.by_worker(move |file| file.seek_data(offset)).await
+    }
+
+    /// [`File::seek_hole`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::seek_hole`].
+    pub async fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.by_worker(move |file| file.seek_hole(offset)).await
+    }
+
+    /// [`File::sync_all`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_all`].
+    pub async fn sync_all(&self) -> Result<()> {
+        self.by_worker(|file| file.sync_all()).await
+    }
+
+    /// [`File::sync_data`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_data`].
+    pub async fn sync_data(&self) -> Result<()> {
+        self.by_worker(|file| file.sync_data()).await
+    }
+
+    /// [`File::sync_range`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_range`].
+    pub async fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker(move |file| file.sync_range(offset, len)).await
+    }
+
+    /// [`File::write_back`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_back`].
+    pub async fn write_back(&self) -> Result<()> {
+        self.by_worker(|file| file.write_back()).await
+    }
+
+    /// [`File::invalidate`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::invalidate`].
+    pub async fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker(move |file| file.invalidate(offset, len)).await
+    }
+
+    async fn by_worker<T: Send + 'static>(
+        &self,
+        body: impl FnOnce(&File) -> T + Send + 'static,
+    ) -> T {
+        let file = Arc::clone(&self.file);
+        let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
+            let done = body(&file);
+            // Before the outcome is told: who waits for it may close the last handle then.
+            drop(file);
+            done
+        });
+        std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
+    }
+}
+
+/// What a worker writes: the caller may drop the future, and with it what it lent.
+fn copied(src: &[u8], offset: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(src.len()).map_err(|_| {
+        Error::io(Op::Write, offset, src.len() as u64, std::io::ErrorKind::OutOfMemory)
+    })?;
+    bytes.extend_from_slice(src);
+    Ok(bytes)
+}
+
+/// The future of [`AsyncFile::read_at`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct ReadAt<'a> {
+    file: &'a File,
+    dst: &'a mut [u8],
+    offset: u64,
+    /// From the first miss on.
+    miss: Option<Miss>,
+}
+
+impl Future for ReadAt<'_> {
+    type Output = Result<usize>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        // SAFETY: the slice is borrowed for as long as the future lives; nobody keeps the segment
+        // beyond this call.
+        let dst = unsafe { [Segment::new(this.dst.as_mut_ptr(), this.dst.len())] };
+        poll_read(this.file, (&dst).into(), this.offset, &mut this.miss, cx)
+    }
+}
+
+/// The future of [`AsyncFile::read_vectored_at`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct ReadVectoredAt<'a, 'b> {
+    file: &'a File,
+    dst: &'a mut [IoSliceMut<'b>],
+    offset: u64,
+    miss: Option<Miss>,
+}
+
+impl Future for ReadVectoredAt<'_, '_> {
+    type Output = Result<usize>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        // SAFETY: IoSliceMut is laid out like iovec, by its documentation, and valid for writes for as
+        // long as the future lives; nobody keeps the segments beyond this call.
+        let list = unsafe {
+            let iovecs = std::slice::from_raw_parts(this.dst.as_ptr().cast(), this.dst.len());
+            RawList::from_iovecs(iovecs)
+        };
+        poll_read(this.file, list.iter(), this.offset, &mut this.miss, cx)
+    }
+}
+
+#[inline]
+fn poll_read(
+    file: &File,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    miss: &mut Option<Miss>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<usize>> {
+    let wanted = Wanted { file: &file.cached, readahead: &file.readahead, dst, offset };
+    if miss.is_none()
+        && file.hits
+        && in_range(offset, dst.left())
+        && let Some(moved) = wanted.try_hit()
+    {
+        return Poll::Ready(Ok(moved));
+    }
+    poll_missed(file, &wanted, miss, cx)
+}
+
+#[cold]
+fn poll_missed(
+    file: &File,
+    wanted: &Wanted<'_>,
+    miss: &mut Option<Miss>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<usize>> {
+    let (offset, len) = (wanted.offset, wanted.dst.left());
+    check_range(Op::Read, offset, len)?;
+    if !file.read {
+        return Poll::Ready(Err(Error::NotPermitted { op: Op::Read, offset, len }));
+    }
+    file.check_cached()?;
+    if len == 0 {
+        return Poll::Ready(Ok(0));
+    }
+    match miss.get_or_insert_with(Miss::new).step(wanted, cx.waker(), Pace::Full) {
+        Step::Done(result) => {
+            *miss = None;
+            Poll::Ready(result)
+        }
+        Step::Pending => Poll::Pending,
+        Step::Work => unreachable!("there is no more than full pace"),
+    }
+}

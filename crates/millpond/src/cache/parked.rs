@@ -1,0 +1,300 @@
+//! Tasks that wait for a page: what a thread does with a futex on the page word, without a thread.
+//!
+//! ```text
+//!   arm:  lock bucket -> look at the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
+//!   wake: (the RMW that ended FILLING or HIDDEN found WAITERS) lock bucket -> take the word's wakers
+//!         -> unlock -> wake them
+//! ```
+//!
+//! - **A1** The look and the adding are one under the bucket's lock. Who ends the state either made
+//!   its RMW before the look, which then sees it; or after, when it finds WAITERS, and takes the
+//!   lock after the waker was added. So no wake-up is lost. (Looking again is needed even where
+//!   WAITERS is set already: it may be the bit that the end has just reported.)
+//! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms one
+//!   page at a time, so none is armed twice.
+//! - **A3** Being woken means to look again: the page may be EMPTY because its fill failed, in
+//!   somebody else's hands, or another page altogether.
+//! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of its
+//!   work: they may not wait for anything but locks that are held for moments.
+//!
+//! The key is the address of the word, as a futex's is. One table serves the process: whoever wakes
+//! knows the word and nothing else.
+
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::task::Waker;
+
+use crate::cache::page::{PageWord, State};
+use crate::sync::Mutex;
+
+#[cfg(not(loom))]
+const BUCKETS: usize = 64;
+#[cfg(loom)]
+const BUCKETS: usize = 1;
+
+/// The tasks that wait for pages.
+pub(crate) struct Parking {
+    buckets: [Mutex<Bucket>; BUCKETS],
+}
+
+#[derive(Default)]
+struct Bucket {
+    next: u64,
+    waiting: Vec<Waiting>,
+}
+
+struct Waiting {
+    word: usize,
+    number: u64,
+    waker: Waker,
+}
+
+/// A waker that was left with a page.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Parked {
+    word: usize,
+    number: u64,
+}
+
+impl Parking {
+    pub(crate) fn new() -> Parking {
+        Parking { buckets: std::array::from_fn(|_| Mutex::new(Bucket::default())) }
+    }
+
+    fn bucket(&self, word: usize) -> &Mutex<Bucket> {
+        // Words are 8 bytes apart; neighbours are often waited for at once.
+        &self.buckets[(word >> 3) % BUCKETS]
+    }
+
+    /// Leaves `waker` with a page that is FILLING or HIDDEN; `None` if it is neither (A1).
+    pub(crate) fn arm(&self, word: &PageWord, waker: &Waker) -> Option<Parked> {
+        let key = std::ptr::from_ref(word).addr();
+        let waker = waker.clone();
+        let mut bucket = self.bucket(key).lock().expect("no panic under the lock");
+        loop {
+            let seen = word.load();
+            if !matches!(seen.state(), State::Filling | State::Hidden) {
+                return None;
+            }
+            if word.arm(seen).is_some() {
+                break;
+            }
+        }
+        let number = bucket.next;
+        bucket.next += 1;
+        bucket.waiting.push(Waiting { word: key, number, waker });
+        Some(Parked { word: key, number })
+    }
+
+    /// Wakes the tasks that wait for the page of the word at that address.
+    pub(crate) fn wake(&self, word: usize) {
+        let mut bucket = self.bucket(word).lock().expect("no panic under the lock");
+        if bucket.waiting.is_empty() {
+            return;
+        }
+        let (woken, rest): (Vec<_>, Vec<_>) =
+            bucket.waiting.drain(..).partition(|waiting| waiting.word == word);
+        bucket.waiting = rest;
+        drop(bucket);
+        woken.into_iter().for_each(|waiting| waiting.waker.wake());
+    }
+
+    /// Takes a waker back, unless it was woken.
+    pub(crate) fn leave(&self, parked: &Parked) {
+        let mut bucket = self.bucket(parked.word).lock().expect("no panic under the lock");
+        let at = bucket.waiting.iter().position(|waiting| waiting.number == parked.number);
+        let waiting = at.map(|at| bucket.waiting.swap_remove(at));
+        drop(bucket);
+        drop(waiting);
+    }
+}
+
+/// The table of this process; null until a task waits.
+static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
+
+fn found() -> Option<&'static Parking> {
+    // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of a
+    // task sees the table, as the task made it before.
+    // SAFETY: tables are never freed.
+    unsafe { PARKING.load(Acquire).as_ref() }
+}
+
+/// The table, made if need be.
+pub(crate) fn parking() -> &'static Parking {
+    found().unwrap_or_else(|| {
+        let fresh = Box::into_raw(Box::new(Parking::new()));
+        match PARKING.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
+            // SAFETY: tables are never freed.
+            Ok(_) => unsafe { &*fresh },
+            Err(others) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: tables are never freed.
+                unsafe { &*others }
+            }
+        }
+    })
+}
+
+/// Wakes the tasks that wait for the page of `word`.
+#[cfg(not(loom))]
+pub(crate) fn wake(word: &PageWord) {
+    if let Some(parking) = found() {
+        parking.wake(std::ptr::from_ref(word).addr());
+    }
+}
+
+/// In a forked child: leaves the parent's table behind, whatever state its locks are in.
+pub(crate) fn forget_parent() {
+    PARKING.store(std::ptr::null_mut(), Release);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::task::Wake;
+
+    use super::*;
+    use crate::cache::frame::FrameIndex;
+    use crate::cache::page::Shown;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Goal: each of several tasks on a page is woken once; one that left, and those of other pages
+    /// in the same bucket, are not.
+    #[test]
+    fn wakes_who_waits_for_the_page_and_nobody_else() {
+        let words: Vec<PageWord> = (0..=BUCKETS).map(|_| PageWord::new()).collect();
+        let (page, other) = (&words[0], &words[BUCKETS]);
+        let parking = Parking::new();
+        let counts: Vec<Arc<Count>> = (0..4).map(|_| Arc::default()).collect();
+        let waker = |at: usize| Waker::from(Arc::clone(&counts[at]));
+        assert!(parking.arm(page, &waker(0)).is_none(), "EMPTY: nothing to wait for");
+        for word in [page, other] {
+            word.try_fill(FrameIndex(1)).unwrap();
+        }
+        let _ = parking.arm(page, &waker(0)).unwrap();
+        let _ = parking.arm(page, &waker(1)).unwrap();
+        let left = parking.arm(page, &waker(2)).unwrap();
+        let _ = parking.arm(other, &waker(3)).unwrap();
+        parking.leave(&left);
+        assert_eq!(Arc::strong_count(&counts[2]), 1, "nothing of it is left");
+        for _ in 0..2 {
+            let _ = page.finish_fill(FrameIndex(1), Shown::default());
+            parking.wake(std::ptr::from_ref(page).addr());
+            let told: Vec<usize> = counts.iter().map(|count| count.0.load(Relaxed)).collect();
+            assert_eq!(told, [1, 1, 0, 0]);
+        }
+    }
+}
+
+/// Loom models of A1: a task arms a page while its fill ends.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::task::Wake;
+
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+    use crate::cache::frame::FrameIndex;
+    use crate::cache::page::{Shown, Word};
+
+    #[derive(Default)]
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: std::sync::Arc<Self>) {
+            assert!(!self.0.swap(true, SeqCst), "woken twice");
+        }
+    }
+
+    impl Parking {
+        /// A1 left out: arms by what was seen before the lock was taken.
+        fn arm_as_seen(&self, word: &PageWord, seen: Word, waker: &Waker) -> Option<Parked> {
+            let key = std::ptr::from_ref(word).addr();
+            let mut bucket = self.bucket(key).lock().unwrap();
+            word.arm(seen)?;
+            bucket.waiting.push(Waiting { word: key, number: 0, waker: waker.clone() });
+            Some(Parked { word: key, number: 0 })
+        }
+    }
+
+    fn arm_meets_the_end_of_a_fill(arm: fn(&Parking, &PageWord, &Waker) -> Option<Parked>) {
+        loom::model(move || {
+            let shared = Arc::new((Parking::new(), PageWord::new()));
+            let word = &shared.1;
+            word.try_fill(FrameIndex(1)).unwrap();
+            // A thread sleeps there already: WAITERS is set.
+            assert!(word.arm(word.load()).is_some());
+            let filler = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (parking, word) = &*shared;
+                    if word.finish_fill(FrameIndex(1), Shown::default()).any() {
+                        parking.wake(std::ptr::from_ref(word).addr());
+                    }
+                }
+            });
+            let flag = std::sync::Arc::<Flag>::default();
+            let parked = arm(&shared.0, word, &Waker::from(std::sync::Arc::clone(&flag)));
+            filler.join().unwrap();
+            assert_eq!(parked.is_some(), flag.0.load(SeqCst), "armed, and not woken");
+        });
+    }
+
+    /// Goal: who could arm is woken, once; who could not finds the page READY.
+    #[test]
+    fn loom_a_task_arms_a_page_whose_fill_ends() {
+        arm_meets_the_end_of_a_fill(Parking::arm);
+    }
+
+    #[test]
+    #[should_panic(expected = "armed, and not woken")]
+    fn loom_without_looking_again_a_task_is_forgotten() {
+        arm_meets_the_end_of_a_fill(|parking, word, waker| {
+            let seen = word.load();
+            if !matches!(seen.state(), State::Filling | State::Hidden) {
+                return None;
+            }
+            parking.arm_as_seen(word, seen, waker)
+        });
+    }
+
+    /// Goal: a task that takes its waker back while the fill ends is woken or not, and leaves nothing.
+    #[test]
+    fn loom_a_task_leaves_a_page_whose_fill_ends() {
+        loom::model(|| {
+            let shared = Arc::new((Parking::new(), PageWord::new()));
+            shared.1.try_fill(FrameIndex(1)).unwrap();
+            let flag = std::sync::Arc::<Flag>::default();
+            let waker = Waker::from(std::sync::Arc::clone(&flag));
+            let parked = shared.0.arm(&shared.1, &waker).unwrap();
+            drop(waker);
+            let filler = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (parking, word) = &*shared;
+                    if word.finish_fill(FrameIndex(1), Shown::default()).any() {
+                        parking.wake(std::ptr::from_ref(word).addr());
+                    }
+                }
+            });
+            shared.0.leave(&parked);
+            filler.join().unwrap();
+            assert_eq!(std::sync::Arc::strong_count(&flag), 1, "a waker is left");
+        });
+    }
+}

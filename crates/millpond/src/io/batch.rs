@@ -1,0 +1,100 @@
+//! What is to be told at the end of a batch, rather than each time: a thread that ends several reads, or
+//! starts several, opens a batch, and those who would wake somebody leave that for its end. So who
+//! waits for one of several is woken when all are there, and finds them together.
+//!
+//! A thread that has a batch open must not wait for anything: it may be for what it has not told yet.
+//! Where it has to after all it calls [`tell_now`] first.
+
+use std::cell::RefCell;
+
+type Telling = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// What was left in the batch that this thread has open.
+    static LEFT: RefCell<Option<Vec<Telling>>> = const { RefCell::new(None) };
+}
+
+/// An open batch of this thread; tells all when it is dropped, if it is the outermost.
+pub(crate) struct Batch {
+    outermost: bool,
+}
+
+/// Opens a batch, or joins the one that is open.
+pub(crate) fn open() -> Batch {
+    let outermost = LEFT.with_borrow_mut(|left| {
+        let outermost = left.is_none();
+        left.get_or_insert_default();
+        outermost
+    });
+    Batch { outermost }
+}
+
+/// Tells what was left so far; the batch stays open.
+pub(crate) fn tell_now() {
+    loop {
+        let next = LEFT.with_borrow_mut(|left| left.as_mut().and_then(Vec::pop));
+        match next {
+            Some(telling) => telling(),
+            None => return,
+        }
+    }
+}
+
+/// Whether this thread has a batch open.
+pub(crate) fn is_open() -> bool {
+    LEFT.with_borrow(Option::is_some)
+}
+
+/// Has `telling` called at the end of this thread's batch; at once if there is none.
+pub(crate) fn at_end(telling: Telling) {
+    let now = LEFT.with_borrow_mut(|left| match left {
+        Some(left) => {
+            left.push(telling);
+            None
+        }
+        None => Some(telling),
+    });
+    if let Some(telling) = now {
+        telling();
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if !self.outermost {
+            return;
+        }
+        // Closed first: what is told may end in another completion.
+        let left = LEFT.with_borrow_mut(Option::take);
+        left.into_iter().flatten().for_each(|telling| telling());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    #[test]
+    fn tells_at_the_end_or_at_once() {
+        let told = Rc::new(Cell::new(0));
+        let telling = || {
+            let told = Rc::clone(&told);
+            Box::new(move || told.set(told.get() + 1))
+        };
+        at_end(telling());
+        assert_eq!((told.get(), is_open()), (1, false));
+        let batch = open();
+        at_end(telling());
+        let inner = open();
+        at_end(telling());
+        drop(inner);
+        assert_eq!((told.get(), is_open()), (1, true));
+        tell_now();
+        assert_eq!((told.get(), is_open()), (3, true));
+        at_end(telling());
+        drop(batch);
+        assert_eq!((told.get(), is_open()), (4, false));
+    }
+}

@@ -1,0 +1,184 @@
+//! Loom models of the waiters: sleeping and waking by the real signals, under the real rules.
+//!
+//! Each model is a case in which somebody could sleep for ever, or events could get lost; loom reports
+//! the first as a deadlock. The futex is a mutex and a condition, which compare and sleep in one step
+//! as the kernel does. The `loom_without_*` twins leave one rule out and must fail.
+
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use loom::sync::Arc;
+use loom::thread;
+
+use crate::queue::rules::Rule;
+use crate::queue::waiting::{Patience, Waiting};
+
+fn queue(capacity: usize) -> Arc<Waiting<u32>> {
+    Arc::new(Waiting::new(capacity, Box::new(|_| {})))
+}
+
+fn model(body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+const FOREVER: Patience = Patience { for_min: None, at_all: None };
+
+/// Time is up at once: the model has no clock.
+fn no_time() -> Patience {
+    Patience { for_min: None, at_all: Some(Instant::now()) }
+}
+
+/// Goal: who waits for two is woken when the second comes, wherever it is on its way to sleep, and the
+/// waker touches nothing of it afterwards.
+#[test]
+fn loom_wait_meets_completions() {
+    model(|| {
+        let queue = queue(2);
+        assert_eq!(queue.admit(2), 2);
+        let completer = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                queue.complete(1);
+                queue.complete(2);
+            }
+        });
+        assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
+        completer.join().unwrap();
+    });
+}
+
+/// Goal: a timeout that races with the grant returns the events or leaves them; none is lost.
+#[test]
+fn loom_timeout_meets_grant() {
+    model(|| {
+        let queue = queue(2);
+        assert_eq!(queue.admit(2), 2);
+        let completer = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                queue.complete(1);
+                queue.complete(2);
+            }
+        });
+        let mut got = queue.wait(2, 2, no_time());
+        completer.join().unwrap();
+        got.extend(queue.wait(0, 2, FOREVER));
+        assert_eq!(got, [1, 2]);
+    });
+}
+
+/// Goal: the minimum's time is up while its last event comes; it waits on for one, and gets it.
+#[test]
+fn loom_min_wait_meets_grant() {
+    model(|| {
+        let queue = queue(2);
+        assert_eq!(queue.admit(1), 1);
+        let completer = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.complete(1)
+        });
+        let patience = Patience { for_min: Some(Instant::now()), at_all: None };
+        assert_eq!(queue.wait(2, 2, patience), [1]);
+        completer.join().unwrap();
+    });
+}
+
+/// Goal: the test that was asked for in 2006: the waiter for two submits what the waiter for three
+/// needs. Nothing may get stuck.
+#[test]
+fn loom_the_waiter_for_two_feeds_the_waiter_for_three() {
+    model(|| {
+        let queue = queue(4);
+        assert_eq!(queue.admit(2), 2);
+        let three = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || assert_eq!(queue.wait(3, 3, FOREVER).len(), 3)
+        });
+        let two = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
+                assert_eq!(queue.admit(3), 3);
+                (3..6).for_each(|event| queue.complete(event));
+            }
+        });
+        queue.complete(1);
+        queue.complete(2);
+        two.join().unwrap();
+        three.join().unwrap();
+    });
+}
+
+/// Goal: a waiter whose time is up passes on what it leaves: the other one gets its event.
+#[test]
+fn loom_who_leaves_wakes_who_stays() {
+    model(|| {
+        let queue = queue(2);
+        assert_eq!(queue.admit(1), 1);
+        let stays = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || assert_eq!(queue.wait(1, 1, FOREVER).len(), 1)
+        });
+        let leaves = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                // What it took it gives back, as a new completion.
+                for event in queue.wait(2, 2, no_time()) {
+                    assert_eq!(queue.admit(1), 1);
+                    queue.complete(event);
+                }
+            }
+        });
+        queue.complete(1);
+        leaves.join().unwrap();
+        stays.join().unwrap();
+    });
+}
+
+/// Goal: a granted task that is dropped instead of polled again gives its event to the next one.
+#[test]
+fn loom_a_dropped_task_passes_its_grant_on() {
+    model(|| drop_a_granted_task(queue(1)));
+}
+
+#[test]
+#[should_panic(expected = "not woken")]
+fn loom_without_dispatch_after_departures_the_next_sleeps_on() {
+    model(|| drop_a_granted_task(Arc::new(Waiting::without(1, Rule::DispatchDepartures))));
+}
+
+#[test]
+#[should_panic(expected = "not woken")]
+fn loom_without_the_return_of_its_events_the_next_sleeps_on() {
+    model(|| drop_a_granted_task(Arc::new(Waiting::without(1, Rule::Return))));
+}
+
+/// Notes that it was woken.
+#[derive(Default)]
+struct Flag(std::sync::atomic::AtomicBool);
+
+impl std::task::Wake for Flag {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+// Tasks, not threads, as loom can't unwind from a deadlock.
+fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
+    assert_eq!(queue.admit(1), 1);
+    let (mut first, mut second) = (None, None);
+    assert!(queue.poll_wait(&mut first, 1, 1, Waker::noop()).is_pending());
+    let flag = std::sync::Arc::<Flag>::default();
+    let waker = Waker::from(std::sync::Arc::clone(&flag));
+    assert!(queue.poll_wait(&mut second, 1, 1, &waker).is_pending());
+    let completer = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || queue.complete(1)
+    });
+    queue.abandon(first.unwrap());
+    completer.join().unwrap();
+    assert!(flag.0.load(std::sync::atomic::Ordering::SeqCst), "not woken");
+    assert_eq!(queue.poll_wait(&mut second, 1, 1, &waker), Poll::Ready(vec![1]));
+}

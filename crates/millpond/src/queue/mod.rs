@@ -1,0 +1,422 @@
+//! Completion queues: many operations submitted at once, and one wake-up for a batch of their ends.
+//!
+//! ```text
+//!   submit -> admit -> a read that hits: complete, at once
+//!                   -> a read that misses: `task`, stepped by who ends the fills it waits for
+//!                   -> a write, a sync: a worker's job
+//!   end of an operation -> `waiting`: complete, dispatch by the `rules` -> wake whom they grant
+//! ```
+//!
+//! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
+//! - **U2** A completion is given to one waiter, by the rules (Q1 to Q8).
+//! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
+//! - **U4** Completions of a batch (`io::batch`) are told of together. Who adds the first to what has
+//!   arrived tells of it at the end of its batch; who adds to others' relies on them to, as they take
+//!   what has arrived after they added.
+//!
+//! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
+//! task may complete, and so take the other two, while a fill ends.
+
+pub(crate) mod rules;
+
+pub(crate) mod waiting;
+
+mod signal;
+
+mod request;
+
+mod task;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+
+#[cfg(all(test, not(loom)))]
+mod rules_tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use rustix::event::EventfdFlags;
+
+use crate::cache::miss::{Pace, Wanted};
+use crate::error::{Error, Op, Result};
+use crate::io::batch;
+use crate::io::segment::Segment;
+use crate::queue::request::Kind;
+use crate::queue::rules::Ticket;
+use crate::queue::task::ReadTask;
+use crate::queue::waiting::{Patience, Waiting};
+
+pub use crate::queue::request::{Completion, Request};
+
+/// The largest capacity of a queue.
+const CAPACITY_MAX: usize = 1 << 20;
+/// Requests of one submission that are started, and if they hit completed, together.
+const BATCH_MAX: usize = 32;
+
+/// A completion queue: operations are submitted, many at once, and waited for in batches.
+///
+/// Any number of threads may submit and wait. A waiter says how many completions it wants at least,
+/// and is woken once, when they are there (after Kenneth Chen's and Zach Brown's work on Linux AIO): it
+/// gets all of them, or, when its time is up, what is there. Among several waiters, who wants least is
+/// served first, but nobody is passed by for ever: after as many completions went to others as the
+/// queue can hold, a waiter's turn has come, and what is ready is kept for it.
+///
+/// Reads of cached bytes complete while they are submitted. A read that misses takes no thread: it is
+/// finished by who brings its last page. Writes, syncs, and reads of more than 64 pages or an eighth of
+/// the cache, are carried out by a few threads of the engine.
+///
+/// Dropping a queue does not stop what it was asked for.
+///
+/// # Examples
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use millpond::{Engine, OpenOptions, Request};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// let options = OpenOptions::new().read(true).write(true);
+/// let file = Arc::new(engine.open(&path, &options)?);
+/// let queue = engine.queue(64)?;
+/// let mut writes: Vec<Request> =
+///     (0..8).map(|n| Request::write(&file, vec![n as u8; 512], n * 512).user_data(n)).collect();
+/// assert_eq!(queue.submit(&mut writes), 8);
+/// let done = queue.wait(8, 8, None)?; // one wake-up
+/// assert!(done.iter().all(|one| one.result().is_ok_and(|moved| moved == 512)));
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Queue {
+    inner: Arc<Inner>,
+}
+
+/// What a queue shares with the operations that are under way.
+pub(crate) struct Inner {
+    waiting: Waiting<Completion>,
+    capacity: usize,
+    eventfd: Arc<OnceLock<OwnedFd>>,
+    next: AtomicU64,
+    pending: Mutex<HashMap<u64, Pending>>,
+    /// Complete, and to be told of at the end of a batch (U4).
+    arrived: Mutex<VecDeque<Completion>>,
+}
+
+/// An operation that has not completed.
+#[derive(Clone)]
+enum Pending {
+    Read(u64, Arc<ReadTask>),
+    /// Until a worker takes it.
+    Job(u64, Arc<Mutex<Option<Request>>>),
+}
+
+impl Pending {
+    fn user_data(&self) -> u64 {
+        match self {
+            Pending::Read(user_data, _) | Pending::Job(user_data, _) => *user_data,
+        }
+    }
+
+    /// Takes the request back, if nobody has it in hand.
+    fn cancel(&self) -> Option<Request> {
+        match self {
+            Pending::Read(_, task) => task.cancel(),
+            Pending::Job(_, job) => take_request(job),
+        }
+    }
+}
+
+fn take_request(job: &Mutex<Option<Request>>) -> Option<Request> {
+    job.lock().expect("no panic under the lock").take()
+}
+
+impl Queue {
+    pub(crate) fn new(capacity: usize) -> Result<Queue> {
+        if !(1..=CAPACITY_MAX).contains(&capacity) {
+            let what = format!("capacity {capacity}: must be 1 to {CAPACITY_MAX}");
+            return Err(Error::InvalidInput { op: Op::Wait, what });
+        }
+        let eventfd = Arc::new(OnceLock::<OwnedFd>::new());
+        let told = Arc::clone(&eventfd);
+        let tell = move |events: usize| {
+            if let Some(fd) = told.get() {
+                // Fails only if the counter is full, when it is readable already.
+                let _ = rustix::io::write(fd, &(events as u64).to_ne_bytes());
+            }
+        };
+        Ok(Queue {
+            inner: Arc::new(Inner {
+                waiting: Waiting::new(capacity, Box::new(tell)),
+                capacity,
+                eventfd,
+                next: AtomicU64::new(0),
+                pending: Mutex::default(),
+                arrived: Mutex::default(),
+            }),
+        })
+    }
+
+    /// How many operations may be under way, or complete and not waited for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.inner.capacity
+    }
+
+    /// Starts the first of `requests`, as many as the queue has room for, and takes them out; returns
+    /// how many. 0 where it is full: then wait for completions first. Does not block, save for locks
+    /// that are held for moments, and copies what is cached.
+    ///
+    /// What is wrong with a request, its completion says.
+    pub fn submit(&self, requests: &mut Vec<Request>) -> usize {
+        let inner = &self.inner;
+        let admitted = inner.waiting.admit(requests.len());
+        let mut left = requests.drain(..admitted);
+        let mut hits = VecDeque::new();
+        while left.len() > 0 {
+            let batch = batch::open();
+            for request in left.by_ref().take(BATCH_MAX) {
+                hits.extend(inner.start(request));
+            }
+            drop(batch);
+            if !hits.is_empty() {
+                inner.waiting.complete_all(&mut hits);
+            }
+        }
+        admitted
+    }
+
+    /// Waits until `min` operations have completed, and returns `min` to `max` completions; after
+    /// `timeout` what is there, maybe nothing. `min` 0 takes what is there and never blocks. While
+    /// others wait, too, exactly `min` are returned, and a taker leaves what is kept for one whose turn
+    /// has come.
+    ///
+    /// Blocks without spinning, and is woken once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: `min` is more than the capacity or than `max`, or `max` is 0.
+    pub fn wait(
+        &self,
+        min: usize,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Completion>> {
+        self.check(min, max)?;
+        let at_all = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Ok(self.inner.waiting.wait(min, max, Patience { for_min: None, at_all }))
+    }
+
+    /// [`Queue::wait`], but for `min` completions for no longer than `min_wait`: after that, one is
+    /// enough (as with io_uring's `min_wait`).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::wait`].
+    pub fn wait_at_least(
+        &self,
+        min: usize,
+        max: usize,
+        min_wait: Duration,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Completion>> {
+        self.check(min, max)?;
+        let now = Instant::now();
+        let patience = Patience {
+            for_min: now.checked_add(min_wait),
+            at_all: timeout.and_then(|timeout| now.checked_add(timeout)),
+        };
+        Ok(self.inner.waiting.wait(min, max, patience))
+    }
+
+    /// [`Queue::wait`] without a thread and without a timeout, in any runtime. Dropped, it takes
+    /// nothing: completions that it was granted go back to the front of the queue.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::wait`].
+    pub fn wait_async(&self, min: usize, max: usize) -> Result<WaitFuture<'_>> {
+        self.check(min, max)?;
+        Ok(WaitFuture { queue: self, min, max, ticket: None })
+    }
+
+    fn check(&self, min: usize, max: usize) -> Result<()> {
+        if self.inner.waiting.permits(min, max) {
+            return Ok(());
+        }
+        let capacity = self.inner.capacity;
+        let what = format!(
+            "wait for {min} to {max} completions: the first at most the capacity, {capacity}, the \
+             second at least the first and at least 1"
+        );
+        Err(Error::InvalidInput { op: Op::Wait, what })
+    }
+
+    /// Cancels one operation that was submitted with `user_data` and has not completed; false if there
+    /// is none, or it can't be stopped any more. It completes with ECANCELED, and has done nothing.
+    /// Reads that miss can be stopped at any time; writes and syncs until a thread begins with them.
+    pub fn cancel(&self, user_data: u64) -> bool {
+        let inner = &self.inner;
+        let pending = inner.pending();
+        let found: Vec<(u64, Pending)> = (pending.iter())
+            .filter(|(_, pending)| pending.user_data() == user_data)
+            .map(|(&number, pending)| (number, pending.clone()))
+            .collect();
+        drop(pending);
+        for (number, operation) in found {
+            if let Some(request) = operation.cancel() {
+                inner.finish(number, request.cancelled());
+                return true;
+            }
+        }
+        false
+    }
+
+    /// An eventfd for loops of `poll` and the like: it is readable when there are completions that no
+    /// waiter was given. Its count is of those that came since it was last read; somebody else may take
+    /// them before you do. Non-blocking; to be read, not written. Completions are taken with
+    /// [`Queue::wait`] and a minimum of 0.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`]: there is no descriptor to be had.
+    pub fn eventfd(&self) -> Result<BorrowedFd<'_>> {
+        let inner = &self.inner;
+        if inner.eventfd.get().is_none() {
+            let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|error| Error::io(Op::Wait, 0, 0, error))?;
+            // Another thread may have been faster: its descriptor does.
+            let _ = inner.eventfd.set(fd);
+            inner.waiting.tell_unassigned();
+        }
+        Ok(inner.eventfd.get().expect("set above").as_fd())
+    }
+
+    /// How many operations have completed and were given to nobody, and how many are under way.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        self.inner.waiting.counts()
+    }
+}
+
+impl Inner {
+    fn pending(&self) -> MutexGuard<'_, HashMap<u64, Pending>> {
+        self.pending.lock().expect("no panic under the lock")
+    }
+
+    /// Starts an operation that was admitted; its completion, if that is all.
+    fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
+        if let Err(error) = request.check() {
+            return Some(request.fail(error));
+        }
+        let user_data = request.user_data;
+        let number = self.next.fetch_add(1, Relaxed);
+        // A direct read is a worker's job.
+        let may_hit = request.file.hits;
+        if let Kind::Read { buffer, offset } = &mut request.kind
+            && may_hit
+        {
+            if let Some(moved) = try_hit(&request.file, buffer, *offset) {
+                let buffer = std::mem::take(buffer);
+                return Some(Completion { user_data, result: Ok(moved), buffer });
+            }
+            let task = ReadTask::new(self, number, request);
+            self.pending().insert(number, Pending::Read(user_data, Arc::clone(&task)));
+            task.run(Pace::Full);
+            return None;
+        }
+        let workers = Arc::clone(&request.file.cached.shared.workers);
+        let job = Arc::new(Mutex::new(Some(request)));
+        self.pending().insert(number, Pending::Job(user_data, Arc::clone(&job)));
+        let queue = Arc::clone(self);
+        workers.run(Box::new(move || {
+            if let Some(request) = take_request(&job) {
+                queue.finish(number, request.carry_out());
+            }
+        }));
+        None
+    }
+
+    /// Completes a pending operation. The caller took its request (U1).
+    fn finish(self: &Arc<Self>, number: u64, completion: Completion) {
+        let pending = self.pending().remove(&number);
+        if batch::is_open() {
+            let mut arrived = self.arrived();
+            arrived.push_back(completion);
+            let first = arrived.len() == 1;
+            drop(arrived);
+            if first {
+                let queue = Arc::clone(self);
+                batch::at_end(Box::new(move || queue.tell_arrived()));
+            }
+        } else {
+            self.waiting.complete(completion);
+        }
+        drop(pending);
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, VecDeque<Completion>> {
+        self.arrived.lock().expect("no panic under the lock")
+    }
+
+    /// Completes what arrived in the batches of those who end fills (U4).
+    fn tell_arrived(&self) {
+        let mut arrived = std::mem::take(&mut *self.arrived());
+        self.waiting.complete_all(&mut arrived);
+    }
+}
+
+fn try_hit(file: &crate::File, buffer: &mut [u8], offset: u64) -> Option<usize> {
+    let len = buffer.len() as u64;
+    if len == 0 {
+        return Some(0);
+    }
+    // SAFETY: the buffer is borrowed for this call, and nobody keeps the segment beyond it.
+    let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
+    let (cached, readahead) = (&file.cached, &file.readahead);
+    Wanted { file: cached, readahead, dst: (&dst).into(), offset }.try_hit()
+}
+
+/// The future of [`Queue::wait_async`].
+#[derive(Debug)]
+#[must_use = "futures do nothing unless they are polled"]
+pub struct WaitFuture<'q> {
+    queue: &'q Queue,
+    min: usize,
+    max: usize,
+    ticket: Option<Ticket>,
+}
+
+impl Future for WaitFuture<'_> {
+    type Output = Vec<Completion>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let (min, max) = (this.min, this.max);
+        this.queue.inner.waiting.poll_wait(&mut this.ticket, min, max, cx.waker())
+    }
+}
+
+impl Drop for WaitFuture<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.queue.inner.waiting.abandon(ticket);
+        }
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (ready, inflight) = self.waiting.counts();
+        f.debug_struct("Queue")
+            .field("capacity", &self.capacity)
+            .field("ready", &ready)
+            .field("inflight", &inflight)
+            .finish_non_exhaustive()
+    }
+}

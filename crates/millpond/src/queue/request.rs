@@ -1,0 +1,162 @@
+//! What a queue is asked for, and what comes back.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Op, Result};
+use crate::file::{File, check_range};
+
+/// Something for a [`Queue`](crate::Queue) to do.
+///
+/// It owns its buffer, which comes back with the [`Completion`], and keeps its file open. Requests of
+/// one queue are carried out in any order, at the same time: what must come after something else is
+/// submitted after that has completed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Request {
+    pub(super) file: Arc<File>,
+    pub(super) user_data: u64,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Read { buffer: Vec<u8>, offset: u64 },
+    Write { buffer: Vec<u8>, offset: u64 },
+    Sync { data_only: bool },
+}
+
+impl Request {
+    fn new(file: &Arc<File>, kind: Kind) -> Request {
+        Request { file: Arc::clone(file), user_data: 0, kind }
+    }
+
+    /// [`File::read_at`] of `buffer.len()` bytes from byte `offset` on. The number of bytes read is the
+    /// result; the buffer's length stays.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// std::fs::write(&path, "a pond").unwrap();
+    /// let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true))?);
+    /// let queue = engine.queue(8)?;
+    /// let mut requests = vec![Request::read(&file, vec![0; 4], 2).user_data(7)];
+    /// assert_eq!(queue.submit(&mut requests), 1);
+    /// let done = queue.wait(1, 8, None)?.remove(0);
+    /// assert_eq!((done.user_data(), done.result().unwrap()), (7, 4));
+    /// assert_eq!(done.into_buffer(), b"pond");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn read(file: &Arc<File>, buffer: Vec<u8>, offset: u64) -> Request {
+        Request::new(file, Kind::Read { buffer, offset })
+    }
+
+    /// [`File::write_at`] of all of `buffer`. The number of bytes written is the result.
+    #[must_use]
+    pub fn write(file: &Arc<File>, buffer: Vec<u8>, offset: u64) -> Request {
+        Request::new(file, Kind::Write { buffer, offset })
+    }
+
+    /// [`File::sync_all`]. The result is 0.
+    #[must_use]
+    pub fn sync_all(file: &Arc<File>) -> Request {
+        Request::new(file, Kind::Sync { data_only: false })
+    }
+
+    /// [`File::sync_data`]. The result is 0.
+    #[must_use]
+    pub fn sync_data(file: &Arc<File>) -> Request {
+        Request::new(file, Kind::Sync { data_only: true })
+    }
+
+    /// A number that comes back with the completion. 0 if not set.
+    #[must_use]
+    pub fn user_data(mut self, user_data: u64) -> Request {
+        self.user_data = user_data;
+        self
+    }
+
+    /// What can be said without doing it.
+    pub(super) fn check(&self) -> Result<()> {
+        if let Kind::Read { buffer, offset } = &self.kind {
+            let len = buffer.len() as u64;
+            check_range(Op::Read, *offset, len)?;
+            if !self.file.read {
+                return Err(Error::NotPermitted { op: Op::Read, offset: *offset, len });
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes it by waiting for what it needs.
+    pub(super) fn carry_out(self) -> Completion {
+        let Request { file, user_data, kind } = self;
+        let (result, buffer) = match kind {
+            Kind::Read { mut buffer, offset } => (file.read_at(&mut buffer, offset), buffer),
+            Kind::Write { buffer, offset } => (file.write_at(&buffer, offset), buffer),
+            Kind::Sync { data_only: true } => (file.sync_data().map(|()| 0), Vec::new()),
+            Kind::Sync { data_only: false } => (file.sync_all().map(|()| 0), Vec::new()),
+        };
+        Completion { user_data, result, buffer }
+    }
+
+    /// Completes it without having done it.
+    pub(super) fn fail(self, error: Error) -> Completion {
+        let buffer = match self.kind {
+            Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => buffer,
+            Kind::Sync { .. } => Vec::new(),
+        };
+        Completion { user_data: self.user_data, result: Err(error), buffer }
+    }
+
+    /// ECANCELED.
+    pub(super) fn cancelled(self) -> Completion {
+        let (op, offset, len) = match &self.kind {
+            Kind::Read { buffer, offset } => (Op::Read, *offset, buffer.len()),
+            Kind::Write { buffer, offset } => (Op::Write, *offset, buffer.len()),
+            Kind::Sync { .. } => (Op::Sync, 0, 0),
+        };
+        let cancelled = std::io::Error::from_raw_os_error(libc::ECANCELED);
+        self.fail(Error::io(op, offset, len as u64, cancelled))
+    }
+}
+
+/// How a [`Request`] ended.
+#[derive(Debug)]
+pub struct Completion {
+    pub(super) user_data: u64,
+    pub(super) result: Result<usize>,
+    pub(super) buffer: Vec<u8>,
+}
+
+impl Completion {
+    /// The number that the request was given.
+    #[must_use]
+    pub fn user_data(&self) -> u64 {
+        self.user_data
+    }
+
+    /// What the operation returned.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operation; [`Error::Io`] with ECANCELED if it was cancelled.
+    pub fn result(&self) -> std::result::Result<usize, &Error> {
+        self.result.as_ref().map(|&moved| moved)
+    }
+
+    /// The request's buffer; empty for a sync.
+    #[must_use]
+    pub fn into_buffer(self) -> Vec<u8> {
+        self.buffer
+    }
+
+    /// Result and buffer.
+    pub fn into_parts(self) -> (Result<usize>, Vec<u8>) {
+        (self.result, self.buffer)
+    }
+}

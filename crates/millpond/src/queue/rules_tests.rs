@@ -1,0 +1,486 @@
+//! The waiting rules against a reference that follows DESIGN's text step by step, against figures of
+//! a simulation, and with each rule left out in turn, which must show.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::rules::{Arrival, Relaxed, Rule, Rules, Ticket, Wakes};
+
+type Queue = Rules<u32, u32>;
+
+/// Collects whom a call wakes.
+fn woken(call: impl FnOnce(&mut Wakes<u32>)) -> Vec<u32> {
+    let mut wakes = Wakes::new();
+    call(&mut wakes);
+    wakes.into_iter().collect()
+}
+
+fn ready_queue(capacity: usize, events: u32) -> Queue {
+    let mut queue = Queue::new(capacity);
+    assert_eq!(queue.admit(events as usize), events as usize);
+    (0..events).for_each(|event| assert_eq!(woken(|wakes| queue.complete(event, wakes)), []));
+    queue
+}
+
+fn wait(queue: &mut Queue, min: usize, max: usize, name: u32) -> Ticket {
+    match queue.arrive(min, max, || name, &mut Wakes::new()) {
+        Arrival::Waits(ticket) => ticket,
+        Arrival::Events(events) => panic!("did not wait: {events:?}"),
+    }
+}
+
+fn at_once(queue: &mut Queue, min: usize, max: usize) -> Vec<u32> {
+    match queue.arrive(min, max, || unreachable!(), &mut Wakes::new()) {
+        Arrival::Events(events) => events,
+        Arrival::Waits(_) => panic!("waits"),
+    }
+}
+
+#[test]
+fn what_may_be_asked_for() {
+    let queue = Queue::new(8);
+    assert!(queue.permits(8, 8) && queue.permits(0, 1) && queue.permits(1, usize::MAX));
+    assert!(!queue.permits(9, 9) && !queue.permits(2, 1) && !queue.permits(0, 0));
+}
+
+#[test]
+fn a_queue_takes_what_it_has_room_for() {
+    let mut queue = Queue::new(4);
+    assert_eq!(queue.admit(3), 3);
+    assert_eq!(queue.admit(3), 1);
+    woken(|wakes| queue.complete(1, wakes));
+    assert_eq!(queue.admit(1), 0, "what is ready takes room, too");
+    assert_eq!(at_once(&mut queue, 0, 1), [1]);
+    assert_eq!(queue.admit(2), 1);
+    // What is granted takes room until it is collected, as it may come back.
+    let ticket = wait(&mut queue, 1, 1, 7);
+    assert_eq!(woken(|wakes| queue.complete(2, wakes)), [7]);
+    assert_eq!(queue.admit(1), 0);
+    assert_eq!(queue.collect(ticket), Some(vec![2]));
+    assert_eq!(queue.admit(2), 1);
+}
+
+/// Goal: the case of the 2006 thread: the head wants 3, the second 2, two events come.
+#[test]
+fn the_smallest_that_can_be_satisfied_is_woken() {
+    let mut queue = Queue::new(8);
+    let three = wait(&mut queue, 3, 3, 3);
+    let two = wait(&mut queue, 2, 2, 2);
+    queue.admit(5);
+    assert_eq!(woken(|wakes| queue.complete(10, wakes)), []);
+    assert_eq!(woken(|wakes| queue.complete(11, wakes)), [2]);
+    assert_eq!(queue.collect(two), Some(vec![10, 11]));
+    for event in 12..14 {
+        assert_eq!(woken(|wakes| queue.complete(event, wakes)), []);
+    }
+    assert_eq!(woken(|wakes| queue.complete(14, wakes)), [3]);
+    assert_eq!(queue.collect(three), Some(vec![12, 13, 14]));
+}
+
+/// Goal: its other case: one waits for 100, 50 are there, and a newcomer wants all of them.
+#[test]
+fn a_latecomer_takes_what_nobody_can_have_yet_and_counts_for_it() {
+    let mut queue = ready_queue(100, 50);
+    queue.admit(50);
+    let hundred = wait(&mut queue, 100, 100, 100);
+    // Not passed by yet: the newcomer may have them.
+    assert_eq!(at_once(&mut queue, 0, 60).len(), 50);
+    // Later ones may, until what they took is a whole queue; then the sleeper is next.
+    queue.admit(100);
+    for event in 0..50 {
+        woken(|wakes| queue.complete(event, wakes));
+    }
+    assert_eq!(at_once(&mut queue, 1, 60).len(), 1, "exactly the minimum while others wait");
+    assert_eq!(at_once(&mut queue, 0, 60).len(), 49);
+    queue.admit(100);
+    for event in 0..40 {
+        woken(|wakes| queue.complete(event, wakes));
+    }
+    assert_eq!(at_once(&mut queue, 0, 60).len(), 0, "reserved");
+    let one = wait(&mut queue, 1, 1, 1);
+    for event in 40..99 {
+        assert_eq!(woken(|wakes| queue.complete(event, wakes)), []);
+    }
+    assert_eq!(woken(|wakes| queue.complete(99, wakes)), [100]);
+    assert_eq!(queue.collect(hundred).map(|events| events.len()), Some(100));
+    assert_eq!(queue.collect(one), None);
+}
+
+#[test]
+fn the_maximum_counts_for_who_waits_alone() {
+    let mut queue = ready_queue(8, 5);
+    assert_eq!(at_once(&mut queue, 2, 4), [0, 1, 2, 3]);
+    let other = wait(&mut queue, 6, 6, 0);
+    assert_eq!(at_once(&mut queue, 1, 8), [4]);
+    queue.abandon(other, &mut Wakes::new());
+}
+
+#[test]
+fn a_timeout_returns_what_was_granted_meanwhile_or_takes_what_is_there() {
+    let mut queue = ready_queue(8, 2);
+    let first = wait(&mut queue, 3, 8, 1);
+    assert_eq!(queue.withdraw(first, &mut Wakes::new()), [0, 1]);
+    let second = wait(&mut queue, 2, 2, 2);
+    queue.admit(2);
+    woken(|wakes| queue.complete(8, wakes));
+    assert_eq!(woken(|wakes| queue.complete(9, wakes)), [2]);
+    assert_eq!(queue.withdraw(second, &mut Wakes::new()), [8, 9]);
+}
+
+#[test]
+fn min_wait_takes_what_is_there_or_waits_for_one() {
+    let mut queue = ready_queue(8, 2);
+    let some = wait(&mut queue, 3, 8, 1);
+    assert!(matches!(queue.relax(some, &mut Wakes::new()), Relaxed::Events(e) if e == [0, 1]));
+    let none = wait(&mut queue, 3, 8, 2);
+    assert!(matches!(queue.relax(none, &mut Wakes::new()), Relaxed::Waits));
+    queue.admit(1);
+    assert_eq!(woken(|wakes| queue.complete(7, wakes)), [2]);
+    assert_eq!(queue.collect(none), Some(vec![7]));
+}
+
+/// Goal: a granted waiter that is dropped returns its events, oldest first, to who waits.
+#[test]
+fn a_dropped_grant_goes_to_the_next() {
+    let mut queue = Queue::new(8);
+    let dropped = wait(&mut queue, 2, 2, 1);
+    let next = wait(&mut queue, 3, 3, 2);
+    queue.admit(3);
+    woken(|wakes| queue.complete(0, wakes));
+    assert_eq!(woken(|wakes| queue.complete(1, wakes)), [1]);
+    assert_eq!(woken(|wakes| queue.complete(2, wakes)), []);
+    assert_eq!(woken(|wakes| queue.abandon(dropped, wakes)), [2]);
+    assert_eq!(queue.collect(next), Some(vec![0, 1, 2]));
+}
+
+/// Goal: when the senior for whom events were reserved goes, somebody else gets them at once.
+#[test]
+fn a_senior_that_leaves_sets_its_reserve_free() {
+    let mut queue = Queue::new(2);
+    let two = wait(&mut queue, 2, 2, 2);
+    for _ in 0..2 {
+        queue.admit(1);
+        woken(|wakes| queue.complete(0, wakes));
+        assert_eq!(at_once(&mut queue, 0, 1).len(), 1);
+    }
+    queue.admit(2);
+    woken(|wakes| queue.complete(5, wakes));
+    let one = wait(&mut queue, 1, 1, 1);
+    assert_eq!(woken(|wakes| queue.abandon(two, wakes)), [1]);
+    assert_eq!(queue.collect(one), Some(vec![5]));
+}
+
+#[test]
+fn an_eventfd_is_told_of_each_unassigned_event_once() {
+    let mut queue = Queue::new(8);
+    queue.admit(6);
+    woken(|wakes| queue.complete(0, wakes));
+    assert_eq!((queue.newly_unassigned(), queue.newly_unassigned()), (1, 0));
+    woken(|wakes| queue.complete(1, wakes));
+    assert_eq!(at_once(&mut queue, 0, 1), [0]);
+    assert_eq!(queue.newly_unassigned(), 1);
+    assert_eq!(at_once(&mut queue, 0, 9), [1]);
+    // Assigned as it comes: nobody else needs to know; dropped again: somebody does.
+    let waiter = wait(&mut queue, 1, 1, 0);
+    woken(|wakes| queue.complete(2, wakes));
+    assert_eq!(queue.newly_unassigned(), 0);
+    queue.abandon(waiter, &mut Wakes::new());
+    assert_eq!(queue.newly_unassigned(), 1);
+}
+
+/// Waiters of fixed minima who come back at once, and how many batches each got of `events` that
+/// complete one by one, `depth` in flight. `poll`: after each so many completions somebody takes all
+/// there is without waiting.
+fn batches(mut queue: Queue, minima: &[usize], events: u32, poll: Option<u32>) -> Vec<usize> {
+    let mut batches = vec![0; minima.len()];
+    let mut tickets: Vec<Option<Ticket>> = vec![None; minima.len()];
+    let come = |queue: &mut Queue, who: usize| match queue.arrive(
+        minima[who],
+        minima[who],
+        || who as u32,
+        &mut Wakes::new(),
+    ) {
+        Arrival::Waits(ticket) => ticket,
+        Arrival::Events(_) => panic!("a waiter found what another should have had"),
+    };
+    for (who, ticket) in tickets.iter_mut().enumerate() {
+        *ticket = Some(come(&mut queue, who));
+    }
+    for event in 0..events {
+        queue.admit(usize::MAX);
+        for who in woken(|wakes| queue.complete(event, wakes)) {
+            let who = who as usize;
+            batches[who] += 1;
+            let got = queue.collect(tickets[who].take().unwrap()).unwrap();
+            assert_eq!(got.len(), minima[who], "a batch is whole");
+            tickets[who] = Some(come(&mut queue, who));
+        }
+        if poll.is_some_and(|every| event % every == 0) {
+            at_once(&mut queue, 0, usize::MAX);
+        }
+    }
+    batches
+}
+
+/// Goal: the figures of the design: the same rule gives the same shares, and smallest first alone
+/// starves all others.
+#[test]
+fn shares_of_waiters_of_1_2_8_32() {
+    let minima = [1, 2, 8, 32];
+    assert_eq!(batches(Queue::new(64), &minima, 100_000, None), [56268, 1042, 1042, 1041]);
+    let without = Queue::without(64, Rule::Seniors);
+    assert_eq!(batches(without, &minima, 100_000, None), [100_000, 0, 0, 0]);
+}
+
+/// Goal: somebody who polls all the time starves no waiter; he would if what he takes did not count,
+/// or if he could take a reserve.
+#[test]
+fn a_poller_starves_nobody() {
+    let minima = [2, 8, 32];
+    let shares = batches(Queue::new(64), &minima, 100_000, Some(1));
+    assert!(shares.iter().all(|&share| share >= 500), "{shares:?}");
+    for rule in [Rule::TakesPass, Rule::TakesYield] {
+        let shares = batches(Queue::without(64, rule), &minima, 100_000, Some(1));
+        assert!(shares[1..] == [0, 0], "without {rule:?}: {shares:?}");
+    }
+}
+
+/// What is done to a queue.
+#[derive(Clone, Debug)]
+enum Step {
+    Admit(usize),
+    Complete,
+    Arrive { min: usize, more: usize },
+    Withdraw(usize),
+    Relax(usize),
+    Abandon(usize),
+    Collect(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let minimum = prop_oneof![3 => 0usize..4, 1 => 0usize..9];
+    let step = prop_oneof![
+        4 => (0usize..6).prop_map(Step::Admit),
+        12 => Just(Step::Complete),
+        5 => (minimum, 0usize..4).prop_map(|(min, more)| Step::Arrive { min, more }),
+        1 => any::<usize>().prop_map(Step::Withdraw),
+        1 => any::<usize>().prop_map(Step::Relax),
+        1 => any::<usize>().prop_map(Step::Abandon),
+        3 => any::<usize>().prop_map(Step::Collect),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+/// The text of the design, as it stands there: nothing is remembered that can be counted.
+#[derive(Default)]
+struct Reference {
+    capacity: usize,
+    ready: Vec<u32>,
+    inflight: usize,
+    /// By arrival: minimum, maximum, passed.
+    waiters: BTreeMap<u32, (usize, usize, usize)>,
+    granted: BTreeMap<u32, Vec<u32>>,
+}
+
+impl Reference {
+    fn seniors(&self) -> Vec<u32> {
+        let supply = self.ready.len() + self.inflight;
+        (self.waiters.iter())
+            .filter(|(_, (min, _, passed))| *passed >= self.capacity && supply >= *min)
+            .map(|(&name, _)| name)
+            .collect()
+    }
+
+    fn candidate(&self) -> Option<u32> {
+        let least = self.waiters.iter().min_by_key(|(name, (min, _, _))| (*min, **name));
+        self.seniors().first().copied().or(least.map(|(&name, _)| name))
+    }
+
+    fn remove(&mut self, count: usize) -> Vec<u32> {
+        self.waiters.values_mut().for_each(|(_, _, passed)| *passed += count);
+        self.ready.drain(..count).collect()
+    }
+
+    fn dispatch(&mut self) -> Vec<u32> {
+        let mut woken = Vec::new();
+        while let Some(name) = self.candidate() {
+            let (min, max, _) = self.waiters[&name];
+            if self.ready.len() < min {
+                break;
+            }
+            self.waiters.remove(&name);
+            let alone = self.waiters.is_empty();
+            let count = if alone { max.min(self.ready.len()) } else { min };
+            let events = self.remove(count);
+            self.granted.insert(name, events);
+            woken.push(name);
+        }
+        woken
+    }
+
+    fn take(&mut self, max: usize) -> Vec<u32> {
+        if self.seniors().is_empty() { self.remove(max.min(self.ready.len())) } else { Vec::new() }
+    }
+}
+
+/// Runs `steps` on a queue and on the reference; tells where they differ.
+fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
+    let mut reference = Reference { capacity: queue.capacity(), ..Reference::default() };
+    let mut tickets: Vec<(u32, Ticket)> = Vec::new();
+    let mut next_event = 0;
+    for (name, step) in (0u32..).zip(steps) {
+        let differs = |what: &str| Err(format!("step {name}, {step:?}: {what}"));
+        let mut wakes = Wakes::new();
+        let mut woken = Vec::new();
+        let mut pick = |at: usize| match tickets.is_empty() {
+            true => None,
+            false => Some(tickets.swap_remove(at % tickets.len())),
+        };
+        let (mut got, mut want) = (None, None);
+        match *step {
+            Step::Admit(count) => {
+                let held: usize = reference.granted.values().map(Vec::len).sum();
+                let room = reference.capacity - reference.ready.len() - reference.inflight - held;
+                reference.inflight += count.min(room);
+                if queue.admit(count) != count.min(room) {
+                    return differs("admitted");
+                }
+            }
+            Step::Complete if reference.inflight > 0 => {
+                next_event += 1;
+                queue.complete(next_event, &mut wakes);
+                reference.inflight -= 1;
+                reference.ready.push(next_event);
+                woken = reference.dispatch();
+            }
+            Step::Complete => {}
+            Step::Arrive { min, more } => {
+                let max = (min + more).max(1);
+                if !queue.permits(min, max) {
+                    continue;
+                }
+                let arrival = queue.arrive(min, max, || name, &mut wakes);
+                if min == 0 {
+                    want = Some(reference.take(max));
+                } else {
+                    reference.waiters.insert(name, (min, max, 0));
+                }
+                woken = reference.dispatch();
+                if let Some(events) = reference.granted.remove(&name) {
+                    woken.retain(|&other| other != name);
+                    want = Some(events);
+                }
+                match arrival {
+                    Arrival::Events(events) => got = Some(events),
+                    Arrival::Waits(ticket) => tickets.push((name, ticket)),
+                }
+            }
+            Step::Withdraw(at) => {
+                let Some((who, ticket)) = pick(at) else { continue };
+                got = Some(queue.withdraw(ticket, &mut wakes));
+                want = reference.granted.remove(&who);
+                if want.is_none() {
+                    let Some((_, max, _)) = reference.waiters.remove(&who) else {
+                        return differs("lost");
+                    };
+                    want = Some(reference.take(max));
+                    woken = reference.dispatch();
+                }
+            }
+            Step::Relax(at) => {
+                let Some((who, ticket)) = pick(at) else { continue };
+                let relaxed = queue.relax(ticket, &mut wakes);
+                want = reference.granted.remove(&who);
+                if want.is_none() {
+                    let (_, max, passed) = reference.waiters.remove(&who).unwrap();
+                    let taken = reference.take(max);
+                    if taken.is_empty() {
+                        reference.waiters.insert(who, (1, max, passed));
+                    } else {
+                        want = Some(taken);
+                    }
+                    woken = reference.dispatch();
+                    want = want.or_else(|| reference.granted.remove(&who));
+                }
+                match relaxed {
+                    Relaxed::Events(events) => got = Some(events),
+                    Relaxed::Waits => tickets.push((who, ticket)),
+                }
+            }
+            Step::Abandon(at) => {
+                let Some((who, ticket)) = pick(at) else { continue };
+                queue.abandon(ticket, &mut wakes);
+                reference.waiters.remove(&who);
+                if let Some(events) = reference.granted.remove(&who) {
+                    reference.ready.splice(0..0, events);
+                }
+                woken = reference.dispatch();
+            }
+            Step::Collect(at) => {
+                let Some((who, ticket)) = pick(at) else { continue };
+                got = queue.collect(ticket);
+                want = reference.granted.remove(&who);
+                if got.is_none() {
+                    tickets.push((who, ticket));
+                }
+            }
+        }
+        if got != want {
+            return differs(&format!("events {got:?}, not {want:?}"));
+        }
+        let told: Vec<u32> = wakes.into_iter().collect();
+        if told != woken {
+            return differs(&format!("woke {told:?}, not {woken:?}"));
+        }
+        if (queue.ready(), queue.inflight()) != (reference.ready.len(), reference.inflight) {
+            return differs("ready or in flight");
+        }
+        // Q5.
+        if let Some(name) = reference.candidate()
+            && reference.ready.len() >= reference.waiters[&name].0
+        {
+            return differs("somebody is satisfiable");
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    /// Goal: no sequence of calls tells the rules from the reference.
+    #[test]
+    fn same_as_the_reference(capacity in 1usize..9, steps in steps()) {
+        let same = compare(Queue::new(capacity), &steps);
+        prop_assert!(same.is_ok(), "{}", same.unwrap_err());
+    }
+}
+
+/// Goal: each rule is needed: left out, some sequence shows it.
+#[test]
+fn twins_without_a_rule_differ() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    let mut runner = TestRunner::deterministic();
+    let cases: Vec<(usize, Vec<Step>)> =
+        (0..300).map(|_| (1usize..9, steps()).new_tree(&mut runner).unwrap().current()).collect();
+    for rule in [
+        Rule::Whole,
+        Rule::NoMore,
+        Rule::LeastFirst,
+        Rule::Seniors,
+        Rule::SupplyOfSeniors,
+        Rule::TakesYield,
+        Rule::TakesPass,
+        Rule::DispatchDepartures,
+        Rule::Return,
+        Rule::ReturnToFront,
+    ] {
+        let seen = cases.iter().any(|(capacity, steps)| {
+            // A twin may trip over its own assertions: that shows it, too.
+            std::panic::catch_unwind(|| compare(Queue::without(*capacity, rule), steps))
+                .is_ok_and(|compared| compared.is_err())
+        });
+        assert!(seen, "left out {rule:?}, and nothing shows it");
+    }
+}

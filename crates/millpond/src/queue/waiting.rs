@@ -1,0 +1,200 @@
+//! Threads and tasks that wait by the rules: the one lock of a queue, and who sleeps beside it.
+//!
+//! ```text
+//!   wait:  lock, arrive, unlock -> sleep -> lock, collect (granted) or withdraw (timeout), unlock
+//!   other: lock, change, dispatch, unlock -> tell whom it granted
+//! ```
+//!
+//! Whoever changes the rules' state tells those that were granted after it released the lock, and an
+//! eventfd of what nobody was granted. A waiter whose time is up takes the lock: it finds its events
+//! there even if it was not told yet, and who tells it later touches a signal that nobody reads.
+//!
+//! Locks: the rules'; nothing is called under it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
+use crate::queue::signal::Signal;
+use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
+
+/// Whom to tell of a grant: once, and that is the last touch (G1 of `signal`).
+pub(crate) enum Notify {
+    Thread(Arc<Signal>),
+    Task(Waker),
+}
+
+impl Notify {
+    fn tell(self) {
+        match self {
+            Notify::Thread(signal) => signal.grant(),
+            Notify::Task(waker) => waker.wake(),
+        }
+    }
+}
+
+/// Until when a waiter waits, and for how many.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Patience {
+    /// From then on one event is enough.
+    pub(crate) for_min: Option<Instant>,
+    /// From then on none is.
+    pub(crate) at_all: Option<Instant>,
+}
+
+/// The rules under their lock.
+pub(crate) struct Waiting<E> {
+    rules: Mutex<Rules<E, Notify>>,
+    /// 1 once somebody wants to be told of unassigned events.
+    told: AtomicU32,
+    tell: Box<dyn Fn(usize) + Send + Sync>,
+}
+
+impl<E> Waiting<E> {
+    /// `tell` is told of events that nobody waits for, after [`Waiting::tell_unassigned`].
+    pub(crate) fn new(capacity: usize, tell: Box<dyn Fn(usize) + Send + Sync>) -> Waiting<E> {
+        Waiting { rules: Mutex::new(Rules::new(capacity)), told: AtomicU32::new(0), tell }
+    }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn without(capacity: usize, rule: crate::queue::rules::Rule) -> Waiting<E> {
+        let queue = Waiting::new(capacity, Box::new(|_| {}));
+        *queue.lock() = Rules::without(capacity, rule);
+        queue
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rules<E, Notify>> {
+        self.rules.lock().expect("no panic under the lock")
+    }
+
+    /// Releases the lock, and tells everybody.
+    fn tell(&self, mut rules: MutexGuard<'_, Rules<E, Notify>>, wakes: Wakes<Notify>) {
+        // Acquire: pairs with `tell_unassigned`, so that the eventfd is there.
+        let unassigned = match self.told.load(Acquire) {
+            0 => 0,
+            _ => rules.newly_unassigned(),
+        };
+        drop(rules);
+        wakes.into_iter().for_each(Notify::tell);
+        if unassigned > 0 {
+            (self.tell)(unassigned);
+        }
+    }
+
+    /// From now on, and of what is there already.
+    pub(crate) fn tell_unassigned(&self) {
+        let rules = self.lock();
+        self.told.store(1, Release);
+        self.tell(rules, Wakes::new());
+    }
+
+    pub(crate) fn permits(&self, min: usize, max: usize) -> bool {
+        self.lock().permits(min, max)
+    }
+
+    /// Takes room for up to `wanted` events; how many.
+    pub(crate) fn admit(&self, wanted: usize) -> usize {
+        self.lock().admit(wanted)
+    }
+
+    /// Events that are ready and not granted, and those in flight.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let rules = self.lock();
+        (rules.ready(), rules.inflight())
+    }
+
+    pub(crate) fn complete(&self, event: E) {
+        self.complete_all(&mut VecDeque::from([event]));
+    }
+
+    /// Completes several at once, in their order.
+    pub(crate) fn complete_all(&self, events: &mut VecDeque<E>) {
+        let mut wakes = Wakes::new();
+        let mut rules = self.lock();
+        events.drain(..).for_each(|event| rules.complete(event, &mut wakes));
+        self.tell(rules, wakes);
+    }
+
+    /// Waits for `min` to `max` events, which the rules permit.
+    pub(crate) fn wait(&self, min: usize, max: usize, patience: Patience) -> Vec<E> {
+        let mut wakes = Wakes::new();
+        let mut signal = None;
+        let mut rules = self.lock();
+        let arrival = rules.arrive(
+            min,
+            max,
+            || Notify::Thread(Arc::clone(signal.insert(Arc::new(Signal::new())))),
+            &mut wakes,
+        );
+        self.tell(rules, wakes);
+        let ticket = match arrival {
+            Arrival::Events(events) => return events,
+            Arrival::Waits(ticket) => ticket,
+        };
+        let signal = signal.expect("made for a waiter");
+        if let Some(for_min) = patience.for_min
+            && patience.at_all.is_none_or(|at_all| for_min < at_all)
+            && !signal.sleep(Some(for_min))
+        {
+            let mut wakes = Wakes::new();
+            let mut rules = self.lock();
+            let relaxed = rules.relax(ticket, &mut wakes);
+            self.tell(rules, wakes);
+            if let Relaxed::Events(events) = relaxed {
+                return events;
+            }
+        }
+        if signal.sleep(patience.at_all) {
+            // What was granted is there: the grant came before the telling, under the lock.
+            return self.lock().collect(ticket).expect("granted, and told so");
+        }
+        let mut wakes = Wakes::new();
+        let mut rules = self.lock();
+        let events = rules.withdraw(ticket, &mut wakes);
+        self.tell(rules, wakes);
+        events
+    }
+
+    /// The same for a task; `ticket` is its place from one poll to the next.
+    pub(crate) fn poll_wait(
+        &self,
+        ticket: &mut Option<Ticket>,
+        min: usize,
+        max: usize,
+        waker: &Waker,
+    ) -> Poll<Vec<E>> {
+        let mut wakes = Wakes::new();
+        let mut rules = self.lock();
+        if let Some(waiting) = *ticket {
+            if let Some(events) = rules.collect(waiting) {
+                *ticket = None;
+                return Poll::Ready(events);
+            }
+            let old = rules.resignal(waiting, Notify::Task(waker.clone()));
+            drop(rules);
+            // A waker may do anything as it goes: not under the lock.
+            drop(old);
+            return Poll::Pending;
+        }
+        let notify = || Notify::Task(waker.clone());
+        let arrival = rules.arrive(min, max, notify, &mut wakes);
+        self.tell(rules, wakes);
+        match arrival {
+            Arrival::Events(events) => Poll::Ready(events),
+            Arrival::Waits(waiting) => {
+                *ticket = Some(waiting);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// A task that waits is dropped.
+    pub(crate) fn abandon(&self, ticket: Ticket) {
+        let mut wakes = Wakes::new();
+        let mut rules = self.lock();
+        rules.abandon(ticket, &mut wakes);
+        self.tell(rules, wakes);
+    }
+}

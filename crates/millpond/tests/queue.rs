@@ -1,0 +1,560 @@
+//! Completion queues on files, with real threads.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use millpond::{Advice, BackendChoice, Engine, File, OpenOptions, Queue, Request, SimOptions};
+
+use common::{Random, back_ends, has_uring, in_own_process, read_write, temp_dir, threads, within};
+
+const PAGE: u64 = 4096;
+
+/// What a file holds at each place.
+fn byte_at(offset: u64) -> u8 {
+    (offset.wrapping_mul(31) ^ (offset >> 12).wrapping_mul(7)) as u8
+}
+
+fn content(offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64).map(byte_at).collect()
+}
+
+struct Case {
+    engine: Engine,
+    file: Arc<File>,
+    _dir: tempfile::TempDir,
+}
+
+fn open(backend: BackendChoice, cache_bytes: u64, file_bytes: u64) -> Case {
+    let builder = common::builder(cache_bytes, backend);
+    open_with(builder, file_bytes, &read_write())
+}
+
+fn open_with(builder: millpond::EngineBuilder, file_bytes: u64, options: &OpenOptions) -> Case {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, content(0, file_bytes as usize)).unwrap();
+    let engine = builder.build().unwrap();
+    let file = Arc::new(engine.open(&path, options).unwrap());
+    Case { engine, file, _dir: dir }
+}
+
+/// A device on which each transfer takes up to that long.
+fn slow(delay_ms: u64) -> BackendChoice {
+    BackendChoice::Sim(SimOptions::new(3).delay_us_max(delay_ms * 1000))
+}
+
+fn submit(queue: &Queue, request: Request) {
+    assert_eq!(queue.submit(&mut vec![request]), 1);
+}
+
+#[test]
+fn what_is_cached_completes_at_submission() {
+    let case = open(BackendChoice::Threads, 16 << 20, 1 << 20);
+    let mut all = vec![0; 1 << 20];
+    case.file.read_at(&mut all, 0).unwrap();
+    let queue = case.engine.queue(256).unwrap();
+    let mut requests: Vec<Request> = (0..200u64)
+        .map(|n| Request::read(&case.file, vec![0; 5000], n * 5000).user_data(n))
+        .collect();
+    requests.push(Request::read(&case.file, vec![0; 100], 1 << 20).user_data(200));
+    requests.push(Request::read(&case.file, Vec::new(), 0).user_data(201));
+    assert_eq!(queue.submit(&mut requests), 202);
+    assert_eq!(queue.counts(), (202, 0), "all are complete");
+    for done in queue.wait(0, 1000, None).unwrap() {
+        let n = done.user_data();
+        let (result, buffer) = done.into_parts();
+        if n < 200 {
+            assert_eq!((result.unwrap(), buffer.len()), (5000, 5000));
+            assert!(buffer == content(n * 5000, 5000));
+        } else {
+            assert_eq!(result.unwrap(), 0);
+        }
+    }
+}
+
+/// Goal: reads that miss, in any number and of any length, bring the file's bytes, on every back end,
+/// with short transfers, caches of few pages, and few reads in flight.
+#[test]
+fn misses_bring_the_files_bytes() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        for (cache_bytes, in_flight) in [(64 << 10, 1024), (1 << 20, 1024), (1 << 20, 1)] {
+            let builder = common::builder(cache_bytes, backend.clone());
+            let builder = builder.reads_in_flight_max(in_flight);
+            let case = open_with(builder, 4 << 20, &read_write());
+            within(Duration::from_secs(60), name, {
+                let mut random = random.fork();
+                move || {
+                    if random.chance(500) {
+                        case.file.advise(0, 0, Advice::Random).unwrap();
+                    }
+                    read_at_random(&case, &mut random, 1500);
+                    drop(case.engine);
+                }
+            });
+        }
+    }
+}
+
+fn read_at_random(case: &Case, random: &mut Random, total: usize) {
+    let queue = case.engine.queue(64).unwrap();
+    let (mut submitted, mut done) = (0, 0);
+    let mut places = std::collections::HashMap::new();
+    while done < total {
+        let mut requests = Vec::new();
+        for _ in 0..random.below(64).min((total - submitted) as u64) {
+            let pages = if random.chance(100) { 1 + random.below(80) } else { 1 + random.below(3) };
+            let len = 1 + random.below(pages * PAGE);
+            let offset = random.below(4 << 20);
+            let id = submitted as u64 + requests.len() as u64;
+            places.insert(id, (offset, len as usize));
+            requests.push(Request::read(&case.file, vec![0; len as usize], offset).user_data(id));
+        }
+        submitted += queue.submit(&mut requests);
+        // What was not taken gets its numbers anew.
+        let least = (submitted - done).min(1 + random.below(8) as usize);
+        for one in queue.wait(least, 64, None).unwrap() {
+            let (offset, len) = places[&one.user_data()];
+            let (result, buffer) = one.into_parts();
+            let expected = len.min((4 << 20) - offset as usize);
+            assert_eq!(result.unwrap(), expected);
+            assert!(buffer[..expected] == content(offset, expected), "at {offset}, {len}");
+            done += 1;
+        }
+    }
+    assert_eq!(queue.counts(), (0, 0));
+}
+
+/// Goal: on io_uring no thread but the driver works for pending reads, however many there are.
+#[test]
+fn reads_that_miss_take_no_thread() {
+    if !has_uring() {
+        return;
+    }
+    in_own_process("reads_that_miss_take_no_thread", Duration::from_secs(60), || {
+        let case = open(BackendChoice::Uring, 1 << 20, 8 << 20);
+        let queue = case.engine.queue(512).unwrap();
+        let mut random = Random(5);
+        case.file.advise(0, 0, Advice::Random).unwrap();
+        let before = threads().len();
+        for _ in 0..20 {
+            let mut requests: Vec<Request> = (0..512)
+                .map(|_| Request::read(&case.file, vec![0; 4096], random.below(2048) * PAGE))
+                .collect();
+            let submitted = queue.submit(&mut requests);
+            assert_eq!(submitted, 512);
+            assert!(queue.wait(512, 512, None).unwrap().iter().all(|one| one.result().is_ok()));
+        }
+        let names: Vec<_> = threads().into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names.len(), before + 1, "{names:?}");
+        assert!(names.contains(&"millpond-driver".into()), "{names:?}");
+    });
+}
+
+/// Goal: the test that was asked for: the waiter for 2 is woken, and submits what the waiter for 3
+/// needs; and every other waiter gets whole batches only.
+#[test]
+fn the_waiter_for_two_submits_what_the_waiter_for_three_needs() {
+    let case = open(BackendChoice::Threads, 16 << 20, 64 << 10);
+    let queue = case.engine.queue(8).unwrap();
+    within(Duration::from_secs(30), "2 and 3", move || {
+        for _ in 0..200 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert_eq!(queue.wait(3, 3, None).unwrap().len(), 3);
+                });
+                scope.spawn(|| {
+                    assert_eq!(queue.wait(2, 2, None).unwrap().len(), 2);
+                    let mut three: Vec<Request> =
+                        (0..3).map(|n| Request::read(&case.file, vec![0; 9], n)).collect();
+                    assert_eq!(queue.submit(&mut three), 3);
+                });
+                for n in 0..2 {
+                    submit(&queue, Request::write(&case.file, vec![1; 9], n));
+                }
+            });
+            assert_eq!(queue.counts(), (0, 0));
+        }
+    });
+}
+
+/// Goal: waiters for 1, 2, 8 and 32 get whole batches, none of them waits long, while a queue is kept
+/// full.
+#[test]
+fn waiters_of_many_sizes_get_whole_batches() {
+    let case = open(slow(1), 256 << 10, 4 << 20);
+    case.file.advise(0, 0, Advice::Random).unwrap();
+    let queue = case.engine.queue(64).unwrap();
+    let stop = AtomicBool::new(false);
+    let shares = std::thread::scope(|scope| {
+        let waiters = [1usize, 2, 8, 32].map(|min| {
+            let (queue, stop) = (&queue, &stop);
+            scope.spawn(move || {
+                let (mut batches, mut longest) = (0u64, Duration::ZERO);
+                while !stop.load(SeqCst) {
+                    let begun = Instant::now();
+                    let got = queue.wait(min, min, Some(Duration::from_secs(10))).unwrap();
+                    assert!(got.len() == min || stop.load(SeqCst), "{} of {min}", got.len());
+                    batches += 1;
+                    longest = longest.max(begun.elapsed());
+                }
+                (batches, longest)
+            })
+        });
+        let started = Instant::now();
+        let mut random = Random(9);
+        while !waiters.iter().all(|waiter| waiter.is_finished()) {
+            if started.elapsed() >= Duration::from_millis(1500) {
+                stop.store(true, SeqCst);
+            }
+            let mut requests: Vec<Request> = (0..8)
+                .map(|_| Request::read(&case.file, vec![0; 64], random.below(1024) * PAGE))
+                .collect();
+            while !requests.is_empty() && !waiters.iter().all(|waiter| waiter.is_finished()) {
+                if queue.submit(&mut requests) == 0 {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+        }
+        waiters.map(|waiter| waiter.join().unwrap())
+    });
+    println!("batches, longest wait: {shares:?}");
+    assert!(shares.iter().all(|(batches, _)| *batches >= 8), "{shares:?}");
+    assert!(shares.iter().all(|(_, longest)| *longest < Duration::from_secs(2)), "{shares:?}");
+}
+
+#[test]
+fn what_can_not_be_waited_for_is_refused() {
+    let case = open(BackendChoice::Memory, 1 << 20, 100);
+    assert!(case.engine.queue(0).is_err() && case.engine.queue(usize::MAX).is_err());
+    let queue = case.engine.queue(4).unwrap();
+    for (min, max) in [(5, 5), (2, 1), (0, 0)] {
+        let refused = queue.wait(min, max, None).unwrap_err();
+        assert_eq!(refused.errno(), libc::EINVAL);
+        assert!(queue.wait_async(min, max).is_err());
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_request_its_completion_says() {
+    let case = open(BackendChoice::Threads, 1 << 20, 100);
+    let path = case._dir.path().join("file");
+    let reader = Arc::new(case.engine.open(&path, &OpenOptions::new().read(true)).unwrap());
+    let writer = Arc::new(case.engine.open(&path, &OpenOptions::new().write(true)).unwrap());
+    let queue = case.engine.queue(4).unwrap();
+    let mut requests = vec![
+        Request::read(&writer, vec![0; 4], 0).user_data(0),
+        Request::read(&reader, vec![0; 4], u64::MAX - 2).user_data(1),
+        Request::write(&reader, vec![7; 4], 0).user_data(2),
+    ];
+    assert_eq!(queue.submit(&mut requests), 3);
+    for one in queue.wait(3, 3, None).unwrap() {
+        let expected = [libc::EBADF, libc::EINVAL, libc::EBADF][one.user_data() as usize];
+        assert_eq!(one.result().unwrap_err().errno(), expected, "{}", one.user_data());
+    }
+    let mut bytes = [0; 4];
+    reader.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, *content(0, 4), "a refused write wrote nothing");
+}
+
+#[test]
+fn a_full_queue_takes_no_more() {
+    let case = open(slow(5), 1 << 20, 1 << 20);
+    let queue = case.engine.queue(4).unwrap();
+    let mut requests: Vec<Request> =
+        (0..10).map(|n| Request::read(&case.file, vec![0; 10], n * PAGE).user_data(n)).collect();
+    assert_eq!(queue.submit(&mut requests), 4);
+    assert_eq!((requests.len(), queue.submit(&mut requests)), (6, 0));
+    assert_eq!(queue.wait(4, 4, None).unwrap().len(), 4);
+    assert_eq!(queue.submit(&mut requests), 4);
+    assert_eq!(queue.wait(4, 4, None).unwrap().len(), 4);
+    assert_eq!((queue.submit(&mut requests), requests.len()), (2, 0));
+    assert_eq!(queue.wait(2, 4, None).unwrap().len(), 2);
+}
+
+#[test]
+fn a_timeout_returns_what_is_there() {
+    let case = open(BackendChoice::Threads, 1 << 20, 1 << 20);
+    let queue = case.engine.queue(8).unwrap();
+    assert!(queue.wait(1, 8, Some(Duration::ZERO)).unwrap().is_empty());
+    let begun = Instant::now();
+    assert!(queue.wait(1, 8, Some(Duration::from_millis(30))).unwrap().is_empty());
+    assert!(begun.elapsed() >= Duration::from_millis(30));
+    for _ in 0..2 {
+        submit(&queue, Request::sync_data(&case.file));
+    }
+    assert_eq!(queue.wait(3, 8, Some(Duration::from_millis(300))).unwrap().len(), 2);
+    // After the minimum's time one is enough.
+    submit(&queue, Request::sync_all(&case.file));
+    let begun = Instant::now();
+    let got = queue.wait_at_least(3, 8, Duration::from_millis(300), None).unwrap();
+    assert_eq!(got.len(), 1);
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    let nothing = queue
+        .wait_at_least(3, 8, Duration::from_millis(5), Some(Duration::from_millis(20)))
+        .unwrap();
+    assert!(nothing.is_empty());
+}
+
+#[test]
+fn an_eventfd_tells_of_completions_that_nobody_waits_for() {
+    use std::io::Read;
+    let case = open(BackendChoice::Threads, 1 << 20, 1 << 20);
+    let queue = case.engine.queue(8).unwrap();
+    submit(&queue, Request::read(&case.file, vec![0; 10], 0));
+    while queue.counts() != (1, 0) {
+        std::thread::yield_now();
+    }
+    // Also of those that came before anybody asked.
+    let fd = queue.eventfd().unwrap();
+    let mut counter = std::fs::File::from(fd.try_clone_to_owned().unwrap());
+    let mut count = move || {
+        let mut bytes = [0; 8];
+        counter.read_exact(&mut bytes).map(|()| u64::from_ne_bytes(bytes)).unwrap_or(0)
+    };
+    assert_eq!(count(), 1);
+    for n in 0..3 {
+        submit(&queue, Request::write(&case.file, vec![0; 10], n));
+    }
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let mut told = 0;
+    while told < 3 {
+        assert_eq!(rustix::event::poll(&mut fds, None).unwrap(), 1);
+        told += count();
+    }
+    assert_eq!(queue.wait(0, 8, None).unwrap().len(), 4);
+    assert_eq!(count(), 0);
+}
+
+#[test]
+fn what_has_not_begun_can_be_cancelled() {
+    let case = open(slow(40), 1 << 20, 4 << 20);
+    let queue = case.engine.queue(64).unwrap();
+    let mut requests: Vec<Request> = (0..8)
+        .map(|n| Request::read(&case.file, vec![0; 10], n * 16 * PAGE).user_data(n))
+        .collect();
+    // So many more than there are workers that the last can't have begun.
+    requests.extend((100..140).map(|n| {
+        let offset = (n - 100) * 16 * PAGE;
+        Request::write(&case.file, vec![9; 10], offset + 8 * PAGE).user_data(n)
+    }));
+    queue.submit(&mut requests);
+    assert!(!queue.cancel(77), "there is no such request");
+    let cancelled: Vec<u64> =
+        [7, 6, 139].into_iter().filter(|&user_data| queue.cancel(user_data)).collect();
+    assert!(cancelled.contains(&139), "{cancelled:?}");
+    assert!(!queue.cancel(139), "only once");
+    let done = queue.wait(48, 48, None).unwrap();
+    for one in done {
+        let n = one.user_data();
+        match one.result() {
+            Ok(10) => assert!(!cancelled.contains(&n)),
+            Err(error) if error.errno() == libc::ECANCELED => assert!(cancelled.contains(&n)),
+            other => panic!("{n}: {other:?}"),
+        }
+        assert_eq!(one.into_buffer().len(), 10);
+    }
+    let mut bytes = [0; 10];
+    let last = 39 * 16 * PAGE + 8 * PAGE;
+    case.file.read_at(&mut bytes, last).unwrap();
+    assert_eq!(bytes, *content(last, 10), "a cancelled write wrote nothing");
+}
+
+/// Goal: a device that fails tells so to the reads concerned, and to no others; later ones succeed.
+#[test]
+fn errors_reach_whom_they_concern() {
+    let sim = SimOptions::new(11).error_per_mille(300).short_per_mille(300).delay_us_max(50);
+    let errors = sim.errors_switch();
+    errors.store(false, SeqCst);
+    let case = open(BackendChoice::Sim(sim), 256 << 10, 2 << 20);
+    let queue = case.engine.queue(64).unwrap();
+    let mut random = Random::from_environment();
+    let mut outcomes = [0u32; 2];
+    for on in [true, false] {
+        errors.store(on, SeqCst);
+        for _ in 0..20 {
+            let mut requests: Vec<Request> = (0..64)
+                .map(|_| {
+                    let offset = random.below((2 << 20) - 3 * PAGE);
+                    Request::read(&case.file, vec![0; 5000], offset).user_data(offset)
+                })
+                .collect();
+            queue.submit(&mut requests);
+            for one in queue.wait(64, 64, None).unwrap() {
+                let offset = one.user_data();
+                match one.into_parts() {
+                    (Ok(moved), buffer) => {
+                        assert!(moved == 5000 && buffer == content(offset, 5000));
+                        outcomes[0] += 1;
+                    }
+                    (Err(error), _) => {
+                        assert!(on && error.errno() == libc::EIO, "{error}");
+                        outcomes[1] += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|&count| count > 100), "{outcomes:?}");
+}
+
+/// Goal: queued reads and writers of the same pages, which get in each other's way, tear nothing and
+/// do not hang.
+#[test]
+fn reads_and_writes_of_one_place_are_whole() {
+    const LEN: usize = 3 * 4096;
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        let case = open(backend, 128 << 10, 64 * PAGE);
+        let seed = random.next();
+        within(Duration::from_secs(60), name, move || {
+            let mut random = Random(seed);
+            let queue = case.engine.queue(32).unwrap();
+            let slots = 20;
+            for slot in 0..slots {
+                case.file.write_all_at(&[0; LEN], slot * LEN as u64).unwrap();
+            }
+            let mut under_way = 0;
+            for step in 0..3000u64 {
+                let offset = random.below(slots) * LEN as u64;
+                let request = match random.chance(400) {
+                    true => Request::write(&case.file, vec![step as u8; LEN], offset).user_data(1),
+                    false => Request::read(&case.file, vec![0; LEN], offset),
+                };
+                under_way += queue.submit(&mut vec![request]);
+                if random.chance(5) {
+                    let first = offset / PAGE * PAGE;
+                    case.file.advise(first, LEN as u64, Advice::DontNeed).unwrap();
+                }
+                while under_way == 32 || (step == 2999 && under_way > 0) {
+                    for one in queue.wait(1, 32, None).unwrap() {
+                        under_way -= 1;
+                        assert_eq!(one.result().unwrap(), LEN);
+                        let read = one.user_data() == 0;
+                        let buffer = one.into_buffer();
+                        assert!(!read || buffer.iter().all(|&b| b == buffer[0]), "torn");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Goal: a storm of completions, hits and misses and errors mixed, from several threads to several
+/// waiters: each comes exactly once.
+#[test]
+fn a_storm_of_completions() {
+    let total: u64 = u64::from(common::scaled(60_000));
+    let case = open(BackendChoice::Threads, 256 << 10, 1 << 20);
+    let queue = case.engine.queue(128).unwrap();
+    let seen: Vec<AtomicBool> = (0..total).map(|_| AtomicBool::new(false)).collect();
+    let done = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for who in 0..2 {
+            let (queue, file) = (&queue, &case.file);
+            scope.spawn(move || {
+                let mut random = Random(who);
+                let mut mine = (who..total).step_by(2).peekable();
+                let mut batch = Vec::new();
+                while mine.peek().is_some() || !batch.is_empty() {
+                    while batch.len() < 16
+                        && let Some(n) = mine.next()
+                    {
+                        let offset = match n % 50 {
+                            0 => u64::MAX,
+                            1..8 => random.below(256) * PAGE,
+                            _ => (n % 8) * PAGE,
+                        };
+                        batch.push(Request::read(file, vec![0; 64], offset).user_data(n));
+                    }
+                    if queue.submit(&mut batch) == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        for min in [1usize, 3, 20] {
+            let (queue, seen, done) = (&queue, &seen, &done);
+            scope.spawn(move || {
+                while done.load(SeqCst) < total {
+                    let got = queue.wait(min, 40, Some(Duration::from_millis(20))).unwrap();
+                    for one in &got {
+                        let n = one.user_data();
+                        assert!(!seen[n as usize].swap(true, SeqCst), "{n} twice");
+                        assert_eq!(one.result().is_err(), n % 50 == 0, "{n}");
+                    }
+                    done.fetch_add(got.len() as u64, SeqCst);
+                }
+            });
+        }
+    });
+    assert_eq!(queue.counts(), (0, 0));
+}
+
+/// Goal: a queue, its file and its engine may go while reads are in flight: all comes to its end, and
+/// no thread is left.
+#[test]
+fn everything_may_be_dropped_with_reads_in_flight() {
+    let test = "everything_may_be_dropped_with_reads_in_flight";
+    in_own_process(test, Duration::from_secs(60), || {
+        let mut all = vec![slow(3)];
+        if has_uring() {
+            all.push(BackendChoice::Uring);
+        }
+        for backend in all {
+            for _ in 0..10 {
+                let case = open(backend.clone(), 256 << 10, 4 << 20);
+                let queue = case.engine.queue(128).unwrap();
+                let mut requests: Vec<Request> = (0..128)
+                    .map(|n| match n % 8 {
+                        0 => Request::write(&case.file, vec![0; 100], n * 7 * PAGE),
+                        _ => Request::read(&case.file, vec![0; 6000], n * 7 * PAGE),
+                    })
+                    .collect();
+                assert_eq!(queue.submit(&mut requests), 128);
+            }
+        }
+        let ours = || threads().into_iter().filter(|(_, name)| name.starts_with("millpond-"));
+        while ours().count() > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+}
+
+/// Goal: an idle queue takes no CPU, with a waiter asleep, too.
+#[test]
+fn an_idle_queue_does_nothing() {
+    in_own_process("an_idle_queue_does_nothing", Duration::from_secs(30), || {
+        let backend = if has_uring() { BackendChoice::Uring } else { BackendChoice::Threads };
+        let case = open(backend, 256 << 10, 4 << 20);
+        let queue = case.engine.queue(64).unwrap();
+        let mut requests: Vec<Request> = (0..64)
+            .map(|n| match n % 8 {
+                0 => Request::write(&case.file, vec![0; 100], n * 7 * PAGE),
+                _ => Request::read(&case.file, vec![0; 6000], n * 7 * PAGE),
+            })
+            .collect();
+        queue.submit(&mut requests);
+        assert_eq!(queue.wait(64, 64, None).unwrap().len(), 64);
+        std::thread::scope(|scope| {
+            scope.spawn(|| queue.wait(1, 1, None).unwrap());
+            std::thread::sleep(Duration::from_millis(300));
+            let me = std::fs::read_link("/proc/thread-self").unwrap();
+            let me = me.file_name().unwrap().to_str().unwrap().parse::<u64>().unwrap();
+            let activity = || -> Vec<_> {
+                let others = threads().into_iter().filter(|(id, _)| *id != me);
+                others.map(|(id, name)| (name, common::context_switches(id))).collect()
+            };
+            let before = activity();
+            std::thread::sleep(Duration::from_secs(2));
+            let (after, main) = (activity(), "queue");
+            let still = before.iter().zip(&after).all(|(b, a)| b == a || b.0.starts_with(main));
+            assert!(before.len() == after.len() && still, "{before:?} {after:?}");
+            submit(&queue, Request::read(&case.file, vec![0; 10], 0));
+        });
+    });
+}
