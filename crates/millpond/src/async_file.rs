@@ -50,7 +50,8 @@ use crate::workers::Outcome;
 /// assert_eq!(&bytes, b"pond");
 /// file.sync_data().await?;
 /// # Ok::<(), millpond::Error>(())
-/// # })
+/// # })?;
+/// # Ok::<(), millpond::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct AsyncFile {
