@@ -166,6 +166,7 @@ impl Error {
         match self {
             Error::Io { source, .. } | Error::Lost { source } => match source.kind() {
                 io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
+                io::ErrorKind::InvalidInput => source.raw_os_error().unwrap_or(libc::EINVAL),
                 _ => source.raw_os_error().unwrap_or(libc::EIO),
             },
             Error::InvalidRange { .. } | Error::InvalidInput { .. } | Error::Unaligned { .. } => {

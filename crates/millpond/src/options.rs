@@ -337,7 +337,8 @@ impl OpenOptions {
     /// and the device (`O_DIRECT`), and see, and are seen by, everyone's cached ones. Offsets, and
     /// addresses and lengths of memory, must be aligned as the file system wants it, mostly to 512
     /// or 4096 bytes: [`crate::Error::Unaligned`] says to what. [`crate::Engine::alloc_buffers`] has
-    /// memory that is. Needs a second open of the file, by way of `/proc/self/fd`.
+    /// memory that is. Needs a second open of the file, by way of `/proc/self/fd`; where the file
+    /// system has no direct I/O, opening fails with EINVAL.
     #[must_use]
     pub fn direct(mut self, on: bool) -> Self {
         self.direct = on;

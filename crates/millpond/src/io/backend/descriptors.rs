@@ -245,10 +245,10 @@ impl Descriptors {
     /// As many directions as the caller's descriptor permits, each in a description of ours.
     fn open_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         if read && self.direct_read.get().is_none() {
-            let _ = self.direct_read.set(reopen(fd, OFlags::RDONLY | OFlags::DIRECT)?);
+            let _ = self.direct_read.set(reopen_direct(fd, OFlags::RDONLY)?);
         }
         if write && self.direct_write.get().is_none() {
-            let _ = self.direct_write.set(reopen(fd, OFlags::WRONLY | OFlags::DIRECT)?);
+            let _ = self.direct_write.set(reopen_direct(fd, OFlags::WRONLY)?);
         }
         Ok(())
     }
@@ -528,6 +528,18 @@ fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&opened, fd.as_raw_fd() + 1)?)
 }
 
+fn reopen_direct(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    reopen(fd, flags | OFlags::DIRECT).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => no_direct("it refuses O_DIRECT"),
+        _ => error,
+    })
+}
+
+fn no_direct(why: &str) -> io::Error {
+    let what = format!("no direct I/O on this file or file system: {why}");
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
 /// Whether pwritev2 takes RWF_NOAPPEND: tried once, on a file in memory.
 fn can_ignore_append() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
@@ -561,11 +573,8 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
         return Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 });
     }
     if stat.stx_dio_offset_align == 0 || stat.stx_dio_offset_align > 4096 {
-        let what = format!(
-            "direct I/O: the file's offset alignment is {}, and must be 1 to 4096; 0 means none",
-            stat.stx_dio_offset_align
-        );
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let found = stat.stx_dio_offset_align;
+        return Err(no_direct(&format!("its alignment is {found}, and must be 1 to 4096")));
     }
     Ok(Alignment {
         memory_bytes: stat.stx_dio_mem_align.max(1),

@@ -114,7 +114,7 @@ pub(crate) trait BackingFile: Send + Sync {
     ///
     /// # Errors
     ///
-    /// EINVAL or EOPNOTSUPP where the file system has no direct I/O.
+    /// Of kind `InvalidInput` where the file system has no direct I/O.
     fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         let _ = (fd, read, write);
         Ok(())
