@@ -216,8 +216,8 @@ impl Reader<'_> {
             let segment = unsafe { [Segment::new(aligned, page_bytes)] };
             let moved = read_alone(file, start, (&segment).into(), Op::Read)?;
             let skipped = (from - start) as usize;
-            // SAFETY: within `bounce`; `dst` is our caller's promise.
             let part = self.dst.slice(from - self.offset, to - from);
+            // SAFETY: within `bounce`; `dst` is our caller's promise.
             let copied = unsafe { copy_out(part, aligned.add(skipped), Source::Near) };
             self.faulted |= copied.is_err();
             moved.saturating_sub(skipped as u64)

@@ -291,9 +291,9 @@ impl Miss {
             Poll::Ready(Err(error)) => Step::Done(Err(error)),
             Poll::Ready(Ok(bytes)) => {
                 let len = bytes.len();
+                let dst = wanted.dst.limited(len as u64);
                 // SAFETY: the worker's bytes; the segments are valid for writes of at least as many,
                 // as their maker vouched.
-                let dst = wanted.dst.limited(len as u64);
                 let copied = unsafe { copy_out(dst, bytes.as_ptr(), Source::Near) };
                 let fault =
                     |_| Error::Fault { op: Op::Read, offset: wanted.offset, len: len as u64 };
