@@ -171,7 +171,7 @@ impl Step {
     /// Carries it out; whether all of it was done.
     fn act(self, file: &File, token: u8) -> Result<bool, millpond::Error> {
         match self {
-            Step::Write { at, len } if len % 2 == 0 => {
+            Step::Write { at, len } if len.is_multiple_of(2) => {
                 let bytes = vec![token; len];
                 let (head, tail) = bytes.split_at(len / 3);
                 let slices = [IoSlice::new(head), IoSlice::new(tail)];
@@ -314,7 +314,7 @@ fn disturb(file: &File, random: &mut Random) {
 }
 
 fn read(file: &File, dst: &mut [u8], offset: u64) -> Result<usize, millpond::Error> {
-    if dst.len() % 2 == 0 {
+    if dst.len().is_multiple_of(2) {
         let cut = dst.len() / 3;
         let (head, tail) = dst.split_at_mut(cut);
         return file.read_vectored_at(&mut [head, tail].map(IoSliceMut::new), offset);

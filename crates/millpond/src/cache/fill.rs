@@ -223,8 +223,8 @@ impl Reader<'_> {
             let segment = unsafe { [Segment::new(aligned, page_bytes)] };
             let moved = read_alone(file, start, &segment, Op::Read)?;
             let skipped = (from - start) as usize;
-            // SAFETY: within `bounce`; `dst` is our caller's promise.
             let (at, source) = (from - self.offset, Source::Near);
+            // SAFETY: within `bounce`; `dst` is our caller's promise.
             let copied = unsafe { copy_out(self.dst, at, aligned.add(skipped), to - from, source) };
             self.faulted |= copied.is_err();
             moved.saturating_sub(skipped as u64)
