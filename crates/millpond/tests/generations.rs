@@ -171,7 +171,7 @@ impl Step {
     /// Carries it out; whether all of it was done.
     fn act(self, file: &File, token: u8) -> Result<bool, millpond::Error> {
         match self {
-            Step::Write { at, len } if len % 2 == 0 => {
+            Step::Write { at, len } if len.is_multiple_of(2) => {
                 let bytes = vec![token; len];
                 let (head, tail) = bytes.split_at(len / 3);
                 let slices = [IoSlice::new(head), IoSlice::new(tail)];

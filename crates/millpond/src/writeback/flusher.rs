@@ -1,8 +1,8 @@
 //! Who writes back when nobody asks for it: the flusher's thread, by age and by amount; and writers
 //! that find the cache full of what waits.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use crate::writeback::{Guards, LAST_PAGE, stream_pages, sync, sync_locked};
 
 /// How long a writer over the dirty limit waits without any progress before its write goes through.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
+/// Writers over the dirty limit that write back at once; the flusher does beside them.
+const TURNS_MAX: u32 = 1;
 /// How soon the flusher looks again after it found nothing to do, while there are writes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -33,19 +35,26 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     }
     let mut deadline = Instant::now() + THROTTLED_MAX;
     loop {
-        let flushed = flush_some(file);
-        if let Some(failure) = flushed.failure
-            && ledger.unwritten() + bytes > flusher.limits.dirty_bytes_max
-        {
-            return Err(failure.error(Op::Write));
-        }
-        let mut progress = flushed.pages > 0;
-        if !progress {
-            // Others have filled the cache.
-            progress = flusher.files().iter().any(|other| {
-                let flushed = flush_some(other);
-                flushed.pages > 0 && flushed.failure.is_none()
-            });
+        let mut progress;
+        if let Some(_turn) = Turn::take(flusher) {
+            let flushed = flush_some(file);
+            if let Some(failure) = flushed.failure
+                && ledger.unwritten() + bytes > flusher.limits.dirty_bytes_max
+            {
+                return Err(failure.error(Op::Write));
+            }
+            progress = flushed.pages > 0;
+            if !progress {
+                // Others have filled the cache.
+                progress = flusher.files().iter().any(|other| {
+                    let flushed = flush_some(other);
+                    flushed.pages > 0 && flushed.failure.is_none()
+                });
+            }
+        } else {
+            let before = ledger.unwritten();
+            flusher.await_progress();
+            progress = ledger.unwritten() < before;
         }
         if ledger.unwritten() + bytes <= flusher.limits.dirty_bytes_max {
             return Ok(true);
@@ -57,6 +66,27 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         } else {
             flusher.await_progress();
         }
+    }
+}
+
+/// A writer's turn to write back. The others wait meanwhile: were all of them at it, what they have in
+/// flight together would keep reads waiting at the device for as long as it takes to write it.
+struct Turn<'a>(&'a Flusher);
+
+impl Turn<'_> {
+    fn take(flusher: &Flusher) -> Option<Turn<'_>> {
+        // Relaxed: a count; what is written back is passed on under the files' locks.
+        let taken = flusher
+            .turns
+            .fetch_update(Relaxed, Relaxed, |turns| (turns < TURNS_MAX).then_some(turns + 1));
+        // Lazily: a Turn that is dropped gives one back.
+        taken.is_ok().then(|| Turn(flusher))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.turns.fetch_sub(1, Relaxed);
     }
 }
 
@@ -100,6 +130,8 @@ pub(crate) struct Flusher {
     awake: AtomicBool,
     /// Somebody found no frame, while write-back kept some.
     starved: AtomicBool,
+    /// Writers over the dirty limit that are writing back.
+    turns: AtomicU32,
 }
 
 #[derive(Default)]
@@ -121,6 +153,7 @@ impl Flusher {
             progress: Condvar::new(),
             awake: AtomicBool::new(false),
             starved: AtomicBool::new(false),
+            turns: AtomicU32::new(0),
         })
     }
 

@@ -47,7 +47,7 @@ const LIMIT_BYTES_MIN: u64 = 64 * MIB;
 /// What is dirty stays in a warm cache for longer than a pair takes.
 const DIRTY_AGE_MAX: Duration = Duration::from_secs(120);
 /// Rounds of cases that no bar is set for: full and quick.
-const LISTED_ROUNDS_MAX: [u32; 2] = [3, 2];
+const LISTED_ROUNDS_MAX: [u32; 2] = [2, 2];
 
 /// Which file fits what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
