@@ -222,6 +222,8 @@ fn one_file(
     let dir = temp_dir();
     let path = dir.path().join("file");
     let open = || engine.open(&path, options).unwrap();
+    // One of the readers goes past the cache.
+    let direct = options.clone().direct(true).bounce(true);
     let errors = sim.map(SimOptions::errors_switch);
     let fails = |on: bool| errors.iter().for_each(|switch| switch.store(on, SeqCst));
     fails(false);
@@ -233,7 +235,9 @@ fn one_file(
     let mut taken = 0;
     std::thread::scope(|scope| {
         for number in 0..READERS as u64 {
-            let (handle, versions, stop, reads) = (open(), &versions, &stop, &reads);
+            let options = if number == 1 { &direct } else { options };
+            let handle = engine.open(&path, options).unwrap();
+            let (versions, stop, reads) = (&versions, &stop, &reads);
             let mut random = Random(seed ^ number);
             scope.spawn(move || {
                 let mut bytes = vec![0; 3 * longest];
@@ -358,8 +362,12 @@ fn tokens(engine: &Engine, options: &OpenOptions, random: &mut Random, what: &st
     range.write_all_at(&vec![1; len], at).unwrap();
     let stop = AtomicBool::new(false);
     let appended: u64 = std::thread::scope(|scope| {
+        let direct = options.clone().direct(true).bounce(true);
         let appenders: Vec<_> = (2u8..5)
             .map(|token| {
+                // One writer, and what it appends, go past the cache.
+                let options = if token == 3 { &direct } else { options };
+                let open = |name: &str| engine.open(dir.path().join(name), options).unwrap();
                 let (range, log, stop) = (open("range"), open("log"), &stop);
                 scope.spawn(move || {
                     let (whole, part) = (vec![token; len], vec![token; record]);

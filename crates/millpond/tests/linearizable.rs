@@ -276,6 +276,8 @@ fn with_growth(call: Call, cell_bytes: usize) -> impl Iterator<Item = Call> {
 struct Setup {
     engine: Engine,
     options: OpenOptions,
+    /// Of the second handle and those behind it, where they differ.
+    others: OpenOptions,
     page_bytes: usize,
     /// Whether operations may fail; on while they are recorded.
     errors: Option<std::sync::Arc<std::sync::atomic::AtomicBool>>,
@@ -305,15 +307,19 @@ impl Setup {
             .page_bytes(page_bytes as u32)
             .backing(if direct { Backing::Direct } else { Backing::Buffered })
             .write_mode(if back { WriteMode::Back } else { WriteMode::Through });
+        // Whose reads and writes go past the cache.
+        let others_direct = random.chance(300);
         Setup {
             engine: builder.build().unwrap(),
+            others: options.clone().direct(others_direct).bounce(others_direct),
             options,
             page_bytes,
             errors: sim.map(SimOptions::errors_switch),
             name: format!(
-                "{name}, pages of {page_bytes}, cache of {cache_pages}, {}, {}",
+                "{name}, pages of {page_bytes}, cache of {cache_pages}, {}, {}{}",
                 if direct { "direct" } else { "buffered" },
                 if back { "back" } else { "through" },
+                if others_direct { ", direct handles" } else { "" },
             ),
         }
     }
@@ -328,8 +334,9 @@ impl Setup {
     /// one takes longer than most operations.
     fn record(&self, plans: &[Plan], path: &Path) -> Vec<History> {
         self.errors(false);
-        let open = || self.engine.open(path, &self.options).unwrap();
-        let handles: Vec<File> = (0..HANDLES).map(|_| open()).collect();
+        let open = |options| self.engine.open(path, options).unwrap();
+        let options = |number| if number == 0 { &self.options } else { &self.others };
+        let handles: Vec<File> = (0..HANDLES).map(|number| open(options(number))).collect();
         let (clock, met, gathered) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let gather = |time: usize| {
             gathered.fetch_add(1, SeqCst);
