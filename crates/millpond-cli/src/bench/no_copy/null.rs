@@ -159,10 +159,10 @@ fn note_allocations(
 ) -> Result<()> {
     // What a call of its own allocates, whatever the number of requests, is not theirs.
     flow.slice(Duration::ZERO, 0).context(case)?;
-    let (per_call, few) = flow.allocated;
+    let (per_call, _) = flow.allocated;
     flow.slice(length, 0).context(case)?;
     let (made, ops) = flow.allocated;
-    let per_request = made.saturating_sub(per_call) as f64 / (ops - few).max(1) as f64;
+    let per_request = made.saturating_sub(per_call) as f64 / ops as f64;
     let note = format!(
         "{case}: {per_request:.4} allocations per request ({ops} requests, {made} allocations, of \
          which {per_call} of the call)"
