@@ -100,17 +100,22 @@ pub(crate) fn begin<'f>(
             else {
                 return Ok(Begin::Conflict);
             };
-            if patience == Patience::Try && extent.write(size).must_write_back() {
+            if patience == Patience::Try && extent.write(size).has_to_wait() {
                 return Ok(Begin::Conflict);
             }
-            *begun = Some(begin_write(extent, guard, size)?);
+            *begun = Some(begin_write(extent, guard, size, patience)?);
             Ok(Begin::Begun)
         }
     }
 }
 
-fn begin_write<'f>(extent: Extent<'f>, guard: Guard<'f>, size: u64) -> Result<Begun<'f>> {
-    let around = Some(extent.write(size).begin_around()?);
+fn begin_write<'f>(
+    extent: Extent<'f>,
+    guard: Guard<'f>,
+    size: u64,
+    patience: Patience,
+) -> Result<Begun<'f>> {
+    let around = Some(extent.write(size).begin_around(patience)?);
     Ok(Begun { guard, size, around })
 }
 
@@ -184,7 +189,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
         let locked = write::lock_for_write(file, end, end + len, Patience::Wait);
         let (guard, size) = locked.expect("waited for");
         if size == end {
-            let begun = begin_write(operation.extent, guard, size)?;
+            let begun = begin_write(operation.extent, guard, size, Patience::Wait)?;
             let moved = match is_aligned {
                 true => operation.finish(begun),
                 false => operation.write_bounced(begun),

@@ -12,6 +12,7 @@ use crate::cached::CachedFile;
 use crate::direct::{self, Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
+use crate::io::batch;
 use crate::io::request::Direction;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
@@ -844,7 +845,15 @@ impl Drop for File {
     fn drop(&mut self) {
         // AcqRel: what other handles wrote happens before the last one writes it back.
         if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
-            Arc::clone(&self.cached).leave();
+            let cached = Arc::clone(&self.cached);
+            if batch::is_open() {
+                // Who has a batch open must not wait: a fill may be ending here, whose guard it would
+                // wait for.
+                let workers = Arc::clone(&cached.shared.workers);
+                workers.run(Box::new(move || cached.leave()));
+            } else {
+                cached.leave();
+            }
         }
     }
 }

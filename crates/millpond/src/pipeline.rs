@@ -421,7 +421,7 @@ impl<'a> Lanes<'_, 'a> {
                     return None;
                 }
                 let is_short = slot.moved < total && request.direction == Direction::Write;
-                is_short.then(|| io::ErrorKind::WriteZero.into())
+                is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
             Err(error) if request::is_transient(&error) => {
                 push(self.carrier, self.ended, number, request, slot.moved);
@@ -429,6 +429,14 @@ impl<'a> Lanes<'_, 'a> {
             }
             Err(error) => Some(error),
         };
+        if error.is_some() && request.direction == Direction::Write {
+            // What the back end kept of it may have to be cut off, for which the kernel waits for all
+            // direct I/O of the file (P2).
+            let others = self.under_way - 1 - self.ended.len();
+            if let Carrier::Ring(ring) = self.carrier {
+                ring.wait(others, self.ended);
+            }
+        }
         let begun = slot.begun.take().expect("under way");
         self.under_way -= 1;
         let (outcome, is_len_in_doubt) = begun.end_apart(request.extent(), slot.moved, error);

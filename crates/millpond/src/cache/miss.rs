@@ -222,7 +222,9 @@ impl Miss {
                 continue;
             }
             let file = wanted.file;
-            let range = file.pages(file.start_of(*pages.start()), file.start_of(pages.end() + 1));
+            // Of all that is wanted, not only of what lies below the size by now: a request that waits
+            // is for the range of the step that made it, and the file may grow meanwhile (W3).
+            let range = file.pages(wanted.offset, wanted.offset + wanted.dst.left());
             let guard = request.is_none().then(|| file.ranges.try_lock_owned(range, Mode::Shared));
             let guard = match guard.flatten() {
                 Some(guard) => guard,

@@ -21,11 +21,11 @@
 //! knows the word and nothing else.
 
 use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::task::Waker;
 
 use crate::cache::page::{PageWord, State};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, fence};
 
 #[cfg(not(loom))]
 const BUCKETS: usize = 64;
@@ -72,6 +72,8 @@ impl Parking {
         let key = std::ptr::from_ref(word).addr();
         let waker = waker.clone();
         let mut bucket = self.bucket(key).lock().expect("no panic under the lock");
+        // The table was made before WAITERS is looked at; pairs with the fence in `wake`.
+        fence(SeqCst);
         loop {
             let seen = word.load();
             if !matches!(seen.state(), State::Filling | State::Hidden) {
@@ -140,6 +142,9 @@ pub(crate) fn parking() -> &'static Parking {
 /// Wakes the tasks that wait for the page of `word`.
 #[cfg(not(loom))]
 pub(crate) fn wake(word: &PageWord) {
+    // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees the
+    // page's end, or this sees the table.
+    fence(SeqCst);
     if let Some(parking) = found() {
         parking.wake(std::ptr::from_ref(word).addr());
     }

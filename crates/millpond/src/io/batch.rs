@@ -21,40 +21,41 @@ pub(crate) struct Batch {
 
 /// Opens a batch, or joins the one that is open.
 pub(crate) fn open() -> Batch {
-    let outermost = LEFT.with_borrow_mut(|left| {
+    let open = |left: &RefCell<Option<Vec<Telling>>>| {
+        let mut left = left.borrow_mut();
         let outermost = left.is_none();
         left.get_or_insert_default();
         outermost
-    });
-    Batch { outermost }
+    };
+    // A thread that is ending, and has none of this any more, has no batches.
+    Batch { outermost: LEFT.try_with(open).unwrap_or(false) }
 }
 
 /// Tells what was left so far; the batch stays open.
 pub(crate) fn tell_now() {
     loop {
-        let next = LEFT.with_borrow_mut(|left| left.as_mut().and_then(Vec::pop));
+        let next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Vec::pop));
         match next {
-            Some(telling) => telling(),
-            None => return,
+            Ok(Some(telling)) => telling(),
+            _ => return,
         }
     }
 }
 
 /// Whether this thread has a batch open.
 pub(crate) fn is_open() -> bool {
-    LEFT.with_borrow(Option::is_some)
+    LEFT.try_with(|left| left.borrow().is_some()).unwrap_or(false)
 }
 
 /// Has `telling` called at the end of this thread's batch; at once if there is none.
 pub(crate) fn at_end(telling: Telling) {
-    let now = LEFT.with_borrow_mut(|left| match left {
-        Some(left) => {
-            left.push(telling);
-            None
+    let mut telling = Some(telling);
+    let _ = LEFT.try_with(|left| {
+        if let Some(left) = left.borrow_mut().as_mut() {
+            left.extend(telling.take());
         }
-        None => Some(telling),
     });
-    if let Some(telling) = now {
+    if let Some(telling) = telling {
         telling();
     }
 }
@@ -65,7 +66,7 @@ impl Drop for Batch {
             return;
         }
         // Closed first: what is told may end in another completion.
-        let left = LEFT.with_borrow_mut(Option::take);
+        let left = LEFT.try_with(|left| left.borrow_mut().take()).ok().flatten();
         left.into_iter().flatten().for_each(|telling| telling());
     }
 }

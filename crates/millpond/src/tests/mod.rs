@@ -1,5 +1,6 @@
 //! Tests of the whole engine that need to look inside it.
 
+mod async_reads;
 mod extents;
 mod nests;
 mod no_shared_write;

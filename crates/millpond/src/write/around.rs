@@ -12,7 +12,7 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::table::{Held, PageIndex};
 use crate::cached::CachedFile;
-use crate::direct;
+use crate::direct::{self, Patience};
 use crate::error::{Op, Result};
 use crate::options::WriteMode;
 use crate::sync::fence;
@@ -30,13 +30,14 @@ pub(crate) struct Around {
 impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
     pub(super) fn around(&self) -> Result<usize> {
-        let around = self.begin_around()?;
+        let around = self.begin_around(Patience::Wait)?;
         let (moved, error) = self.transfer(self.src);
         self.end_around(moved, error, around)
     }
 
-    /// Hides the pages; nothing is on its way to the back end then.
-    pub(crate) fn begin_around(&self) -> Result<Around> {
+    /// Hides the pages; nothing is on its way to the back end then. With [`Patience::Try`], the caller
+    /// has found that it [`Write::has_to_wait`] for nothing.
+    pub(crate) fn begin_around(&self, patience: Patience) -> Result<Around> {
         let file = self.file;
         let around = |is_cached| Around { failed_syncs: file.writeback.failed_syncs(), is_cached };
         // What is cached keeps its leaf. Nothing comes in: the guard is ours (W3).
@@ -45,7 +46,8 @@ impl Write<'_> {
             return Ok(around(false));
         }
         // Nobody dirties the pages again.
-        for (first, last) in self.kept_pages() {
+        let kept = (patience == Patience::Wait).then(|| self.kept_pages());
+        for (first, last) in kept.into_iter().flatten() {
             if direct::owes(file, first, last) {
                 writeback::write_back(file, first, last, Op::Write)?;
             }
@@ -55,9 +57,11 @@ impl Write<'_> {
         Ok(around(true))
     }
 
-    /// Whether [`Write::begin_around`] would have to write something back, and so to wait.
-    pub(crate) fn must_write_back(&self) -> bool {
-        self.kept_pages().any(|(first, last)| direct::owes(self.file, first, last))
+    /// Whether [`Write::begin_around`] would have to wait: for what it must write back, or for
+    /// write-backs of pages that it hides, as the flusher may claim a DIRTY one at any time. Under the
+    /// guard, what is not so stays not so.
+    pub(crate) fn has_to_wait(&self) -> bool {
+        direct::owes(self.file, self.first, self.last)
     }
 
     /// The pages that must be clean before the back end is given new bytes of theirs: those that are

@@ -10,6 +10,7 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{State as PageState, Word, WritebackEnd};
 use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
+use crate::io::batch;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::sync::fence;
@@ -408,6 +409,8 @@ fn end_writebacks(
     drop(state);
     let mut leaves = Leaves::new(file);
     let mut failed = Vec::new();
+    // Who is woken is told of it in the end, and does not wait for this flush meanwhile.
+    let batch = batch::open();
     for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
         let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
         let word = held.word(page);
@@ -419,6 +422,7 @@ fn end_writebacks(
             failed.push(page);
         }
     }
+    drop(batch);
     if !failed.is_empty() {
         let mut state = file.writeback.state();
         // Who waits for this flush finds them, and tells of it or writes them.

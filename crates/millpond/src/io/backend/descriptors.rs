@@ -572,9 +572,11 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
         // Before Linux 6.1, or a file system that does not tell: a page serves everywhere.
         return Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 });
     }
-    if stat.stx_dio_offset_align == 0 || stat.stx_dio_offset_align > 4096 {
-        let found = stat.stx_dio_offset_align;
-        return Err(no_direct(&format!("its alignment is {found}, and must be 1 to 4096")));
+    let wanted = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
+    if stat.stx_dio_offset_align == 0 || wanted > 4096 {
+        let (offset, memory) = (stat.stx_dio_offset_align, stat.stx_dio_mem_align);
+        let what = format!("its alignment is {offset}, of memory {memory}, and must be 1 to 4096");
+        return Err(no_direct(&what));
     }
     Ok(Alignment {
         memory_bytes: stat.stx_dio_mem_align.max(1),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::io::backend::aio::Contexts;
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::{BackingFile, spawn};
+use crate::io::batch;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
 const THREADS_MAX: usize = 4;
@@ -85,7 +86,9 @@ impl Pool {
                     Some(error) => Err(error),
                     None => Ok(transfer.moved as usize),
                 };
+                let telling = batch::open();
                 (read.done)(outcome);
+                drop(telling);
                 drop(file);
                 state = self.state.lock().expect("no panic under the lock");
             } else if state.stopped {

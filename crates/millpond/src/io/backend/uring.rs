@@ -299,7 +299,9 @@ impl Driver {
     }
 
     fn finish(&self, job: Job, outcome: io::Result<usize>) {
+        let batch = batch::open();
         (job.read.done)(outcome);
+        drop(batch);
         drop(job.file);
         self.state.lock().expect("no panic under the lock").pending -= 1;
     }
