@@ -3,8 +3,9 @@
 
 pub mod requests;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -210,11 +211,16 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
         .env(INSIDE, test)
+        // Not our own: where that is a file, a limit on file sizes would be in the way of telling.
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let outputs = [pass_on(child.stdout.take()), pass_on(child.stderr.take())];
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
+            outputs.into_iter().for_each(|output| output.join().unwrap());
             assert!(status.success(), "{test}: {status}");
             return;
         }
@@ -225,6 +231,14 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Prints what a child says.
+fn pass_on(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output.expect("a pipe")).lines();
+        lines.map_while(Result::ok).for_each(|line| println!("{line}"));
+    })
 }
 
 /// Runs `body` on another thread; fails if it takes longer than `limit`.
