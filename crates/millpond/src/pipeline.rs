@@ -273,7 +273,7 @@ impl Pipeline {
             carrier: &mut self.carrier,
             ended: &mut self.ended,
             slots: Vec::with_capacity(self.depth),
-            stalled: VecDeque::new(),
+            stalled: VecDeque::with_capacity(self.depth),
             under_way: 0,
             doubted: Vec::new(),
         };
