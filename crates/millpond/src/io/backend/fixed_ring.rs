@@ -26,6 +26,9 @@ use crate::io::segment::Front;
 
 const FILES_MAX: usize = 32;
 const REGIONS_MAX: usize = 1024;
+/// Requests that are submitted in one system call, so that the device has work while the next ones are
+/// made ready: completions come many at a time.
+const SUBMITTED_TOGETHER: usize = 4;
 
 /// A request's number, and what became of it.
 pub(crate) type Ended = (u32, io::Result<usize>);
@@ -41,6 +44,8 @@ pub(crate) struct FixedRing {
     pub(crate) refused_bytes: u64,
     /// Of the region looked up last.
     last: usize,
+    /// Pushed and not submitted.
+    queued: usize,
 }
 
 /// A region, by its index.
@@ -82,6 +87,7 @@ impl FixedRing {
             registered_bytes: 0,
             refused_bytes: 0,
             last: 0,
+            queued: 0,
         })
     }
 
@@ -109,10 +115,17 @@ impl FixedRing {
         let entry = entry(fd, flags, transfer, buffer).flags(fixed).user_data(number.into());
         // SAFETY: X1.
         unsafe { self.ring.submission().push(&entry) }.expect("room for all");
+        self.queued += 1;
+        if self.queued == SUBMITTED_TOGETHER {
+            self.queued = 0;
+            // As in `wait`.
+            let _ = self.ring.submit();
+        }
     }
 
     /// Submits what is queued, waits until `min` requests have ended, and tells of all that have.
     pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<Ended>) {
+        self.queued = 0;
         let before = ended.len();
         loop {
             // An error says that submitting or waiting was interrupted, or that memory was short for
