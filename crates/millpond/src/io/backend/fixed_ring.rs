@@ -16,13 +16,12 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, squeue, types};
 
 use crate::buffers::{Region, RegionId};
-use crate::io::backend::descriptors::SEGMENTS_MAX;
-use crate::io::backend::uring::{clipped, iovecs, new_ring, outcome};
-use crate::io::request::{Direction, Transfer};
-use crate::io::segment::Front;
+use crate::io::backend::entry::{entry, outcome};
+use crate::io::backend::uring::new_ring;
+use crate::io::request::Transfer;
 
 const FILES_MAX: usize = 32;
 const REGIONS_MAX: usize = 1024;
@@ -239,54 +238,4 @@ impl FixedRing {
             }
         }
     }
-}
-
-fn entry(fd: types::Fd, flags: i32, transfer: &Transfer<'_>, buffer: Option<u16>) -> squeue::Entry {
-    let offset = transfer.offset;
-    match (transfer.direction, transfer.segments.front(SEGMENTS_MAX), buffer) {
-        (Direction::Read, Front::One(piece), Some(index)) => {
-            let read = opcode::ReadFixed::new(fd, piece.base(), clipped(piece), index);
-            read.offset(offset).build()
-        }
-        (Direction::Read, Front::One(piece), None) => {
-            opcode::Read::new(fd, piece.base(), clipped(piece)).offset(offset).build()
-        }
-        (Direction::Read, Front::Many(pieces), Some(index)) if has_vectored_fixed() => {
-            let (iovecs, count) = iovecs(pieces);
-            opcode::ReadvFixed::new(fd, iovecs, count, index).offset(offset).build()
-        }
-        (Direction::Read, Front::Many(pieces), _) => {
-            let (iovecs, count) = iovecs(pieces);
-            opcode::Readv::new(fd, iovecs, count).offset(offset).build()
-        }
-        (Direction::Write, Front::One(piece), Some(index)) => {
-            let write = opcode::WriteFixed::new(fd, piece.base(), clipped(piece), index);
-            write.offset(offset).rw_flags(flags).build()
-        }
-        (Direction::Write, Front::One(piece), None) => {
-            let write = opcode::Write::new(fd, piece.base(), clipped(piece));
-            write.offset(offset).rw_flags(flags).build()
-        }
-        (Direction::Write, Front::Many(pieces), Some(index)) if has_vectored_fixed() => {
-            let (iovecs, count) = iovecs(pieces);
-            let write = opcode::WritevFixed::new(fd, iovecs, count, index);
-            write.offset(offset).rw_flags(flags).build()
-        }
-        (Direction::Write, Front::Many(pieces), _) => {
-            let (iovecs, count) = iovecs(pieces);
-            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
-        }
-    }
-}
-
-/// Whether the kernel has READV_FIXED and WRITEV_FIXED (Linux 6.15): asked once.
-fn has_vectored_fixed() -> bool {
-    static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *HAS.get_or_init(|| {
-        let mut probe = io_uring::Probe::new();
-        let Ok(ring) = IoUring::new(2) else { return false };
-        ring.submitter().register_probe(&mut probe).is_ok()
-            && probe.is_supported(opcode::ReadvFixed::CODE)
-            && probe.is_supported(opcode::WritevFixed::CODE)
-    })
 }

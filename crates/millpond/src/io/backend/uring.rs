@@ -34,18 +34,16 @@ use std::sync::{Arc, Mutex};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
-use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors, SEGMENTS_MAX};
+use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
+use crate::io::backend::entry::{entry, outcome};
 use crate::io::backend::spawn;
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
-use crate::io::segment::{Front, Segment};
 
 const RING_ENTRIES: u32 = 64;
 /// Background reads under way that nobody waits for.
 const QUEUED_MAX: usize = 64;
-/// What the kernel moves at most in one transfer: MAX_RW_COUNT.
-const MOVED_MAX: usize = 0x7fff_f000;
 /// Of the driver's ring.
 const DRIVER_ENTRIES: u32 = 256;
 /// Completions for which the driver's ring has room: all that may be under way, and the bell's. (Were
@@ -160,7 +158,7 @@ fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<
 fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<'_>]) {
     let mut in_flight = 0;
     for (number, transfer) in part.iter_mut().enumerate() {
-        match entry(descriptors, transfer) {
+        match plain_entry(descriptors, transfer) {
             Ok(entry) => {
                 // SAFETY: R1: the transfers and their memory outlive this call, which returns when
                 // all completions were reaped. The queue has room: it was empty, and a part has at
@@ -183,40 +181,9 @@ fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<
     }
 }
 
-fn entry(descriptors: &Descriptors, transfer: &Transfer<'_>) -> io::Result<squeue::Entry> {
+fn plain_entry(descriptors: &Descriptors, transfer: &Transfer<'_>) -> io::Result<squeue::Entry> {
     let (fd, flags) = descriptors.route(transfer)?;
-    let (fd, offset) = (types::Fd(fd), transfer.offset);
-    Ok(match (transfer.direction, transfer.segments.front(SEGMENTS_MAX)) {
-        (Direction::Read, Front::One(segment)) => {
-            opcode::Read::new(fd, segment.base(), clipped(segment)).offset(offset).build()
-        }
-        (Direction::Read, Front::Many(segments)) => {
-            let (iovecs, count) = iovecs(segments);
-            opcode::Readv::new(fd, iovecs, count).offset(offset).build()
-        }
-        (Direction::Write, Front::One(segment)) => {
-            let write = opcode::Write::new(fd, segment.base(), clipped(segment));
-            write.offset(offset).rw_flags(flags).build()
-        }
-        (Direction::Write, Front::Many(segments)) => {
-            let (iovecs, count) = iovecs(segments);
-            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
-        }
-    })
-}
-
-/// The array of a list's segments, which outlives its submission as they do.
-pub(crate) fn iovecs(segments: &[Segment<'_>]) -> (*const libc::iovec, u32) {
-    (segments.as_ptr().cast(), segments.len() as u32)
-}
-
-/// The kernel moves no more in one go; the rest follows as after a short transfer.
-pub(crate) fn clipped(segment: Segment<'_>) -> u32 {
-    segment.len().min(MOVED_MAX) as u32
-}
-
-pub(crate) fn outcome(result: i32) -> io::Result<usize> {
-    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) }
+    Ok(entry(types::Fd(fd), flags, transfer, None))
 }
 
 struct Job {
@@ -402,7 +369,7 @@ impl<'d> Reaper<'d> {
 
     fn submit(&mut self, number: usize, job: Job) {
         let transfer = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
-        match entry(&job.file.descriptors, &transfer) {
+        match plain_entry(&job.file.descriptors, &transfer) {
             Ok(entry) => {
                 // R1: the job keeps the segments, their memory and the descriptor.
                 self.jobs[number] = Some(job);
