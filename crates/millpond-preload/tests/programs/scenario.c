@@ -834,7 +834,7 @@ static void waiting(void)
 
 static int undirected_fd;
 static off_t undirected_size;
-static volatile int undirected_over;
+static volatile int undirected_over, undirected_rounds;
 
 /* Keeps write-back busy, with pages, parts of pages and a tail. */
 static void *undirected_writer(void *unused)
@@ -848,6 +848,7 @@ static void *undirected_writer(void *unused)
 		CHECK(pwrite(undirected_fd, page, 333, undirected_size - 333) == 333);
 		if (i % 2)
 			CHECK(fdatasync(undirected_fd) == 0);
+		undirected_rounds = i + 1;
 	}
 	return NULL;
 }
@@ -860,7 +861,7 @@ static pthread_t undirected_begin(const char *name)
 	undirected_fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
 	undirected_size = 80 * PAGE + 777;
 	CHECK(undirected_fd >= 0 && pwrite(undirected_fd, &byte, 1, undirected_size - 1) == 1);
-	undirected_over = 0;
+	undirected_over = undirected_rounds = 0;
 	CHECK(pthread_create(&thread, NULL, undirected_writer, NULL) == 0);
 	return thread;
 }
@@ -888,6 +889,9 @@ static void undirected(void)
 				break;
 		}
 	}
+	/* On a busy machine the writer may start late; its tail must have been written once. */
+	while (!undirected_rounds)
+		usleep(100);
 	undirected_over = 1;
 	pthread_join(thread, NULL);
 	/* Nothing of it is left when all is quiet. */
