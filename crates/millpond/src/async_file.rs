@@ -340,7 +340,7 @@ fn poll_read(
     miss: &mut Option<Miss>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
-    let wanted = Wanted { file: &file.cached, readahead: &file.readahead, dst, offset };
+    let wanted = Wanted { file: &file.cached, readahead: &file.readahead, dst, offset, ring: None };
     if miss.is_none()
         && file.hits
         && in_range(offset, dst.left())

@@ -89,6 +89,14 @@ impl Backend {
         }
     }
 
+    /// Who has rings for queues.
+    pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
+        match &self.kind {
+            BackendKind::Uring(driver) => Some(driver),
+            _ => None,
+        }
+    }
+
     fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
         let (pool, transfers) = (&self.pool, &self.transfers);
         Ok(match &self.kind {

@@ -209,7 +209,7 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn queue(&self, capacity: usize) -> Result<Queue> {
-        Queue::new(capacity)
+        Queue::new(capacity, self.shared.backend.driver())
     }
 
     /// The memory limit, in bytes.

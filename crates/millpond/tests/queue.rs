@@ -137,10 +137,10 @@ fn reads_that_miss_take_no_thread() {
     }
     in_own_process("reads_that_miss_take_no_thread", Duration::from_secs(60), || {
         let case = open(BackendChoice::Uring, 1 << 20, 8 << 20);
+        let before = threads().len();
         let queue = case.engine.queue(512).unwrap();
         let mut random = Random(5);
         case.file.advise(0, 0, Advice::Random).unwrap();
-        let before = threads().len();
         for _ in 0..20 {
             let mut requests: Vec<Request> = (0..512)
                 .map(|_| Request::read(&case.file, vec![0; 4096], random.below(2048) * PAGE))

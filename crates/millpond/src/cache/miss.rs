@@ -52,6 +52,7 @@ use crate::cache::readahead::{Readahead, start_read};
 use crate::cache::table::PageIndex;
 use crate::cached::{CachedFile, Shared};
 use crate::error::{Error, Op, Result};
+use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
@@ -67,6 +68,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) readahead: &'a Readahead,
     pub(crate) dst: SegmentIter<'a>,
     pub(crate) offset: u64,
+    /// Of the queue that waits for it, if there is one.
+    pub(crate) ring: Option<&'a Arc<SharedRing>>,
 }
 
 /// How much a step may do.
@@ -244,11 +247,12 @@ impl Miss {
                 }
             };
             let failed = self.failed.get_or_insert_default();
-            match start_missing(file, guard, pages.clone(), failed, &mut None) {
+            let ring = wanted.ring;
+            match start_missing(file, guard, pages.clone(), failed, ring, &mut None) {
                 Started::Reads => {}
                 Started::NoFrame => return self.hand_over(wanted, waker),
                 Started::NoSlot => {
-                    let offer = offer(file, pages, failed, waker);
+                    let offer = offer(wanted, pages, failed, waker);
                     if let Some(ticket) = file.shared.flight.wait(offer) {
                         self.wait = Wait::Room(Arc::clone(&file.shared), ticket);
                         self.rounds -= 1;
@@ -329,6 +333,7 @@ fn start_missing(
     guard: OwnedGuard,
     pages: RangeInclusive<PageIndex>,
     failed: &Arc<AtomicBool>,
+    ring: Option<&Arc<SharedRing>>,
     spare: &mut Option<Slot>,
 ) -> Started {
     let guard = Arc::new(guard);
@@ -344,7 +349,7 @@ fn start_missing(
             let run = Run { first, size, prefetched: false, marker: false };
             let keep = (Arc::clone(&guard), slot);
             // Where it is refused, it has failed.
-            start_read(file, keep, run, frames, Some(Arc::clone(failed)));
+            start_read(file, keep, run, frames, Some(Arc::clone(failed)), ring.cloned());
         }
     };
     for page in pages {
@@ -366,18 +371,19 @@ fn start_missing(
 
 /// M8.
 fn offer(
-    file: &Arc<CachedFile>,
+    wanted: &Wanted<'_>,
     pages: RangeInclusive<PageIndex>,
     failed: &Arc<AtomicBool>,
     waker: &Waker,
 ) -> Offer {
-    let (file, failed, waker) = (Arc::clone(file), Arc::clone(failed), waker.clone());
+    let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());
+    let (failed, waker) = (Arc::clone(failed), waker.clone());
     Box::new(move |slot| {
         let mut spare = Some(slot);
         let range = file.pages(file.start_of(*pages.start()), file.start_of(pages.end() + 1));
         // Where there is no guard or no frame now, the task looks what to do.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
-            start_missing(&file, guard, pages, &failed, &mut spare);
+            start_missing(&file, guard, pages, &failed, ring.as_ref(), &mut spare);
         }
         waker.wake();
         spare

@@ -21,6 +21,7 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::State;
 use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
+use crate::io::backend::shared_ring::SharedRing;
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
 
@@ -200,7 +201,7 @@ fn start_run(
     }
     let next = first + frames.len() as u64;
     let run = Run { first, size, prefetched: true, marker };
-    let started = start_read(file, guard, run, frames, None);
+    let started = start_read(file, guard, run, frames, None, None);
     (started && !short_of_frames).then_some((next, true))
 }
 
@@ -213,6 +214,7 @@ pub(crate) fn start_read<K: Send + 'static>(
     run: Run,
     frames: Vec<FrameIndex>,
     failed: Option<Arc<AtomicBool>>,
+    ring: Option<Arc<SharedRing>>,
 ) -> bool {
     let page_bytes = file.core().page_bytes();
     let segments = frames
@@ -238,7 +240,7 @@ pub(crate) fn start_read<K: Send + 'static>(
         drop(keep);
         drop(owner);
     });
-    match Arc::clone(&file.backing).start(BackgroundRead { offset, segments, wanted, done }) {
+    match Arc::clone(&file.backing).start(BackgroundRead { offset, wanted, ring, segments, done }) {
         Ok(()) => true,
         Err(read) => {
             (read.done)(Ok(0));

@@ -10,4 +10,8 @@ pub(crate) mod flight;
 
 pub(crate) mod batch;
 
+pub(crate) mod signal;
+
+pub(crate) mod reaping;
+
 pub(crate) mod backend;

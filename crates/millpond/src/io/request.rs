@@ -5,8 +5,10 @@
 //! because the file ended (reads), or an error with what was moved before it.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::io::backend::BackingFile;
+use crate::io::backend::shared_ring::SharedRing;
 use crate::io::segment::{Segment, SegmentIter};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,6 +135,8 @@ pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
     /// A task waits for it: it is not given back for being one too many (`io::flight` sees to that).
     pub(crate) wanted: bool,
+    /// Where it is to go, if the back end has rings.
+    pub(crate) ring: Option<Arc<SharedRing>>,
     /// Into memory that `done` keeps valid.
     pub(crate) segments: Box<[Segment<'static>]>,
     pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,

@@ -14,7 +14,7 @@ use crate::queue::rules::Rule;
 use crate::queue::waiting::{Patience, Waiting};
 
 fn queue(capacity: usize) -> Arc<Waiting<u32>> {
-    Arc::new(Waiting::new(capacity, Box::new(|_| {})))
+    Arc::new(Waiting::new(capacity, Box::new(|_| {}), None))
 }
 
 fn model(body: impl Fn() + Send + Sync + 'static) {

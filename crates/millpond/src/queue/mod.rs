@@ -21,8 +21,6 @@ pub(crate) mod rules;
 
 pub(crate) mod waiting;
 
-mod signal;
-
 mod request;
 
 mod task;
@@ -47,6 +45,8 @@ use rustix::event::EventfdFlags;
 
 use crate::cache::miss::{Pace, Wanted};
 use crate::error::{Error, Op, Result};
+use crate::io::backend::shared_ring::SharedRing;
+use crate::io::backend::uring::Driver;
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::queue::request::Kind;
@@ -100,6 +100,8 @@ pub struct Queue {
 /// What a queue shares with the operations that are under way.
 pub(crate) struct Inner {
     waiting: Waiting<Completion>,
+    /// Where reads go that miss.
+    ring: Option<Arc<SharedRing>>,
     capacity: usize,
     eventfd: Arc<OnceLock<OwnedFd>>,
     next: AtomicU64,
@@ -137,7 +139,8 @@ fn take_request(job: &Mutex<Option<Request>>) -> Option<Request> {
 }
 
 impl Queue {
-    pub(crate) fn new(capacity: usize) -> Result<Queue> {
+    /// With a ring, if `driver` can give it one.
+    pub(crate) fn new(capacity: usize, driver: Option<&Arc<Driver>>) -> Result<Queue> {
         if !(1..=CAPACITY_MAX).contains(&capacity) {
             let what = format!("capacity {capacity}: must be 1 to {CAPACITY_MAX}");
             return Err(Error::InvalidInput { op: Op::Wait, what });
@@ -150,9 +153,12 @@ impl Queue {
                 let _ = rustix::io::write(fd, &(events as u64).to_ne_bytes());
             }
         };
+        // Without, the driver reads.
+        let ring = driver.and_then(|driver| SharedRing::new(driver).ok());
         Ok(Queue {
             inner: Arc::new(Inner {
-                waiting: Waiting::new(capacity, Box::new(tell)),
+                waiting: Waiting::new(capacity, Box::new(tell), ring.clone()),
+                ring,
                 capacity,
                 eventfd,
                 next: AtomicU64::new(0),
@@ -379,7 +385,7 @@ fn try_hit(file: &crate::File, buffer: &mut [u8], offset: u64) -> Option<usize> 
     // SAFETY: the buffer is borrowed for this call, and nobody keeps the segment beyond it.
     let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
     let (cached, readahead) = (&file.cached, &file.readahead);
-    Wanted { file: cached, readahead, dst: (&dst).into(), offset }.try_hit()
+    Wanted { file: cached, readahead, dst: (&dst).into(), offset, ring: None }.try_hit()
 }
 
 /// The future of [`Queue::wait_async`].
@@ -406,6 +412,14 @@ impl Drop for WaitFuture<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.queue.inner.waiting.abandon(ticket);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(ring) = &self.ring {
+            ring.retire();
         }
     }
 }

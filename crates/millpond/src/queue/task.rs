@@ -94,6 +94,7 @@ impl ReadTask {
             readahead: &file.readahead,
             dst: (&dst).into(),
             offset: *offset,
+            ring: self.queue.ring.as_ref(),
         };
         let result = match miss.step(&wanted, waker, pace) {
             Step::Done(result) => result,

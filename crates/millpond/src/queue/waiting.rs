@@ -16,23 +16,15 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use crate::io::backend::shared_ring::SharedRing;
+use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
-use crate::queue::signal::Signal;
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
 /// Whom to tell of a grant: once, and that is the last touch (G1 of `signal`).
 pub(crate) enum Notify {
     Thread(Arc<Signal>),
     Task(Waker),
-}
-
-impl Notify {
-    fn tell(self) {
-        match self {
-            Notify::Thread(signal) => signal.grant(),
-            Notify::Task(waker) => waker.wake(),
-        }
-    }
 }
 
 /// Until when a waiter waits, and for how many.
@@ -50,17 +42,23 @@ pub(crate) struct Waiting<E> {
     /// 1 once somebody wants to be told of unassigned events.
     told: AtomicU32,
     tell: Box<dyn Fn(usize) + Send + Sync>,
+    /// In which a waiter may sleep.
+    ring: Option<std::sync::Arc<SharedRing>>,
 }
 
 impl<E> Waiting<E> {
     /// `tell` is told of events that nobody waits for, after [`Waiting::tell_unassigned`].
-    pub(crate) fn new(capacity: usize, tell: Box<dyn Fn(usize) + Send + Sync>) -> Waiting<E> {
-        Waiting { rules: Mutex::new(Rules::new(capacity)), told: AtomicU32::new(0), tell }
+    pub(crate) fn new(
+        capacity: usize,
+        tell: Box<dyn Fn(usize) + Send + Sync>,
+        ring: Option<std::sync::Arc<SharedRing>>,
+    ) -> Waiting<E> {
+        Waiting { rules: Mutex::new(Rules::new(capacity)), told: AtomicU32::new(0), tell, ring }
     }
 
     #[cfg(all(test, loom))]
     pub(crate) fn without(capacity: usize, rule: crate::queue::rules::Rule) -> Waiting<E> {
-        let queue = Waiting::new(capacity, Box::new(|_| {}));
+        let queue = Waiting::new(capacity, Box::new(|_| {}), None);
         *queue.lock() = Rules::without(capacity, rule);
         queue
     }
@@ -77,9 +75,31 @@ impl<E> Waiting<E> {
             _ => rules.newly_unassigned(),
         };
         drop(rules);
-        wakes.into_iter().for_each(Notify::tell);
+        wakes.into_iter().for_each(|notify| self.notify(notify));
         if unassigned > 0 {
             (self.tell)(unassigned);
+        }
+    }
+
+    fn notify(&self, notify: Notify) {
+        match notify {
+            Notify::Thread(signal) => {
+                // The last touch of the signal; the ring outlives it.
+                if signal.grant()
+                    && let Some(ring) = &self.ring
+                {
+                    ring.poke();
+                }
+            }
+            Notify::Task(waker) => waker.wake(),
+        }
+    }
+
+    /// Until `signal` is granted, or `deadline`; whether it was.
+    fn sleep(&self, signal: &Arc<Signal>, deadline: Option<Instant>) -> bool {
+        match &self.ring {
+            Some(ring) => ring.wait(signal, deadline),
+            None => signal.sleep(deadline) == Woken::Granted,
         }
     }
 
@@ -136,7 +156,7 @@ impl<E> Waiting<E> {
         let signal = signal.expect("made for a waiter");
         if let Some(for_min) = patience.for_min
             && patience.at_all.is_none_or(|at_all| for_min < at_all)
-            && !signal.sleep(Some(for_min))
+            && !self.sleep(&signal, Some(for_min))
         {
             let mut wakes = Wakes::new();
             let mut rules = self.lock();
@@ -146,7 +166,7 @@ impl<E> Waiting<E> {
                 return events;
             }
         }
-        if signal.sleep(patience.at_all) {
+        if self.sleep(&signal, patience.at_all) {
             // What was granted is there: the grant came before the telling, under the lock.
             return self.lock().collect(ticket).expect("granted, and told so");
         }

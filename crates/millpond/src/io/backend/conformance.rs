@@ -425,6 +425,7 @@ fn background_reads_end_once_each() {
             let segments = memory.segments(BLOCK).into_boxed_slice();
             let send = send.clone();
             let read = BackgroundRead {
+                ring: None,
                 wanted: false,
                 offset: (at * BLOCK) as u64,
                 segments,

@@ -7,6 +7,8 @@ pub(crate) mod uring;
 
 pub(crate) mod fixed_ring;
 
+pub(crate) mod shared_ring;
+
 mod entry;
 
 pub(crate) mod threads;

@@ -6,7 +6,8 @@
 //! needs nobody to look after it.
 //!
 //! *Background reads* belong to the driver: one ring, and one thread, started when the first read
-//! comes, that alone submits to it and reaps from it. Others leave their reads in a queue and
+//! comes, that alone submits to it and reaps from it. (Reads for a queue go to the queue's ring, which
+//! the driver looks after while nobody waits for it: `shared_ring`.) Others leave their reads in a queue and
 //! write to an eventfd, on which the ring always has a read pending; so the driver sleeps in one
 //! place, `io_uring_enter`, and does nothing while there is nothing to do.
 //!
@@ -28,7 +29,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -36,6 +37,7 @@ use rustix::event::EventfdFlags;
 
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::entry::{entry, outcome};
+use crate::io::backend::shared_ring::SharedRing;
 use crate::io::backend::spawn;
 use crate::io::batch;
 use crate::io::flight;
@@ -122,8 +124,16 @@ impl Carrier for Arc<Driver> {
     }
 
     fn start(file: Arc<UringFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        let ring = read.ring.clone();
         let driver = Arc::clone(&file.carrier);
-        driver.start(Job { file, read })
+        let job = Job { file, read };
+        match ring {
+            Some(ring) => {
+                ring.start(job);
+                Ok(())
+            }
+            None => driver.start(job),
+        }
     }
 }
 
@@ -181,14 +191,31 @@ fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<
     }
 }
 
-fn plain_entry(descriptors: &Descriptors, transfer: &Transfer<'_>) -> io::Result<squeue::Entry> {
+pub(crate) fn plain_entry(
+    descriptors: &Descriptors,
+    transfer: &Transfer<'_>,
+) -> io::Result<squeue::Entry> {
     let (fd, flags) = descriptors.route(transfer)?;
     Ok(entry(types::Fd(fd), flags, transfer, None))
 }
 
-struct Job {
-    file: Arc<UringFile>,
-    read: BackgroundRead,
+/// R2: such a result says nothing of the read.
+pub(crate) fn is_transient(result: i32) -> bool {
+    matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED)
+}
+
+/// A background read, and what it needs.
+pub(crate) struct Job {
+    pub(crate) file: Arc<UringFile>,
+    pub(crate) read: BackgroundRead,
+}
+
+impl Job {
+    /// Tells of its end, which may be the last of the file.
+    pub(crate) fn finish(self, outcome: io::Result<usize>) {
+        (self.read.done)(outcome);
+        drop(self.file);
+    }
 }
 
 /// Where background reads are left for the driver's thread.
@@ -202,6 +229,8 @@ struct DriverState {
     queue: Vec<Job>,
     /// Queued and in flight.
     pending: usize,
+    /// Those that it looks after.
+    rings: Vec<Arc<SharedRing>>,
     /// The bell was rung since the queue was last taken.
     rung: bool,
     started: bool,
@@ -220,12 +249,8 @@ impl Driver {
         if state.pending >= QUEUED_MAX && !job.read.wanted {
             return Err(job.read);
         }
-        if !state.started {
-            let driver = Arc::clone(self);
-            if spawn("millpond-driver", move || driver.serve()).is_err() {
-                return Err(job.read);
-            }
-            state.started = true;
+        if self.ensure_started(&mut state).is_err() {
+            return Err(job.read);
         }
         state.pending += 1;
         state.queue.push(job);
@@ -239,12 +264,48 @@ impl Driver {
         Ok(())
     }
 
-    fn ring_bell(&self) {
+    fn ensure_started(self: &Arc<Self>, state: &mut DriverState) -> io::Result<()> {
+        if !state.started {
+            let driver = Arc::clone(self);
+            spawn("millpond-driver", move || driver.serve())?;
+            state.started = true;
+        }
+        Ok(())
+    }
+
+    /// Looks at `ring` whenever the bell rings, until it is over.
+    pub(crate) fn look_after(self: &Arc<Self>, ring: &Arc<SharedRing>) -> io::Result<()> {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        self.ensure_started(&mut state)?;
+        state.rings.push(Arc::clone(ring));
+        Ok(())
+    }
+
+    /// Looks at the rings that it looks after.
+    fn look(&self) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        let rings = state.rings.clone();
+        drop(state);
+        rings.iter().for_each(|ring| ring.look());
+        let over: Vec<Arc<SharedRing>> = rings.into_iter().filter(|ring| ring.is_over()).collect();
+        if !over.is_empty() {
+            let is_over = |ring: &Arc<SharedRing>| over.iter().any(|over| Arc::ptr_eq(over, ring));
+            state = self.state.lock().expect("no panic under the lock");
+            state.rings.retain(|ring| !is_over(ring));
+        }
+    }
+
+    /// What an eventfd of the kernel's rings.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(crate) fn ring_bell(&self) {
         // Fails only if the counter overflows, when the bell is ringing already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Lets the thread end once nothing is queued or in flight.
+    /// Lets the thread end once nothing is queued or in flight, and there is no ring to look after.
     pub(crate) fn stop(&self) {
         self.state.lock().expect("no panic under the lock").stopped = true;
         self.ring_bell();
@@ -260,16 +321,15 @@ impl Driver {
 
     fn take(&self) -> (Vec<Job>, bool) {
         let mut state = self.state.lock().expect("no panic under the lock");
-        let ended = state.stopped && state.pending == 0;
+        let ended = state.stopped && state.pending == 0 && state.rings.is_empty();
         state.rung = false;
         (std::mem::take(&mut state.queue), ended)
     }
 
     fn finish(&self, job: Job, outcome: io::Result<usize>) {
         let batch = batch::open();
-        (job.read.done)(outcome);
+        job.finish(outcome);
         drop(batch);
-        drop(job.file);
         self.state.lock().expect("no panic under the lock").pending -= 1;
     }
 
@@ -277,6 +337,7 @@ impl Driver {
         loop {
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.bell, &mut count);
+            self.look();
             let (jobs, ended) = self.take();
             if ended {
                 return;
@@ -342,6 +403,9 @@ impl<'d> Reaper<'d> {
                 }
             }
             drop(batch);
+            if !self.bell_armed {
+                self.driver.look();
+            }
             let (jobs, ended) = self.driver.take();
             match (ended, self.bell_armed) {
                 // R1: also the bell's own read has ended.
@@ -392,7 +456,7 @@ impl<'d> Reaper<'d> {
 
     fn end(&mut self, number: usize, result: i32) {
         let job = self.jobs[number].take().expect("each completion has its job");
-        if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
+        if is_transient(result) {
             self.submit(number, job);
         } else {
             self.free.push(number);

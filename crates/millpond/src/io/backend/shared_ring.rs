@@ -1,0 +1,297 @@
+//! A ring that any thread submits to, and that who waits for its completions reaps: that of a queue.
+//!
+//! Who has the role of its reaper, `io::reaping` says. The ring's completions ring the driver's bell by
+//! way of an eventfd that the kernel writes to while the ring's flag lets it: so the driver reaps while
+//! nobody else does, and until then it sleeps.
+//!
+//! The kernel completes a read in the context of the thread that submitted it, wherever that is, and
+//! cancels what a thread leaves in flight when it ends: R2 of `uring` has it submitted again. (A ring
+//! with deferred completions would wait for one thread alone.)
+//!
+//! - **S1** As R1 of `uring`: a job is kept in `jobs` until its completion was reaped, and the ring is
+//!   kept by the driver's list while there are jobs.
+//! - **S2** The submission queue is touched under `submission`, the completion queue by who has the role.
+//! - **S3** A job is submitted at the end of the batch in which it was started, by who started the first
+//!   one since the last submission, or before.
+//!
+//! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them
+//! but the kernel.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::AcqRel;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
+
+use crate::io::backend::entry::outcome;
+use crate::io::backend::uring::{Driver, Job, is_transient, plain_entry};
+use crate::io::batch;
+use crate::io::flight;
+use crate::io::reaping::{Reaping, Ring};
+use crate::io::request::{Direction, Transfer};
+use crate::io::signal::Signal;
+
+const ENTRIES: u32 = 64;
+/// All that may be in flight, and pokes. (Were there more, the kernel would keep them.)
+const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
+/// The user data of a completion that stands for nothing.
+const POKE: u64 = u64::MAX;
+/// Until the kernel, which was short of memory, is asked again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// See the module header.
+pub(crate) struct SharedRing {
+    reaping: Reaping<Kernel>,
+}
+
+struct Kernel {
+    ring: IoUring,
+    driver: Arc<Driver>,
+    submission: Mutex<()>,
+    /// Somebody is going to submit (S3).
+    due: AtomicBool,
+    jobs: Mutex<Jobs>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    places: Vec<Option<Job>>,
+    free: Vec<usize>,
+    retired: bool,
+}
+
+impl SharedRing {
+    /// A ring that `driver` looks after.
+    pub(crate) fn new(driver: &Arc<Driver>) -> io::Result<Arc<SharedRing>> {
+        let mut builder = IoUring::builder();
+        // A forked child must not find the queues in its memory: they are the parent's.
+        let ring = builder.dontfork().setup_cqsize(COMPLETIONS).build(ENTRIES)?;
+        ring.submitter().register_eventfd(driver.bell().as_raw_fd())?;
+        let shared = Arc::new(SharedRing {
+            reaping: Reaping::new(Kernel {
+                ring,
+                driver: Arc::clone(driver),
+                submission: Mutex::default(),
+                due: AtomicBool::new(false),
+                jobs: Mutex::default(),
+            }),
+        });
+        driver.look_after(&shared)?;
+        Ok(shared)
+    }
+
+    fn kernel(&self) -> &Kernel {
+        &self.reaping.ring
+    }
+
+    /// Starts a read.
+    pub(crate) fn start(self: &Arc<Self>, job: Job) {
+        let number = self.kernel().keep(job);
+        if let Some((job, error)) = self.kernel().push_job(number) {
+            return job.finish(Err(error));
+        }
+        // AcqRel: who submits next has pushed, or sees what was pushed before this.
+        if !self.kernel().due.swap(true, AcqRel) {
+            let ring = Arc::clone(self);
+            batch::at_end(Box::new(move || ring.submit()));
+        }
+    }
+
+    fn submit(&self) {
+        self.kernel().due.swap(false, AcqRel);
+        self.reaping.lead_through(|| self.kernel().submit());
+    }
+
+    /// Sleeps until `signal` is granted, or `deadline`; reaps meanwhile. Whether it was granted.
+    pub(crate) fn wait(
+        &self,
+        signal: &crate::sync::Arc<Signal>,
+        deadline: Option<Instant>,
+    ) -> bool {
+        self.reaping.wait(signal, deadline)
+    }
+
+    /// Brings the leader out of its sleep.
+    pub(crate) fn poke(&self) {
+        self.kernel().poke();
+    }
+
+    /// For the driver: reaps what has completed, if nobody else does.
+    pub(crate) fn look(&self) {
+        self.reaping.lead_through(|| ());
+    }
+
+    /// No more is started, and nobody waits any more.
+    pub(crate) fn retire(&self) {
+        self.kernel().jobs().retired = true;
+        self.kernel().ring_driver();
+    }
+
+    /// Whether it is of no use any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let jobs = self.kernel().jobs();
+        jobs.retired && jobs.free.len() == jobs.places.len()
+    }
+}
+
+impl Drop for SharedRing {
+    fn drop(&mut self) {
+        let jobs = self.kernel().jobs();
+        assert!(jobs.free.len() == jobs.places.len(), "S1: reads are in flight");
+    }
+}
+
+impl Kernel {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().expect("no panic under the lock")
+    }
+
+    fn submission(&self) -> MutexGuard<'_, ()> {
+        self.submission.lock().expect("no panic under the lock")
+    }
+
+    fn keep(&self, job: Job) -> usize {
+        let mut jobs = self.jobs();
+        let number = jobs.free.pop().unwrap_or_else(|| {
+            jobs.places.push(None);
+            jobs.places.len() - 1
+        });
+        jobs.places[number] = Some(job);
+        number
+    }
+
+    /// Queues the read of a kept job; gives it back with what is wrong with it.
+    fn push_job(&self, number: usize) -> Option<(Job, io::Error)> {
+        let mut jobs = self.jobs();
+        let place = &mut jobs.places[number];
+        let job = place.as_ref().expect("kept until its completion was reaped");
+        let transfer = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
+        match plain_entry(&job.file.descriptors, &transfer) {
+            Ok(entry) => {
+                drop(jobs);
+                self.push(&entry.user_data(number as u64));
+                None
+            }
+            Err(error) => {
+                let job = place.take().expect("looked at above");
+                jobs.free.push(number);
+                Some((job, error))
+            }
+        }
+    }
+
+    fn push(&self, entry: &squeue::Entry) {
+        let guard = self.submission();
+        // SAFETY: S2. The entry's memory and descriptor are those of a job (S1), or it has none.
+        while unsafe { self.ring.submission_shared().push(entry) }.is_err() {
+            self.submit_under(&guard);
+        }
+    }
+
+    fn submit(&self) {
+        self.submit_under(&self.submission());
+    }
+
+    /// Submits all that is queued.
+    fn submit_under(&self, _submission: &MutexGuard<'_, ()>) {
+        // SAFETY: S2.
+        while unsafe { !self.ring.submission_shared().is_empty() } {
+            match self.ring.submit() {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Short of memory for a moment: nobody may be told that the reads have failed.
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Takes what has completed off the queue; whether there may be more that the kernel keeps.
+    fn take_completed(&self, ended: &mut Vec<(usize, i32)>) -> bool {
+        // SAFETY: S2: the caller has the role.
+        let completions = unsafe { self.ring.completion_shared() };
+        let full = completions.is_full();
+        ended.extend(
+            completions
+                .filter(|done| done.user_data() != POKE)
+                .map(|done| (done.user_data() as usize, done.result())),
+        );
+        full
+    }
+
+    /// Enters the kernel for completions, but not to submit.
+    fn enter(&self, completions: u32, args: Option<&types::SubmitArgs<'_, '_>>) {
+        let flags =
+            EnterFlags::GETEVENTS | args.map_or(EnterFlags::empty(), |_| EnterFlags::EXT_ARG);
+        // An error says "interrupted" or "timed out": the caller looks again.
+        // SAFETY: nothing is submitted; the arguments are valid for the call.
+        let _ = unsafe { self.ring.submitter().enter(0, completions, flags.bits(), args) };
+    }
+}
+
+impl Ring for Kernel {
+    fn set_notify(&self, on: bool) {
+        // SAFETY: S2.
+        let completions = unsafe { self.ring.completion_shared() };
+        if on {
+            completions.enable_eventfd();
+        } else {
+            completions.disable_eventfd();
+        }
+    }
+
+    fn ring_driver(&self) {
+        self.driver.ring_bell();
+    }
+
+    fn has_completions(&self) -> bool {
+        // SAFETY: S2.
+        unsafe { !self.ring.completion_shared().is_empty() }
+    }
+
+    fn reap(&self) {
+        let mut completed = Vec::new();
+        while self.take_completed(&mut completed) {
+            self.enter(0, None);
+        }
+        if completed.is_empty() {
+            return;
+        }
+        let mut ended = Vec::with_capacity(completed.len());
+        let mut again = Vec::new();
+        let mut jobs = self.jobs();
+        for (number, result) in completed {
+            if is_transient(result) {
+                again.push(number);
+            } else {
+                let job = jobs.places[number].take().expect("each completion has its job");
+                ended.push((job, outcome(result)));
+                jobs.free.push(number);
+            }
+        }
+        drop(jobs);
+        for number in again {
+            if let Some((job, error)) = self.push_job(number) {
+                ended.push((job, Err(error)));
+            }
+        }
+        self.submit();
+        let batch = batch::open();
+        ended.into_iter().for_each(|(job, outcome)| job.finish(outcome));
+        drop(batch);
+    }
+
+    fn sleep(&self, deadline: Option<Instant>) {
+        let Some(deadline) = deadline else { return self.enter(1, None) };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+        self.enter(1, Some(&types::SubmitArgs::new().timespec(&left)));
+    }
+
+    fn poke(&self) {
+        self.push(&opcode::Nop::new().build().user_data(POKE));
+        self.submit();
+    }
+}

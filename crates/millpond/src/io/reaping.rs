@@ -1,0 +1,169 @@
+//! Who reaps a ring that several threads wait for: one at a time, and never nobody.
+//!
+//! ```text
+//!             take                        hand on: nobody is listed
+//!   VACANT ----------> LED, notify off ----------------------------> VACANT, notify on
+//!                       ^  |  hand on: the first who is listed
+//!                       +--+
+//! ```
+//!
+//! A thread that is about to sleep takes the role if it is vacant, and sleeps in the ring; others are
+//! listed and sleep each on its own word (`signal`). The leader ends what has completed, which may grant
+//! others their waits, or its own. While nobody leads, each completion rings for the driver, which takes
+//! the role for as long as it reaps.
+//!
+//! - **H1** Role, list and notification change together, under one lock: who is listed is listed behind a
+//!   leader, and a vacant ring notifies.
+//! - **H2** Who gives the role up looks for completions after it turned the notification on, and rings
+//!   for the driver if there are any: what completed before that was notified of to nobody. SeqCst fence
+//!   here; the kernel has one between the completion and its look at the flag. Only who has the role may
+//!   look, so it is vacant after that.
+//! - **H3** Who takes the role reaps before he sleeps: what completed while it was vacant is there.
+//! - **H4** A listed thread leaves the list under the lock. If it is not there any more, it was given the
+//!   role, whether or not it was told of that first: it leads, or hands on.
+//! - **H5** Who has the role may be granted by others: they see from its word that it sleeps in the ring,
+//!   and poke that.
+//!
+//! Locks: the role's; under it only the ring's flag and queue are looked at.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
+
+use crate::io::signal::{Signal, Woken};
+use crate::sync::{Arc, Mutex, MutexGuard, fence};
+
+/// A ring as its reapers see it.
+pub(crate) trait Ring {
+    /// Whether completions ring for the driver. The caller has the role.
+    fn set_notify(&self, on: bool);
+
+    /// Has the driver look at the ring.
+    fn ring_driver(&self);
+
+    /// Whether something has completed and was not reaped. The caller has the role.
+    fn has_completions(&self) -> bool;
+
+    /// Ends what has completed. The caller has the role.
+    fn reap(&self);
+
+    /// Sleeps until something has completed, or `deadline`; may return early. The caller has the role.
+    fn sleep(&self, deadline: Option<Instant>);
+
+    /// Brings a leader out of its sleep, also one that is about to.
+    fn poke(&self);
+}
+
+/// A ring, and the role of its reaper.
+pub(crate) struct Reaping<R> {
+    pub(crate) ring: R,
+    role: Mutex<Role>,
+}
+
+#[derive(Default)]
+struct Role {
+    led: bool,
+    listed: VecDeque<Arc<Signal>>,
+}
+
+impl<R: Ring> Reaping<R> {
+    /// Of a ring that notifies.
+    pub(crate) fn new(ring: R) -> Reaping<R> {
+        Reaping { ring, role: Mutex::new(Role::default()) }
+    }
+
+    fn role(&self) -> MutexGuard<'_, Role> {
+        self.role.lock().expect("no panic under the lock")
+    }
+
+    /// Sleeps until `signal` is granted, or `deadline`, and reaps as long as it is its turn. Whether it
+    /// was granted.
+    pub(crate) fn wait(&self, signal: &Arc<Signal>, deadline: Option<Instant>) -> bool {
+        while !self.take_or_list(signal) {
+            let woken = signal.sleep(deadline);
+            if self.unlist(signal) {
+                break;
+            }
+            if woken != Woken::Promoted {
+                return woken == Woken::Granted;
+            }
+            // Told late of a role that was handed on before.
+        }
+        self.lead(signal, deadline);
+        self.hand_on();
+        signal.is_granted()
+    }
+
+    fn lead(&self, signal: &Signal, deadline: Option<Instant>) {
+        loop {
+            // H3; and who was granted leaves nothing behind that somebody would be woken for.
+            self.ring.reap();
+            if signal.is_granted() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return;
+            }
+            if signal.begin_lead() {
+                self.ring.sleep(deadline);
+                signal.end_lead();
+            }
+        }
+    }
+
+    /// Does `work` in the role if that is vacant, so that the driver is not rung for meanwhile, and reaps.
+    pub(crate) fn lead_through(&self, work: impl FnOnce()) {
+        let leads = self.take();
+        work();
+        if leads {
+            self.ring.reap();
+            self.hand_on();
+        }
+    }
+
+    fn take(&self) -> bool {
+        let mut role = self.role();
+        if role.led {
+            return false;
+        }
+        role.led = true;
+        self.ring.set_notify(false);
+        true
+    }
+
+    fn take_or_list(&self, signal: &Arc<Signal>) -> bool {
+        let mut role = self.role();
+        if role.led {
+            role.listed.push_back(Arc::clone(signal));
+            return false;
+        }
+        role.led = true;
+        self.ring.set_notify(false);
+        true
+    }
+
+    /// Whether the caller has the role now (H4).
+    fn unlist(&self, signal: &Arc<Signal>) -> bool {
+        let mut role = self.role();
+        let place = role.listed.iter().position(|listed| Arc::ptr_eq(listed, signal));
+        place.map(|place| role.listed.remove(place)).is_none()
+    }
+
+    /// Gives up the role.
+    fn hand_on(&self) {
+        let mut role = self.role();
+        if let Some(next) = role.listed.pop_front() {
+            drop(role);
+            return next.promote();
+        }
+        self.ring.set_notify(true);
+        // H2.
+        fence(SeqCst);
+        let left = self.ring.has_completions();
+        role.led = false;
+        drop(role);
+        if left {
+            self.ring.ring_driver();
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests;

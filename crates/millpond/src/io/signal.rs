@@ -1,0 +1,224 @@
+//! Where one thread sleeps until it is told of something: a word, and the futex on it.
+//!
+//! ```text
+//! WAITING -> sleep -> SLEEPING                       by its owner, before it enters the kernel
+//! WAITING -> lead -> LEADING -> WAITING              by its owner, around a sleep in a ring (`reaping`)
+//! WAITING | SLEEPING -> promote -> PROMOTED          by who gives it the ring, and wakes it
+//! PROMOTED -> WAITING                                by its owner, who takes note
+//! any -> grant -> GRANTED                            by who ends the wait, once; wakes a sleeper
+//! ```
+//!
+//! - **G1** A signal serves one wait. Who is to tell it has a share of it: the wake is his last touch,
+//!   and the signal outlives that whatever its owner does meanwhile.
+//! - **G2** The teller's exchange finds SLEEPING, or the owner's exchange finds what was told, or the
+//!   word changes before the kernel looks at it: no wake-up is lost.
+//! - **G3** All is Relaxed. The word only says when to look: what was granted is collected under the lock
+//!   of the queue, and who has a ring is known under that of its role.
+//! - **G4** GRANTED is final: a promotion that meets it is void, and its owner finds out under the role's
+//!   lock that it was given the ring.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use crate::sync::AtomicU32;
+
+const WAITING: u32 = 0;
+const SLEEPING: u32 = 1;
+const GRANTED: u32 = 2;
+const LEADING: u32 = 3;
+const PROMOTED: u32 = 4;
+
+/// One wait of one thread.
+pub(crate) struct Signal {
+    word: AtomicU32,
+    #[cfg(loom)]
+    futex: (crate::sync::Mutex<()>, crate::sync::Condvar),
+}
+
+/// How a sleep ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Woken {
+    Granted,
+    /// The ring is this thread's to reap.
+    Promoted,
+    TimedOut,
+}
+
+impl Signal {
+    pub(crate) fn new() -> Signal {
+        Signal {
+            word: AtomicU32::new(WAITING),
+            #[cfg(loom)]
+            futex: (crate::sync::Mutex::new(()), crate::sync::Condvar::new()),
+        }
+    }
+
+    /// Ends the wait. The caller holds no lock, and does not touch the signal again (G1). True if the
+    /// owner sleeps in its ring, out of which the caller is to bring it.
+    #[must_use]
+    pub(crate) fn grant(&self) -> bool {
+        match self.set_granted() {
+            SLEEPING => {
+                self.futex_wake();
+                false
+            }
+            before => before == LEADING,
+        }
+    }
+
+    /// What the word was (G2).
+    fn set_granted(&self) -> u32 {
+        self.word.swap(GRANTED, Relaxed)
+    }
+
+    pub(crate) fn is_granted(&self) -> bool {
+        self.word.load(Relaxed) == GRANTED
+    }
+
+    /// Has the owner take over the ring (G4). As for `grant`, the last touch.
+    pub(crate) fn promote(&self) {
+        let promoted = self.word.fetch_update(Relaxed, Relaxed, |word| match word {
+            WAITING | SLEEPING => Some(PROMOTED),
+            _ => None,
+        });
+        if promoted == Ok(SLEEPING) {
+            self.futex_wake();
+        }
+    }
+
+    /// Before the owner sleeps in the ring; false if it was granted.
+    pub(crate) fn begin_lead(&self) -> bool {
+        self.word
+            .fetch_update(Relaxed, Relaxed, |word| (word != GRANTED).then_some(LEADING))
+            .is_ok()
+    }
+
+    /// After that; false if it was granted.
+    pub(crate) fn end_lead(&self) -> bool {
+        self.word.compare_exchange(LEADING, WAITING, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Sleeps until told something, or until `deadline`. Does not spin.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> Woken {
+        if let Err(told) = self.word.compare_exchange(WAITING, SLEEPING, Relaxed, Relaxed) {
+            return self.woken(told);
+        }
+        loop {
+            let left = match deadline {
+                None => None,
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => {
+                        let awake = self.word.compare_exchange(SLEEPING, WAITING, Relaxed, Relaxed);
+                        return awake.map_or_else(|told| self.woken(told), |_| Woken::TimedOut);
+                    }
+                },
+            };
+            self.futex_wait(left);
+            let word = self.word.load(Relaxed);
+            if word != SLEEPING {
+                return self.woken(word);
+            }
+        }
+    }
+
+    fn woken(&self, word: u32) -> Woken {
+        match word {
+            GRANTED => Woken::Granted,
+            PROMOTED => match self.word.compare_exchange(PROMOTED, WAITING, Relaxed, Relaxed) {
+                Ok(_) => Woken::Promoted,
+                Err(_) => Woken::Granted,
+            },
+            _ => unreachable!("only its owner has it sleep or lead"),
+        }
+    }
+
+    /// Sleeps while SLEEPING; may return early.
+    #[cfg(not(loom))]
+    fn futex_wait(&self, left: Option<std::time::Duration>) {
+        use rustix::thread::futex;
+        let left = left.map(|left| rustix::fs::Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        // An error says "changed", "timed out" or "interrupted": the caller looks again.
+        let _ = futex::wait(&self.word, futex::Flags::PRIVATE, SLEEPING, left.as_ref());
+    }
+
+    #[cfg(not(loom))]
+    fn futex_wake(&self) {
+        use rustix::thread::futex;
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+    }
+
+    /// The kernel compares the word and queues the sleeper in one step.
+    #[cfg(loom)]
+    fn futex_wait(&self, _left: Option<std::time::Duration>) {
+        let queue = self.futex.0.lock().unwrap();
+        if self.word.load(Relaxed) == SLEEPING {
+            drop(self.futex.1.wait(queue).unwrap());
+        }
+    }
+
+    #[cfg(loom)]
+    fn futex_wake(&self) {
+        let _queue = self.futex.0.lock().unwrap();
+        self.futex.1.notify_one();
+    }
+}
+
+/// G2 as a model sees it, and without the swap: did the kernel put somebody to sleep, and was he woken?
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    fn sleep_meets(set_granted: fn(&Signal) -> u32) {
+        loom::model(move || {
+            let signal = Arc::new(Signal::new());
+            let waker = loom::thread::spawn({
+                let signal = Arc::clone(&signal);
+                move || set_granted(&signal) == SLEEPING
+            });
+            let exchanged = signal.word.compare_exchange(WAITING, SLEEPING, Relaxed, Relaxed);
+            let sleeps = exchanged.is_ok() && signal.word.load(Relaxed) == SLEEPING;
+            let woken = waker.join().unwrap();
+            assert!(!sleeps || woken, "sleeps for ever");
+        });
+    }
+
+    #[test]
+    fn loom_a_sleeper_is_woken() {
+        sleep_meets(Signal::set_granted);
+    }
+
+    #[test]
+    #[should_panic(expected = "sleeps for ever")]
+    fn loom_without_the_swap_a_sleeper_is_missed() {
+        sleep_meets(|signal| {
+            let before = signal.word.load(Relaxed);
+            signal.word.store(GRANTED, Relaxed);
+            before
+        });
+    }
+
+    /// Goal: who is promoted and granted at the same time wakes up, and knows that the wait is over.
+    #[test]
+    fn loom_a_promotion_meets_a_grant() {
+        loom::model(|| {
+            let signal = Arc::new(Signal::new());
+            let promoter = loom::thread::spawn({
+                let signal = Arc::clone(&signal);
+                move || signal.promote()
+            });
+            let granter = loom::thread::spawn({
+                let signal = Arc::clone(&signal);
+                move || assert!(!signal.grant(), "it leads nothing yet")
+            });
+            let woken = signal.sleep(None);
+            promoter.join().unwrap();
+            granter.join().unwrap();
+            assert!(signal.is_granted(), "{woken:?}");
+        });
+    }
+}
