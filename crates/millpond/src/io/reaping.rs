@@ -108,17 +108,8 @@ impl<R: Ring> Reaping<R> {
         }
     }
 
-    /// Does `work` in the role if that is vacant, so that the driver is not rung for meanwhile, and reaps.
-    pub(crate) fn lead_through(&self, work: impl FnOnce()) {
-        let leads = self.take();
-        work();
-        if leads {
-            self.ring.reap();
-            self.hand_on();
-        }
-    }
-
-    fn take(&self) -> bool {
+    /// Takes the role if it is vacant; then the driver is not rung for until the caller gives it up.
+    pub(crate) fn try_take(&self) -> bool {
         let mut role = self.role();
         if role.led {
             return false;
@@ -126,6 +117,12 @@ impl<R: Ring> Reaping<R> {
         role.led = true;
         self.ring.set_notify(false);
         true
+    }
+
+    /// Reaps, and gives up the role.
+    pub(crate) fn give_up(&self) {
+        self.ring.reap();
+        self.hand_on();
     }
 
     fn take_or_list(&self, signal: &Arc<Signal>) -> bool {

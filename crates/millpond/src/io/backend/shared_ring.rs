@@ -11,8 +11,9 @@
 //! - **S1** As R1 of `uring`: a job is kept in `jobs` until its completion was reaped, and the ring is
 //!   kept by the driver's list while there are jobs.
 //! - **S2** The submission queue is touched under `submission`, the completion queue by who has the role.
-//! - **S3** A job is submitted at the end of the batch in which it was started, by who started the first
-//!   one since the last submission, or before.
+//! - **S3** A job is submitted at the end of the batch in which it was started, or before: a few at a
+//!   time, so that the device works while more are made ready. Who starts the first one takes the role,
+//!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
 //!
 //! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them
 //! but the kernel.
@@ -34,11 +35,13 @@ use crate::io::reaping::{Reaping, Ring};
 use crate::io::request::{Direction, Transfer};
 use crate::io::signal::Signal;
 
-const ENTRIES: u32 = 64;
+const ENTRIES: u32 = 2 * TOGETHER;
 /// All that may be in flight, and pokes. (Were there more, the kernel would keep them.)
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
 /// The user data of a completion that stands for nothing.
 const POKE: u64 = u64::MAX;
+/// Jobs that are submitted together at least, but for the last ones.
+const TOGETHER: u32 = 4;
 /// Until the kernel, which was short of memory, is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -50,11 +53,15 @@ pub(crate) struct SharedRing {
 struct Kernel {
     ring: IoUring,
     driver: Arc<Driver>,
-    submission: Mutex<()>,
+    submission: Mutex<Queued>,
     /// Somebody is going to submit (S3).
     due: AtomicBool,
     jobs: Mutex<Jobs>,
 }
+
+/// Entries that were not submitted.
+#[derive(Default)]
+struct Queued(u32);
 
 #[derive(Default)]
 struct Jobs {
@@ -95,14 +102,18 @@ impl SharedRing {
         }
         // AcqRel: who submits next has pushed, or sees what was pushed before this.
         if !self.kernel().due.swap(true, AcqRel) {
+            let leads = self.reaping.try_take();
             let ring = Arc::clone(self);
-            batch::at_end(Box::new(move || ring.submit()));
+            batch::at_end(Box::new(move || ring.end_submission(leads)));
         }
     }
 
-    fn submit(&self) {
+    fn end_submission(&self, leads: bool) {
         self.kernel().due.swap(false, AcqRel);
-        self.reaping.lead_through(|| self.kernel().submit());
+        self.kernel().submit();
+        if leads {
+            self.reaping.give_up();
+        }
     }
 
     /// Sleeps until `signal` is granted, or `deadline`; reaps meanwhile. Whether it was granted.
@@ -121,7 +132,9 @@ impl SharedRing {
 
     /// For the driver: reaps what has completed, if nobody else does.
     pub(crate) fn look(&self) {
-        self.reaping.lead_through(|| ());
+        if self.reaping.try_take() {
+            self.reaping.give_up();
+        }
     }
 
     /// No more is started, and nobody waits any more.
@@ -149,7 +162,7 @@ impl Kernel {
         self.jobs.lock().expect("no panic under the lock")
     }
 
-    fn submission(&self) -> MutexGuard<'_, ()> {
+    fn submission(&self) -> MutexGuard<'_, Queued> {
         self.submission.lock().expect("no panic under the lock")
     }
 
@@ -184,23 +197,24 @@ impl Kernel {
     }
 
     fn push(&self, entry: &squeue::Entry) {
-        let guard = self.submission();
+        let mut queued = self.submission();
         // SAFETY: S2. The entry's memory and descriptor are those of a job (S1), or it has none.
-        while unsafe { self.ring.submission_shared().push(entry) }.is_err() {
-            self.submit_under(&guard);
+        unsafe { self.ring.submission_shared().push(entry) }.expect("there are never that many");
+        queued.0 += 1;
+        if queued.0 >= TOGETHER {
+            self.submit_under(&mut queued);
         }
     }
 
     fn submit(&self) {
-        self.submit_under(&self.submission());
+        self.submit_under(&mut self.submission());
     }
 
     /// Submits all that is queued.
-    fn submit_under(&self, _submission: &MutexGuard<'_, ()>) {
-        // SAFETY: S2.
-        while unsafe { !self.ring.submission_shared().is_empty() } {
+    fn submit_under(&self, queued: &mut Queued) {
+        while queued.0 > 0 {
             match self.ring.submit() {
-                Ok(_) => {}
+                Ok(submitted) => queued.0 -= submitted as u32,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Short of memory for a moment: nobody may be told that the reads have failed.
                 Err(_) => std::thread::sleep(PAUSE),

@@ -139,7 +139,16 @@ fn drive(reaping: &Reaping<Model>) {
         }
         *bell = false;
         drop(bell);
-        reaping.lead_through(|| ());
+        lead_through(reaping, || ());
+    }
+}
+
+/// As a thread does that submits, or the driver.
+fn lead_through(reaping: &Reaping<Model>, work: impl FnOnce()) {
+    let leads = reaping.try_take();
+    work();
+    if leads {
+        reaping.give_up();
     }
 }
 
@@ -217,7 +226,8 @@ fn loom_the_driver_reaps_what_is_left() {
     model(|| {
         let reaping = Model::new(2);
         let driver = spawn(&reaping, drive);
-        let submitter = spawn(&reaping, |reaping| reaping.lead_through(|| reaping.ring.complete()));
+        let submitter =
+            spawn(&reaping, |reaping| lead_through(reaping, || reaping.ring.complete()));
         reaping.ring.complete();
         submitter.join().unwrap();
         driver.join().unwrap();
@@ -228,7 +238,7 @@ fn a_completion_meets_a_leaver(looks_again: bool) {
     model(move || {
         let reaping = Model::with(1, looks_again);
         let kernel = spawn(&reaping, |reaping| reaping.ring.complete());
-        reaping.lead_through(|| ());
+        lead_through(&reaping, || ());
         kernel.join().unwrap();
         let rung = *reaping.ring.bell.lock().unwrap();
         assert!(rung || reaping.ring.completions.load(Relaxed) == 0, "nobody reaps it");
