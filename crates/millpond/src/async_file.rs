@@ -10,7 +10,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::buffers::Buffer;
 use crate::cache::miss::{Miss, Pace, Step, Wanted};
+use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
 use crate::file::{File, check_range, in_range};
 use crate::io::segment::{Segment, SegmentIter};
@@ -117,6 +119,48 @@ impl AsyncFile {
             return Err(Error::io(Op::Read, offset, len as u64, end));
         }
         Ok(())
+    }
+
+    /// [`File::read_vectored_at`] into all of `buffers`, in turn, which come back with the outcome: the way
+    /// to read from a file that was opened [`direct`](crate::OpenOptions::direct), without a copy and,
+    /// on io_uring, without a thread. Others are read by a worker.
+    ///
+    /// The buffers are the read's until it ends: a future that is dropped leaves it to its end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_vectored_at`].
+    pub async fn read_buffers_at(
+        &self,
+        buffers: Vec<Buffer>,
+        offset: u64,
+    ) -> (Result<usize>, Vec<Buffer>) {
+        if !self.file.is_for_direct() {
+            let mut buffers = buffers;
+            let body =
+                move |file: &File| (unattended::read_buffers(file, &mut buffers, offset), buffers);
+            return self.by_worker(body).await;
+        }
+        let (outcome, teller) = Outcome::new();
+        let tell = Box::new(move |result, buffers| teller.tell((result, buffers)));
+        unattended::start_read(Arc::clone(&self.file), buffers, offset, None, tell);
+        std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
+    }
+
+    /// [`File::write_vectored_at`] of all of `buffers`, in turn, which come back with the outcome; by a
+    /// worker, without a copy to a file that was opened [`direct`](crate::OpenOptions::direct). Dropped
+    /// after its first poll, the write is carried out all the same.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_vectored_at`].
+    pub async fn write_buffers_at(
+        &self,
+        buffers: Vec<Buffer>,
+        offset: u64,
+    ) -> (Result<usize>, Vec<Buffer>) {
+        self.by_worker(move |file| (unattended::write_buffers(file, &buffers, offset), buffers))
+            .await
     }
 
     /// [`File::write_at`] of a copy of `src`, by a worker. Dropped after its first poll, the write is

@@ -809,6 +809,16 @@ impl File {
         Ok(())
     }
 
+    /// Opened for direct I/O by its caller.
+    pub(crate) fn is_for_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether what is not aligned is served all the same.
+    pub(crate) fn bounces(&self) -> bool {
+        self.bounce
+    }
+
     /// What a [`crate::DirectRequest`] needs of its file.
     pub(crate) fn check_direct(&self, op: Op, offset: u64, len: u64) -> Result<()> {
         if !self.direct {
@@ -822,7 +832,7 @@ impl File {
     pub(crate) fn check_cached(&self) -> Result<()> {
         if self.direct {
             let what =
-                "a read that does not wait, of a handle for direct I/O: use a pipeline".into();
+                "a read that does not wait, of a handle for direct I/O: read into buffers".into();
             return Err(Error::InvalidInput { op: Op::Read, what });
         }
         Ok(())

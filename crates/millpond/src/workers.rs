@@ -93,20 +93,31 @@ enum Told<T> {
     Taken,
 }
 
+/// Who tells of an [`Outcome`].
+pub(crate) struct Teller<T>(Arc<Mutex<Told<T>>>);
+
+impl<T> Teller<T> {
+    pub(crate) fn tell(self, done: T) {
+        let mut told = self.0.lock().expect("no panic under the lock");
+        let before = std::mem::replace(&mut *told, Told::Done(done));
+        drop(told);
+        if let Told::Waits(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+}
+
 impl<T: Send + 'static> Outcome<T> {
+    /// An outcome, and who tells of it.
+    pub(crate) fn new() -> (Outcome<T>, Teller<T>) {
+        let told = Arc::new(Mutex::new(Told::Waits(None)));
+        (Outcome(Arc::clone(&told)), Teller(told))
+    }
+
     /// Has the workers carry out `body`. It runs even if the outcome is dropped.
     pub(crate) fn of(workers: &Arc<Workers>, body: impl FnOnce() -> T + Send + 'static) -> Self {
-        let told = Arc::new(Mutex::new(Told::Waits(None)));
-        let outcome = Outcome(Arc::clone(&told));
-        workers.run(Box::new(move || {
-            let done = body();
-            let mut told = told.lock().expect("no panic under the lock");
-            let before = std::mem::replace(&mut *told, Told::Done(done));
-            drop(told);
-            if let Told::Waits(Some(waker)) = before {
-                waker.wake();
-            }
-        }));
+        let (outcome, teller) = Outcome::new();
+        workers.run(Box::new(move || teller.tell(body())));
         outcome
     }
 

@@ -240,7 +240,14 @@ pub(crate) fn start_read<K: Send + 'static>(
         drop(keep);
         drop(owner);
     });
-    match Arc::clone(&file.backing).start(BackgroundRead { offset, wanted, ring, segments, done }) {
+    match Arc::clone(&file.backing).start(BackgroundRead {
+        offset,
+        wanted,
+        direct: false,
+        ring,
+        segments,
+        done,
+    }) {
         Ok(()) => true,
         Err(read) => {
             (read.done)(Ok(0));

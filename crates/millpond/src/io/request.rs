@@ -135,9 +135,18 @@ pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
     /// A task waits for it: it is not given back for being one too many (`io::flight` sees to that).
     pub(crate) wanted: bool,
+    /// As of a [`Transfer`].
+    pub(crate) direct: bool,
     /// Where it is to go, if the back end has rings.
     pub(crate) ring: Option<Arc<SharedRing>>,
     /// Into memory that `done` keeps valid.
     pub(crate) segments: Box<[Segment<'static>]>,
     pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,
+}
+
+impl BackgroundRead {
+    pub(crate) fn transfer(&self) -> Transfer<'_> {
+        let transfer = Transfer::new(Direction::Read, self.offset, &*self.segments);
+        Transfer { direct: self.direct, ..transfer }
+    }
 }

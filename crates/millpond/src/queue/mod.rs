@@ -44,6 +44,7 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 
 use crate::cache::miss::{Pace, Wanted};
+use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::backend::uring::Driver;
@@ -70,7 +71,8 @@ const BATCH_MAX: usize = 32;
 /// queue can hold, a waiter's turn has come, and what is ready is kept for it.
 ///
 /// Reads of cached bytes complete while they are submitted. A read that misses takes no thread: it is
-/// finished by who brings its last page. Writes, syncs, and reads of more than 64 pages or an eighth of
+/// finished by who brings its last page, and on io_uring it is who waits for the queue that reaps it. So
+/// are direct reads into [`Buffer`](crate::Buffer)s. Writes, syncs, and reads of more than 64 pages or an eighth of
 /// the cache, are carried out by a few threads of the engine.
 ///
 /// Dropping a queue does not stop what it was asked for.
@@ -322,20 +324,22 @@ impl Inner {
         }
         let user_data = request.user_data;
         let number = self.next.fetch_add(1, Relaxed);
-        // A direct read is a worker's job.
+        // Not that of a direct handle.
         let may_hit = request.file.hits;
         if let Kind::Read { buffer, offset } = &mut request.kind
             && may_hit
         {
             if let Some(moved) = try_hit(&request.file, buffer, *offset) {
                 let buffer = std::mem::take(buffer);
-                return Some(Completion { user_data, result: Ok(moved), buffer });
+                let buffers = Vec::new();
+                return Some(Completion { user_data, result: Ok(moved), buffer, buffers });
             }
             let task = ReadTask::new(self, number, request);
             self.pending().insert(number, Pending::Read(user_data, Arc::clone(&task)));
             task.run(Pace::Full);
             return None;
         }
+        let request = self.start_direct(number, request)?;
         let workers = Arc::clone(&request.file.cached.shared.workers);
         let job = Arc::new(Mutex::new(Some(request)));
         self.pending().insert(number, Pending::Job(user_data, Arc::clone(&job)));
@@ -346,6 +350,23 @@ impl Inner {
             }
         }));
         None
+    }
+
+    /// Starts a direct read into buffers, which nobody can stop; gives back what is none.
+    fn start_direct(self: &Arc<Self>, number: u64, request: Request) -> Option<Request> {
+        let Request { file, user_data, kind } = request;
+        match kind {
+            Kind::ReadBuffers { buffers, offset } if file.is_for_direct() => {
+                let queue = Arc::clone(self);
+                let tell = Box::new(move |result, buffers| {
+                    let buffer = Vec::new();
+                    queue.finish(number, Completion { user_data, result, buffer, buffers });
+                });
+                unattended::start_read(file, buffers, offset, self.ring.clone(), tell);
+                None
+            }
+            kind => Some(Request { file, user_data, kind }),
+        }
     }
 
     /// Completes a pending operation. The caller took its request (U1).

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::buffers::Buffer;
+use crate::direct::unattended::{read_buffers, write_buffers};
 use crate::error::{Error, Op, Result};
 use crate::file::{File, check_range};
 
@@ -22,6 +24,8 @@ pub struct Request {
 pub(super) enum Kind {
     Read { buffer: Vec<u8>, offset: u64 },
     Write { buffer: Vec<u8>, offset: u64 },
+    ReadBuffers { buffers: Vec<Buffer>, offset: u64 },
+    WriteBuffers { buffers: Vec<Buffer>, offset: u64 },
     Sync { data_only: bool },
 }
 
@@ -61,6 +65,43 @@ impl Request {
         Request::new(file, Kind::Write { buffer, offset })
     }
 
+    /// [`File::read_vectored_at`] into all of `buffers`, in turn. They come back with the completion.
+    ///
+    /// From a file that was opened [`direct`](crate::OpenOptions::direct) the device reads into them
+    /// without a copy, and without a thread on io_uring.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # let dir = tempfile::tempdir_in(".").unwrap();
+    /// # let path = dir.path().join("data");
+    /// # std::fs::write(&path, vec![7; 8192]).unwrap();
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let file = match engine.open(&path, &OpenOptions::new().read(true).direct(true)) {
+    ///     Ok(file) => Arc::new(file),
+    ///     Err(error) => return Ok(println!("no direct I/O here: {error}")),
+    /// };
+    /// let queue = engine.queue(8)?;
+    /// let mut requests = vec![Request::read_buffers(&file, engine.alloc_buffers(2, 4096)?, 0)];
+    /// assert_eq!(queue.submit(&mut requests), 1);
+    /// let done = queue.wait(1, 8, None)?.remove(0);
+    /// assert_eq!(done.result().unwrap(), 8192);
+    /// assert!(done.into_buffers().iter().all(|buffer| buffer.iter().all(|&byte| byte == 7)));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn read_buffers(file: &Arc<File>, buffers: Vec<Buffer>, offset: u64) -> Request {
+        Request::new(file, Kind::ReadBuffers { buffers, offset })
+    }
+
+    /// [`File::write_vectored_at`] of all of `buffers`, in turn, by a thread of the engine.
+    #[must_use]
+    pub fn write_buffers(file: &Arc<File>, buffers: Vec<Buffer>, offset: u64) -> Request {
+        Request::new(file, Kind::WriteBuffers { buffers, offset })
+    }
+
     /// [`File::sync_all`]. The result is 0.
     #[must_use]
     pub fn sync_all(file: &Arc<File>) -> Request {
@@ -93,31 +134,43 @@ impl Request {
     }
 
     /// Completes it by waiting for what it needs.
-    pub(super) fn carry_out(self) -> Completion {
-        let Request { file, user_data, kind } = self;
-        let (result, buffer) = match kind {
-            Kind::Read { mut buffer, offset } => (file.read_at(&mut buffer, offset), buffer),
-            Kind::Write { buffer, offset } => (file.write_at(&buffer, offset), buffer),
-            Kind::Sync { data_only: true } => (file.sync_data().map(|()| 0), Vec::new()),
-            Kind::Sync { data_only: false } => (file.sync_all().map(|()| 0), Vec::new()),
+    pub(super) fn carry_out(mut self) -> Completion {
+        let file = &*self.file;
+        let result = match &mut self.kind {
+            Kind::Read { buffer, offset } => file.read_at(buffer, *offset),
+            Kind::Write { buffer, offset } => file.write_at(buffer, *offset),
+            Kind::ReadBuffers { buffers, offset } => read_buffers(file, buffers, *offset),
+            Kind::WriteBuffers { buffers, offset } => write_buffers(file, buffers, *offset),
+            Kind::Sync { data_only: true } => file.sync_data().map(|()| 0),
+            Kind::Sync { data_only: false } => file.sync_all().map(|()| 0),
         };
-        Completion { user_data, result, buffer }
+        self.complete(result)
     }
 
     /// Completes it without having done it.
     pub(super) fn fail(self, error: Error) -> Completion {
-        let buffer = match self.kind {
-            Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => buffer,
-            Kind::Sync { .. } => Vec::new(),
+        self.complete(Err(error))
+    }
+
+    fn complete(self, result: Result<usize>) -> Completion {
+        let (buffer, buffers) = match self.kind {
+            Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => (buffer, Vec::new()),
+            Kind::ReadBuffers { buffers, .. } | Kind::WriteBuffers { buffers, .. } => {
+                (Vec::new(), buffers)
+            }
+            Kind::Sync { .. } => (Vec::new(), Vec::new()),
         };
-        Completion { user_data: self.user_data, result: Err(error), buffer }
+        Completion { user_data: self.user_data, result, buffer, buffers }
     }
 
     /// ECANCELED.
     pub(super) fn cancelled(self) -> Completion {
+        let sum = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.len()).sum();
         let (op, offset, len) = match &self.kind {
             Kind::Read { buffer, offset } => (Op::Read, *offset, buffer.len()),
             Kind::Write { buffer, offset } => (Op::Write, *offset, buffer.len()),
+            Kind::ReadBuffers { buffers, offset } => (Op::Read, *offset, sum(buffers)),
+            Kind::WriteBuffers { buffers, offset } => (Op::Write, *offset, sum(buffers)),
             Kind::Sync { .. } => (Op::Sync, 0, 0),
         };
         let cancelled = std::io::Error::from_raw_os_error(libc::ECANCELED);
@@ -131,6 +184,7 @@ pub struct Completion {
     pub(super) user_data: u64,
     pub(super) result: Result<usize>,
     pub(super) buffer: Vec<u8>,
+    pub(super) buffers: Vec<Buffer>,
 }
 
 impl Completion {
@@ -149,10 +203,16 @@ impl Completion {
         self.result.as_ref().map(|&moved| moved)
     }
 
-    /// The request's buffer; empty for a sync.
+    /// The request's buffer; empty for a sync, and for requests of [`Buffer`]s.
     #[must_use]
     pub fn into_buffer(self) -> Vec<u8> {
         self.buffer
+    }
+
+    /// The request's buffers, where it was made of such.
+    #[must_use]
+    pub fn into_buffers(self) -> Vec<Buffer> {
+        self.buffers
     }
 
     /// Result and buffer.

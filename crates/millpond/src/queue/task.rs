@@ -109,7 +109,8 @@ impl ReadTask {
             // T5.
             workers.run(Box::new(move || drop(last)));
         }
-        self.queue.finish(self.number, Completion { user_data, result, buffer });
+        self.queue
+            .finish(self.number, Completion { user_data, result, buffer, buffers: Vec::new() });
         None
     }
 

@@ -426,6 +426,7 @@ fn background_reads_end_once_each() {
             let send = send.clone();
             let read = BackgroundRead {
                 ring: None,
+                direct: false,
                 wanted: false,
                 offset: (at * BLOCK) as u64,
                 segments,

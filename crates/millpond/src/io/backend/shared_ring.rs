@@ -32,7 +32,6 @@ use crate::io::backend::uring::{Driver, Job, is_transient, plain_entry};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::reaping::{Reaping, Ring};
-use crate::io::request::{Direction, Transfer};
 use crate::io::signal::Signal;
 
 const ENTRIES: u32 = 2 * TOGETHER;
@@ -181,7 +180,7 @@ impl Kernel {
         let mut jobs = self.jobs();
         let place = &mut jobs.places[number];
         let job = place.as_ref().expect("kept until its completion was reaped");
-        let transfer = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
+        let transfer = job.read.transfer();
         match plain_entry(&job.file.descriptors, &transfer) {
             Ok(entry) => {
                 drop(jobs);

@@ -11,7 +11,7 @@ use crate::io::backend::aio::Contexts;
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::{BackingFile, spawn};
 use crate::io::batch;
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::request::{BackgroundRead, Transfer};
 
 const THREADS_MAX: usize = 4;
 const QUEUED_MAX: usize = 64;
@@ -79,7 +79,7 @@ impl Pool {
         loop {
             if let Some((file, read)) = state.queue.pop_front() {
                 drop(state);
-                let mut batch = [Transfer::new(Direction::Read, read.offset, &*read.segments)];
+                let mut batch = [read.transfer()];
                 file.try_all(&mut batch);
                 let [transfer] = batch;
                 let outcome = match transfer.error {

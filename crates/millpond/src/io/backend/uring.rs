@@ -41,7 +41,7 @@ use crate::io::backend::shared_ring::SharedRing;
 use crate::io::backend::spawn;
 use crate::io::batch;
 use crate::io::flight;
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::request::{BackgroundRead, Transfer};
 
 const RING_ENTRIES: u32 = 64;
 /// Background reads under way that nobody waits for.
@@ -343,7 +343,7 @@ impl Driver {
                 return;
             }
             for job in jobs {
-                let read = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
+                let read = job.read.transfer();
                 let outcome = job.file.descriptors.try_one(&read);
                 self.finish(job, outcome);
             }
@@ -432,7 +432,7 @@ impl<'d> Reaper<'d> {
     }
 
     fn submit(&mut self, number: usize, job: Job) {
-        let transfer = Transfer::new(Direction::Read, job.read.offset, &*job.read.segments);
+        let transfer = job.read.transfer();
         match plain_entry(&job.file.descriptors, &transfer) {
             Ok(entry) => {
                 // R1: the job keeps the segments, their memory and the descriptor.
