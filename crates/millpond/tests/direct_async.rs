@@ -31,6 +31,8 @@ fn case(name: &'static str, engine: Engine, bytes: &[u8]) -> Option<Case> {
     let dir = temp_dir();
     let path = dir.path().join("file");
     std::fs::write(&path, bytes).unwrap();
+    // The kernel has threads of its own for direct reads of what it has to write back before.
+    std::fs::File::open(&path).unwrap().sync_all().unwrap();
     let options = OpenOptions::new().read(true).write(true);
     let direct = match engine.open(&path, &options.clone().direct(true)) {
         Ok(file) => Arc::new(file),

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   start -> begin (waits for nothing) -> back end: a ring, or who has background reads -> end -> tell
-//!         -> conflict, or no slot ------> a worker, which may wait; so do those that were cut short
+//!         -> conflict, or no slot ------> a worker, which may wait
 //! ```
 //!
 //! - **O1** Buffers, file and guard belong to the read until it ends: what the kernel may write to is
 //!   freed by nobody else, whoever lost interest.
 //! - **O2** The guard borrows from the file, which is kept beside it and goes after it.
-//! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the rest of a short
-//!   read, the file's new length, the last handle's write-back) is left to a worker.
+//! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
+//!   length, the last handle's write-back) is left to a worker. Not before its guard is gone, for which
+//!   all workers may wait: the rest of a short read goes to the back end again.
 //!
 //! Writes are carried out by workers. Of a ring that any thread submits to, a direct write may end in
 //! the thread that submitted it only, and if that truncates the file meanwhile, the kernel has it wait
@@ -25,7 +26,7 @@ use crate::error::{Op, Result};
 use crate::file::{File, check_range};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Slot};
-use crate::io::request::{self, BackgroundRead, Direction};
+use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::io::segment_list::{RawList, SegmentList};
 
@@ -38,6 +39,9 @@ struct Read {
     slot: Slot,
     list: RawList<'static>,
     offset: u64,
+    /// Bytes so far.
+    moved: u64,
+    ring: Option<Arc<SharedRing>>,
     handle: Arc<File>,
     tell: Tell,
 }
@@ -56,7 +60,9 @@ pub(crate) fn start_read(
             let shared = Arc::clone(&handle.cached.shared);
             end(&shared, handle, list.into_buffers(), tell, Err(error));
         }
-        Ok(Some((begun, slot))) => Read { begun, slot, list, offset, handle, tell }.submit(ring),
+        Ok(Some((begun, slot))) => {
+            Read { begun, slot, list, offset, moved: 0, ring, handle, tell }.submit();
+        }
         Ok(None) => {
             let shared = Arc::clone(&handle.cached.shared);
             let mut buffers = list.into_buffers();
@@ -95,59 +101,53 @@ fn begin(
 }
 
 impl Read {
-    fn submit(self, ring: Option<Arc<SharedRing>>) {
+    fn transfer(&self) -> Transfer<'_> {
+        let extent = extent(self.handle.cached(), &self.list, self.offset);
+        let mut all = Operation { extent, segments: self.list.iter() }.transfer();
+        all.moved = self.moved;
+        all.rest()
+    }
+
+    /// Starts what is left of it.
+    fn submit(self) {
         let file = Arc::clone(&self.handle.cached);
+        let rest = self.transfer();
+        let (offset, ring) = (rest.offset, self.ring.clone());
         // SAFETY: the memory is that of the list's buffers, which the read keeps (O1).
-        let segments = (self.list.iter())
-            .map(|piece| unsafe { Segment::new(piece.base(), piece.len()) })
-            .collect();
-        let offset = self.offset;
+        let segments =
+            rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
         let done = Box::new(move |outcome| self.ended(outcome));
         let read = BackgroundRead { offset, wanted: true, direct: true, ring, segments, done };
         if let Err(read) = Arc::clone(&file.backing).start(read) {
-            // There is no thread for it but a worker.
-            (read.done)(Err(io::Error::from_raw_os_error(libc::EINTR)));
+            // There is no thread for it.
+            let mut batch = [read.transfer()];
+            file.backing.try_all(&mut batch);
+            let [Transfer { moved, error, .. }] = batch;
+            (read.done)(error.map_or(Ok(moved as usize), Err));
         }
     }
 
     /// What the back end's attempt came to.
-    fn ended(self, outcome: io::Result<usize>) {
-        let total = self.list.total();
-        let (moved, error) = match outcome {
-            Ok(moved) => (moved as u64, None),
-            Err(error) => (0, Some(error)),
-        };
-        let is_over = match &error {
-            Some(error) => !request::is_transient(error),
-            None => {
-                let backing = &*self.handle.cached.backing;
-                let block_bytes = u64::from(backing.direct_alignment().offset_bytes);
-                moved == total || request::is_end(moved, block_bytes)
+    fn ended(mut self, outcome: io::Result<usize>) {
+        match outcome {
+            Ok(moved) => {
+                let block_bytes =
+                    request::block_bytes(&*self.handle.cached.backing, &self.transfer());
+                self.moved += moved as u64;
+                let is_end = request::is_end(moved as u64, block_bytes);
+                if is_end || self.moved == self.list.total() {
+                    self.end(None)
+                } else {
+                    self.submit()
+                }
             }
-        };
-        if is_over {
-            return self.end(moved, error);
+            Err(error) if request::is_transient(&error) => self.submit(),
+            Err(error) => self.end(Some(error)),
         }
-        // O3.
-        let workers = Arc::clone(&self.handle.cached.shared.workers);
-        workers.run(Box::new(move || {
-            let file = self.handle.cached();
-            let operation = Operation {
-                extent: extent(file, &self.list, self.offset),
-                segments: self.list.iter(),
-            };
-            let mut transfer = operation.transfer();
-            transfer.moved = moved;
-            let mut rest = [transfer.rest()];
-            request::run(&*file.backing, &mut rest);
-            let [rest] = rest;
-            let (moved, error) = (moved + rest.moved, rest.error);
-            self.end(moved, error);
-        }));
     }
 
-    fn end(self, moved: u64, error: Option<io::Error>) {
-        let Read { begun, slot, list, offset, handle, tell } = self;
+    fn end(self, error: Option<io::Error>) {
+        let Read { begun, slot, list, offset, moved, ring: _, handle, tell } = self;
         let shared = Arc::clone(&handle.cached.shared);
         let extent = extent(&handle.cached, &list, offset);
         let (outcome, is_len_in_doubt) = begun.end_apart(extent, moved, error);
