@@ -26,6 +26,9 @@ use crate::workers::Outcome;
 ///
 /// What has no asynchronous form here never blocks: see [`AsyncFile::file`].
 ///
+/// The first operation of an engine that is not a hit starts a thread, on which what has to wait does;
+/// where the system gives none it fails with [`Error::Io`], and has done nothing.
+///
 /// # Examples
 ///
 /// ```
@@ -127,7 +130,10 @@ impl AsyncFile {
     /// As for [`File::write_at`].
     pub async fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
         let src = copied(src, offset)?;
-        self.by_worker(move |file| file.write_at(&src, offset)).await
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at(&src, offset)
+        })
+        .await
     }
 
     /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
@@ -137,7 +143,10 @@ impl AsyncFile {
     /// As for [`File::write_at_dsync`].
     pub async fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
         let src = copied(src, offset)?;
-        self.by_worker(move |file| file.write_at_dsync(&src, offset)).await
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at_dsync(&src, offset)
+        })
+        .await
     }
 
     /// [`File::write_all_at`], as [`AsyncFile::write_at`].
@@ -147,7 +156,10 @@ impl AsyncFile {
     /// As for [`File::write_all_at`].
     pub async fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
         let src = copied(src, offset)?;
-        self.by_worker(move |file| file.write_all_at(&src, offset)).await
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_all_at(&src, offset)
+        })
+        .await
     }
 
     /// [`File::append`], as [`AsyncFile::write_at`].
@@ -157,7 +169,7 @@ impl AsyncFile {
     /// As for [`File::append`].
     pub async fn append(&self, src: &[u8]) -> Result<u64> {
         let src = copied(src, 0)?;
-        self.by_worker(move |file| file.append(&src)).await
+        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
     }
 
     /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
@@ -167,7 +179,7 @@ impl AsyncFile {
     ///
     /// As for [`File::truncate`].
     pub async fn truncate(&self, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.truncate(len)).await
+        self.by_worker((Op::Truncate, len, 0), move |file| file.truncate(len)).await
     }
 
     /// [`File::punch_hole`].
@@ -176,7 +188,7 @@ impl AsyncFile {
     ///
     /// As for [`File::punch_hole`].
     pub async fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.punch_hole(offset, len)).await
+        self.by_worker((Op::Punch, offset, len), move |file| file.punch_hole(offset, len)).await
     }
 
     /// [`File::zero_range`].
@@ -185,7 +197,7 @@ impl AsyncFile {
     ///
     /// As for [`File::zero_range`].
     pub async fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.zero_range(offset, len)).await
+        self.by_worker((Op::Zero, offset, len), move |file| file.zero_range(offset, len)).await
     }
 
     /// [`File::allocate`].
@@ -194,7 +206,7 @@ impl AsyncFile {
     ///
     /// As for [`File::allocate`].
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.allocate(offset, len)).await
+        self.by_worker((Op::Allocate, offset, len), move |file| file.allocate(offset, len)).await
     }
 
     /// [`File::seek_data`].
@@ -203,7 +215,7 @@ impl AsyncFile {
     ///
     /// As for [`File::seek_data`].
     pub async fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        self.by_worker(move |file| file.seek_data(offset)).await
+        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_data(offset)).await
     }
 
     /// [`File::seek_hole`].
@@ -212,7 +224,7 @@ impl AsyncFile {
     ///
     /// As for [`File::seek_hole`].
     pub async fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
-        self.by_worker(move |file| file.seek_hole(offset)).await
+        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_hole(offset)).await
     }
 
     /// [`File::sync_all`].
@@ -221,7 +233,7 @@ impl AsyncFile {
     ///
     /// As for [`File::sync_all`].
     pub async fn sync_all(&self) -> Result<()> {
-        self.by_worker(|file| file.sync_all()).await
+        self.by_worker((Op::Sync, 0, 0), |file| file.sync_all()).await
     }
 
     /// [`File::sync_data`].
@@ -230,7 +242,7 @@ impl AsyncFile {
     ///
     /// As for [`File::sync_data`].
     pub async fn sync_data(&self) -> Result<()> {
-        self.by_worker(|file| file.sync_data()).await
+        self.by_worker((Op::Sync, 0, 0), |file| file.sync_data()).await
     }
 
     /// [`File::sync_range`].
@@ -239,7 +251,7 @@ impl AsyncFile {
     ///
     /// As for [`File::sync_range`].
     pub async fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.sync_range(offset, len)).await
+        self.by_worker((Op::Sync, offset, len), move |file| file.sync_range(offset, len)).await
     }
 
     /// [`File::write_back`].
@@ -248,7 +260,7 @@ impl AsyncFile {
     ///
     /// As for [`File::write_back`].
     pub async fn write_back(&self) -> Result<()> {
-        self.by_worker(|file| file.write_back()).await
+        self.by_worker((Op::Sync, 0, 0), |file| file.write_back()).await
     }
 
     /// [`File::invalidate`].
@@ -257,13 +269,16 @@ impl AsyncFile {
     ///
     /// As for [`File::invalidate`].
     pub async fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.invalidate(offset, len)).await
+        self.by_worker((Op::Advise, offset, len), move |file| file.invalidate(offset, len)).await
     }
 
     async fn by_worker<T: Send + 'static>(
         &self,
-        body: impl FnOnce(&File) -> T + Send + 'static,
-    ) -> T {
+        (op, offset, len): (Op, u64, u64),
+        body: impl FnOnce(&File) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let workers = &self.file.cached.shared.workers;
+        workers.start().map_err(|error| Error::io(op, offset, len, error))?;
         let file = Arc::clone(&self.file);
         let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
             let done = body(&file);
@@ -366,6 +381,11 @@ fn poll_missed(
     file.check_cached()?;
     if len == 0 {
         return Poll::Ready(Ok(0));
+    }
+    if miss.is_none() {
+        // It may come to need one.
+        let started = file.cached.shared.workers.start();
+        started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
     }
     match miss.get_or_insert_with(Miss::new).step(wanted, cx.waker(), Pace::Full) {
         Step::Done(result) => {

@@ -6,3 +6,4 @@ mod nests;
 mod no_shared_write;
 mod short;
 mod torn;
+mod worker_threads;
