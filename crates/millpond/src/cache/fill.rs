@@ -414,6 +414,7 @@ impl Run {
             core: file.core(),
             page,
             prefetched: self.prefetched,
+            kept: false,
         }));
         end
     }

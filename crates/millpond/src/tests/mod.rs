@@ -2,6 +2,7 @@
 
 mod async_reads;
 mod extents;
+mod kept_pages;
 mod nests;
 mod no_shared_write;
 mod short;
