@@ -2,9 +2,11 @@
 
 mod async_reads;
 mod extents;
+mod in_flight;
 mod kept_pages;
 mod nests;
 mod no_shared_write;
 mod short;
+mod slow;
 mod torn;
 mod worker_threads;
