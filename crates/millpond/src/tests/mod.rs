@@ -9,4 +9,5 @@ mod no_shared_write;
 mod short;
 mod slow;
 mod torn;
+mod woken;
 mod worker_threads;
