@@ -524,37 +524,3 @@ fn everything_may_be_dropped_with_reads_in_flight() {
         }
     });
 }
-
-/// Goal: an idle queue takes no CPU, with a waiter asleep, too.
-#[test]
-fn an_idle_queue_does_nothing() {
-    in_own_process("an_idle_queue_does_nothing", Duration::from_secs(30), || {
-        let backend = if has_uring() { BackendChoice::Uring } else { BackendChoice::Threads };
-        let case = open(backend, 256 << 10, 4 << 20);
-        let queue = case.engine.queue(64).unwrap();
-        let mut requests: Vec<Request> = (0..64)
-            .map(|n| match n % 8 {
-                0 => Request::write(&case.file, vec![0; 100], n * 7 * PAGE),
-                _ => Request::read(&case.file, vec![0; 6000], n * 7 * PAGE),
-            })
-            .collect();
-        queue.submit(&mut requests);
-        assert_eq!(queue.wait(64, 64, None).unwrap().len(), 64);
-        std::thread::scope(|scope| {
-            scope.spawn(|| queue.wait(1, 1, None).unwrap());
-            std::thread::sleep(Duration::from_millis(300));
-            let me = std::fs::read_link("/proc/thread-self").unwrap();
-            let me = me.file_name().unwrap().to_str().unwrap().parse::<u64>().unwrap();
-            let activity = || -> Vec<_> {
-                let others = threads().into_iter().filter(|(id, _)| *id != me);
-                others.map(|(id, name)| (name, common::context_switches(id))).collect()
-            };
-            let before = activity();
-            std::thread::sleep(Duration::from_secs(2));
-            let (after, main) = (activity(), "queue");
-            let still = before.iter().zip(&after).all(|(b, a)| b == a || b.0.starts_with(main));
-            assert!(before.len() == after.len() && still, "{before:?} {after:?}");
-            submit(&queue, Request::read(&case.file, vec![0; 10], 0));
-        });
-    });
-}
