@@ -7,6 +7,7 @@ mod kept_pages;
 mod nests;
 mod no_shared_write;
 mod short;
+mod shutdown;
 mod slow;
 mod torn;
 mod woken;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::io::backend::memory::move_bytes;
 use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::batch;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
 /// What can be held up, and made to fail.
@@ -41,6 +42,10 @@ pub(crate) struct Slow {
 impl Slow {
     pub(crate) fn new(bytes: Vec<u8>, delay: Duration) -> Arc<Slow> {
         Arc::new(Slow { bytes: Mutex::new(bytes), delay, lines: Default::default() })
+    }
+
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap().clone()
     }
 
     fn line(&self, kind: Kind) -> &Line {
@@ -135,6 +140,7 @@ impl BackingFile for Slow {
             self.carry_out(&mut transfer);
             self.end(Kind::Read, 1);
             let moved = transfer.moved as usize;
+            let _batch = batch::open();
             (read.done)(transfer.error.map_or(Ok(moved), Err));
         });
         Ok(())
