@@ -444,57 +444,6 @@ fn reads_and_writes_of_one_place_are_whole() {
     }
 }
 
-/// Goal: a storm of completions, hits and misses and errors mixed, from several threads to several
-/// waiters: each comes exactly once.
-#[test]
-fn a_storm_of_completions() {
-    let total: u64 = u64::from(common::scaled(60_000));
-    let case = open(BackendChoice::Threads, 256 << 10, 1 << 20);
-    let queue = case.engine.queue(128).unwrap();
-    let seen: Vec<AtomicBool> = (0..total).map(|_| AtomicBool::new(false)).collect();
-    let done = std::sync::atomic::AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for who in 0..2 {
-            let (queue, file) = (&queue, &case.file);
-            scope.spawn(move || {
-                let mut random = Random(who);
-                let mut mine = (who..total).step_by(2).peekable();
-                let mut batch = Vec::new();
-                while mine.peek().is_some() || !batch.is_empty() {
-                    while batch.len() < 16
-                        && let Some(n) = mine.next()
-                    {
-                        let offset = match n % 50 {
-                            0 => u64::MAX,
-                            1..8 => random.below(256) * PAGE,
-                            _ => (n % 8) * PAGE,
-                        };
-                        batch.push(Request::read(file, vec![0; 64], offset).user_data(n));
-                    }
-                    if queue.submit(&mut batch) == 0 {
-                        std::thread::yield_now();
-                    }
-                }
-            });
-        }
-        for min in [1usize, 3, 20] {
-            let (queue, seen, done) = (&queue, &seen, &done);
-            scope.spawn(move || {
-                while done.load(SeqCst) < total {
-                    let got = queue.wait(min, 40, Some(Duration::from_millis(20))).unwrap();
-                    for one in &got {
-                        let n = one.user_data();
-                        assert!(!seen[n as usize].swap(true, SeqCst), "{n} twice");
-                        assert_eq!(one.result().is_err(), n % 50 == 0, "{n}");
-                    }
-                    done.fetch_add(got.len() as u64, SeqCst);
-                }
-            });
-        }
-    });
-    assert_eq!(queue.counts(), (0, 0));
-}
-
 /// Goal: a queue, its file and its engine may go while reads are in flight: all comes to its end, and
 /// no thread is left.
 #[test]
