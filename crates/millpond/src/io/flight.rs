@@ -25,12 +25,16 @@
 //! - **L6** An offer uses the slot, or hands it back for the next. It must not wait. It starts a read by
 //!   itself, instead of waking a task that would: a task that is woken may not be polled for long, or
 //!   ever, and others would wait for the slot that it was to take. A thread that waits does take it.
+//! - **L7** A slot that is given back while an offer is called on the same thread, as when the read that
+//!   it starts is refused, waits until that returns: offers are called one after the other, and a line
+//!   of any length needs no more stack than one.
 //!
 //! Orderings: all is Relaxed. The word counts and no more: each decision is one RMW of it, and so of its
 //! latest value; what goes with WAITED_FOR is under the lock that it is changed under.
 //!
 //! Locks: the offers'; nothing is called under it.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -165,16 +169,54 @@ impl Flight {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let Some(mut shared) = self.shared.take() else { return };
-        while !shared.flight.try_give() {
-            // None: the last one has left, or was called.
-            let Some(offer) = shared.flight.next_offer() else { continue };
-            let left = offer(Slot { shared: Some(shared) });
-            match left.and_then(|mut slot| slot.shared.take()) {
-                Some(unused) => shared = unused,
-                None => return,
-            }
+        if let Some(shared) = self.shared.take()
+            && !shared.flight.try_give()
+        {
+            hand_on(shared);
         }
+    }
+}
+
+thread_local! {
+    /// Slots that were given back while this thread calls an offer (L7).
+    static LATER: RefCell<Option<Vec<Arc<Shared>>>> = const { RefCell::new(None) };
+}
+
+/// The calling of offers, which ends whatever becomes of them.
+struct Handing;
+
+impl Drop for Handing {
+    fn drop(&mut self) {
+        let left = LATER.try_with(|later| later.borrow_mut().take()).ok().flatten();
+        left.into_iter().flatten().for_each(|shared| drop(Slot { shared: Some(shared) }));
+    }
+}
+
+/// Gives a slot to the first offer, and what that one leaves to the next (L4, L7).
+#[cold]
+fn hand_on(shared: Arc<Shared>) {
+    let mut mine = Some(shared);
+    // A thread that is ending has no such list any more: it calls each offer where it stands.
+    let _ = LATER.try_with(|later| match &mut *later.borrow_mut() {
+        Some(later) => later.extend(mine.take()),
+        none => *none = Some(Vec::new()),
+    });
+    if mine.is_none() {
+        return;
+    }
+    let _handing = Handing;
+    let given_back = || LATER.try_with(|later| later.borrow_mut().as_mut()?.pop()).ok().flatten();
+    while let Some(shared) = mine.take().or_else(given_back) {
+        if shared.flight.try_give() {
+            continue;
+        }
+        mine = match shared.flight.next_offer() {
+            Some(offer) => {
+                offer(Slot { shared: Some(shared) }).and_then(|mut slot| slot.shared.take())
+            }
+            // The last one has left, or was called.
+            None => Some(shared),
+        };
     }
 }
 

@@ -210,3 +210,31 @@ fn a_read_of_many_runs_goes_in_parts() {
     assert_eq!(case.slow.take_most(Kind::Read), 3);
     assert_eq!(case.engine.stats().misses, 40);
 }
+
+/// Goal: however long the line is, a back end that refuses one read after the other, as where there is no
+/// thread for it, has the offers called one after the other, and not each within the one before.
+#[test]
+fn a_long_line_of_refused_reads_needs_no_stack() {
+    let case = Case::new(1, 4 << 20, Duration::ZERO);
+    case.slow.hold(Kind::Read, true);
+    let file = AsyncFile::from(case.file());
+    let first = thread::scope(|scope| {
+        let reader = scope.spawn(|| case.file().read_at(&mut [0; 1], 0).unwrap());
+        case.slow.wait_for(Kind::Read, 1);
+        let mut bytes = vec![[0; 1]; 20_000];
+        let mut reads: Vec<_> = (0u64..)
+            .zip(&mut bytes)
+            .map(|(n, byte)| file.read_at(byte, (1 + n % (FILE_PAGES - 1)) * PAGE))
+            .collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(reads.iter_mut().all(|read| pin!(read).poll(&mut cx).is_pending()));
+        case.slow.refuse();
+        case.slow.hold(Kind::Read, false);
+        reader.join().unwrap()
+    });
+    assert_eq!(first, 1);
+    // And the slot is back.
+    let mut bytes = [0; PAGE as usize];
+    assert_eq!(case.file().read_at(&mut bytes, 100 * PAGE).unwrap(), bytes.len());
+    assert!(is_content(&bytes, 100 * PAGE));
+}

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -37,11 +37,18 @@ pub(crate) struct Slow {
     bytes: Mutex<Vec<u8>>,
     delay: Duration,
     lines: [Line; 3],
+    /// Gives background reads back.
+    refuses: AtomicBool,
 }
 
 impl Slow {
     pub(crate) fn new(bytes: Vec<u8>, delay: Duration) -> Arc<Slow> {
-        Arc::new(Slow { bytes: Mutex::new(bytes), delay, lines: Default::default() })
+        Arc::new(Slow {
+            bytes: Mutex::new(bytes),
+            delay,
+            lines: Default::default(),
+            refuses: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn contents(&self) -> Vec<u8> {
@@ -61,6 +68,11 @@ impl Slow {
     /// Has what ends from now on fail; 0: no more.
     pub(crate) fn fail(&self, kind: Kind, errno: i32) {
         self.line(kind).errno.store(errno, SeqCst);
+    }
+
+    /// Takes no background reads from now on.
+    pub(crate) fn refuse(&self) {
+        self.refuses.store(true, SeqCst);
     }
 
     /// How many are under way.
@@ -133,6 +145,9 @@ impl BackingFile for Slow {
     }
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        if self.refuses.load(SeqCst) {
+            return Err(read);
+        }
         self.begin(Kind::Read, 1);
         thread::spawn(move || {
             thread::sleep(self.delay);
