@@ -203,6 +203,8 @@ pub struct Usage {
     pub cpu: Duration,
     /// Context switches, voluntary and not.
     pub context_switches: u64,
+    /// The voluntary ones: how often it went to sleep.
+    pub sleeps: u64,
 }
 
 impl Usage {
@@ -230,6 +232,7 @@ impl Usage {
         Self {
             cpu: Duration::new(cpu.tv_sec.unsigned_abs(), cpu.tv_nsec.unsigned_abs() as u32),
             context_switches: (usage.ru_nvcsw + usage.ru_nivcsw).unsigned_abs(),
+            sleeps: usage.ru_nvcsw.unsigned_abs(),
         }
     }
 
@@ -239,6 +242,7 @@ impl Usage {
         Self {
             cpu: self.cpu.saturating_sub(earlier.cpu),
             context_switches: self.context_switches.saturating_sub(earlier.context_switches),
+            sleeps: self.sleeps.saturating_sub(earlier.sleeps),
         }
     }
 }

@@ -28,6 +28,9 @@ use crate::workers::Outcome;
 ///
 /// What has no asynchronous form here never blocks: see [`AsyncFile::file`].
 ///
+/// The first operation of an engine that is not a hit starts a thread, on which what has to wait does;
+/// where the system gives none it fails with [`Error::Io`], and has done nothing.
+///
 /// # Examples
 ///
 /// ```
@@ -136,10 +139,10 @@ impl AsyncFile {
         offset: u64,
     ) -> (Result<usize>, Vec<Buffer>) {
         if !self.file.is_for_direct() {
-            let mut buffers = buffers;
-            let body =
-                move |file: &File| (unattended::read_buffers(file, &mut buffers, offset), buffers);
-            return self.by_worker(body).await;
+            return self.move_buffers(Op::Read, buffers, offset).await;
+        }
+        if let Err(error) = self.start_workers(Op::Read, offset, total(&buffers)) {
+            return (Err(error), buffers);
         }
         let (outcome, teller) = Outcome::new();
         let tell = Box::new(move |result, buffers| teller.tell((result, buffers)));
@@ -159,8 +162,7 @@ impl AsyncFile {
         buffers: Vec<Buffer>,
         offset: u64,
     ) -> (Result<usize>, Vec<Buffer>) {
-        self.by_worker(move |file| (unattended::write_buffers(file, &buffers, offset), buffers))
-            .await
+        self.move_buffers(Op::Write, buffers, offset).await
     }
 
     /// [`File::write_at`] of a copy of `src`, by a worker. Dropped after its first poll, the write is
@@ -171,7 +173,10 @@ impl AsyncFile {
     /// As for [`File::write_at`].
     pub async fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
         let src = copied(src, offset)?;
-        self.by_worker(move |file| file.write_at(&src, offset)).await
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at(&src, offset)
+        })
+        .await
     }
 
     /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
@@ -181,7 +186,10 @@ impl AsyncFile {
     /// As for [`File::write_at_dsync`].
     pub async fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
         let src = copied(src, offset)?;
-        self.by_worker(move |file| file.write_at_dsync(&src, offset)).await
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at_dsync(&src, offset)
+        })
+        .await
     }
 
     /// [`File::write_all_at`], as [`AsyncFile::write_at`].
@@ -191,7 +199,10 @@ impl AsyncFile {
     /// As for [`File::write_all_at`].
     pub async fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
         let src = copied(src, offset)?;
-        self.by_worker(move |file| file.write_all_at(&src, offset)).await
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_all_at(&src, offset)
+        })
+        .await
     }
 
     /// [`File::append`], as [`AsyncFile::write_at`].
@@ -201,7 +212,7 @@ impl AsyncFile {
     /// As for [`File::append`].
     pub async fn append(&self, src: &[u8]) -> Result<u64> {
         let src = copied(src, 0)?;
-        self.by_worker(move |file| file.append(&src)).await
+        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
     }
 
     /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
@@ -211,7 +222,7 @@ impl AsyncFile {
     ///
     /// As for [`File::truncate`].
     pub async fn truncate(&self, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.truncate(len)).await
+        self.by_worker((Op::Truncate, len, 0), move |file| file.truncate(len)).await
     }
 
     /// [`File::punch_hole`].
@@ -220,7 +231,7 @@ impl AsyncFile {
     ///
     /// As for [`File::punch_hole`].
     pub async fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.punch_hole(offset, len)).await
+        self.by_worker((Op::Punch, offset, len), move |file| file.punch_hole(offset, len)).await
     }
 
     /// [`File::zero_range`].
@@ -229,7 +240,7 @@ impl AsyncFile {
     ///
     /// As for [`File::zero_range`].
     pub async fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.zero_range(offset, len)).await
+        self.by_worker((Op::Zero, offset, len), move |file| file.zero_range(offset, len)).await
     }
 
     /// [`File::allocate`].
@@ -238,7 +249,7 @@ impl AsyncFile {
     ///
     /// As for [`File::allocate`].
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.allocate(offset, len)).await
+        self.by_worker((Op::Allocate, offset, len), move |file| file.allocate(offset, len)).await
     }
 
     /// [`File::seek_data`].
@@ -247,7 +258,7 @@ impl AsyncFile {
     ///
     /// As for [`File::seek_data`].
     pub async fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        self.by_worker(move |file| file.seek_data(offset)).await
+        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_data(offset)).await
     }
 
     /// [`File::seek_hole`].
@@ -256,7 +267,7 @@ impl AsyncFile {
     ///
     /// As for [`File::seek_hole`].
     pub async fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
-        self.by_worker(move |file| file.seek_hole(offset)).await
+        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_hole(offset)).await
     }
 
     /// [`File::sync_all`].
@@ -265,7 +276,7 @@ impl AsyncFile {
     ///
     /// As for [`File::sync_all`].
     pub async fn sync_all(&self) -> Result<()> {
-        self.by_worker(|file| file.sync_all()).await
+        self.by_worker((Op::Sync, 0, 0), |file| file.sync_all()).await
     }
 
     /// [`File::sync_data`].
@@ -274,7 +285,7 @@ impl AsyncFile {
     ///
     /// As for [`File::sync_data`].
     pub async fn sync_data(&self) -> Result<()> {
-        self.by_worker(|file| file.sync_data()).await
+        self.by_worker((Op::Sync, 0, 0), |file| file.sync_data()).await
     }
 
     /// [`File::sync_range`].
@@ -283,7 +294,7 @@ impl AsyncFile {
     ///
     /// As for [`File::sync_range`].
     pub async fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.sync_range(offset, len)).await
+        self.by_worker((Op::Sync, offset, len), move |file| file.sync_range(offset, len)).await
     }
 
     /// [`File::write_back`].
@@ -292,7 +303,7 @@ impl AsyncFile {
     ///
     /// As for [`File::write_back`].
     pub async fn write_back(&self) -> Result<()> {
-        self.by_worker(|file| file.write_back()).await
+        self.by_worker((Op::Sync, 0, 0), |file| file.write_back()).await
     }
 
     /// [`File::invalidate`].
@@ -301,13 +312,44 @@ impl AsyncFile {
     ///
     /// As for [`File::invalidate`].
     pub async fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker(move |file| file.invalidate(offset, len)).await
+        self.by_worker((Op::Advise, offset, len), move |file| file.invalidate(offset, len)).await
     }
 
     async fn by_worker<T: Send + 'static>(
         &self,
-        body: impl FnOnce(&File) -> T + Send + 'static,
-    ) -> T {
+        (op, offset, len): (Op, u64, u64),
+        body: impl FnOnce(&File) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.start_workers(op, offset, len)?;
+        self.worked(body).await
+    }
+
+    async fn move_buffers(
+        &self,
+        op: Op,
+        mut buffers: Vec<Buffer>,
+        offset: u64,
+    ) -> (Result<usize>, Vec<Buffer>) {
+        if let Err(error) = self.start_workers(op, offset, total(&buffers)) {
+            return (Err(error), buffers);
+        }
+        self.worked(move |file| {
+            let moved = match op {
+                Op::Write => unattended::write_buffers(file, &buffers, offset),
+                _ => unattended::read_buffers(file, &mut buffers, offset),
+            };
+            (moved, buffers)
+        })
+        .await
+    }
+
+    fn start_workers(&self, op: Op, offset: u64, len: u64) -> Result<()> {
+        let started = self.file.cached.shared.workers.start();
+        started.map_err(|error| Error::io(op, offset, len, error))
+    }
+
+    /// Has a worker carry `body` out.
+    async fn worked<T: Send + 'static>(&self, body: impl FnOnce(&File) -> T + Send + 'static) -> T {
         let file = Arc::clone(&self.file);
         let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
             let done = body(&file);
@@ -317,6 +359,10 @@ impl AsyncFile {
         });
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
     }
+}
+
+fn total(buffers: &[Buffer]) -> u64 {
+    buffers.iter().map(|buffer| buffer.len() as u64).sum()
 }
 
 /// What a worker writes: the caller may drop the future, and with it what it lent.
@@ -410,6 +456,11 @@ fn poll_missed(
     file.check_cached()?;
     if len == 0 {
         return Poll::Ready(Ok(0));
+    }
+    if miss.is_none() {
+        // It may come to need one.
+        let started = file.cached.shared.workers.start();
+        started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
     }
     match miss.get_or_insert_with(Miss::new).step(wanted, cx.waker(), Pace::Full) {
         Step::Done(result) => {

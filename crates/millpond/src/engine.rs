@@ -197,7 +197,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`]: another capacity.
+    /// [`Error::InvalidInput`]: another capacity. [`Error::Io`]: the system gives no thread, of which
+    /// the first queue of an engine needs one.
     ///
     /// # Examples
     ///
@@ -209,7 +210,7 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn queue(&self, capacity: usize) -> Result<Queue> {
-        Queue::new(capacity, self.shared.backend.driver())
+        Queue::new(capacity, &self.shared.workers, self.shared.backend.driver())
     }
 
     /// The memory limit, in bytes.

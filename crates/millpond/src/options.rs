@@ -154,10 +154,10 @@ impl EngineBuilder {
         self
     }
 
-    /// How many reads of asynchronous operations the back end is given at a time, 1 to 1024 (the
-    /// default). Operations beyond that are pending until one of them ends. Contiguous missing pages
-    /// are one read. Never more than a quarter of the
-    /// pages that the cache can hold.
+    /// How many reads of pages the back end is given at a time, 1 to 1024 (the default). Beyond that
+    /// synchronous operations wait until one of them ends, and asynchronous ones are pending, in the
+    /// order in which they came. Contiguous missing pages are one read. Never more than a quarter of the
+    /// pages that the cache can hold. Read-ahead and direct I/O do not count.
     #[must_use]
     pub fn reads_in_flight_max(mut self, reads: usize) -> Self {
         self.reads_in_flight_max = reads;

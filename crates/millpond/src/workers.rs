@@ -4,11 +4,18 @@
 //! unlucky to be retried (`cache::miss`). At most [`THREADS_MAX`] of them at a time, however many are
 //! pending; the threads are started when there is work, and sleep when there is none.
 //!
+//! The first is started before anything begins that may need one ([`Workers::start`]), so that what
+//! has begun comes to its end: a system that gives no thread refuses a queue, or an asynchronous
+//! operation before it has done anything, and never has a job carried out by who must not wait.
+//!
 //! A job may wait for a guard. Nobody holds a guard while waiting for a job to be started: guards are
 //! held by callers at work, by I/O under way, and by jobs that run; so the jobs that run come to their
 //! end, and the others get their turn.
 
 use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
@@ -24,6 +31,11 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Workers {
     state: Mutex<State>,
     work: Condvar,
+    /// There is a thread. Relaxed: it is never unset, and what the threads share is under the lock.
+    started: AtomicBool,
+    /// Whether the system gives no threads.
+    #[cfg(test)]
+    pub(crate) refused: AtomicBool,
 }
 
 #[derive(Default)]
@@ -39,20 +51,45 @@ impl Workers {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Has a thread carry out `job`; the calling one, if there is no other to be had.
+    /// Sees to it that there is a thread, for as long as the engine lives.
+    ///
+    /// # Errors
+    ///
+    /// The system gives none.
+    #[inline]
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
+        if self.started.load(Relaxed) { Ok(()) } else { self.start_first() }
+    }
+
+    #[cold]
+    fn start_first(self: &Arc<Self>) -> io::Result<()> {
+        let mut state = self.state();
+        if state.threads == 0 { self.spawn_one(&mut state) } else { Ok(()) }
+    }
+
+    fn spawn_one(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        #[cfg(test)]
+        if self.refused.load(Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        let workers = Arc::clone(self);
+        spawn("millpond-work", move || workers.serve())?;
+        state.threads += 1;
+        self.started.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Has a thread carry out `job`. There is one if [`Workers::start`] has succeeded; else the calling
+    /// one may have to.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
         let mut state = self.state();
         if state.idle <= state.queue.len() && state.threads < THREADS_MAX {
-            let workers = Arc::clone(self);
-            match spawn("millpond-work", move || workers.serve()) {
-                Ok(()) => state.threads += 1,
-                Err(_) if state.threads == 0 => {
-                    drop(state);
-                    // The job may wait.
-                    batch::tell_now();
-                    return job();
-                }
-                Err(_) => {}
+            let spawned = self.spawn_one(&mut state);
+            if spawned.is_err() && state.threads == 0 {
+                drop(state);
+                // The job may wait.
+                batch::tell_now();
+                return job();
             }
         }
         state.queue.push_back(job);
@@ -141,7 +178,6 @@ impl<T: Send + 'static> Outcome<T> {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
-    use std::sync::atomic::Ordering::Relaxed;
     use std::sync::mpsc;
 
     /// Goal: all jobs are done, by no more threads than there may be, also those queued before a stop.

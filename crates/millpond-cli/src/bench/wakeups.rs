@@ -33,6 +33,8 @@ const CAPACITY: usize = 256;
 const RATE: u32 = 20_000;
 /// How long a waiter waits at most: only at the end of a slice.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// The same where waiters want different minima: so long the contract gives each.
+const PATIENCE_MIXED: Duration = Duration::from_millis(100);
 
 /// The minima of a case's waiters.
 const CASES: [(&str, &[usize]); 6] = [
@@ -54,7 +56,7 @@ trait Source: Sync {
     fn submit_one(&self, block: u32) -> io::Result<bool>;
 
     /// Waits for `min` completions and takes no more; how many came in time.
-    fn wait(&self, min: usize) -> io::Result<usize>;
+    fn wait(&self, min: usize, patience: Duration) -> io::Result<usize>;
 }
 
 struct Pond {
@@ -70,13 +72,13 @@ impl Source for Pond {
         Ok(self.queue.submit(&mut vec![Request::read(&self.file, buffer, offset)]) == 1)
     }
 
-    fn wait(&self, min: usize) -> io::Result<usize> {
+    fn wait(&self, min: usize, patience: Duration) -> io::Result<usize> {
         if !self.per_event {
-            return Ok(self.queue.wait(min, min, Some(PATIENCE))?.len());
+            return Ok(self.queue.wait(min, min, Some(patience))?.len());
         }
         let mut got = 0;
         while got < min {
-            match self.queue.wait(1, min - got, Some(PATIENCE))?.len() {
+            match self.queue.wait(1, min - got, Some(patience))?.len() {
                 0 => break,
                 more => got += more,
             }
@@ -94,19 +96,42 @@ impl Source for Aio {
         }
     }
 
-    fn wait(&self, min: usize) -> io::Result<usize> {
-        match Aio::wait(self, min, min, PATIENCE) {
+    fn wait(&self, min: usize, patience: Duration) -> io::Result<usize> {
+        match Aio::wait(self, min, min, patience) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
             other => other,
         }
     }
 }
 
-/// What the waiters of a slice saw.
+/// What one waiter saw.
+#[derive(Default, Clone, Copy)]
+struct Waits {
+    /// Whole batches.
+    batches: u64,
+    /// Its time was up before.
+    broken: u64,
+    /// How often it slept, the locks on its way included, in so many waits: the last one, which the end of
+    /// the slice may have cut short, is one of them.
+    wake_ups: u64,
+    waits: u64,
+    longest: Duration,
+}
+
+impl Waits {
+    fn add(&mut self, other: Waits) {
+        self.batches += other.batches;
+        self.broken += other.broken;
+        self.wake_ups += other.wake_ups;
+        self.waits += other.waits;
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
+/// What the waiters of all slices saw.
 #[derive(Default)]
 struct Seen {
-    /// For each: batches, batches that were not whole, the longest wait.
-    waiters: Vec<(u64, u64, Duration)>,
+    waiters: Vec<Waits>,
     /// Completions for which there was no room in time.
     late: u64,
 }
@@ -179,12 +204,23 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 
 fn told(case: &str, minima: &[usize], seen: &Seen) -> String {
     let waiters: Vec<String> = (minima.iter().zip(&seen.waiters))
-        .map(|(min, (batches, broken, longest))| {
+        .map(|(min, waits)| {
+            let Waits { batches, broken, longest, .. } = *waits;
+            let per_batch = waits.wake_ups as f64 / waits.waits.max(1) as f64;
             let ms = longest.as_secs_f64() * 1e3;
-            format!("for {min}: {batches} batches, {broken} not whole, longest wait {ms:.1} ms")
+            format!(
+                "for {min}: {batches} batches whole, {broken} not, {per_batch:.3} wake-ups per batch, \
+                 longest wait {ms:.1} ms"
+            )
         })
         .collect();
-    format!("{case}: {BATCHED}: {}; {} completions late", waiters.join("; "), seen.late)
+    let sum = |of: fn(&Waits) -> u64| seen.waiters.iter().map(of).sum::<u64>();
+    let per_batch = sum(|waits| waits.wake_ups) as f64 / sum(|waits| waits.waits).max(1) as f64;
+    format!(
+        "{case}: {BATCHED}: {}; all: {per_batch:.3} wake-ups per batch; {} completions late",
+        waiters.join("; "),
+        seen.late
+    )
 }
 
 /// When reads are submitted.
@@ -196,6 +232,15 @@ enum Feed {
     Full,
 }
 
+impl Feed {
+    fn patience(self) -> Duration {
+        match self {
+            Feed::Rate => PATIENCE,
+            Feed::Full => PATIENCE_MIXED,
+        }
+    }
+}
+
 fn slice(
     source: &dyn Source,
     minima: &[usize],
@@ -205,23 +250,25 @@ fn slice(
     seen: &mut Seen,
 ) -> io::Result<Slice> {
     let (stop, begun_to_come) = (AtomicBool::new(false), AtomicBool::new(false));
-    let waiter = |min: usize| -> io::Result<(u64, Usage, (u64, u64, Duration))> {
+    let waiter = |min: usize| -> io::Result<(u64, Usage, Waits)> {
         let before = Usage::of_thread();
-        let (mut events, mut batches, mut broken) = (0, 0, 0);
-        let mut longest = Duration::ZERO;
+        let (mut events, mut waits) = (0, Waits::default());
         while !stop.load(Relaxed) {
             let begun = Instant::now();
-            let got = source.wait(min)?;
+            let got = source.wait(min, feed.patience())?;
+            waits.waits += 1;
             events += got as u64;
             begun_to_come.fetch_or(got > 0, Relaxed);
             if stop.load(Relaxed) {
                 break;
             }
-            batches += u64::from(got == min);
-            broken += u64::from(got != min);
-            longest = longest.max(begun.elapsed());
+            waits.batches += u64::from(got == min);
+            waits.broken += u64::from(got != min);
+            waits.longest = waits.longest.max(begun.elapsed());
         }
-        Ok((events, Usage::of_thread().since(before), (batches, broken, longest)))
+        let used = Usage::of_thread().since(before);
+        waits.wake_ups = used.sleeps;
+        Ok((events, used, waits))
     };
     thread::scope(|scope| {
         let waiters: Vec<_> = minima
@@ -254,17 +301,17 @@ fn slice(
         let elapsed = started.elapsed();
         stop.store(true, Relaxed);
         let mut all = Slice::default();
-        seen.waiters.resize(minima.len(), (0, 0, Duration::ZERO));
+        seen.waiters.resize(minima.len(), Waits::default());
         for (waiter, seen) in waiters.into_iter().zip(&mut seen.waiters) {
             let joined = waiter.join().map_err(|_| io::Error::other("a thread panicked"))?;
-            let (events, used, (batches, broken, longest)) = joined?;
+            let (events, used, waits) = joined?;
             all.ops += events;
             all.cpu += used.cpu;
             all.context_switches += used.context_switches;
-            *seen = (seen.0 + batches, seen.1 + broken, seen.2.max(longest));
+            seen.add(waits);
         }
         // What is left is nobody's.
-        while source.wait(1)? > 0 {}
+        while source.wait(1, PATIENCE)? > 0 {}
         all.ops_per_s = all.ops as f64 / elapsed.as_secs_f64();
         Ok(all)
     })

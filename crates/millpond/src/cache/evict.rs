@@ -27,6 +27,10 @@
 //!   keeps (W4). Of the latter only a few are looked at in one go: they collect in main, since the
 //!   others leave, and whoever needs a frame would go through all of them under the lock. A queue that
 //!   shows nothing else rests for a while.
+//! - **E3** Who finds nothing but kept pages looks again, until the queues went around once: so it finds
+//!   a page that can go, wherever that lies. The lock is released after each look; what was looked at is
+//!   behind the rest, so the next go on there. A turn in vain is remembered, and not repeated before a
+//!   page was released by write-back or came in clean: until then a few looks must do.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
@@ -73,6 +77,8 @@ pub(crate) struct Queues {
     readahead: ReadaheadUse,
     /// For how many evictions each queue rests still, by its name.
     rests: [u32; 4],
+    /// What the ledger said was released when a whole turn was in vain (E3).
+    barren: Option<u64>,
 }
 
 /// What became of the pages that read-ahead brought.
@@ -88,6 +94,18 @@ pub(crate) struct Arrival<'a> {
     pub(crate) core: &'a FileCore,
     pub(crate) page: PageIndex,
     pub(crate) prefetched: bool,
+    /// By write-back.
+    pub(crate) kept: bool,
+}
+
+/// What a look at the queues came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Look {
+    Evicted,
+    /// There is more behind the kept pages that it showed.
+    Kept,
+    /// Nothing can go.
+    Nothing,
 }
 
 enum Verdict {
@@ -108,7 +126,24 @@ impl Queues {
             small_bytes_max: limit_bytes / 10,
             readahead: ReadaheadUse::default(),
             rests: [0; 4],
+            barren: None,
         }
+    }
+
+    /// So many looks show each queue's frames once.
+    pub(crate) fn looks_of_a_turn(&self) -> u64 {
+        let longest = self.young.frames.max(self.small.frames).max(self.main.frames);
+        longest / KEPT_LOOKS_MAX + 1
+    }
+
+    /// Whether a turn was in vain, and nothing has changed since (E3).
+    pub(crate) fn is_barren(&self, released: u64) -> bool {
+        self.barren == Some(released)
+    }
+
+    /// Notes a turn in vain, which began when so much was released.
+    pub(crate) fn note_barren(&mut self, released: u64) {
+        self.barren = Some(released);
     }
 
     /// The bytes of all pages that are queued.
@@ -135,6 +170,9 @@ impl Queues {
             QueueName::Young
         };
         self.push(&cache.frames, queue, arrival.frame);
+        if !arrival.kept {
+            self.barren = None;
+        }
         self.trim_young(cache);
     }
 
@@ -183,8 +221,8 @@ impl Queues {
         from.tags.fetch_and(!QUEUE, Relaxed);
     }
 
-    /// Evicts one page and frees its frame; false if none can go now.
-    pub(crate) fn evict_one(&mut self, cache: &Cache) -> bool {
+    /// Evicts one page and frees its frame, if it meets one before too many that are kept (E2).
+    pub(crate) fn evict_one(&mut self, cache: &Cache) -> Look {
         // How often each queue was looked at in vain.
         let mut vain = [0; 4];
         let mut kept = [0; 4];
@@ -213,11 +251,12 @@ impl Queues {
                 Verdict::Evicted => {
                     let class = class_of(cache.frames.meta(frame));
                     cache.frames.release(frame, class);
-                    return true;
+                    return Look::Evicted;
                 }
             }
         }
-        false
+        let more = kept.iter().any(|&kept| kept >= KEPT_LOOKS_MAX);
+        if more { Look::Kept } else { Look::Nothing }
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue

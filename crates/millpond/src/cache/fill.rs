@@ -11,7 +11,9 @@
 //! ```
 //!
 //! - **F1** Nobody waits with a page FILLING and not submitted: claims are followed by their
-//!   transfers before anything is waited for.
+//!   transfers before anything is waited for. A slot for each run (`io::flight`) is taken before its
+//!   pages are claimed; where there are fewer than runs, the rest is claimed when those have ended.
+//!   Slots are given back before bytes are handed to the reader, whose memory may have to be waited for.
 //! - **F2** The filler takes the bytes before the page becomes READY and so evictable: a cache of
 //!   very few pages makes progress.
 //! - **F3** A run that fails leaves its pages EMPTY, and each is tried again alone; only the error
@@ -26,6 +28,7 @@ use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::{Held, PageIndex, Unheld};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
+use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::read::copy_out;
@@ -123,12 +126,17 @@ impl Reader<'_> {
     fn chunk(&mut self, first: PageIndex, pages: usize) -> Result<Outcome> {
         let mut done = [false; CHUNK_PAGES];
         let file = self.file;
-        let outcome = fill_missing(file, first, pages, self.size, &mut |filled| {
-            done[(filled.page - first) as usize] = true;
-            self.take(&filled);
-        });
-        if outcome.is_err() {
-            return Ok(outcome);
+        let mut tried = 0;
+        while tried < pages {
+            let page = first + tried as u64;
+            let part = fill_missing(file, page, pages - tried, self.size, &mut |filled| {
+                done[(filled.page - first) as usize] = true;
+                self.take(&filled);
+            });
+            match part {
+                Ok(part) => tried += part,
+                Err(shrunk) => return Ok(Err(shrunk)),
+            }
         }
         for (page, done) in (first..).zip(&done[..pages]) {
             if !done && self.one(page)?.is_err() {
@@ -205,6 +213,8 @@ impl Reader<'_> {
         let from = start.max(self.offset);
         let to = (start + page_bytes as u64).min(self.end);
         let alignment = file.backing.read_alignment().offset_bytes;
+        let mut slots = Slots::new(&file.shared);
+        slots.add();
         let moved = if alignment == 1 {
             read_alone(file, from, self.dst.slice(from - self.offset, to - from), Op::Read)?
         } else {
@@ -215,6 +225,7 @@ impl Reader<'_> {
             // SAFETY: a part of `bounce`, which outlives the transfer.
             let segment = unsafe { [Segment::new(aligned, page_bytes)] };
             let moved = read_alone(file, start, (&segment).into(), Op::Read)?;
+            slots.give_back();
             let skipped = (from - start) as usize;
             let part = self.dst.slice(from - self.offset, to - from);
             // SAFETY: within `bounce`; `dst` is our caller's promise.
@@ -227,6 +238,7 @@ impl Reader<'_> {
     }
 }
 
+/// Reads with a slot that the caller has.
 fn read_alone(file: &CachedFile, offset: u64, segments: SegmentIter<'_>, op: Op) -> Result<u64> {
     let mut batch = [Transfer::new(Direction::Read, offset, segments)];
     request::run(&*file.backing, &mut batch);
@@ -239,20 +251,21 @@ fn read_alone(file: &CachedFile, offset: u64, segments: SegmentIter<'_>, op: Op)
 
 /// Fills those of `pages` pages from `first` that are EMPTY and for which there are frames, each
 /// run as one transfer, and hands each to `take` before it becomes READY. Pages of runs that
-/// failed are EMPTY again.
+/// failed are EMPTY again. Tries at least one page, and as many as there are slots for; how many.
 fn fill_missing(
     file: &CachedFile,
     first: PageIndex,
     pages: usize,
     size: u64,
     take: &mut dyn FnMut(Filled),
-) -> Outcome {
+) -> std::result::Result<usize, Shrunk> {
     let mut claims = [Claim::Later; CHUNK_PAGES];
-    let claims = &mut claims[..pages];
-    let claimed = claim(file, first, claims);
+    let mut slots = Slots::new(&file.shared);
+    let (tried, claimed) = claim(file, first, &mut claims[..pages], &mut slots);
     if claimed == 0 {
-        return Ok(());
+        return Ok(tried);
     }
+    let claims = &claims[..tried];
     file.cache().counters.misses.add(claimed);
     let page_bytes = file.core().page_bytes();
     // SAFETY: the frames are ours until the pages are READY or EMPTY again, after the transfers.
@@ -267,7 +280,8 @@ fn fill_missing(
         used += len;
     }
     request::run(&*file.backing, &mut transfers);
-    let mut outcome = Ok(());
+    slots.give_back();
+    let mut outcome = Ok(tried);
     for ((start, len), transfer) in runs(claims).zip(&transfers) {
         let frames = frames_of(&claims[start..start + len]);
         let run = Run { first: first + start as u64, size, prefetched: false, marker: false };
@@ -279,13 +293,22 @@ fn fill_missing(
     outcome
 }
 
-/// Claims EMPTY pages; returns how many.
-fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
+/// Claims EMPTY pages, with a slot for each run, until there is none for the next; how many pages were
+/// tried, and how many are claimed.
+fn claim(
+    file: &CachedFile,
+    first: PageIndex,
+    claims: &mut [Claim],
+    slots: &mut Slots<'_>,
+) -> (usize, u64) {
     let class = Class::page(file.core().page_shift);
     let mut leaves = Leaves::new(file);
-    let mut claimed = 0;
-    let alone = claims.len() == 1;
-    for (page, claim) in (first..).zip(claims) {
+    let (mut claimed, mut runs) = (0, 0);
+    let mut in_run = false;
+    let tried = claims.len();
+    for (at, claim) in claims.iter_mut().enumerate() {
+        let page = first + at as u64;
+        let continues = std::mem::replace(&mut in_run, false);
         let Ok(held) = leaves.hold(page, true) else {
             *claim = Claim::Around;
             continue;
@@ -294,9 +317,15 @@ fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
         if word.load().state() != State::Empty {
             continue;
         }
-        *claim = match file.cache().take_page_frame(held, page, alone) {
+        // Waits for the first only, when nothing is claimed yet (L1, L5 of `flight`).
+        if !continues && slots.count() == runs && !slots.add() {
+            return (at, claimed);
+        }
+        *claim = match file.cache().take_page_frame(held, page, tried == 1) {
             Some(frame) if try_claim(held, word, frame) => {
                 claimed += 1;
+                runs += usize::from(!continues);
+                in_run = true;
                 Claim::Own(frame)
             }
             Some(frame) => {
@@ -309,7 +338,7 @@ fn claim(file: &CachedFile, first: PageIndex, claims: &mut [Claim]) -> u64 {
             }
         };
     }
-    claimed
+    (tried, claimed)
 }
 
 pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
@@ -414,6 +443,7 @@ impl Run {
             core: file.core(),
             page,
             prefetched: self.prefetched,
+            kept: false,
         }));
         end
     }
@@ -437,7 +467,8 @@ pub(crate) fn fill_one(
     take: &mut dyn FnMut(Filled),
 ) -> Result<Alone> {
     let mut claims = [Claim::Later];
-    claim(file, page, &mut claims);
+    let mut slots = Slots::new(&file.shared);
+    claim(file, page, &mut claims, &mut slots);
     let frame = match claims[0] {
         Claim::Own(frame) => frame,
         Claim::Later => return Ok(Alone::Others),
@@ -448,6 +479,7 @@ pub(crate) fn fill_one(
     // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
     let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };
     let outcome = read_alone(file, file.start_of(page), (&segment).into(), op);
+    slots.give_back();
     let run = Run { first: page, size, prefetched: false, marker: false };
     let moved = *outcome.as_ref().unwrap_or(&0);
     match run.finish(file, std::iter::once(frame), moved, take) {

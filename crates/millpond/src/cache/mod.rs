@@ -46,7 +46,7 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::evict::{Arrival, Queues, ReadaheadUse};
+use crate::cache::evict::{Arrival, Look, Queues, ReadaheadUse};
 use crate::cache::frame::{Class, FrameIndex, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
@@ -54,8 +54,8 @@ use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
 use crate::survival::keeper::Address;
 
-/// How often the queues are looked at for a page that can go.
-const LOOKS_MAX: u32 = 8;
+/// How often the queues are looked at for a page that can go, where a whole turn was in vain (E3).
+const LOOKS_MAX: u64 = 8;
 
 /// The cache of one engine.
 pub(crate) struct Cache {
@@ -134,16 +134,28 @@ impl Cache {
     }
 
     fn evict_one(&self) -> bool {
-        // One look at the queues may show only what write-back keeps (E2); the next goes on there.
-        let evicted = (0..LOOKS_MAX).any(|_| {
+        let released = self.ledger.released();
+        for looks in 1.. {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             // Else each attempt would go through all pages in vain.
-            self.ledger.kept() < queues.bytes() && queues.evict_one(self)
-        });
-        if evicted {
-            self.counters.evictions.add(1);
+            if self.ledger.kept() >= queues.bytes() {
+                return false;
+            }
+            match queues.evict_one(self) {
+                Look::Evicted => break,
+                Look::Nothing => return false,
+                Look::Kept => {}
+            }
+            if looks > LOOKS_MAX && looks > queues.looks_of_a_turn() {
+                queues.note_barren(released);
+                return false;
+            }
+            if looks >= LOOKS_MAX && queues.is_barren(released) {
+                return false;
+            }
         }
-        evicted
+        self.counters.evictions.add(1);
+        true
     }
 
     /// Queues pages that became READY; the caller still holds the guard under which they did.

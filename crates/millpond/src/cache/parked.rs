@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
     use crate::cache::frame::FrameIndex;
-    use crate::cache::page::Shown;
+    use crate::cache::page::{Epoch, Shown};
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -200,6 +200,59 @@ mod tests {
             let told: Vec<usize> = counts.iter().map(|count| count.0.load(Relaxed)).collect();
             assert_eq!(told, [1, 1, 0, 0]);
         }
+        // Nor has the other's wake-up been used up.
+        let _ = other.finish_fill(FrameIndex(1), Shown::default());
+        parking.wake(std::ptr::from_ref(other).addr());
+        assert_eq!(counts[3].0.load(Relaxed), 1);
+        assert!(counts.iter().all(|count| Arc::strong_count(count) == 1), "a waker is left");
+    }
+
+    /// Arms its page anew as it is woken, while that is FILLING again.
+    struct Again {
+        parking: Arc<Parking>,
+        page: Arc<PageWord>,
+        parked: Mutex<Vec<Parked>>,
+        woken: AtomicUsize,
+    }
+
+    impl Wake for Again {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, Relaxed);
+            if self.page.load().state() == State::Ready {
+                assert!(self.page.try_evict(self.page.load(), &Epoch::new()));
+                self.page.try_fill(FrameIndex(2)).unwrap();
+                let armed = self.parking.arm(&self.page, &Waker::from(Arc::clone(&self)));
+                self.parked.lock().unwrap().extend(armed);
+            }
+        }
+    }
+
+    /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is woken by
+    /// the end of that one, once; and what it takes back is the arming that it names, not a later one
+    /// (A2).
+    #[test]
+    fn who_arms_again_is_woken_again() {
+        let (parking, page) = (Arc::new(Parking::new()), Arc::new(PageWord::new()));
+        let task = Arc::new(Again {
+            parking: Arc::clone(&parking),
+            page: Arc::clone(&page),
+            parked: Mutex::default(),
+            woken: AtomicUsize::new(0),
+        });
+        page.try_fill(FrameIndex(2)).unwrap();
+        let first = parking.arm(&page, &Waker::from(Arc::clone(&task))).unwrap();
+        for round in 1..5 {
+            let _ = page.finish_fill(FrameIndex(2), Shown::default());
+            parking.wake(std::ptr::from_ref(&*page).addr());
+            assert_eq!(task.woken.load(Relaxed), round, "woken once for each arming");
+            // Long used up.
+            parking.leave(&first);
+        }
+        let last = task.parked.lock().unwrap().pop().unwrap();
+        parking.leave(&last);
+        let _ = page.abort_fill();
+        parking.wake(std::ptr::from_ref(&*page).addr());
+        assert_eq!((task.woken.load(Relaxed), Arc::strong_count(&task)), (4, 1));
     }
 }
 

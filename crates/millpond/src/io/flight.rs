@@ -1,33 +1,69 @@
-//! How many reads that tasks wait for are in flight, and who wants one more.
+//! How many reads of pages are in flight, and who wants one more.
 //!
-//! A [`Slot`] is taken before pages are claimed, and the read has it until it ends; so a page is FILLING
-//! only while its read is in flight. Where there is no slot an [`Offer`] is left, under the same lock, so
-//! that the next slot that is free is not missed. Whoever gives a slot back calls the first offer with
-//! it, and the next with what that one left.
+//! Each read that a task or a thread waits for has a *slot* until it ends; where there is none, a thread
+//! waits for it ([`Slots`]), and a task leaves an *offer*. Read-ahead, which nobody waits for, has a
+//! bound of its own in the back end, and so have pipelines.
 //!
-//! An offer starts a read by itself, instead of waking a task that would: a task that is woken may not
-//! be polled for long, or ever, and others would wait for the slot that it was to take.
+//! ```text
+//!   enter:  CAS of the word, free > 0: free -= 1
+//!   wait:   lock -> CAS, none free: WAITED_FOR -> add the offer -> unlock
+//!   give:   CAS, not WAITED_FOR: free += 1
+//!           else lock -> take the first offer, clear WAITED_FOR if it was the last -> unlock -> call it
+//! ```
+//!
+//! - **L1** A slot is taken before pages are claimed. So a page is FILLING only while its read is in
+//!   flight, and who waits for a slot has claimed nothing (F1 of `fill`, M3 of `miss`).
+//! - **L2** Who has a slot waits for nothing but the back end: not for a slot, a guard, a page or a
+//!   frame, nor for memory of its caller's, which a thread of the program may have to bring. So
+//!   each slot comes back.
+//! - **L3** Who waits for a slot has none. It may have a guard, for which others wait: by L2 none of
+//!   those has a slot.
+//! - **L4** WAITED_FOR is set while offers wait, and then no slot is free: one that is given back goes to
+//!   the first in the line, be it a thread or a task, and who comes later finds none.
+//! - **L5** Reads of one batch take a slot each; only for the first one waits. What there is no slot for is
+//!   read after those for which there is.
+//! - **L6** An offer uses the slot, or hands it back for the next. It must not wait. It starts a read by
+//!   itself, instead of waking a task that would: a task that is woken may not be polled for long, or
+//!   ever, and others would wait for the slot that it was to take. A thread that waits does take it.
+//! - **L7** A slot that is given back while an offer is called on the same thread, as when the read that
+//!   it starts is refused, waits until that returns: offers are called one after the other, and a line
+//!   of any length needs no more stack than one.
+//!
+//! Orderings: all is Relaxed. The word counts and no more: each decision is one RMW of it, and so of its
+//! latest value; what goes with WAITED_FOR is under the lock that it is changed under.
+//!
+//! Locks: the offers'; nothing is called under it.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::cached::Shared;
+use crate::io::batch;
 use crate::options::PAGE_BYTES_MIN;
 
 /// The most reads of one engine.
 pub(crate) const READS_MAX: usize = 1024;
 
+/// Of the word: offers wait.
+const WAITED_FOR: usize = 1;
+/// Of the word: one slot that is free.
+const ONE: usize = 2;
+
 pub(crate) struct Flight {
-    state: Mutex<State>,
+    word: AtomicUsize,
+    offers: Mutex<Offers>,
 }
 
-struct State {
-    free: usize,
+#[derive(Default)]
+struct Offers {
     next: u64,
     waiting: VecDeque<(Ticket, Offer)>,
 }
 
-/// Uses a slot, or gives it back. It must not wait.
+/// Uses a slot, or gives it back (L6).
 pub(crate) type Offer = Box<dyn FnOnce(Slot) -> Option<Slot> + Send>;
 
 /// An offer's place among those that wait.
@@ -46,58 +82,289 @@ impl Flight {
     pub(crate) fn new(reads_max: usize, cache_bytes: u64) -> Flight {
         let spare = cache_bytes / 4 / u64::from(PAGE_BYTES_MIN);
         let free = reads_max.min(spare as usize).max(1);
-        Flight { state: Mutex::new(State { free, next: 0, waiting: VecDeque::new() }) }
+        Flight { word: AtomicUsize::new(free * ONE), offers: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic under the lock")
+    fn offers(&self) -> MutexGuard<'_, Offers> {
+        self.offers.lock().expect("no panic under the lock")
     }
 
     /// A slot, if there is one.
     pub(crate) fn try_enter(shared: &Arc<Shared>) -> Option<Slot> {
-        let mut state = shared.flight.state();
-        state.free = state.free.checked_sub(1)?;
-        drop(state);
-        Some(Slot { shared: Some(Arc::clone(shared)) })
+        shared.flight.try_take().then(|| Slot { shared: Some(Arc::clone(shared)) })
+    }
+
+    #[inline]
+    fn try_take(&self) -> bool {
+        let take = |word: usize| word.checked_sub(ONE);
+        self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
+    }
+
+    /// Gives back a slot for which nobody waits; false if somebody does (L4).
+    #[inline]
+    fn try_give(&self) -> bool {
+        let give = |word: usize| (word & WAITED_FOR == 0).then_some(word + ONE);
+        self.word.fetch_update(Relaxed, Relaxed, give).is_ok()
     }
 
     /// Leaves an offer for when there is a slot; `None` if there is one now.
     pub(crate) fn wait(&self, offer: Offer) -> Option<Ticket> {
-        let mut state = self.state();
-        if state.free > 0 {
-            return None;
-        }
-        let ticket = Ticket(state.next);
-        state.next += 1;
-        state.waiting.push_back((ticket, offer));
+        let mut offers = self.offers();
+        let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
+        self.word.fetch_update(Relaxed, Relaxed, none_free).ok()?;
+        let ticket = Ticket(offers.next);
+        offers.next += 1;
+        offers.waiting.push_back((ticket, offer));
         Some(ticket)
     }
 
     /// Takes an offer back, unless it was called.
     pub(crate) fn leave(&self, ticket: Ticket) {
-        let mut state = self.state();
-        let at = state.waiting.binary_search_by_key(&ticket.0, |(waiting, _)| waiting.0);
-        let offer = at.ok().and_then(|at| state.waiting.remove(at));
-        drop(state);
+        let mut offers = self.offers();
+        let at = offers.waiting.binary_search_by_key(&ticket.0, |(waiting, _)| waiting.0);
+        let offer = at.ok().and_then(|at| offers.waiting.remove(at));
+        self.note_waiting(&offers);
+        drop(offers);
         drop(offer);
+    }
+
+    fn next_offer(&self) -> Option<Offer> {
+        let mut offers = self.offers();
+        let first = offers.waiting.pop_front();
+        self.note_waiting(&offers);
+        first.map(|(_, offer)| offer)
+    }
+
+    fn note_waiting(&self, offers: &Offers) {
+        if offers.waiting.is_empty() {
+            self.word.fetch_and(!WAITED_FOR, Relaxed);
+        }
+    }
+
+    /// Waits until a slot is handed over, or there is one.
+    #[cold]
+    fn wait_for_slot(&self) {
+        // Who has a batch open may be who is to end a read.
+        batch::tell_now();
+        let place = Arc::new((Mutex::new(None), Condvar::new()));
+        while !self.try_take() {
+            let theirs = Arc::clone(&place);
+            let offer: Offer = Box::new(move |slot| {
+                *theirs.0.lock().expect("no panic under the lock") = Some(slot);
+                theirs.1.notify_one();
+                None
+            });
+            if self.wait(offer).is_none() {
+                continue;
+            }
+            let slot = place.0.lock().expect("no panic under the lock");
+            let waiting = place.1.wait_while(slot, |slot| slot.is_none());
+            let mut slot = waiting.expect("no panic under the lock").take().expect("waited for");
+            // It goes on without its share of the engine, which the caller has.
+            slot.shared = None;
+            return;
+        }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let Some(mut shared) = self.shared.take() else { return };
-        loop {
-            let mut state = shared.flight.state();
-            let Some((_, offer)) = state.waiting.pop_front() else {
-                state.free += 1;
-                return;
-            };
-            drop(state);
-            let left = offer(Slot { shared: Some(shared) });
-            match left.and_then(|mut slot| slot.shared.take()) {
-                Some(unused) => shared = unused,
-                None => return,
+        if let Some(shared) = self.shared.take()
+            && !shared.flight.try_give()
+        {
+            hand_on(shared);
+        }
+    }
+}
+
+thread_local! {
+    /// Slots that were given back while this thread calls an offer (L7).
+    static LATER: RefCell<Option<Vec<Arc<Shared>>>> = const { RefCell::new(None) };
+}
+
+/// The calling of offers, which ends whatever becomes of them.
+struct Handing;
+
+impl Drop for Handing {
+    fn drop(&mut self) {
+        let left = LATER.try_with(|later| later.borrow_mut().take()).ok().flatten();
+        left.into_iter().flatten().for_each(|shared| drop(Slot { shared: Some(shared) }));
+    }
+}
+
+/// Gives a slot to the first offer, and what that one leaves to the next (L4, L7).
+#[cold]
+fn hand_on(shared: Arc<Shared>) {
+    let mut mine = Some(shared);
+    // A thread that is ending has no such list any more: it calls each offer where it stands.
+    let _ = LATER.try_with(|later| match &mut *later.borrow_mut() {
+        Some(later) => later.extend(mine.take()),
+        none => *none = Some(Vec::new()),
+    });
+    if mine.is_none() {
+        return;
+    }
+    let _handing = Handing;
+    let given_back = || LATER.try_with(|later| later.borrow_mut().as_mut()?.pop()).ok().flatten();
+    while let Some(shared) = mine.take().or_else(given_back) {
+        if shared.flight.try_give() {
+            continue;
+        }
+        mine = match shared.flight.next_offer() {
+            Some(offer) => {
+                offer(Slot { shared: Some(shared) }).and_then(|mut slot| slot.shared.take())
+            }
+            // The last one has left, or was called.
+            None => Some(shared),
+        };
+    }
+}
+
+/// The slots of a thread that waits for its reads: none at first.
+pub(crate) struct Slots<'e> {
+    shared: &'e Arc<Shared>,
+    count: usize,
+}
+
+impl<'e> Slots<'e> {
+    pub(crate) fn new(shared: &'e Arc<Shared>) -> Slots<'e> {
+        Slots { shared, count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// One more. Waits for the first; false if there is no other (L5).
+    pub(crate) fn add(&mut self) -> bool {
+        let flight = &self.shared.flight;
+        if !flight.try_take() {
+            if self.count > 0 {
+                return false;
+            }
+            flight.wait_for_slot();
+        }
+        self.count += 1;
+        true
+    }
+
+    /// Gives all back: what they were for has ended.
+    pub(crate) fn give_back(&mut self) {
+        for _ in 0..std::mem::take(&mut self.count) {
+            if !self.shared.flight.try_give() {
+                drop(Slot { shared: Some(Arc::clone(self.shared)) });
             }
         }
+    }
+}
+
+impl Drop for Slots<'_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{BackendChoice, Engine};
+
+    fn engine(reads: usize) -> Engine {
+        let builder = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Memory);
+        builder.reads_in_flight_max(reads).build().unwrap()
+    }
+
+    fn wait_until(flight: &Flight, waiting: usize) {
+        while flight.offers().waiting.len() != waiting {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Goal: threads and tasks get slots in the order in which they came; who tries meanwhile gets none,
+    /// and one that leaves the line, or does not use its slot, keeps nobody waiting (L4, L6).
+    #[test]
+    fn the_line_is_first_in_first_out() {
+        let engine = engine(1);
+        let (shared, flight) = (engine.shared(), &engine.shared().flight);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let first = Flight::try_enter(shared).unwrap();
+        std::thread::scope(|scope| {
+            for who in 0..6 {
+                if who % 2 == 0 {
+                    let order = Arc::clone(&order);
+                    scope.spawn(move || {
+                        let mut slots = Slots::new(shared);
+                        assert!(slots.add());
+                        assert!(!slots.add(), "one is all there is");
+                        assert!(Flight::try_enter(shared).is_none(), "it is mine");
+                        order.lock().unwrap().push(who);
+                    });
+                } else {
+                    let (order, uses) = (Arc::clone(&order), who != 3);
+                    let offer: Offer = Box::new(move |slot| {
+                        order.lock().unwrap().push(who);
+                        (!uses).then_some(slot)
+                    });
+                    assert!(flight.wait(offer).is_some());
+                }
+                wait_until(flight, who + 1);
+            }
+            let left = flight.wait(Box::new(|_| unreachable!("it has left"))).unwrap();
+            flight.leave(left);
+            drop(first);
+        });
+        assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(flight.word.load(Relaxed), ONE, "the slot is back");
+    }
+
+    /// Goal: the last to leave the line takes the sign that somebody waits with it.
+    #[test]
+    fn an_empty_line_keeps_no_slot() {
+        let engine = engine(2);
+        let (shared, flight) = (engine.shared(), &engine.shared().flight);
+        let mut slots = Slots::new(shared);
+        assert!(slots.add() && slots.add() && !slots.add());
+        assert!(Flight::try_enter(shared).is_none());
+        let ticket = flight.wait(Box::new(|_| None)).unwrap();
+        flight.leave(ticket);
+        flight.leave(ticket);
+        drop(slots);
+        assert_eq!(flight.word.load(Relaxed), 2 * ONE);
+        assert!(flight.wait(Box::new(|_| None)).is_none(), "there is one now");
+    }
+
+    /// Goal: however threads and offers come and go, slots are neither lost nor made.
+    #[test]
+    fn slots_are_neither_lost_nor_made() {
+        let engine = engine(3);
+        let (shared, flight) = (engine.shared(), &engine.shared().flight);
+        let held = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for who in 0..4usize {
+                let held = &held;
+                scope.spawn(move || {
+                    for round in 0..2000usize {
+                        if (who + round) % 3 == 0 {
+                            let ticket = flight.wait(Box::new(Some));
+                            if let Some(ticket) = ticket
+                                && round % 2 == 0
+                            {
+                                flight.leave(ticket);
+                            }
+                            continue;
+                        }
+                        let mut slots = Slots::new(shared);
+                        while slots.count() < 1 + round % 2 && slots.add() {}
+                        let count = slots.count();
+                        assert!(held.fetch_add(count, Relaxed) + count <= 3);
+                        if round % 7 == 0 {
+                            std::thread::yield_now();
+                        }
+                        held.fetch_sub(count, Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(flight.word.load(Relaxed), 3 * ONE);
     }
 }

@@ -54,6 +54,7 @@ use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Patience, Waiting};
+use crate::workers::Workers;
 
 pub use crate::queue::request::{Completion, Request};
 
@@ -142,11 +143,16 @@ fn take_request(job: &Mutex<Option<Request>>) -> Option<Request> {
 
 impl Queue {
     /// With a ring, if `driver` can give it one.
-    pub(crate) fn new(capacity: usize, driver: Option<&Arc<Driver>>) -> Result<Queue> {
+    pub(crate) fn new(
+        capacity: usize,
+        workers: &Arc<Workers>,
+        driver: Option<&Arc<Driver>>,
+    ) -> Result<Queue> {
         if !(1..=CAPACITY_MAX).contains(&capacity) {
             let what = format!("capacity {capacity}: must be 1 to {CAPACITY_MAX}");
             return Err(Error::InvalidInput { op: Op::Wait, what });
         }
+        workers.start().map_err(|error| Error::io(Op::Wait, 0, 0, error))?;
         let eventfd = Arc::new(OnceLock::<OwnedFd>::new());
         let told = Arc::clone(&eventfd);
         let tell = move |events: usize| {
@@ -321,6 +327,10 @@ impl Inner {
     fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
         if let Err(error) = request.check() {
             return Some(request.fail(error));
+        }
+        // Of an engine that may have no queue.
+        if let Err(error) = request.file.cached.shared.workers.start() {
+            return Some(request.refused(error));
         }
         let user_data = request.user_data;
         let number = self.next.fetch_add(1, Relaxed);

@@ -165,6 +165,11 @@ impl Request {
 
     /// ECANCELED.
     pub(super) fn cancelled(self) -> Completion {
+        self.refused(std::io::Error::from_raw_os_error(libc::ECANCELED))
+    }
+
+    /// Completes it with what the system said before it was begun.
+    pub(super) fn refused(self, error: std::io::Error) -> Completion {
         let sum = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.len()).sum();
         let (op, offset, len) = match &self.kind {
             Kind::Read { buffer, offset } => (Op::Read, *offset, buffer.len()),
@@ -173,8 +178,7 @@ impl Request {
             Kind::WriteBuffers { buffers, offset } => (Op::Write, *offset, sum(buffers)),
             Kind::Sync { .. } => (Op::Sync, 0, 0),
         };
-        let cancelled = std::io::Error::from_raw_os_error(libc::ECANCELED);
-        self.fail(Error::io(op, offset, len as u64, cancelled))
+        self.fail(Error::io(op, offset, len as u64, error))
     }
 }
 

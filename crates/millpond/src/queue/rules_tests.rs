@@ -233,6 +233,50 @@ fn shares_of_waiters_of_1_2_8_32() {
     assert_eq!(batches(without, &minima, 100_000, None), [100_000, 0, 0, 0]);
 }
 
+/// How many completions each waiter waited for at most, from one batch to the next, of `events` that
+/// complete one by one with `depth` in flight; `None` if one got none.
+fn longest_waits(
+    mut queue: Queue,
+    minima: &[usize],
+    depth: usize,
+    events: u32,
+) -> Vec<Option<u32>> {
+    let mut longest = vec![None; minima.len()];
+    let mut since = vec![0; minima.len()];
+    let come = |queue: &mut Queue, who: usize| wait(queue, minima[who], minima[who], who as u32);
+    let mut tickets: Vec<Ticket> = (0..minima.len()).map(|who| come(&mut queue, who)).collect();
+    for event in 0..events {
+        queue.admit(depth - queue.inflight());
+        for who in woken(|wakes| queue.complete(event, wakes)) {
+            let who = who as usize;
+            assert_eq!(queue.collect(tickets[who]).unwrap().len(), minima[who], "a batch is whole");
+            longest[who] = longest[who].max(Some(event - since[who]));
+            since[who] = event;
+            tickets[who] = come(&mut queue, who);
+        }
+    }
+    // Nor is one waiting for longer at the end.
+    let waits = longest.iter().zip(since);
+    waits.map(|(longest, since)| longest.map(|longest| longest.max(events - since))).collect()
+}
+
+/// Goal: with enough in flight at all times every waiter has a batch within a time that follows from the
+/// capacity: 20,000 completions a second make 100 ms of 2,000. With less in flight than its minimum a
+/// waiter that others pass by may get none, for ever.
+#[test]
+fn every_waiter_has_a_batch_within_a_bounded_time() {
+    let minima = [1, 2, 8, 32];
+    for depth in [32, 48, 64] {
+        let longest = longest_waits(Queue::new(64), &minima, depth, 100_000);
+        // Each can become senior once, and be served, while another is waiting to be.
+        let most = 2 * (64 + minima.iter().sum::<usize>()) as u32;
+        let bounded = |wait: &Option<u32>| wait.is_some_and(|wait| wait <= most);
+        assert!(longest.iter().all(bounded), "{depth} in flight: {longest:?}, {most}");
+    }
+    let starved = longest_waits(Queue::new(64), &minima, 16, 100_000);
+    assert!(starved[3].is_none() && starved[..3].iter().all(Option::is_some), "{starved:?}");
+}
+
 /// Goal: somebody who polls all the time starves no waiter; he would if what he takes did not count,
 /// or if he could take a reserve.
 #[test]

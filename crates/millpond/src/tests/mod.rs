@@ -2,7 +2,13 @@
 
 mod async_reads;
 mod extents;
+mod in_flight;
+mod kept_pages;
 mod nests;
 mod no_shared_write;
 mod short;
+mod shutdown;
+mod slow;
 mod torn;
+mod woken;
+mod worker_threads;

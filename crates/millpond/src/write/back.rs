@@ -10,6 +10,7 @@ use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::space;
@@ -158,7 +159,14 @@ impl Write<'_> {
                 Transfer::new(Direction::Read, file.start_of(page), segment)
             })
             .collect();
-        request::run(&*file.backing, &mut batch);
+        let mut rest = &mut batch[..];
+        while !rest.is_empty() {
+            let mut slots = Slots::new(&file.shared);
+            while slots.count() < rest.len() && slots.add() {}
+            let (part, after) = rest.split_at_mut(slots.count());
+            request::run(&*file.backing, part);
+            rest = after;
+        }
         for (transfer, &(_, frame)) in batch.into_iter().zip(pages) {
             let valid = (self.size - transfer.offset).min(page_bytes as u64);
             if let Some(error) = transfer.error {

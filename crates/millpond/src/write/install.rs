@@ -88,7 +88,7 @@ impl Write<'_> {
                 cache.ledger.note(change, core.page_bytes());
                 word.wake(change.sleepers());
                 if *old == FrameIndex::NONE {
-                    let arrival = Arrival { frame, core, page, prefetched: false };
+                    let arrival = Arrival { frame, core, page, prefetched: false, kept: dirty };
                     cache.arrived(std::iter::once(arrival));
                 }
             } else {

@@ -1,0 +1,92 @@
+//! Eviction where much of the cache is what write-back keeps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cache::frame::Class;
+use crate::{Advice, BackendChoice, Engine, File, OpenOptions, WriteMode};
+
+const PAGE: u64 = 4096;
+const CACHE_BYTES: u64 = 16 << 20;
+/// More than one look at a queue shows, however often it is repeated.
+const KEPT: u64 = 450;
+
+struct Case {
+    engine: Engine,
+    file: Arc<File>,
+    _dir: tempfile::TempDir,
+}
+
+/// A cache that is full: of pages that are dirty, then of as many clean ones as there is room for, then
+/// of dirty ones again. So all queues begin with pages that can't go.
+fn full() -> Case {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().cache_bytes(CACHE_BYTES).backend(BackendChoice::Memory);
+    // Nothing is written back by itself.
+    let engine = engine.dirty_age_max(Duration::from_secs(3600)).build().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; 64 << 20]).unwrap();
+    let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
+    let file = Arc::new(engine.open(&path, &options).unwrap());
+    file.advise(0, 0, Advice::Random).unwrap();
+    // In no order: a stream would be written back before there is much.
+    let dirty = |first: u64| {
+        for n in 0..KEPT {
+            let page = first + (n * 89) % KEPT;
+            file.write_all_at(&[2; PAGE as usize], page * 2 * PAGE).unwrap();
+        }
+    };
+    dirty(0);
+    let mut page = 8 * KEPT;
+    let room = CACHE_BYTES - CACHE_BYTES / 16 - KEPT * PAGE;
+    while engine.stats().memory_bytes < room {
+        file.read_at(&mut [0; PAGE as usize], page * PAGE).unwrap();
+        page += 1;
+    }
+    dirty(KEPT);
+    Case { engine, file, _dir: dir }
+}
+
+/// Goal: a frame is found wherever in the queues a clean page lies, for as long as there are any.
+#[test]
+fn a_clean_page_is_found_behind_kept_ones() {
+    let case = full();
+    let cache = &case.engine.shared().cache;
+    assert_eq!(cache.ledger.kept(), 2 * KEPT * PAGE, "nothing was written back");
+    let evictions = || case.engine.stats().evictions;
+    let clean = case.engine.stats().fills - evictions();
+    assert!(clean > 1000, "{clean}");
+    let mut taken = Vec::new();
+    while let Some(frame) = cache.take_frame(Class::UNIT_PAGE) {
+        taken.push(frame);
+    }
+    assert_eq!(case.engine.stats().fills, evictions(), "clean pages are left");
+    for frame in taken {
+        cache.frames.free(frame, Class::UNIT_PAGE);
+    }
+    // And what is kept is whole.
+    let mut bytes = [0; PAGE as usize];
+    for page in 0..2 * KEPT {
+        case.file.read_at(&mut bytes, page * 2 * PAGE).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 2));
+    }
+}
+
+/// Goal: while clean pages can go, no read goes around the cache, and no charge is refused.
+#[test]
+fn nobody_goes_without_memory_while_pages_can_go() {
+    let case = full();
+    let cache = &case.engine.shared().cache;
+    let spare: Vec<_> = std::iter::from_fn(|| cache.frames.try_alloc(Class::UNIT_PAGE)).collect();
+    assert!(cache.try_charge(64 << 10));
+    let mut bytes = [0; PAGE as usize];
+    for page in 0..3000 {
+        case.file.read_at(&mut bytes, (40 << 20) + page * PAGE).unwrap();
+    }
+    assert_eq!(case.engine.stats().uncached_reads, 0);
+    let views: Vec<_> = (0..16).map(|n| case.file.view((60 << 20) + n * PAGE, 1)).collect();
+    assert!(views.iter().all(Result::is_ok));
+    drop(views);
+    cache.frames.uncharge(64 << 10);
+    spare.into_iter().for_each(|frame| cache.frames.free(frame, Class::UNIT_PAGE));
+}

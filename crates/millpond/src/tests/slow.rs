@@ -1,0 +1,206 @@
+//! A file in memory whose operations take their time, or as long as a test wants, and fail when it says.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use crate::io::backend::memory::move_bytes;
+use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::batch;
+use crate::io::request::{BackgroundRead, Direction, Transfer};
+
+/// What can be held up, and made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    /// Changes of the length and of extents.
+    Change,
+}
+
+/// The operations of a kind.
+#[derive(Default)]
+struct Line {
+    held: Mutex<bool>,
+    released: Condvar,
+    now: AtomicUsize,
+    most: AtomicUsize,
+    /// With which they end, if not 0.
+    errno: AtomicI32,
+}
+
+pub(crate) struct Slow {
+    bytes: Mutex<Vec<u8>>,
+    delay: Duration,
+    lines: [Line; 3],
+    /// Gives background reads back.
+    refuses: AtomicBool,
+}
+
+impl Slow {
+    pub(crate) fn new(bytes: Vec<u8>, delay: Duration) -> Arc<Slow> {
+        Arc::new(Slow {
+            bytes: Mutex::new(bytes),
+            delay,
+            lines: Default::default(),
+            refuses: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap().clone()
+    }
+
+    fn line(&self, kind: Kind) -> &Line {
+        &self.lines[kind as usize]
+    }
+
+    /// Holds up what begins from now on, or lets it go on.
+    pub(crate) fn hold(&self, kind: Kind, on: bool) {
+        *self.line(kind).held.lock().unwrap() = on;
+        self.line(kind).released.notify_all();
+    }
+
+    /// Has what ends from now on fail; 0: no more.
+    pub(crate) fn fail(&self, kind: Kind, errno: i32) {
+        self.line(kind).errno.store(errno, SeqCst);
+    }
+
+    /// Takes no background reads from now on.
+    pub(crate) fn refuse(&self) {
+        self.refuses.store(true, SeqCst);
+    }
+
+    /// How many are under way.
+    pub(crate) fn now(&self, kind: Kind) -> usize {
+        self.line(kind).now.load(SeqCst)
+    }
+
+    /// Waits until so many are under way.
+    pub(crate) fn wait_for(&self, kind: Kind, count: usize) {
+        while self.now(kind) != count {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// The most that were under way at a time, since it was last asked.
+    pub(crate) fn take_most(&self, kind: Kind) -> usize {
+        self.line(kind).most.swap(0, SeqCst)
+    }
+
+    fn begin(&self, kind: Kind, count: usize) {
+        let line = self.line(kind);
+        line.most.fetch_max(line.now.fetch_add(count, SeqCst) + count, SeqCst);
+    }
+
+    fn end(&self, kind: Kind, count: usize) {
+        self.line(kind).now.fetch_sub(count, SeqCst);
+    }
+
+    /// Waits while the kind is held up; then whether it fails.
+    fn pass(&self, kind: Kind) -> io::Result<()> {
+        let line = self.line(kind);
+        drop(line.released.wait_while(line.held.lock().unwrap(), |held| *held).unwrap());
+        match line.errno.load(SeqCst) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    fn carry_out(&self, transfer: &mut Transfer<'_>) {
+        let outcome = self.pass(kind_of(transfer));
+        let mut bytes = self.bytes.lock().unwrap();
+        transfer.set(outcome.and_then(|()| move_bytes(&mut bytes, transfer, usize::MAX)));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+        self.begin(Kind::Change, 1);
+        let outcome = self.pass(Kind::Change);
+        if outcome.is_ok() {
+            change(&mut self.bytes.lock().unwrap());
+        }
+        self.end(Kind::Change, 1);
+        outcome
+    }
+}
+
+fn kind_of(transfer: &Transfer<'_>) -> Kind {
+    match transfer.direction {
+        Direction::Read => Kind::Read,
+        Direction::Write => Kind::Write,
+    }
+}
+
+impl BackingFile for Slow {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        let kind = batch.first().map_or(Kind::Read, kind_of);
+        self.begin(kind, batch.len());
+        thread::sleep(self.delay);
+        batch.iter_mut().for_each(|transfer| self.carry_out(transfer));
+        self.end(kind, batch.len());
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        if self.refuses.load(SeqCst) {
+            return Err(read);
+        }
+        self.begin(Kind::Read, 1);
+        thread::spawn(move || {
+            thread::sleep(self.delay);
+            let mut transfer = Transfer::new(Direction::Read, read.offset, &*read.segments);
+            self.carry_out(&mut transfer);
+            self.end(Kind::Read, 1);
+            let moved = transfer.moved as usize;
+            let _batch = batch::open();
+            (read.done)(transfer.error.map_or(Ok(moved), Err));
+        });
+        Ok(())
+    }
+
+    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+        Ok(Some(fd))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.bytes.lock().unwrap().len() as u64)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(|bytes| bytes.resize(len as usize, 0))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.change(|bytes| {
+            let end = bytes.len().min((offset + len) as usize);
+            bytes[end.min(offset as usize)..end].fill(0);
+        })
+    }
+
+    fn zero(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn allocate(&self, _offset: u64, _len: u64, _keep_size: bool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn seek(&self, _offset: u64, _to: Seek) -> io::Result<Option<u64>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn permits(&self, _writing: bool) -> bool {
+        true
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+}

@@ -1,0 +1,91 @@
+//! Whether there is a thread for what has to wait, before anything begins that may have to.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+
+use millpond_rangelock::Mode;
+
+use crate::{AsyncFile, BackendChoice, Engine, Error, File, OpenOptions, Request};
+
+const PAGE: usize = 4096;
+
+fn engine(threads: bool) -> Engine {
+    let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(1 << 20);
+    let engine = engine.build().unwrap();
+    engine.shared().workers.refused.store(!threads, Relaxed);
+    engine
+}
+
+fn file(engine: &Engine, dir: &tempfile::TempDir, name: &str) -> Arc<File> {
+    let options = OpenOptions::new().read(true).write(true).create(true);
+    let file = engine.open(dir.path().join(name), &options).unwrap();
+    file.write_all_at(&[7; 2 * PAGE], 0).unwrap();
+    Arc::new(file)
+}
+
+fn poll_once<T>(future: impl Future<Output = T>) -> Poll<T> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn is_refused<T>(outcome: Result<T, Error>) -> bool {
+    outcome.is_err_and(|error| error.errno() == libc::EAGAIN)
+}
+
+/// Goal: where the system gives no thread a queue is refused, instead of having its submitters wait.
+#[test]
+fn without_a_thread_there_is_no_queue() {
+    let engine = engine(false);
+    assert!(is_refused(engine.queue(8)));
+    engine.shared().workers.refused.store(false, Relaxed);
+    let queue = engine.queue(8).unwrap();
+    // What comes later does with that one.
+    engine.shared().workers.refused.store(true, Relaxed);
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(&engine, &dir, "file");
+    queue.submit(&mut (0..8).map(|n| Request::write(&file, vec![1; 9], n)).collect());
+    assert!(queue.wait(8, 8, None).unwrap().iter().all(|one| one.result().is_ok()));
+}
+
+/// Goal: a request for a file of another engine, which has no thread and gets none, completes with the
+/// error; a submitter that holds a guard in its way does not wait for itself.
+#[test]
+fn a_request_of_an_engine_without_a_thread_is_refused() {
+    let (one, other) = (engine(true), engine(false));
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(&other, &dir, "file");
+    let queue = one.queue(8).unwrap();
+    let guard = file.cached().lock(0, PAGE as u64, Mode::Exclusive);
+    let mut requests = vec![
+        Request::write(&file, vec![1; 100], 0).user_data(0),
+        Request::read(&file, vec![0; 100], 0).user_data(1),
+        Request::sync_all(&file).user_data(2),
+    ];
+    assert_eq!(queue.submit(&mut requests), 3);
+    drop(guard);
+    let done = queue.wait(3, 3, None).unwrap();
+    assert!(done.iter().all(|one| one.result().is_err_and(|error| error.errno() == libc::EAGAIN)));
+    let mut bytes = [0; 100];
+    file.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, [7; 100], "what was refused wrote nothing");
+}
+
+/// Goal: the same of futures, but for hits, which need no thread.
+#[test]
+fn a_future_of_an_engine_without_a_thread_is_refused() {
+    let engine = engine(false);
+    let dir = tempfile::tempdir().unwrap();
+    let file = AsyncFile::from(file(&engine, &dir, "file"));
+    let guard = file.file().cached().lock(0, PAGE as u64, Mode::Exclusive);
+    let Poll::Ready(written) = poll_once(file.write_at(&[1; 100], 0)) else { panic!("waits") };
+    assert!(is_refused(written));
+    drop(guard);
+    let mut bytes = [0; 100];
+    let Poll::Ready(hit) = poll_once(file.read_at(&mut bytes, 0)) else { panic!("no hit") };
+    assert_eq!((hit.unwrap(), bytes), (100, [7; 100]));
+    file.file().invalidate(0, 2 * PAGE as u64).unwrap();
+    let Poll::Ready(missed) = poll_once(file.read_at(&mut bytes, 0)) else { panic!("waits") };
+    assert!(is_refused(missed));
+}

@@ -1,0 +1,88 @@
+//! What a process is left with after engines were dropped with I/O in flight.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millpond::{AsyncFile, BackendChoice, Request, SimOptions};
+
+use common::{Random, has_uring, in_own_process, read_write, rss_bytes, temp_dir, threads};
+
+const PAGE: u64 = 4096;
+const FILE_BYTES: u64 = 4 << 20;
+const REQUESTS: u64 = 96;
+const LEN: usize = 64 << 10;
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Starts reads and writes, and drops all there is, in any order.
+fn drop_all(backend: BackendChoice, random: &mut Random) {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; FILE_BYTES as usize]).unwrap();
+    let engine = common::engine(256 << 10, backend);
+    let file = Arc::new(engine.open(&path, &read_write()).unwrap());
+    let queue = engine.queue(REQUESTS as usize).unwrap();
+    queue.eventfd().unwrap();
+    let mut requests: Vec<Request> = (0..REQUESTS)
+        .map(|_| {
+            let offset = random.below(FILE_BYTES - LEN as u64);
+            if random.chance(100) {
+                Request::write(&file, vec![1; LEN], offset)
+            } else {
+                // Memory that is there, so that a leak shows.
+                Request::read(&file, vec![7; LEN], offset)
+            }
+        })
+        .collect();
+    assert_eq!(queue.submit(&mut requests), REQUESTS as usize);
+    let future = AsyncFile::from(Arc::clone(&file));
+    let mut bytes = vec![0; PAGE as usize];
+    let mut read = Box::pin(future.read_at(&mut bytes, random.below(FILE_BYTES)));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let _ = std::future::Future::poll(read.as_mut(), &mut cx);
+    if random.chance(500) {
+        let _ = queue.wait(1 + random.below(20) as usize, 40, None).unwrap();
+    }
+    drop(read);
+    let mut all: Vec<Box<dyn Send>> =
+        vec![Box::new(engine), Box::new(file), Box::new(queue), Box::new(future)];
+    while !all.is_empty() {
+        drop(all.swap_remove(random.below(all.len() as u64) as usize));
+    }
+}
+
+/// Goal: engines that were dropped with I/O in flight leave no thread, descriptor or memory behind, and
+/// hang nowhere.
+#[test]
+fn engines_dropped_with_io_in_flight_leave_nothing() {
+    let test = "engines_dropped_with_io_in_flight_leave_nothing";
+    in_own_process(test, Duration::from_secs(120), || {
+        let sim = SimOptions::new(9).delay_us_max(1000).short_per_mille(100).error_per_mille(50);
+        let mut all = vec![BackendChoice::Sim(sim), BackendChoice::Threads];
+        if has_uring() {
+            all.push(BackendChoice::Uring);
+        }
+        let mut random = Random::from_environment();
+        let mut settle = |rounds: u32| {
+            for _ in 0..rounds {
+                all.iter().for_each(|backend| drop_all(backend.clone(), &mut random));
+            }
+            let begun = Instant::now();
+            while threads().iter().any(|(_, name)| name.starts_with("millpond-")) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "left: {:?}", threads());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (descriptors(), rss_bytes())
+        };
+        let before = settle(3);
+        let after = settle(12);
+        assert_eq!(before.0, after.0, "descriptors");
+        // The buffers of all rounds since then are more than 200 MB.
+        let grown = after.1.saturating_sub(before.1);
+        assert!(grown < 64 << 20, "{grown} bytes more");
+    });
+}
