@@ -27,6 +27,8 @@ mod request;
 
 mod task;
 
+mod raw;
+
 #[cfg(all(test, loom))]
 mod loom_tests;
 
