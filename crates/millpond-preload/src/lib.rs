@@ -39,6 +39,7 @@
 #![allow(clippy::missing_safety_doc)]
 #![cfg(target_os = "linux")]
 
+mod hooks_aio;
 mod hooks_descriptor;
 mod hooks_io;
 mod hooks_kernel;
@@ -50,6 +51,7 @@ mod hooks_stat;
 mod hooks_stdio;
 mod hooks_syscall;
 
+mod aio;
 mod alloc;
 mod config;
 mod description;

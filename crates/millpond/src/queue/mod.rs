@@ -56,6 +56,7 @@ use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Patience, Waiting};
 
+pub use crate::queue::raw::{Aside, ReadDone};
 pub use crate::queue::request::{Completion, Request};
 
 /// The largest capacity of a queue.

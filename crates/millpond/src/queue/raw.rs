@@ -19,8 +19,10 @@ use crate::file::{File, check_range};
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::queue::task::{Reading, Task, let_go};
+use crate::workers::Workers;
 
 /// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
+#[doc(hidden)]
 pub type ReadDone = Box<dyn FnOnce(Result<usize>) + Send>;
 
 struct RawReading {
@@ -53,6 +55,20 @@ impl Reading for RawReading {
     fn end(self, result: Result<usize>) {
         let_go(self.file);
         (self.done)(result);
+    }
+}
+
+/// Threads for what has to wait.
+#[doc(hidden)]
+pub struct Aside {
+    workers: Arc<Workers>,
+}
+
+impl Aside {
+    /// Has one of them carry out `job`, which may wait; the calling thread, if there is no other to be
+    /// had.
+    pub fn run(&self, job: Box<dyn FnOnce() + Send>) {
+        self.workers.run(job);
     }
 }
 
@@ -106,11 +122,10 @@ impl File {
         None
     }
 
-    /// Has a thread of the engine carry out `job`, which may wait; the calling one, if there is no
-    /// other to be had.
+    /// The threads of the file's engine.
     #[doc(hidden)]
-    pub fn run_aside(&self, job: Box<dyn FnOnce() + Send>) {
-        self.cached.shared.workers.run(job);
+    pub fn aside(&self) -> Aside {
+        Aside { workers: Arc::clone(&self.cached.shared.workers) }
     }
 
     /// Carries out `work`, which starts several reads and must not wait: they go to the back end
@@ -192,7 +207,7 @@ mod tests {
             let end = content.len() as u64;
             let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: BLOCK };
             // SAFETY: as above.
-            let mut read = |offset| unsafe { file.start_read_raw(&[vector], offset, none) };
+            let read = |offset| unsafe { file.start_read_raw(&[vector], offset, none) };
             assert_eq!(read(end).unwrap().unwrap(), 0);
             assert_eq!(read(u64::MAX - 1).unwrap().unwrap_err().errno(), libc::EINVAL);
         }
