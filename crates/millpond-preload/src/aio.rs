@@ -135,7 +135,8 @@ fn others(counts: u64) -> u64 {
 
 /// Before the process ends, or becomes another program: what was submitted to be written is.
 pub fn finish_writes() {
-    loop {
+    // In a child of a fork that no handler saw there is nobody to carry them out.
+    while table::is_initialised() {
         // Acquire: pairs with the end of the last write.
         match WRITES.load(Acquire) {
             0 => return,
@@ -295,7 +296,7 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> 
         return unsafe { sys!(libc::SYS_io_submit, handle, count, blocks) };
     };
     section::run(|_| {
-        let submitted = if !fault::is_installed() || count <= 0 {
+        let submitted = if !fault::is_installed() || count <= 0 || blocks.is_null() {
             // SAFETY: the caller's duty. Nothing was served yet.
             unsafe { context.pass_on(count, blocks) }
         } else {
@@ -445,6 +446,8 @@ impl<'a> Submission<'a> {
             return Ok(());
         }
         let run = std::mem::take(&mut self.run);
+        // Of a file in its cache, or not open for direct I/O, the kernel reads before it returns.
+        File::start_now();
         // SAFETY: the program's blocks, as it gave them.
         let submitted = unsafe { self.context.pass_on(run.len() as isize, run.as_ptr()) };
         match usize::try_from(submitted) {

@@ -449,7 +449,8 @@ pub enum Unserved {
 }
 
 impl Request {
-    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section.
+    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps in
+    /// [`File::start_together`].
     ///
     /// # Safety
     ///
@@ -465,11 +466,17 @@ impl Request {
         if enterable(fd).is_none() {
             return Err(Unserved::Kernel(None));
         }
+        if matches!(table::get(fd), Slot::Unknown) {
+            // To describe it the registry is locked.
+            File::start_now();
+        }
         let pin = find(fd).map_err(Unserved::Kernel)?;
         let access = pin.access();
         let is_durable =
             direction == Direction::Write && flags & !DURABLE == 0 && pin.late_file().is_some();
         if flags != 0 && !is_durable {
+            // Passing waits for the file's reads.
+            File::start_now();
             registry::lock().pass_fd(fd, Reason::Changed);
             return Err(Unserved::Kernel(Some(Reason::Changed)));
         }

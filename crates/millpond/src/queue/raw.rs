@@ -128,14 +128,21 @@ impl File {
         Aside { workers: Arc::clone(&self.cached.shared.workers) }
     }
 
-    /// Carries out `work`, which starts several reads and must not wait: they go to the back end
-    /// together, when it returns.
+    /// Carries out `work`, which starts several reads: they go to the back end together, when it
+    /// returns. It must not wait for anything unless it has called [`File::start_now`] before: what it
+    /// waits for may wait for one of those reads.
     #[doc(hidden)]
     pub fn start_together<R>(work: impl FnOnce() -> R) -> R {
         let batch = batch::open();
         let result = work();
         drop(batch);
         result
+    }
+
+    /// The reads that were started so far in [`File::start_together`] go to the back end.
+    #[doc(hidden)]
+    pub fn start_now() {
+        batch::tell_now();
     }
 }
 
