@@ -23,19 +23,24 @@
 //!   the contract of Linux AIO. A request keeps its description pinned, so it is carried out on the
 //!   file that was open, whatever became of the number, and its memory until its end.
 //! - **A4** A context is destroyed when all requests for served files have ended. Its memory lives as
-//!   long as somebody uses the context.
+//!   long as somebody uses the context: who wants to counts himself, and then looks whether the handle
+//!   stands yet; who destroys it takes the handle away, and frees the memory when nobody is counted,
+//!   he or whoever makes or destroys a context later.
+//! - **A5** Requests that end in one batch of the engine's have their stand-ins submitted together, by
+//!   who ends the first of them.
 //!
 //! The handle is the address of memory of ours that is zero at first: programs that look for completions
 //! in the ring that a kernel's handle points to find no ring, and call. A forked child has no contexts:
 //! the kernel knows none of its handles. The eventfd of a request is the program's number: who closes it
 //! before the completion came gives up being told.
 //!
-//! Locks: the contexts, a context's free slots; leaves both.
+//! Locks: the places of contexts, what has ended of a context; leaves both. Waiting for completions
+//! takes none.
 
+use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 use millpond::File;
 
@@ -80,6 +85,9 @@ const HAS_EVENTFD: u32 = 1;
 /// Reads of more are carried out by a thread, which reads to the program's memory.
 const START_BYTES_MAX: usize = 64 * 4096;
 const HEADER_BYTES: usize = 4096;
+/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files makes
+/// those the kernel's, too.
+const PLACES: usize = 1024;
 
 /// A request for a served file.
 #[repr(C)]
@@ -89,6 +97,8 @@ struct Slot {
     block: u64,
     data: u64,
     result: i64,
+    /// The slot after this one in the list of free ones, plus one.
+    next: AtomicU32,
 }
 
 pub struct Context {
@@ -99,24 +109,112 @@ pub struct Context {
     capacity: u32,
     /// Requests that are under way or not taken: for served files in the low half, others in the high.
     counts: AtomicU64,
-    free: Lock<Free>,
-    /// Requests for served files that have not ended; its waiters sleep on it (A4).
+    /// The first free slot, plus one, and above it a number that grows with every change.
+    free: AtomicU64,
+    /// Slots from here on were never used.
+    fresh: AtomicU32,
+    /// Requests for served files that have not ended; who destroys the context sleeps on it (A4).
     under_way: AtomicU32,
+    /// Stand-ins to be submitted (A5).
+    ended: Lock<Vec<StandIn>>,
 }
+
+#[repr(transparent)]
+struct StandIn(*mut Block);
+
+// SAFETY: a slot's, which the holder has (A1).
+unsafe impl Send for StandIn {}
 
 // SAFETY: the memory is shared by A1.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-#[derive(Default)]
-struct Free {
-    slots: Vec<u32>,
-    /// Slots from here on were never used.
-    fresh: u32,
+/// Where a context can be found.
+struct Place {
+    /// 0 where there is none, or none any more.
+    handle: AtomicUsize,
+    users: AtomicU32,
+    context: AtomicPtr<Context>,
 }
 
-static CONTEXTS: Lock<Vec<Arc<Context>>> = Lock::new(Vec::new());
+static CONTEXTS: [Place; PLACES] = [const {
+    Place {
+        handle: AtomicUsize::new(0),
+        users: AtomicU32::new(0),
+        context: AtomicPtr::new(std::ptr::null_mut()),
+    }
+}; PLACES];
+/// One more than the highest place ever used.
+static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
+/// Held by who makes or destroys a context.
+static MAKING: Lock<()> = Lock::new(());
+
+/// A context that lives as long as this does.
+struct InUse {
+    place: &'static Place,
+}
+
+impl InUse {
+    fn of(place: &'static Place, handle: usize) -> Option<Self> {
+        // SeqCst, with the look that follows, and the two of who destroys the context (A4): he sees
+        // the count, or the handle is seen to be gone.
+        place.users.fetch_add(1, SeqCst);
+        let in_use = Self { place };
+        (place.handle.load(SeqCst) == handle).then_some(in_use)
+    }
+}
+
+impl Clone for InUse {
+    fn clone(&self) -> Self {
+        // Relaxed: it is counted already.
+        self.place.users.fetch_add(1, Relaxed);
+        Self { place: self.place }
+    }
+}
+
+impl Deref for InUse {
+    type Target = Context;
+    fn deref(&self) -> &Context {
+        // SAFETY: A4: counted while the handle stood.
+        unsafe { &*self.place.context.load(Acquire) }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        // Release: all that was done with the context comes before it is freed.
+        self.place.users.fetch_sub(1, Release);
+    }
+}
+
+/// Frees what nobody uses any more (A4). `MAKING` is held.
+fn free_destroyed() {
+    for place in &CONTEXTS[..PLACES_USED.load(Relaxed)] {
+        let context = place.context.load(Relaxed);
+        if !context.is_null()
+            && place.handle.load(SeqCst) == 0
+            // SeqCst: see `InUse::of`.
+            && place.users.load(SeqCst) == 0
+        {
+            place.context.store(std::ptr::null_mut(), Relaxed);
+            // SAFETY: made by `Box::into_raw`, and nobody finds or uses it.
+            drop(unsafe { Box::from_raw(context) });
+        }
+    }
+}
+
+/// Puts a context where it can be found; its handle. `MAKING` is held.
+fn place(context: Context) -> Option<usize> {
+    let at = CONTEXTS.iter().position(|place| place.context.load(Relaxed).is_null())?;
+    let handle = context.handle();
+    PLACES_USED.fetch_max(at + 1, Relaxed);
+    // Release: who finds the handle finds the context.
+    CONTEXTS[at].context.store(Box::into_raw(Box::new(context)), Release);
+    CONTEXTS[at].handle.store(handle, SeqCst);
+    Some(handle)
+}
+
 /// What stand-ins read nothing of; -1 before the first context.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 /// Writes and syncs that have not ended; who ends the process sleeps on it.
@@ -157,18 +255,27 @@ pub fn internal_fd() -> Option<i32> {
 /// No other thread exists.
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
-    unsafe { CONTEXTS.reset(Vec::new()) };
+    unsafe { MAKING.reset(()) };
+    for place in &CONTEXTS[..PLACES_USED.swap(0, Relaxed)] {
+        // The parent's, and left behind.
+        place.handle.store(0, Relaxed);
+        place.users.store(0, Relaxed);
+        place.context.store(std::ptr::null_mut(), Relaxed);
+    }
     NOTHING.store(-1, Relaxed);
     WRITES.store(0, Relaxed);
 }
 
 /// The context of a handle; `None` for one of the kernel's.
-fn find(handle: usize) -> Option<Arc<Context>> {
-    if thread::record().is_inside() {
+fn find(handle: usize) -> Option<InUse> {
+    if handle == 0 || thread::record().is_inside() {
         return None;
     }
     hooks_process::ensure_initialised();
-    section::run(|_| CONTEXTS.lock().iter().find(|one| one.handle() == handle).cloned())
+    CONTEXTS[..PLACES_USED.load(Relaxed)]
+        .iter()
+        .filter(|place| place.handle.load(Relaxed) == handle)
+        .find_map(|place| InUse::of(place, handle))
 }
 
 /// `io_setup`.
@@ -187,12 +294,13 @@ pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
         // SAFETY: the kernel has read and written it.
         let kernel = unsafe { handle.read() };
         // Where there is no memory or no descriptor for it, the kernel's it stays.
+        let _making = MAKING.lock();
+        free_destroyed();
         if nothing().is_some()
-            && let Some(context) = Context::new(kernel, capacity)
+            && let Some(ours) = Context::new(kernel, capacity).and_then(place)
         {
             // SAFETY: as above.
-            unsafe { handle.write(context.handle()) };
-            CONTEXTS.lock().push(Arc::new(context));
+            unsafe { handle.write(ours) };
         }
     });
     made
@@ -205,17 +313,18 @@ pub fn destroy(handle: usize) -> isize {
         return unsafe { sys!(libc::SYS_io_destroy, handle) };
     };
     section::run(|_| {
-        let mut contexts = CONTEXTS.lock();
-        let Some(at) = contexts.iter().position(|one| one.handle() == handle) else {
+        // SeqCst: see `InUse::of`.
+        if context.place.handle.compare_exchange(handle, 0, SeqCst, SeqCst).is_err() {
             // Another thread was faster.
             return -(libc::EINVAL as isize);
-        };
-        contexts.swap_remove(at);
-        drop(contexts);
+        }
         context.wait_for_all();
+        // Who waits in it finds it gone.
         // SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
         drop(context);
+        let _making = MAKING.lock();
+        free_destroyed();
         destroyed
     })
 }
@@ -227,17 +336,10 @@ pub fn destroy(handle: usize) -> isize {
 ///
 /// As the system call; the pointers may be any address.
 pub unsafe fn cancel(handle: usize, block: *mut Block, result: *mut Event) -> isize {
-    let kernel = kernel_handle(handle);
+    let context = find(handle);
+    let kernel = context.as_ref().map_or(handle, |context| context.kernel);
     // SAFETY: the kernel checks the addresses.
     unsafe { sys!(libc::SYS_io_cancel, kernel, block, result) }
-}
-
-fn kernel_handle(handle: usize) -> usize {
-    find(handle).map_or(handle, |context| {
-        let kernel = context.kernel;
-        section::run(|_| drop(context));
-        kernel
-    })
 }
 
 /// What `io_getevents` is asked for.
@@ -269,14 +371,11 @@ pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
             }
         }
     };
-    if let Some(context) = context {
-        section::run(|_| {
-            if got > 0 {
-                // SAFETY: the kernel has written so many.
-                context.take(unsafe { std::slice::from_raw_parts_mut(events, got as usize) });
-            }
-            drop(context);
-        });
+    if let Some(context) = context
+        && got > 0
+    {
+        // SAFETY: the kernel has written so many.
+        context.take(unsafe { std::slice::from_raw_parts_mut(events, got as usize) });
     }
     got
 }
@@ -296,16 +395,14 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> 
         return unsafe { sys!(libc::SYS_io_submit, handle, count, blocks) };
     };
     section::run(|_| {
-        let submitted = if !fault::is_installed() || count <= 0 || blocks.is_null() {
+        if !fault::is_installed() || count <= 0 || blocks.is_null() {
             // SAFETY: the caller's duty. Nothing was served yet.
             unsafe { context.pass_on(count, blocks) }
         } else {
             let mut submission = Submission::new(&context);
             // SAFETY: as above.
             File::start_together(|| unsafe { submission.run(count as usize, blocks) })
-        };
-        drop(context);
-        submitted
+        }
     })
 }
 
@@ -344,11 +441,11 @@ unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Bl
 
 /// One `io_submit` under way.
 struct Submission<'a> {
-    context: &'a Arc<Context>,
+    context: &'a InUse,
     /// Blocks for the kernel, in a row, that it was not told of yet.
     run: Vec<*mut Block>,
     /// Stand-ins of requests that ended at once.
-    ended: Vec<*mut Block>,
+    ended: Vec<StandIn>,
     submitted: usize,
 }
 
@@ -360,7 +457,7 @@ enum Plan {
 }
 
 impl<'a> Submission<'a> {
-    fn new(context: &'a Arc<Context>) -> Self {
+    fn new(context: &'a InUse) -> Self {
         Self { context, run: Vec::new(), ended: Vec::new(), submitted: 0 }
     }
 
@@ -381,7 +478,7 @@ impl<'a> Submission<'a> {
         if let Err(errno) = self.end_run() {
             failed = Some(errno);
         }
-        self.context.submit_stand_ins(&mut self.ended);
+        self.context.submit_stand_ins(&self.ended);
         match failed {
             Some(errno) if self.submitted == 0 => -(errno as isize),
             _ => self.submitted as isize,
@@ -414,7 +511,7 @@ impl<'a> Submission<'a> {
         }
         let slot = self.context.begin(at, &block).ok_or(libc::EAGAIN)?;
         self.submitted += 1;
-        let ending = Ending { context: Arc::clone(self.context), slot, writes: false };
+        let ending = Ending { context: self.context.clone(), slot, writes: false };
         let ended = match request {
             Plan::Kernel => None,
             Plan::Sync(request, data_only) => {
@@ -514,8 +611,10 @@ impl Context {
             memory: NonNull::new(std::ptr::with_exposed_provenance_mut(memory as usize))?,
             capacity,
             counts: AtomicU64::new(0),
-            free: Lock::new(Free::default()),
+            free: AtomicU64::new(0),
+            fresh: AtomicU32::new(0),
             under_way: AtomicU32::new(0),
+            ended: Lock::new(Vec::new()),
         })
     }
 
@@ -561,20 +660,20 @@ impl Context {
             let all = served(counts) + others(counts);
             (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
         };
-        self.counts.fetch_update(Relaxed, Relaxed, admit).ok()?;
-        let mut free = self.free.lock();
-        let index = free.slots.pop().unwrap_or_else(|| {
-            free.fresh += 1;
-            free.fresh - 1
-        });
-        drop(free);
+        // Acquire: pairs with the Release in `take`, so that what was freed is in the list.
+        self.counts.fetch_update(Acquire, Relaxed, admit).ok()?;
+        // As many slots as requests: where none was freed, there is one that was never used.
+        let index = self.pop_free().unwrap_or_else(|| self.fresh.fetch_add(1, Relaxed));
         let has_eventfd = block.aio_flags & HAS_EVENTFD != 0;
         // SAFETY: a slot of this context that nobody else has (A1).
         unsafe {
             let stand_in = stand_in(has_eventfd.then_some(block.aio_resfd));
             let block_at = at.expose_provenance() as u64;
-            let slot = Slot { stand_in, block: block_at, data: block.aio_data, result: 0 };
-            self.slot(index).write(slot);
+            let slot = self.slot(index);
+            // Not `next`, which who is late may look at.
+            (&raw mut (*slot).stand_in).write(stand_in);
+            (&raw mut (*slot).block).write(block_at);
+            (&raw mut (*slot).data).write(block.aio_data);
         }
         self.under_way.fetch_add(1, Relaxed);
         Some(index)
@@ -594,22 +693,52 @@ impl Context {
         unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
     }
 
+    /// A free slot.
+    fn pop_free(&self) -> Option<u32> {
+        // Acquire: pairs with the Release in `push_free`.
+        let mut seen = self.free.load(Acquire);
+        loop {
+            let index = (seen as u32).checked_sub(1)?;
+            // SAFETY: a slot of this context; its `next` is atomic. If somebody else has popped it
+            // meanwhile, the number above has grown, and what is read here is not used.
+            let next = unsafe { (*self.slot(index)).next.load(Relaxed) };
+            let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(next);
+            match self.free.compare_exchange_weak(seen, after, AcqRel, Acquire) {
+                Ok(_) => return Some(index),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// The slot was the caller's.
+    fn push_free(&self, index: u32) {
+        let mut seen = self.free.load(Relaxed);
+        loop {
+            // SAFETY: as in `pop_free`.
+            unsafe { (*self.slot(index)).next.store(seen as u32, Relaxed) };
+            let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(index + 1);
+            // Release: who pops it finds `next`, and comes after all that was done with the slot.
+            match self.free.compare_exchange_weak(seen, after, Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
     /// Submits the stand-ins of requests that have ended (A1).
-    fn submit_stand_ins(&self, ended: &mut Vec<*mut Block>) {
-        let mut rest = ended.as_slice();
-        while let Some(&first) = rest.first() {
+    fn submit_stand_ins(&self, ended: &[StandIn]) {
+        let mut rest = ended;
+        while let Some(first) = rest.first() {
+            let blocks = rest.as_ptr().cast::<*mut Block>();
             // SAFETY: valid blocks, which name no memory.
-            let submitted =
-                unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), rest.as_ptr()) };
+            let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
                 Ok(taken) => rest = &rest[taken..],
                 // SAFETY: the stand-in was not taken, so it is still ours (A1).
-                Err(_) => unsafe { mend(&mut *first, -submitted as i32) },
+                Err(_) => unsafe { mend(&mut *first.0, -submitted as i32) },
             }
         }
-        let ended_count = ended.len() as u32;
-        ended.clear();
-        self.count_ended(ended_count);
+        self.count_ended(ended.len() as u32);
     }
 
     fn count_ended(&self, count: u32) {
@@ -632,21 +761,22 @@ impl Context {
 
     /// Puts the completions of requests for served files in the place of their stand-ins'.
     fn take(&self, events: &mut [Event]) {
-        let mut freed: Vec<u32> = Vec::new();
+        let mut served = 0;
         for event in &mut *events {
             let Some(index) = self.slot_of(event.block) else { continue };
             // SAFETY: A1: its stand-in's completion was taken, by this thread. Who submitted it did
             // that after it had filled the slot, and a system call on both sides is between.
-            let Slot { block, data, result, .. } = unsafe { self.slot(index).read() };
+            let (block, data, result) = unsafe {
+                let slot = self.slot(index);
+                ((*slot).block, (*slot).data, (*slot).result)
+            };
             *event = Event { data, block, result, more: 0 };
-            freed.push(index);
+            self.push_free(index);
+            served += 1;
         }
-        let (served, all) = (freed.len() as u64, events.len() as u64);
-        if served > 0 {
-            self.free.lock().slots.append(&mut freed);
-        }
-        // After the slots are free: who is admitted finds one.
-        self.counts.fetch_sub(served * SERVED_ONE + (all - served) * OTHERS_ONE, Release);
+        let others = events.len() as u64 - served;
+        // Release: pairs with the Acquire in `begin`: who is admitted finds a slot.
+        self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);
     }
 }
 
@@ -692,13 +822,9 @@ fn mend(block: &mut Block, errno: i32) {
     }
 }
 
-/// The descriptor of an empty file in memory, with a number of the library's.
+/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the same
+/// time as another makes one more.
 fn nothing() -> Option<i32> {
-    let fd = NOTHING.load(Relaxed);
-    if fd >= 0 {
-        return Some(fd);
-    }
-    let _contexts = CONTEXTS.lock();
     let fd = NOTHING.load(Relaxed);
     if fd >= 0 {
         return Some(fd);
@@ -725,7 +851,7 @@ fn nothing() -> Option<i32> {
 
 /// The end of a request that is still to come: to be called once.
 pub struct Ending {
-    context: Arc<Context>,
+    context: InUse,
     slot: u32,
     /// Counted in [`WRITES`].
     writes: bool,
@@ -739,20 +865,30 @@ impl Ending {
     }
 
     /// Notes the result; returns the stand-in, which the caller is to submit.
-    fn fill(self, result: isize) -> *mut Block {
+    fn fill(&self, result: isize) -> StandIn {
         let slot = self.context.slot(self.slot);
         // SAFETY: A1: the request is at its end, and its stand-in not submitted.
         unsafe {
             (*slot).result = result as i64;
-            &raw mut (*slot).stand_in
+            StandIn(&raw mut (*slot).stand_in)
         }
     }
 
-    /// The request has ended with `result`: bytes, or a negative errno.
+    /// The request has ended with `result`: bytes, or a negative errno. In a section.
     pub fn end(self, result: isize) {
-        let (context, writes) = (Arc::clone(&self.context), self.writes);
-        context.submit_stand_ins(&mut vec![self.fill(result)]);
-        drop(context);
+        let stand_in = self.fill(result);
+        let mut ended = self.context.ended.lock();
+        ended.push(stand_in);
+        let is_first = ended.len() == 1;
+        drop(ended);
+        let (context, writes) = (self.context, self.writes);
+        if is_first {
+            // A5.
+            File::at_end(Box::new(move || {
+                let ended = std::mem::take(&mut *context.ended.lock());
+                context.submit_stand_ins(&ended);
+            }));
+        }
         // Release: pairs with `finish_writes`.
         if writes && WRITES.fetch_sub(1, Release) == 1 {
             lock::wake(&WRITES);

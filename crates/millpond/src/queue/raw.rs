@@ -139,6 +139,13 @@ impl File {
         result
     }
 
+    /// Has `telling` called when this thread has started, or ended, all that it does together; at once
+    /// if it does nothing such.
+    #[doc(hidden)]
+    pub fn at_end(telling: Box<dyn FnOnce()>) {
+        batch::at_end(telling);
+    }
+
     /// The reads that were started so far in [`File::start_together`] go to the back end.
     #[doc(hidden)]
     pub fn start_now() {
