@@ -81,6 +81,13 @@ fn threads_submit_while_others_wait() {
     run("threads");
 }
 
+/// Goal: contexts that are made and destroyed on several threads do not meet each other, and who waits in
+/// one that is destroyed is told.
+#[test]
+fn contexts_come_and_go() {
+    run("churn");
+}
+
 /// Goal: a child has no contexts, those of its parent go on; who exits has written what he submitted.
 #[test]
 fn forks_and_exits() {

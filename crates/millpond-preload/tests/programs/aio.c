@@ -594,6 +594,79 @@ static void threads(void)
 	CHECK(destroy(shared_context) == 0);
 }
 
+static int waiter_id;
+
+static void *waiter(void *context)
+{
+	Event events[8];
+	__atomic_store_n(&waiter_id, gettid(), __ATOMIC_SEQ_CST);
+	int got = getevents((Context)context, 8, 8, events, NULL);
+	CHECK(got == -EINVAL || (got >= 0 && got < 8));
+	return NULL;
+}
+
+/* Until the waiter is in the kernel; a number may be another context's later. */
+static void wait_for_waiter(void)
+{
+	char path[64], line[64];
+	int id, number = 0;
+	while ((id = __atomic_load_n(&waiter_id, __ATOMIC_SEQ_CST)) == 0)
+		sched_yield();
+	snprintf(path, sizeof path, "/proc/self/task/%d/syscall", id);
+	while (number != SYS_io_getevents) {
+		FILE *file = fopen(path, "r");
+		CHECK(file && fgets(line, sizeof line, file) && fclose(file) == 0);
+		number = atoi(line);
+	}
+}
+
+static void *churner(void *number)
+{
+	char *memory = memory_of(8 * PAGE);
+	Event events[8];
+	Block mine[8], *all[8];
+	for (int round = 0; round < 200; round++) {
+		Context context = context_for(8);
+		for (int i = 0; i < 8; i++) {
+			int page = (round * 11 + i * 31 + (intptr_t)number) % PAGES;
+			prepare(&mine[i], IOCB_CMD_PREAD, shared_fds[i % 3], memory + i * PAGE, PAGE,
+			        (long)page * PAGE);
+			all[i] = &mine[i];
+		}
+		CHECK(submit(context, 8, all) == 8);
+		if (round % 2)
+			CHECK(getevents(context, 8, 8, events, NULL) == 8);
+		CHECK(destroy(context) == 0);
+	}
+	return NULL;
+}
+
+/* Contexts come and go on many threads; and one goes while another thread waits in it. */
+static void churn(void)
+{
+	shared_fds[0] = make(".", "a", 0, O_RDONLY);
+	shared_fds[1] = make(aside, "b", 100, O_RDONLY);
+	shared_fds[2] = make(".", "c", 0, O_RDWR);
+	pthread_t all[4];
+	for (intptr_t i = 0; i < 4; i++)
+		CHECK(pthread_create(&all[i], NULL, churner, (void *)i) == 0);
+	for (int i = 0; i < 4; i++)
+		CHECK(pthread_join(all[i], NULL) == 0);
+	char *memory = memory_of(PAGE);
+	for (int round = 0; round < 20; round++) {
+		Context context = context_for(8);
+		waiter_id = 0;
+		CHECK(pthread_create(&all[0], NULL, waiter, (void *)context) == 0);
+		wait_for_waiter();
+		/* Too few for it. */
+		prepare(&blocks[0], IOCB_CMD_PREAD, shared_fds[round % 3], memory, 1, round * PAGE);
+		pointers[0] = &blocks[0];
+		CHECK(submit(context, 1, pointers) == 1);
+		CHECK(destroy(context) == 0);
+		CHECK(pthread_join(all[0], NULL) == 0);
+	}
+}
+
 /* A child has no contexts; the parent's go on. */
 static void forks(void)
 {
@@ -649,6 +722,7 @@ int main(int argc, char **argv)
 		{ "mixed", mixed },       { "eventfds", eventfds }, { "waits", waits },
 		{ "operations", operations }, { "errors", errors }, { "capacity", capacity },
 		{ "in_flight", in_flight }, { "threads", threads }, { "forks", forks },
+		{ "churn", churn },
 	};
 	CHECK(argc == 4);
 	if (strcmp(argv[1], "libaio") == 0)
