@@ -7,9 +7,9 @@
 //! who takes a stand-in's completion from it finds the served request's in its place.
 //!
 //! ```text
-//!   io_submit: served -> a hit: ended                                -> stand-in -> kernel's queue
+//!   io_submit: served -> a hit, a write of a few pages: ended        -> stand-in -> kernel's queue
 //!                     -> a read that misses: `File::start_read_raw`  -> ended, on the engine's thread
-//!                     -> a write, a sync, a long read: `aside`       -> ended, on the engine's thread
+//!                     -> other writes, syncs, long reads: `aside`    -> ended, on the engine's thread
 //!              else   -> the kernel's queue
 //!   io_getevents: the kernel's; then stand-ins are replaced -> slot free
 //! ```
@@ -84,6 +84,8 @@ const PWRITEV: u16 = 8;
 const HAS_EVENTFD: u32 = 1;
 /// Reads of more are carried out by a thread, which reads to the program's memory.
 const START_BYTES_MAX: usize = 64 * 4096;
+/// Whole pages up to so many bytes are written at once.
+const WRITE_BYTES_MAX: usize = 64 * 4096;
 const HEADER_BYTES: usize = 4096;
 /// Contexts at a time; more are the kernel's alone, and what they are asked for of served files makes
 /// those the kernel's, too.
@@ -517,6 +519,14 @@ impl<'a> Submission<'a> {
             Plan::Sync(request, data_only) => {
                 request.aside(ending.counted(), move |request| request.sync(data_only));
                 None
+            }
+            Plan::Request(request) if request.is_write_of_pages(WRITE_BYTES_MAX) => {
+                // It may wait for a moment, as in the kernel, which writes to its cache before it
+                // returns; not for a read from the device.
+                File::start_now();
+                // SAFETY: A3.
+                let result = unsafe { request.carry_out() };
+                Some((ending, result))
             }
             Plan::Request(request) if request.direction() == Direction::Write => {
                 // SAFETY: A3.

@@ -522,6 +522,18 @@ impl Request {
         self.segments.bytes()
     }
 
+    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one that
+    /// needs nothing from the device.
+    pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
+        const PAGE_BYTES: u64 = 4096;
+        let bytes = self.bytes();
+        self.direction == Direction::Write
+            && self.durable.is_none()
+            && !self.pin.access().append
+            && bytes <= bytes_max
+            && (self.offset | bytes as u64).is_multiple_of(PAGE_BYTES)
+    }
+
     /// Carries it out, waiting for what it needs; the result in the kernel's form. In a section.
     ///
     /// # Safety

@@ -625,7 +625,8 @@ static void *churner(void *number)
 	char *memory = memory_of(8 * PAGE);
 	Event events[8];
 	Block mine[8], *all[8];
-	for (int round = 0; round < 200; round++) {
+	/* Few: destroying one takes the kernel many milliseconds. */
+	for (int round = 0; round < 25; round++) {
 		Context context = context_for(8);
 		for (int i = 0; i < 8; i++) {
 			int page = (round * 11 + i * 31 + (intptr_t)number) % PAGES;
@@ -653,7 +654,7 @@ static void churn(void)
 	for (int i = 0; i < 4; i++)
 		CHECK(pthread_join(all[i], NULL) == 0);
 	char *memory = memory_of(PAGE);
-	for (int round = 0; round < 20; round++) {
+	for (int round = 0; round < 10; round++) {
 		Context context = context_for(8);
 		waiter_id = 0;
 		CHECK(pthread_create(&all[0], NULL, waiter, (void *)context) == 0);
