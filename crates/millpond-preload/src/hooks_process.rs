@@ -19,7 +19,9 @@ use crate::real::{libc_calls, sys};
 use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
-use crate::{HEAP, aio, description, fault, hooks_stdio, late, lease, registry, tally, thread};
+use crate::{
+    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, registry, tally, thread,
+};
 
 type Argv = *const *const c_char;
 
@@ -46,7 +48,7 @@ unsafe extern "C" fn prepare() {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
         let mut fds = registry.internal_fds();
-        fds.extend(aio::internal_fd());
+        fds.extend(aio_context::internal_fd());
         fds
     };
     registry::before_fork();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use millpond::{Error, File, ReadDone};
 
-use crate::aio::Ending;
+use crate::aio_context::Ending;
 use crate::description::{Access, Description, Pin};
 use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;

@@ -41,7 +41,7 @@ use crate::description::{FileId, Pin, is_lingering};
 use crate::real::sys;
 use crate::registry::{self, lock};
 use crate::table::{self, Slot};
-use crate::{aio, config, identity, report, section, thread};
+use crate::{aio_context, config, identity, report, section, thread};
 
 /// Descriptions in mode back that are open, passed ones included: zero means that nothing waits.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -307,7 +307,7 @@ pub fn pause_all() -> Vec<Pin> {
     }
     ENDING.store(true, SeqCst);
     section::run(|_| {
-        aio::finish_writes();
+        aio_context::finish_writes();
         let pins = registry::late_files();
         for pin in &pins {
             if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {

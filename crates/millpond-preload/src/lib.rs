@@ -56,6 +56,8 @@ mod hooks_stdio;
 mod hooks_syscall;
 
 mod aio;
+mod aio_context;
+mod aio_places;
 mod alloc;
 mod config;
 mod description;
