@@ -27,6 +27,7 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
@@ -99,7 +100,7 @@ pub struct Description {
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
     references: AtomicU32,
-    file: UnsafeCell<Option<Box<File>>>,
+    file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
 }
 
@@ -135,7 +136,7 @@ impl Description {
         description.references.store(1, Relaxed);
         match file {
             Ok(file) => {
-                let file = Box::new(file);
+                let file = Arc::new(file);
                 let pointer = std::ptr::from_ref(&*file).cast_mut();
                 // SAFETY: as above.
                 unsafe { *description.file.get() = Some(file) };
@@ -233,6 +234,12 @@ impl Description {
         unsafe { (*self.file.get()).as_deref() }
     }
 
+    /// [`Description::file`], for who has it longer than his pin.
+    pub fn shared_file(&self) -> Option<&Arc<File>> {
+        // SAFETY: as in `file`.
+        unsafe { (*self.file.get()).as_ref() }
+    }
+
     /// SERVED -> PASSED (D5). The offset is locked; the registry too.
     pub fn set_passed(&self, reason: Reason) {
         self.reason.store(reason as u32, Relaxed);
@@ -247,6 +254,14 @@ impl Description {
         if self.references.fetch_sub(1, AcqRel) == 1 {
             self.end();
         }
+    }
+
+    /// Gives up a reference unless it is the last; whether it was given up.
+    fn try_unpin(&self) -> bool {
+        // AcqRel: as in `unpin`.
+        self.references
+            .fetch_update(AcqRel, Acquire, |count| (count > 1).then(|| count - 1))
+            .is_ok()
     }
 
     #[cold]
@@ -306,6 +321,17 @@ impl std::ops::Deref for Pin {
     type Target = Description;
     fn deref(&self) -> &Description {
         self.description
+    }
+}
+
+impl Pin {
+    /// Gives the pin up, unless that ends the description, which may take its time.
+    pub fn try_give_up(self) -> Result<(), Self> {
+        if self.description.try_unpin() {
+            std::mem::forget(self);
+            return Ok(());
+        }
+        Err(self)
     }
 }
 

@@ -52,6 +52,11 @@ pub fn install() {
     INSTALLED.store(true, Release);
 }
 
+/// Whether a file was ever served, so that [`copy_in`] works.
+pub fn is_installed() -> bool {
+    INSTALLED.load(Acquire)
+}
+
 /// `sigaction` for a signal whose handler is ours: `None` if it is not. The old action is the
 /// program's, and so is the new one.
 pub fn exchange(signal: c_int, new: Option<libc::sigaction>) -> Option<libc::sigaction> {

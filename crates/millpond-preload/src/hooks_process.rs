@@ -19,7 +19,9 @@ use crate::real::{libc_calls, sys};
 use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
-use crate::{HEAP, description, fault, hooks_stdio, late, lease, registry, tally, thread};
+use crate::{
+    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, registry, tally, thread,
+};
 
 type Argv = *const *const c_char;
 
@@ -45,7 +47,9 @@ unsafe extern "C" fn prepare() {
     let internal_fds = {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
-        registry.internal_fds()
+        let mut fds = registry.internal_fds();
+        fds.extend(aio_context::internal_fd());
+        fds
     };
     registry::before_fork();
     // SAFETY: the registry is locked.
@@ -87,6 +91,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
     lease::after_fork();
     // SAFETY: a child of fork has one thread, this one.
     unsafe {
+        aio::after_fork();
         description::after_fork();
         registry::after_fork_child();
     }

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_long};
 
 use crate::real::{sys, to_libc};
-use crate::{hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
+use crate::{aio, hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
 use crate::{hooks_process, hooks_stat, thread};
 
 #[unsafe(no_mangle)]
@@ -70,6 +70,17 @@ pub unsafe extern "C-unwind" fn syscall(
                 libc::SYS_renameat2 => {
                     Some(hooks_metadata::renameat2(fd, b as _, c as c_int, d as _, e as u32)
                         as isize)
+                }
+                libc::SYS_io_setup => Some(to_libc(aio::set_up(a as u32, b as _))),
+                libc::SYS_io_destroy => Some(to_libc(aio::destroy(a))),
+                libc::SYS_io_submit => Some(to_libc(aio::submit(a, b as isize, c as _))),
+                libc::SYS_io_cancel => Some(to_libc(aio::cancel(a, b as _, c as _))),
+                libc::SYS_io_getevents | aio::SYS_IO_PGETEVENTS => {
+                    let signals = (number == aio::SYS_IO_PGETEVENTS).then_some(f);
+                    let (min, max) = (b as isize, c as isize);
+                    let (events, timeout) = (d as _, e as _);
+                    let wanted = aio::Wanted { min, max, events, timeout, signals };
+                    Some(to_libc(aio::get_events(a, wanted)))
                 }
                 libc::SYS_exit_group => hooks_process::_exit(fd),
                 libc::SYS_copy_file_range => {

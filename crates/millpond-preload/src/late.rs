@@ -41,7 +41,7 @@ use crate::description::{FileId, Pin, is_lingering};
 use crate::real::sys;
 use crate::registry::{self, lock};
 use crate::table::{self, Slot};
-use crate::{config, identity, report, section, thread};
+use crate::{aio_context, config, identity, report, section, thread};
 
 /// Descriptions in mode back that are open, passed ones included: zero means that nothing waits.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -229,6 +229,16 @@ pub fn go_through(fd: RawFd) {
     }
 }
 
+/// The same in a section.
+pub fn go_through_inside(fd: RawFd) {
+    if let Some(pin) = Pin::of(fd)
+        && let Some(file) = pin.late_file()
+        && let Err(error) = file.begin_through()
+    {
+        report::warn_unwritten(fd, error.errno());
+    }
+}
+
 /// `fsync` and its kin: `None` where the kernel does it.
 pub fn sync(fd: RawFd, data_only: bool) -> Option<Result<(), c_int>> {
     with(fd, |file| errno(if data_only { file.sync_data() } else { file.sync_all() }))
@@ -297,6 +307,7 @@ pub fn pause_all() -> Vec<Pin> {
     }
     ENDING.store(true, SeqCst);
     section::run(|_| {
+        aio_context::finish_writes();
         let pins = registry::late_files();
         for pin in &pins {
             if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {

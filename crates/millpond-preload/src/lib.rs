@@ -18,20 +18,24 @@
 //! when somebody else wants the file (`lease`). Only the file offset lives here (`offset`), and is
 //! told to the kernel whenever the file is passed to it.
 //!
+//! Linux AIO is the same with an end that comes later: `hooks_aio` -> `aio` -> the engine, or the kernel;
+//! the completions of both come from one queue.
+//!
 //! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
 //!
 //! - one process has the file open twice, once for writing; or another process has it open so, or
 //!   opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
 //! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
 //! - libc's own streams on descriptors 0 to 2, and wide-character streams; io_uring reads are
-//!   coherent, **io_uring writes of the program itself are not noticed**, nor is a raw `clone` that
-//!   shares memory but not descriptors;
+//!   coherent, **io_uring writes of the program itself are not noticed**, nor is Linux AIO by libaio's
+//!   functions where `dlsym` looked them up in libaio itself, nor a raw `clone` that shares memory but
+//!   not descriptors;
 //! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
 //! - a program whose main thread ends by `pthread_exit` lives on with our threads;
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!
-//! Locks, in order: registry, a description's offset, the engine's own, pool, heap. All are taken
+//! Locks, in order: registry, a description's offset, the engine's own, pool, AIO's, heap. All are taken
 //! with signals blocked (`section`), so that hooks may be called from signal handlers.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -39,6 +43,7 @@
 #![allow(clippy::missing_safety_doc)]
 #![cfg(target_os = "linux")]
 
+mod hooks_aio;
 mod hooks_descriptor;
 mod hooks_io;
 mod hooks_kernel;
@@ -50,6 +55,9 @@ mod hooks_stat;
 mod hooks_stdio;
 mod hooks_syscall;
 
+mod aio;
+mod aio_context;
+mod aio_places;
 mod alloc;
 mod config;
 mod description;

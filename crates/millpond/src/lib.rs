@@ -91,6 +91,8 @@ pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
 pub use pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
+#[doc(hidden)]
+pub use queue::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;

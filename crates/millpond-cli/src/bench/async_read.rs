@@ -6,7 +6,7 @@
 //!
 //! All read the same list of places. What the kernel caches of the file is dropped before each slice:
 //! its cache can hold the whole file, and is to be no better than ours. One case reads what is cached,
-//! as a future, against the same read by a call.
+//! as a future, against the same read by a call. Another has fio read by libaio (`fio_aio`).
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -22,6 +22,7 @@ use millpond_bench_peers::{Uring, Usage};
 use rustix::fs::OFlags;
 
 use super::data::{self, TestFile};
+use super::fio_aio;
 use super::harness::{Engine, Outcome, Plan, Reader, Slice, compare};
 use super::load::Load;
 use crate::failure::{Context, Result};
@@ -54,6 +55,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     if plan.wants(HIT) {
         eprintln!("measuring {HIT}");
         hit(plan, &mut outcome)?;
+    }
+    if plan.wants(fio_aio::CASE) {
+        fio_aio::run(plan, &mut outcome)?;
     }
     Ok(outcome)
 }

@@ -29,7 +29,7 @@ const CASES: [(&str, u64, u64); 2] =
     [("fio-randread-4k-16m", 16 * MIB, 300), ("fio-randread-4k-256m", 256 * MIB, 1000)];
 
 /// A fio that runs for less may end before it has read anything, where processors are busy.
-const LENGTH_MIN: Duration = Duration::from_millis(50);
+pub const LENGTH_MIN: Duration = Duration::from_millis(50);
 
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let cases: Vec<_> = CASES.iter().filter(|(name, ..)| plan.wants(name)).collect();

@@ -2,7 +2,7 @@
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
-//! - [`cached_read`], [`fio`], [`async_read`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
+//! - [`cached_read`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
@@ -12,6 +12,7 @@ mod async_read;
 mod cached_read;
 mod data;
 mod fio;
+mod fio_aio;
 mod harness;
 mod html;
 mod load;

@@ -238,6 +238,18 @@ pub fn require(program: &str, package: &str) {
     assert!(found, "{program} is missing: install the package {package}");
 }
 
+/// Fails with the package's name where a shared library is missing.
+#[track_caller]
+pub fn require_library(name: &str, package: &str) {
+    let listed = ["ldconfig", "/sbin/ldconfig"]
+        .into_iter()
+        .find_map(|program| Command::new(program).arg("-p").output().ok())
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    let found = listed.split_whitespace().any(|word| word == name);
+    assert!(found, "{name} is missing: install the package {package}");
+}
+
 /// Numbered lines, which compress badly enough to be seen when they move.
 pub fn lines(count: usize) -> Vec<u8> {
     (0..count)

@@ -25,6 +25,8 @@ mod request;
 
 mod task;
 
+mod raw;
+
 #[cfg(all(test, loom))]
 mod loom_tests;
 
@@ -56,6 +58,7 @@ use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Patience, Waiting};
 use crate::workers::Workers;
 
+pub use crate::queue::raw::{Aside, ReadDone};
 pub use crate::queue::request::{Completion, Request};
 
 /// The largest capacity of a queue.

@@ -1,4 +1,5 @@
-//! A read of a queue that was not a hit: a miss, its buffer, and who steps it.
+//! A read that was not a hit, of a queue or by [`File::start_read_raw`]: a miss, where it reads to, and
+//! who steps it.
 //!
 //! ```text
 //!            run                 pending
@@ -18,6 +19,8 @@
 //!   cancel. The body's lock is held for a step; nobody waits under it.
 //! - **T5** The last handle of a file writes back as it goes: not here, where a fill may be ending, but on
 //!   a worker. Any other handle is gone before the completion is told.
+//!
+//! [`File::start_read_raw`]: crate::File::start_read_raw
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -25,6 +28,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
 use crate::cache::miss::{Miss, Pace, Step, Wanted};
+use crate::error::Result;
+use crate::file::File;
 use crate::io::segment::Segment;
 use crate::queue::Inner;
 use crate::queue::request::{Completion, Kind, Request};
@@ -33,27 +38,93 @@ const IDLE: u8 = 0;
 const RUNNING: u8 = 1;
 const AGAIN: u8 = 2;
 
-/// A read under way.
-pub(super) struct ReadTask {
-    queue: Arc<Inner>,
-    number: u64,
-    state: AtomicU8,
-    body: Mutex<Option<Body>>,
+/// What a task reads, and whom it tells.
+pub(super) trait Reading: Send + Sized + 'static {
+    fn file(&self) -> &Arc<File>;
+
+    /// Goes on with `miss`, which is always the one of this read.
+    fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step;
+
+    /// Tells the result. The file's handle is to go by [`let_go`], before that.
+    fn end(self, result: Result<usize>);
 }
 
-struct Body {
-    request: Request,
+/// A read under way.
+pub(super) struct Task<R> {
+    state: AtomicU8,
+    body: Mutex<Option<Body<R>>>,
+}
+
+struct Body<R> {
+    reading: R,
     miss: Miss,
 }
 
+/// A read of a queue.
+pub(super) type ReadTask = Task<OfQueue>;
+
+pub(super) struct OfQueue {
+    queue: Arc<Inner>,
+    number: u64,
+    request: Request,
+}
+
 impl ReadTask {
-    /// A task that the caller is to [`ReadTask::run`].
+    /// A task that the caller is to [`Task::run`].
     pub(super) fn new(queue: &Arc<Inner>, number: u64, request: Request) -> Arc<ReadTask> {
-        Arc::new(ReadTask {
-            queue: Arc::clone(queue),
-            number,
+        Task::of(OfQueue { queue: Arc::clone(queue), number, request })
+    }
+
+    /// Takes the request back; `None` if it is done.
+    pub(super) fn cancel(&self) -> Option<Request> {
+        self.take().map(|reading| reading.request)
+    }
+}
+
+impl Reading for OfQueue {
+    fn file(&self) -> &Arc<File> {
+        &self.request.file
+    }
+
+    fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step {
+        let Kind::Read { buffer, offset } = &mut self.request.kind else { unreachable!("a read") };
+        // SAFETY: the buffer is the request's, which stays in the body, under its lock, for this step;
+        // nobody keeps the segment beyond it.
+        let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
+        let file = &self.request.file;
+        let wanted = Wanted {
+            file: &file.cached,
+            readahead: &file.readahead,
+            dst: (&dst).into(),
+            offset: *offset,
+            ring: self.queue.ring.as_ref(),
+        };
+        miss.step(&wanted, waker, pace)
+    }
+
+    fn end(self, result: Result<usize>) {
+        let Request { file, user_data, kind } = self.request;
+        let Kind::Read { buffer, .. } = kind else { unreachable!("a read") };
+        let_go(file);
+        self.queue
+            .finish(self.number, Completion { user_data, result, buffer, buffers: Vec::new() });
+    }
+}
+
+/// Drops a handle where a fill may be ending (T5).
+pub(super) fn let_go(file: Arc<File>) {
+    let workers = Arc::clone(&file.cached.shared.workers);
+    if let Some(last) = Arc::into_inner(file) {
+        workers.run(Box::new(move || drop(last)));
+    }
+}
+
+impl<R: Reading> Task<R> {
+    /// A task that the caller is to [`Task::run`].
+    pub(super) fn of(reading: R) -> Arc<Task<R>> {
+        Arc::new(Task {
             state: AtomicU8::new(RUNNING),
-            body: Mutex::new(Some(Body { request, miss: Miss::new() })),
+            body: Mutex::new(Some(Body { reading, miss: Miss::new() })),
         })
     }
 
@@ -83,53 +154,34 @@ impl ReadTask {
     /// One step; `None` if it was the last, or a cancel came before.
     fn step(&self, waker: &Waker, pace: Pace) -> Option<Step> {
         let mut slot = self.body.lock().expect("no panic under the lock");
-        let Body { request, miss } = slot.as_mut()?;
-        let Kind::Read { buffer, offset } = &mut request.kind else { unreachable!("a read") };
-        // SAFETY: the buffer is the request's, which stays in the body, under its lock, for this step;
-        // nobody keeps the segment beyond it.
-        let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
-        let file = &request.file;
-        let wanted = Wanted {
-            file: &file.cached,
-            readahead: &file.readahead,
-            dst: (&dst).into(),
-            offset: *offset,
-            ring: self.queue.ring.as_ref(),
-        };
-        let result = match miss.step(&wanted, waker, pace) {
+        let Body { reading, miss } = slot.as_mut()?;
+        let result = match reading.step(miss, waker, pace) {
             Step::Done(result) => result,
             other => return Some(other),
         };
         let body = slot.take().expect("looked at above");
         drop(slot);
-        let Request { file, user_data, kind } = body.request;
-        let Kind::Read { buffer, .. } = kind else { unreachable!("a read") };
-        let workers = Arc::clone(&file.cached.shared.workers);
-        if let Some(last) = Arc::into_inner(file) {
-            // T5.
-            workers.run(Box::new(move || drop(last)));
-        }
-        self.queue
-            .finish(self.number, Completion { user_data, result, buffer, buffers: Vec::new() });
+        drop(body.miss);
+        body.reading.end(result);
         None
     }
 
     fn workers(&self) -> Option<Arc<crate::workers::Workers>> {
         let slot = self.body.lock().expect("no panic under the lock");
-        slot.as_ref().map(|body| Arc::clone(&body.request.file.cached.shared.workers))
+        slot.as_ref().map(|body| Arc::clone(&body.reading.file().cached.shared.workers))
     }
 
-    /// Takes the request back; `None` if it is done.
-    pub(super) fn cancel(&self) -> Option<Request> {
+    /// Takes the read back; `None` if it is done.
+    fn take(&self) -> Option<R> {
         let body = self.body.lock().expect("no panic under the lock").take()?;
         // What it waits for is given up here, without the lock.
-        let Body { request, miss } = body;
+        let Body { reading, miss } = body;
         drop(miss);
-        Some(request)
+        Some(reading)
     }
 }
 
-impl Wake for ReadTask {
+impl<R: Reading> Wake for Task<R> {
     fn wake(self: Arc<Self>) {
         let mut seen = self.state.load(Acquire);
         loop {

@@ -43,10 +43,11 @@ impl<'a> Request<'a> {
         Request { fd, flags, direction: transfer.direction, offset: transfer.offset, segments }
     }
 
-    fn block(&self, number: usize) -> libc::iocb {
+    /// What the request names must outlive its completion (A1).
+    pub(super) fn block(&self, number: u64) -> libc::iocb {
         // SAFETY: an iocb is of integers.
         let mut block: libc::iocb = unsafe { MaybeUninit::zeroed().assume_init() };
-        block.aio_data = number as u64;
+        block.aio_data = number;
         block.aio_rw_flags = self.flags;
         block.aio_lio_opcode = match self.direction {
             Direction::Read => IOCB_CMD_PREADV,
@@ -63,12 +64,22 @@ impl<'a> Request<'a> {
 }
 
 /// As the kernel's `io_event`.
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Event {
-    number: u64,
+pub(super) struct Event {
+    pub(super) number: u64,
     block: u64,
     outcome: i64,
     more: i64,
+}
+
+impl Event {
+    pub(super) fn outcome(&self) -> io::Result<usize> {
+        match self.outcome {
+            moved if moved >= 0 => Ok(moved as usize),
+            errno => Err(io::Error::from_raw_os_error(-errno as i32)),
+        }
+    }
 }
 
 /// The contexts of an engine.
@@ -85,7 +96,7 @@ impl Contexts {
             return None;
         }
         let free = self.free.lock().expect("no panic under the lock").pop();
-        let context = match free.map_or_else(Context::new, Ok) {
+        let context = match free.map_or_else(|| Context::new(IN_FLIGHT_MAX), Ok) {
             Ok(context) => context,
             Err(_) => {
                 self.refused.store(true, Relaxed);
@@ -102,20 +113,52 @@ impl Contexts {
 }
 
 /// An `aio_context_t`.
-struct Context(libc::c_ulong);
+pub(super) struct Context(libc::c_ulong);
 
 impl Context {
-    fn new() -> io::Result<Context> {
+    /// With room for at least `capacity` requests.
+    pub(super) fn new(capacity: usize) -> io::Result<Context> {
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes the context's name to `context`.
-        let made = unsafe { libc::syscall(libc::SYS_io_setup, IN_FLIGHT_MAX, &raw mut context) };
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, capacity, &raw mut context) };
         if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Context(context)) }
+    }
+
+    /// Submits the first of `blocks`, as many as the kernel takes; how many.
+    ///
+    /// # Safety
+    ///
+    /// The blocks are valid, and what those name that are submitted stays valid until their
+    /// completions were reaped (A1). The blocks themselves need not.
+    pub(super) unsafe fn submit(&self, blocks: &[*mut libc::iocb]) -> io::Result<usize> {
+        // SAFETY: the caller's duty.
+        let submitted =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks.len(), blocks.as_ptr()) };
+        if submitted < 0 { Err(io::Error::last_os_error()) } else { Ok(submitted as usize) }
+    }
+
+    /// Waits for at least one completion, and takes as many as there are and `events` holds; how many.
+    pub(super) fn wait(&self, events: &mut [Event]) -> usize {
+        loop {
+            // SAFETY: the kernel writes to `events`, at most as many as there are.
+            let came = unsafe {
+                let (events, max) = (events.as_mut_ptr(), events.len());
+                libc::syscall(libc::SYS_io_getevents, self.0, 1, max, events, 0)
+            };
+            if came > 0 {
+                return came as usize;
+            }
+            // A1: nobody can tell when the rest ends if the context is not there any more.
+            if came < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+                std::process::abort();
+            }
+        }
     }
 
     /// At most as many as the context holds.
     fn run(&self, requests: &[Request<'_>]) -> Vec<io::Result<usize>> {
         let mut blocks: Vec<libc::iocb> =
-            requests.iter().enumerate().map(|(number, request)| request.block(number)).collect();
+            requests.iter().zip(0..).map(|(request, number)| request.block(number)).collect();
         let pointers: Vec<*mut libc::iocb> = blocks.iter_mut().map(std::ptr::from_mut).collect();
         let mut outcomes: Vec<io::Result<usize>> = Vec::with_capacity(requests.len());
         let (mut next, mut in_flight) = (0, 0);
@@ -123,14 +166,14 @@ impl Context {
         while next < requests.len() {
             let rest = &pointers[next..];
             // SAFETY: A1: the blocks, and what they name, stay until `reap` has seen their ends.
-            let submitted =
-                unsafe { libc::syscall(libc::SYS_io_submit, self.0, rest.len(), rest.as_ptr()) };
-            if submitted > 0 {
-                next += submitted as usize;
-                in_flight += submitted as usize;
-                continue;
-            }
-            let error = io::Error::last_os_error();
+            let error = match unsafe { self.submit(rest) } {
+                Ok(submitted) => {
+                    next += submitted;
+                    in_flight += submitted;
+                    continue;
+                }
+                Err(error) => error,
+            };
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) if in_flight > 0 => in_flight -= self.reap(&mut outcomes),
@@ -149,29 +192,12 @@ impl Context {
 
     /// Waits for at least one completion; returns how many came.
     fn reap(&self, outcomes: &mut [io::Result<usize>]) -> usize {
-        // SAFETY: events are of integers.
-        let mut events: [Event; IN_FLIGHT_MAX] = unsafe { MaybeUninit::zeroed().assume_init() };
-        loop {
-            // SAFETY: the kernel writes to `events`, at most as many as there are.
-            let came = unsafe {
-                let (events, max) = (events.as_mut_ptr(), events.len());
-                libc::syscall(libc::SYS_io_getevents, self.0, 1, max, events, 0)
-            };
-            if came <= 0 {
-                // A1: nobody can tell when the rest ends if the context is not there any more.
-                if came < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
-                    std::process::abort();
-                }
-                continue;
-            }
-            for event in &events[..came as usize] {
-                outcomes[event.number as usize] = match event.outcome {
-                    moved if moved >= 0 => Ok(moved as usize),
-                    errno => Err(io::Error::from_raw_os_error(-errno as i32)),
-                };
-            }
-            return came as usize;
+        let mut events = [Event::default(); IN_FLIGHT_MAX];
+        let came = self.wait(&mut events);
+        for event in &events[..came] {
+            outcomes[event.number as usize] = event.outcome();
         }
+        came
     }
 }
 

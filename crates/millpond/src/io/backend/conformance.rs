@@ -14,6 +14,7 @@ use crate::io::backend::sim::{SimFile, SimOptions};
 use crate::io::backend::threads::{Pool, ThreadsFile};
 use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::io::backend::{BackingFile, Seek};
+use crate::io::batch;
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::options::Backing;
@@ -412,11 +413,19 @@ fn seeks_use_a_description_of_their_own() {
 
 /// Goal: a background read tells its end once, with its bytes in place; who is refused gets the
 /// read back whole.
-/// Method: more reads at once than any back end queues, in segments, with some beyond the end.
+/// Method: more reads at once than any back end queues, in segments, with some beyond the end; with
+/// and without somebody who waits, one by one and together.
 #[test]
 fn background_reads_end_once_each() {
+    for (wanted, together) in [(false, false), (true, false), (true, true)] {
+        background_reads(wanted, together);
+    }
+}
+
+fn background_reads(wanted: bool, together: bool) {
     const BLOCKS: usize = 40;
     for subject in subjects(&content(BLOCKS * BLOCK)) {
+        let batch = together.then(batch::open);
         let (send, ended) = mpsc::channel();
         let (mut started, mut refused) = (0, 0);
         for i in 0..300usize {
@@ -427,7 +436,7 @@ fn background_reads_end_once_each() {
             let read = BackgroundRead {
                 ring: None,
                 direct: false,
-                wanted: false,
+                wanted,
                 offset: (at * BLOCK) as u64,
                 segments,
                 done: Box::new(move |outcome| send.send((at, outcome, memory)).unwrap()),
@@ -440,6 +449,7 @@ fn background_reads_end_once_each() {
                 }
             }
         }
+        drop(batch);
         for _ in 0..started {
             let (at, outcome, memory) =
                 ended.recv_timeout(Duration::from_secs(20)).expect("every read ends");
@@ -450,6 +460,7 @@ fn background_reads_end_once_each() {
         }
         assert!(ended.recv_timeout(Duration::from_millis(5)).is_err(), "told twice");
         assert!(started > 0 && started + refused == 300);
+        assert!(refused == 0 || !wanted || subject.name.starts_with("sim"));
         println!("{}: {started} started, {refused} refused", subject.name);
     }
 }

@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, St
 use rustix::io::Errno;
 
 use crate::io::backend::aio::{Contexts, Request};
-use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
+use crate::io::backend::in_place::{Direct, Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::options::Backing;
@@ -154,8 +154,7 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
     }
 
     fn is_direct(&self) -> bool {
-        let gate = self.descriptors.in_place.as_ref();
-        self.descriptors.direct.is_some() && !gate.is_some_and(Gate::is_refused)
+        self.descriptors.is_direct()
     }
 }
 
@@ -268,6 +267,11 @@ impl Descriptors {
 
     fn direct_alignment(&self) -> Alignment {
         self.handles_direct.get().copied().unwrap_or(Alignment::NONE)
+    }
+
+    /// [`BackingFile::is_direct`].
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct.is_some() && !self.in_place.as_ref().is_some_and(Gate::is_refused)
     }
 
     fn any(&self) -> io::Result<BorrowedFd<'_>> {
@@ -436,6 +440,26 @@ impl Descriptors {
             }));
         }
         true
+    }
+
+    /// The descriptor and flags with which `read` goes to the kernel as a direct one, and what is to be
+    /// kept until the kernel has taken it; `None` if it can't be one. The kernel looks at the flags of
+    /// the description as it takes a request, and not again.
+    pub(crate) fn direct_route(
+        &self,
+        read: &Transfer<'_>,
+    ) -> Option<(RawFd, i32, Option<Direct<'_, Descriptors>>)> {
+        if !is_aligned(read, self.direct?) {
+            return None;
+        }
+        let Some(gate) = &self.in_place else {
+            let (fd, flags) = self.route(read).ok()?;
+            return Some((fd, flags, None));
+        };
+        let inside = gate.try_direct(self)?;
+        let (fd, flags) = self.plain_route(read).ok()?;
+        self.transfers.count(read.direction, true);
+        Some((fd, flags, Some(inside)))
     }
 
     /// One attempt by one system call.

@@ -25,6 +25,8 @@ pub(crate) mod in_place;
 
 mod aio;
 
+mod aio_reads;
+
 #[cfg(test)]
 mod conformance;
 
@@ -152,7 +154,8 @@ pub(crate) trait BackingFile: Send + Sync {
     }
 }
 
-/// Spawns a thread that takes no signals: they belong to the program's own threads.
+/// Spawns a thread that takes no signals: they belong to the program's own threads. Save those of
+/// memory faults, which a copy to a caller's memory may raise here as well ([`crate::fault`]).
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut all = std::mem::MaybeUninit::uninit();
     let mut old = std::mem::MaybeUninit::uninit();
@@ -160,6 +163,8 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     // thread is restored below.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), old.as_mut_ptr());
     }
     let spawned = std::thread::Builder::new().name(name.into()).spawn(body);

@@ -1,19 +1,21 @@
 //! The back end for systems that refuse io_uring: plain vectored system calls.
 //!
 //! Callers transfer by themselves, one call after the other; direct transfers in place all at once, by
-//! Linux AIO. Background reads go to a small pool
-//! that is started when the first one comes and sleeps when there is none.
+//! Linux AIO. So are background reads that are direct and that tasks wait for (`aio_reads`); others go
+//! to a small pool that is started when the first one comes and sleeps when there is none.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::io::backend::aio::Contexts;
+use crate::io::backend::aio_reads::Reads;
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::{BackingFile, spawn};
 use crate::io::batch;
 use crate::io::request::{BackgroundRead, Transfer};
 
-const THREADS_MAX: usize = 4;
+/// What the device has at once of reads that the kernel caches.
+const THREADS_MAX: usize = 8;
 const QUEUED_MAX: usize = 64;
 
 /// A file whose background reads go to a [`Pool`].
@@ -31,6 +33,10 @@ impl Carrier for Arc<Pool> {
 
     fn start(file: Arc<ThreadsFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
         let pool = Arc::clone(&file.carrier);
+        if read.wanted && file.descriptors.is_direct() {
+            Reads::start(pool, file, read);
+            return Ok(());
+        }
         pool.start(file, read)
     }
 }
@@ -41,6 +47,7 @@ pub(crate) struct Pool {
     state: Mutex<PoolState>,
     work: Condvar,
     aio: Contexts,
+    pub(super) reads: Reads,
 }
 
 #[derive(Default)]
@@ -105,5 +112,6 @@ impl Pool {
     pub(crate) fn stop(&self) {
         self.state.lock().expect("no panic under the lock").stopped = true;
         self.work.notify_all();
+        self.reads.stop();
     }
 }
