@@ -375,6 +375,19 @@ static void operations(void)
 	CHECK(pread(fd, other, PAGE, 0) == 2000);
 	for (int i = 0; i < 20; i++)
 		CHECK(is_all(other + i * 100, 100, i));
+
+	/* One for the kernel alone behind others that are not cached. */
+	Event events[8];
+	int cold = make(".", "b", 0, O_RDWR);
+	for (int i = 0; i < 8; i++) {
+		prepare(&blocks[i], IOCB_CMD_PREAD, cold, memory + i * PAGE, PAGE, i * 9 * PAGE);
+		blocks[i].aio_rw_flags = i == 6 ? RWF_HIPRI : 0;
+		pointers[i] = &blocks[i];
+	}
+	CHECK(submit(context, 8, pointers) == 8);
+	CHECK(getevents(context, 8, 8, events, NULL) == 8);
+	for (int i = 0; i < 8; i++)
+		CHECK(events[i].res == PAGE && is_all(memory + i * PAGE, PAGE, i * 9));
 	CHECK(destroy(context) == 0);
 }
 
