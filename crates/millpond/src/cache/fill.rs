@@ -215,24 +215,25 @@ impl Reader<'_> {
         let alignment = file.backing.read_alignment().offset_bytes;
         let mut slots = Slots::new(&file.shared);
         slots.add();
-        let moved = if alignment == 1 {
-            read_alone(file, from, self.dst.slice(from - self.offset, to - from), Op::Read)?
-        } else {
-            // Direct I/O wants aligned memory: a whole page, aligned by taking more than that.
-            let mut bounce = vec![0u8; page_bytes + 4096];
-            let skip = bounce.as_ptr().align_offset(4096);
-            let aligned = bounce[skip..skip + page_bytes].as_mut_ptr();
-            // SAFETY: a part of `bounce`, which outlives the transfer.
-            let segment = unsafe { [Segment::new(aligned, page_bytes)] };
-            let moved = read_alone(file, start, (&segment).into(), Op::Read)?;
-            slots.give_back();
-            let skipped = (from - start) as usize;
-            let part = self.dst.slice(from - self.offset, to - from);
-            // SAFETY: within `bounce`; `dst` is our caller's promise.
-            let copied = unsafe { copy_out(part, aligned.add(skipped), Source::Near) };
-            self.faulted |= copied.is_err();
-            moved.saturating_sub(skipped as u64)
+        // A slot is not for the caller's memory (L2 of `flight`), and direct I/O wants aligned memory: a
+        // bounce buffer, aligned by taking more.
+        let (first, len) = match alignment {
+            1 => (from, (to - from) as usize),
+            _ => (start, page_bytes),
         };
+        let mut bounce = vec![0u8; len + 4096];
+        let skip = bounce.as_ptr().align_offset(4096);
+        let aligned = bounce[skip..skip + len].as_mut_ptr();
+        // SAFETY: a part of `bounce`, which outlives the transfer.
+        let segment = unsafe { [Segment::new(aligned, len)] };
+        let moved = read_alone(file, first, (&segment).into(), Op::Read)?;
+        slots.give_back();
+        let skipped = (from - first) as usize;
+        let part = self.dst.slice(from - self.offset, to - from);
+        // SAFETY: within `bounce`; `dst` is our caller's promise.
+        let copied = unsafe { copy_out(part, aligned.add(skipped), Source::Near) };
+        self.faulted |= copied.is_err();
+        let moved = moved.saturating_sub(skipped as u64);
         file.cache().counters.bytes_passed.add(to - from);
         Ok(if moved >= to - from { Ok(()) } else { Err(Shrunk) })
     }

@@ -247,7 +247,7 @@ impl Miss {
                 }
             };
             let failed = self.failed.get_or_insert_default();
-            let ring = wanted.ring;
+            let ring = SharedRing::of_this_batch(wanted.ring);
             match start_missing(file, guard, pages.clone(), failed, ring, &mut None) {
                 Started::Reads => {}
                 Started::NoFrame => return self.hand_over(wanted, waker),
@@ -383,7 +383,8 @@ fn offer(
         let range = file.pages(file.start_of(*pages.start()), file.start_of(pages.end() + 1));
         // Where there is no guard or no frame now, the task looks what to do.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
-            start_missing(&file, guard, pages, &failed, ring.as_ref(), &mut spare);
+            let ring = SharedRing::of_this_batch(ring.as_ref());
+            start_missing(&file, guard, pages, &failed, ring, &mut spare);
         }
         waker.wake();
         spare

@@ -112,7 +112,7 @@ impl Read {
     fn submit(self) {
         let file = Arc::clone(&self.handle.cached);
         let rest = self.transfer();
-        let (offset, ring) = (rest.offset, self.ring.clone());
+        let (offset, ring) = (rest.offset, SharedRing::of_this_batch(self.ring.as_ref()).cloned());
         // SAFETY: the memory is that of the list's buffers, which the read keeps (O1).
         let segments =
             rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();

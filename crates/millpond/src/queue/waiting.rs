@@ -154,10 +154,10 @@ impl<E> Waiting<E> {
             Arrival::Waits(ticket) => ticket,
         };
         let signal = signal.expect("made for a waiter");
-        if let Some(for_min) = patience.for_min
-            && patience.at_all.is_none_or(|at_all| for_min < at_all)
-            && !self.sleep(&signal, Some(for_min))
-        {
+        let for_min = patience.for_min;
+        let for_min = for_min.filter(|&min| patience.at_all.is_none_or(|at_all| min < at_all));
+        let mut is_granted = for_min.is_some() && self.sleep(&signal, for_min);
+        if for_min.is_some() && !is_granted {
             let mut wakes = Wakes::new();
             let mut rules = self.lock();
             let relaxed = rules.relax(ticket, &mut wakes);
@@ -166,7 +166,8 @@ impl<E> Waiting<E> {
                 return events;
             }
         }
-        if self.sleep(&signal, patience.at_all) {
+        is_granted = is_granted || self.sleep(&signal, patience.at_all);
+        if is_granted {
             // What was granted is there: the grant came before the telling, under the lock.
             return self.lock().collect(ticket).expect("granted, and told so");
         }

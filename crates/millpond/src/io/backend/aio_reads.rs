@@ -71,7 +71,7 @@ impl Job {
     /// Where it can't be a request, or is refused, a thread reads.
     fn hand_to(self, pool: &Arc<Pool>) {
         if let Err(read) = pool.start(self.file, self.read) {
-            (read.done)(Ok(0));
+            (read.done)(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
         }
     }
 }

@@ -4,16 +4,20 @@
 //! way of an eventfd that the kernel writes to while the ring's flag lets it: so the driver reaps while
 //! nobody else does, and until then it sleeps.
 //!
-//! The kernel completes a read in the context of the thread that submitted it, wherever that is, and
-//! cancels what a thread leaves in flight when it ends: R2 of `uring` has it submitted again. (A ring
-//! with deferred completions would wait for one thread alone.)
+//! The kernel completes a read in the context of the thread that submitted it, wherever that is. So only
+//! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
+//! What a thread leaves in flight when it ends the kernel may cancel, or fail with EFAULT; it is
+//! submitted again. (A ring with deferred completions would wait for one thread alone.)
 //!
-//! - **S1** As R1 of `uring`: a job is kept in `jobs` until its completion was reaped, and the ring is
-//!   kept by the driver's list while there are jobs.
+//! - **S1** As R1 of `uring`: a job is kept in `jobs` until its completion was reaped, and the ring is in
+//!   the driver's list while there are jobs: a ring that is retired takes none.
 //! - **S2** The submission queue is touched under `submission`, the completion queue by who has the role.
 //! - **S3** A job is submitted at the end of the batch in which it was started, or before: a few at a
 //!   time, so that the device works while more are made ready. Who starts the first one takes the role,
 //!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
+//!
+//! - **S4** So few jobs are in flight that the kernel never has to keep completions for want of room:
+//!   of those it would tell nobody.
 //!
 //! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them
 //! but the kernel.
@@ -28,19 +32,23 @@ use std::time::{Duration, Instant};
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 
 use crate::io::backend::entry::outcome;
-use crate::io::backend::uring::{Driver, Job, is_transient, plain_entry};
+use crate::io::backend::uring::{AbortOnUnwind, Driver, Job, is_transient, plain_entry};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::reaping::{Reaping, Ring};
 use crate::io::signal::Signal;
 
 const ENTRIES: u32 = 2 * TOGETHER;
-/// All that may be in flight, and pokes. (Were there more, the kernel would keep them.)
+/// Jobs of one engine, and more of others.
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
+/// S4; the rest is for pokes, of which there are few.
+const JOBS_MAX: usize = COMPLETIONS as usize - 256;
 /// The user data of a completion that stands for nothing.
 const POKE: u64 = u64::MAX;
 /// Jobs that are submitted together at least, but for the last ones.
 const TOGETHER: u32 = 4;
+/// The longest sleep for which the kernel's clock is asked.
+const SLEEP_MAX: Duration = Duration::from_secs(1 << 30);
 /// Until the kernel, which was short of memory, is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -75,6 +83,10 @@ impl SharedRing {
         let mut builder = IoUring::builder();
         // A forked child must not find the queues in its memory: they are the parent's.
         let ring = builder.dontfork().setup_cqsize(COMPLETIONS).build(ENTRIES)?;
+        // Linux 5.11; without, nobody could sleep for a time.
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         ring.submitter().register_eventfd(driver.bell().as_raw_fd())?;
         let shared = Arc::new(SharedRing {
             reaping: Reaping::new(Kernel {
@@ -93,11 +105,19 @@ impl SharedRing {
         &self.reaping.ring
     }
 
-    /// Starts a read.
-    pub(crate) fn start(self: &Arc<Self>, job: Job) {
-        let number = self.kernel().keep(job);
+    /// The ring, for reads of this thread, if it has a batch open: then it is one that submits to a
+    /// queue, or reaps, and not one of the program's or a worker on other business, which could wait
+    /// for long in the kernel, and be interrupted there.
+    pub(crate) fn of_this_batch(ring: Option<&Arc<Self>>) -> Option<&Arc<Self>> {
+        ring.filter(|_| batch::is_open())
+    }
+
+    /// Starts a read; gives it back if the ring takes no more (S1, S4).
+    pub(crate) fn start(self: &Arc<Self>, job: Job) -> Result<(), Job> {
+        let number = self.kernel().keep(job)?;
         if let Some((job, error)) = self.kernel().push_job(number) {
-            return job.finish(Err(error));
+            job.finish(Err(error));
+            return Ok(());
         }
         // AcqRel: who submits next has pushed, or sees what was pushed before this.
         if !self.kernel().due.swap(true, AcqRel) {
@@ -105,6 +125,7 @@ impl SharedRing {
             let ring = Arc::clone(self);
             batch::at_end(Box::new(move || ring.end_submission(leads)));
         }
+        Ok(())
     }
 
     fn end_submission(&self, leads: bool) {
@@ -112,6 +133,10 @@ impl SharedRing {
         self.kernel().submit();
         if leads {
             self.reaping.give_up();
+        }
+        if self.is_over() {
+            // The driver looked while this thread had the role.
+            self.kernel().ring_driver();
         }
     }
 
@@ -165,14 +190,17 @@ impl Kernel {
         self.submission.lock().expect("no panic under the lock")
     }
 
-    fn keep(&self, job: Job) -> usize {
+    fn keep(&self, job: Job) -> Result<usize, Job> {
         let mut jobs = self.jobs();
+        if jobs.retired || jobs.places.len() - jobs.free.len() >= JOBS_MAX {
+            return Err(job);
+        }
         let number = jobs.free.pop().unwrap_or_else(|| {
             jobs.places.push(None);
             jobs.places.len() - 1
         });
         jobs.places[number] = Some(job);
-        number
+        Ok(number)
     }
 
     /// Queues the read of a kept job; gives it back with what is wrong with it.
@@ -221,26 +249,23 @@ impl Kernel {
         }
     }
 
-    /// Takes what has completed off the queue; whether there may be more that the kernel keeps.
-    fn take_completed(&self, ended: &mut Vec<(usize, i32)>) -> bool {
+    /// Takes what has completed off the queue.
+    fn take_completed(&self) -> Vec<(usize, i32)> {
         // SAFETY: S2: the caller has the role.
         let completions = unsafe { self.ring.completion_shared() };
-        let full = completions.is_full();
-        ended.extend(
-            completions
-                .filter(|done| done.user_data() != POKE)
-                .map(|done| (done.user_data() as usize, done.result())),
-        );
-        full
+        completions
+            .filter(|done| done.user_data() != POKE)
+            .map(|done| (done.user_data() as usize, done.result()))
+            .collect()
     }
 
-    /// Enters the kernel for completions, but not to submit.
-    fn enter(&self, completions: u32, args: Option<&types::SubmitArgs<'_, '_>>) {
+    /// Enters the kernel until there is a completion, but not to submit.
+    fn enter(&self, args: Option<&types::SubmitArgs<'_, '_>>) {
         let flags =
             EnterFlags::GETEVENTS | args.map_or(EnterFlags::empty(), |_| EnterFlags::EXT_ARG);
         // An error says "interrupted" or "timed out": the caller looks again.
         // SAFETY: nothing is submitted; the arguments are valid for the call.
-        let _ = unsafe { self.ring.submitter().enter(0, completions, flags.bits(), args) };
+        let _ = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), args) };
     }
 }
 
@@ -265,18 +290,18 @@ impl Ring for Kernel {
     }
 
     fn reap(&self) {
-        let mut completed = Vec::new();
-        while self.take_completed(&mut completed) {
-            self.enter(0, None);
-        }
+        let completed = self.take_completed();
         if completed.is_empty() {
             return;
         }
+        // Unwinding would leave reads untold of, and the role taken.
+        let _abort = AbortOnUnwind;
         let mut ended = Vec::with_capacity(completed.len());
         let mut again = Vec::new();
         let mut jobs = self.jobs();
         for (number, result) in completed {
-            if is_transient(result) {
+            // EFAULT: its thread was ending. The memory is ours, and good.
+            if is_transient(result) || result == -libc::EFAULT {
                 again.push(number);
             } else {
                 let job = jobs.places[number].take().expect("each completion has its job");
@@ -297,10 +322,10 @@ impl Ring for Kernel {
     }
 
     fn sleep(&self, deadline: Option<Instant>) {
-        let Some(deadline) = deadline else { return self.enter(1, None) };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let Some(deadline) = deadline else { return self.enter(None) };
+        let left = deadline.saturating_duration_since(Instant::now()).min(SLEEP_MAX);
         let left = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
-        self.enter(1, Some(&types::SubmitArgs::new().timespec(&left)));
+        self.enter(Some(&types::SubmitArgs::new().timespec(&left)));
     }
 
     fn poke(&self) {

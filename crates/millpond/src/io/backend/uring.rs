@@ -127,13 +127,14 @@ impl Carrier for Arc<Driver> {
         let ring = read.ring.clone();
         let driver = Arc::clone(&file.carrier);
         let job = Job { file, read };
-        match ring {
-            Some(ring) => {
-                ring.start(job);
-                Ok(())
-            }
-            None => driver.start(job),
-        }
+        let job = match ring {
+            Some(ring) => match ring.start(job) {
+                Ok(()) => return Ok(()),
+                Err(job) => job,
+            },
+            None => job,
+        };
+        driver.start(job)
     }
 }
 
@@ -283,15 +284,15 @@ impl Driver {
 
     /// Looks at the rings that it looks after.
     fn look(&self) {
-        let mut state = self.state.lock().expect("no panic under the lock");
-        let rings = state.rings.clone();
-        drop(state);
+        let rings = self.state.lock().expect("no panic under the lock").rings.clone();
         rings.iter().for_each(|ring| ring.look());
         let over: Vec<Arc<SharedRing>> = rings.into_iter().filter(|ring| ring.is_over()).collect();
         if !over.is_empty() {
             let is_over = |ring: &Arc<SharedRing>| over.iter().any(|over| Arc::ptr_eq(over, ring));
-            state = self.state.lock().expect("no panic under the lock");
+            let mut state = self.state.lock().expect("no panic under the lock");
             state.rings.retain(|ring| !is_over(ring));
+            // The rings go without the lock.
+            drop(state);
         }
     }
 
@@ -351,7 +352,7 @@ impl Driver {
     }
 }
 
-struct AbortOnUnwind;
+pub(crate) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
