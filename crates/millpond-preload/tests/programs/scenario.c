@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -95,6 +96,9 @@ static void close_race(void)
 	}
 	close(a);
 	close(b);
+	/* With many threads libc's malloc asks for the number of processors, of a file: for a moment that has
+	   the number that is closed and opened below. */
+	mallopt(M_ARENA_MAX, 4);
 	race_fd = open("a", O_RDONLY);
 	pthread_t threads[3];
 	for (int i = 0; i < 3; i++)
