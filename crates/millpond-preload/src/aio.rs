@@ -79,6 +79,7 @@ const PWRITEV: u16 = 8;
 const START_BYTES_MAX: usize = 64 * 4096;
 /// Whole pages up to so many bytes are written at once.
 const WRITE_BYTES_MAX: usize = 64 * 4096;
+
 /// `io_setup`.
 ///
 /// # Safety

@@ -10,12 +10,12 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use millpond::{Advice, AsyncFile, BackendChoice, Engine, Error, OpenOptions, SimOptions};
 
-use common::{Random, back_ends, read_write, temp_dir, within};
+use common::{Random, back_ends, block_on, read_write, temp_dir, within};
 
 const PAGE: u64 = 4096;
 
@@ -42,27 +42,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Wakes a thread.
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// A runtime that is nothing but a thread. A wake-up that is lost shows as a hang.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return done;
-        }
-        std::thread::park();
-    }
-}
 
 fn byte_at(offset: u64) -> u8 {
     (offset.wrapping_mul(37) ^ (offset >> 12).wrapping_mul(11)) as u8

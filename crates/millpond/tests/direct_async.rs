@@ -3,18 +3,19 @@
 mod common;
 
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use millpond::{
     AsyncFile, BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SimOptions,
 };
 
-use common::{Random, builder, engine, has_uring, in_own_process, temp_dir, threads, within};
+use common::{
+    Random, block_on, builder, engine, has_uring, in_own_process, temp_dir, threads, within,
+};
 
 const PAGE: usize = 4096;
 
@@ -65,25 +66,6 @@ fn filled(buffers: &[Buffer], moved: usize) -> Vec<u8> {
     let mut bytes = buffers.iter().map(|buffer| &buffer[..]).collect::<Vec<_>>().concat();
     bytes.truncate(moved);
     bytes
-}
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(done) => return done,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 /// Goal: many direct reads of a queue, of one and of several buffers, also beyond the end, bring the

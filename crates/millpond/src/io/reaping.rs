@@ -110,7 +110,10 @@ impl<R: Ring> Reaping<R> {
 
     /// Takes the role if it is vacant; then the driver is not rung for until the caller gives it up.
     pub(crate) fn try_take(&self) -> bool {
-        let mut role = self.role();
+        self.take(&mut self.role())
+    }
+
+    fn take(&self, role: &mut Role) -> bool {
         if role.led {
             return false;
         }
@@ -127,13 +130,11 @@ impl<R: Ring> Reaping<R> {
 
     fn take_or_list(&self, signal: &Arc<Signal>) -> bool {
         let mut role = self.role();
-        if role.led {
+        let taken = self.take(&mut role);
+        if !taken {
             role.listed.push_back(Arc::clone(signal));
-            return false;
         }
-        role.led = true;
-        self.ring.set_notify(false);
-        true
+        taken
     }
 
     /// Whether the caller has the role now (H4).

@@ -5,9 +5,11 @@ pub mod requests;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use millpond::{
@@ -303,4 +305,25 @@ pub fn hard_limit(resource: libc::__rlimit_resource_t) -> u64 {
     // SAFETY: the argument is valid for the call.
     assert_eq!(unsafe { libc::getrlimit(resource, &mut limit) }, 0);
     limit.rlim_max
+}
+
+/// Wakes a thread.
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A runtime that is nothing but a thread. A wake-up that is lost shows as a hang.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return done;
+        }
+        std::thread::park();
+    }
 }

@@ -15,7 +15,6 @@
 //! - **S3** A job is submitted at the end of the batch in which it was started, or before: a few at a
 //!   time, so that the device works while more are made ready. Who starts the first one takes the role,
 //!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
-//!
 //! - **S4** So few jobs are in flight that the kernel never has to keep completions for want of room:
 //!   of those it would tell nobody.
 //!
