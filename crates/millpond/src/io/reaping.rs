@@ -1,26 +1,28 @@
 //! Who reaps a ring that several threads wait for: one at a time, and never nobody.
 //!
 //! ```text
-//!             take                        hand on: nobody is listed
-//!   VACANT ----------> LED, notify off ----------------------------> VACANT, notify on
-//!                       ^  |  hand on: the first who is listed
+//!             take                        give up
+//!   VACANT ----------> LED, notify off ------------> VACANT, notify on
+//!                       ^  |  hand on, by the driver: to the first who is listed
 //!                       +--+
 //! ```
 //!
 //! A thread that is about to sleep takes the role if it is vacant, and sleeps in the ring; others are
 //! listed and sleep each on its own word (`signal`). The leader ends what has completed, which may grant
-//! others their waits, or its own. While nobody leads, each completion rings for the driver, which takes
-//! the role for as long as it reaps.
+//! others their waits, or its own; then it gives the role up, as it is often back sooner than somebody
+//! else could be woken. While nobody leads, each completion rings for the driver: it reaps, and if more is
+//! to come hands the role on, to who was listed last: he that waits for much was listed long ago, and
+//! would be woken many times before he has it.
 //!
-//! - **H1** Role, list and notification change together, under one lock: who is listed is listed behind a
-//!   leader, and a vacant ring notifies.
+//! - **H1** Role, list and notification change together, under one lock: a vacant ring notifies, so who
+//!   is listed may sleep behind nobody.
 //! - **H2** Who gives the role up looks for completions after it turned the notification on, and rings
 //!   for the driver if there are any: what completed before that was notified of to nobody. SeqCst fence
 //!   here; the kernel has one between the completion and its look at the flag. Only who has the role may
 //!   look, so it is vacant after that.
-//! - **H3** Who takes the role reaps before he sleeps: what completed while it was vacant is there.
+//! - **H3** A sleep in the ring ends at once if something had completed, or the poke had come, before.
 //! - **H4** A listed thread leaves the list under the lock. If it is not there any more, it was given the
-//!   role, whether or not it was told of that first: it leads, or hands on.
+//!   role, whether or not it was told of that first: it leads, or gives it up.
 //! - **H5** Who has the role may be granted by others: they see from its word that it sleeps in the ring,
 //!   and poke that.
 //!
@@ -35,6 +37,9 @@ use crate::sync::{Arc, Mutex, MutexGuard, fence};
 
 /// A ring as its reapers see it.
 pub(crate) trait Ring {
+    /// Whether nothing is in flight.
+    fn is_idle(&self) -> bool;
+
     /// Whether completions ring for the driver. The caller has the role.
     fn set_notify(&self, on: bool);
 
@@ -87,16 +92,16 @@ impl<R: Ring> Reaping<R> {
             if woken != Woken::Promoted {
                 return woken == Woken::Granted;
             }
-            // Told late of a role that was handed on before.
+            // Told late of a role that it was given, and gave up, before.
         }
         self.lead(signal, deadline);
-        self.hand_on();
+        self.vacate();
         signal.is_granted()
     }
 
     fn lead(&self, signal: &Signal, deadline: Option<Instant>) {
         loop {
-            // H3; and who was granted leaves nothing behind that somebody would be woken for.
+            // Also when granted: nothing is left behind that the driver would be rung for.
             self.ring.reap();
             if signal.is_granted() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return;
@@ -125,7 +130,21 @@ impl<R: Ring> Reaping<R> {
     /// Reaps, and gives up the role.
     pub(crate) fn give_up(&self) {
         self.ring.reap();
-        self.hand_on();
+        self.vacate();
+    }
+
+    /// For the driver: reaps if nobody else does, and has who is listed do so from then on.
+    pub(crate) fn look(&self) {
+        if !self.try_take() {
+            return;
+        }
+        self.ring.reap();
+        if !self.ring.is_idle()
+            && let Some(next) = self.role().listed.pop_back()
+        {
+            return next.promote();
+        }
+        self.vacate();
     }
 
     fn take_or_list(&self, signal: &Arc<Signal>) -> bool {
@@ -144,15 +163,10 @@ impl<R: Ring> Reaping<R> {
         place.map(|place| role.listed.remove(place)).is_none()
     }
 
-    /// Gives up the role.
-    fn hand_on(&self) {
+    /// Gives up the role (H2).
+    fn vacate(&self) {
         let mut role = self.role();
-        if let Some(next) = role.listed.pop_front() {
-            drop(role);
-            return next.promote();
-        }
         self.ring.set_notify(true);
-        // H2.
         fence(SeqCst);
         let left = self.ring.has_completions();
         role.led = false;

@@ -155,9 +155,7 @@ impl SharedRing {
 
     /// For the driver: reaps what has completed, if nobody else does.
     pub(crate) fn look(&self) {
-        if self.reaping.try_take() {
-            self.reaping.give_up();
-        }
+        self.reaping.look();
     }
 
     /// No more is started, and nobody waits any more.
@@ -169,14 +167,19 @@ impl SharedRing {
     /// Whether it is of no use any more.
     pub(crate) fn is_over(&self) -> bool {
         let jobs = self.kernel().jobs();
-        jobs.retired && jobs.free.len() == jobs.places.len()
+        jobs.retired && jobs.are_none()
     }
 }
 
 impl Drop for SharedRing {
     fn drop(&mut self) {
-        let jobs = self.kernel().jobs();
-        assert!(jobs.free.len() == jobs.places.len(), "S1: reads are in flight");
+        assert!(self.kernel().jobs().are_none(), "S1: reads are in flight");
+    }
+}
+
+impl Jobs {
+    fn are_none(&self) -> bool {
+        self.free.len() == self.places.len()
     }
 }
 
@@ -269,6 +272,10 @@ impl Kernel {
 }
 
 impl Ring for Kernel {
+    fn is_idle(&self) -> bool {
+        self.jobs().are_none()
+    }
+
     fn set_notify(&self, on: bool) {
         // SAFETY: S2.
         let completions = unsafe { self.ring.completion_shared() };

@@ -20,8 +20,22 @@ struct Model {
     events: Mutex<Events>,
     /// How many events there are in all.
     total: u32,
-    /// For the twin.
-    looks_again: bool,
+    /// For the twins.
+    without: Rule,
+}
+
+/// What a twin leaves out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    None,
+    /// H1: a vacant ring notifies.
+    Notify,
+    /// H2.
+    SecondLook,
+    /// H3, of completions.
+    Completed,
+    /// H5.
+    Poke,
 }
 
 #[derive(Default)]
@@ -32,8 +46,12 @@ struct Events {
 }
 
 impl Ring for Model {
+    fn is_idle(&self) -> bool {
+        self.events.lock().unwrap().ended == self.total
+    }
+
     fn set_notify(&self, on: bool) {
-        self.notify.store(on.into(), Release);
+        self.notify.store((on && self.without != Rule::Notify).into(), Release);
     }
 
     fn ring_driver(&self) {
@@ -42,7 +60,7 @@ impl Ring for Model {
     }
 
     fn has_completions(&self) -> bool {
-        self.looks_again && self.completions.load(Acquire) > 0
+        self.without != Rule::SecondLook && self.completions.load(Acquire) > 0
     }
 
     fn reap(&self) {
@@ -56,12 +74,18 @@ impl Ring for Model {
 
     fn sleep(&self, _deadline: Option<Instant>) {
         let mut bell = self.bell.lock().unwrap();
+        if self.without == Rule::Completed {
+            bell = self.changed.wait(bell).unwrap();
+        }
         while self.completions.load(Acquire) + self.pokes.load(Acquire) == 0 {
             bell = self.changed.wait(bell).unwrap();
         }
     }
 
     fn poke(&self) {
+        if self.without == Rule::Poke {
+            return;
+        }
         self.pokes.fetch_add(1, Release);
         let _bell = self.bell.lock().unwrap();
         self.changed.notify_all();
@@ -70,10 +94,10 @@ impl Ring for Model {
 
 impl Model {
     fn new(total: u32) -> Arc<Reaping<Model>> {
-        Model::with(total, true)
+        Model::without(Rule::None, total)
     }
 
-    fn with(total: u32, looks_again: bool) -> Arc<Reaping<Model>> {
+    fn without(without: Rule, total: u32) -> Arc<Reaping<Model>> {
         Arc::new(Reaping::new(Model {
             completions: AtomicU32::new(0),
             pokes: AtomicU32::new(0),
@@ -82,7 +106,7 @@ impl Model {
             changed: Condvar::new(),
             events: Mutex::default(),
             total,
-            looks_again,
+            without,
         }))
     }
 
@@ -139,11 +163,11 @@ fn drive(reaping: &Reaping<Model>) {
         }
         *bell = false;
         drop(bell);
-        lead_through(reaping, || ());
+        reaping.look();
     }
 }
 
-/// As a thread does that submits, or the driver.
+/// As a thread does that submits.
 fn lead_through(reaping: &Reaping<Model>, work: impl FnOnce()) {
     let leads = reaping.try_take();
     work();
@@ -158,65 +182,134 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     builder.check(body);
 }
 
+/// Has the test `name` run `twin` in a process of its own: loom can't unwind out of a deadlock.
+fn deadlocks(name: &str, twin: impl FnOnce()) {
+    const IS_CHILD: &str = "MILLPOND_LOOM_TWIN";
+    if std::env::var_os(IS_CHILD).is_some() {
+        return twin();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "--nocapture"]).arg(format!("io::reaping::loom_tests::{name}"));
+    let output = child.env(IS_CHILD, "1").output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("deadlock; threads"), "{told}");
+}
+
 fn spawn(reaping: &Arc<Reaping<Model>>, body: fn(&Reaping<Model>)) -> thread::JoinHandle<()> {
     let reaping = Arc::clone(reaping);
     thread::spawn(move || body(&reaping))
 }
 
-/// Goal: a completion meets a waiter that takes the role, at every step of either.
-#[test]
-fn loom_a_waiter_reaps_what_it_waits_for() {
-    model(|| {
-        let reaping = Model::new(1);
+fn a_waiter_meets_its_completion(without: Rule) {
+    model(move || {
+        let reaping = Model::without(without, 1);
         let kernel = spawn(&reaping, |reaping| reaping.ring.complete());
         assert!(wait_for(&reaping, 1, None));
         kernel.join().unwrap();
     });
 }
 
-/// Goal: two waiters: who is served first hands the role to the other, and that is woken for it.
+/// Goal: a completion meets a waiter that takes the role, at every step of either.
 #[test]
-fn loom_a_leader_hands_on_to_a_sleeper() {
-    model(|| {
-        let reaping = Model::new(2);
-        let other = spawn(&reaping, |reaping| assert!(wait_for(reaping, 1, None)));
-        let kernel = spawn(&reaping, |reaping| {
-            reaping.ring.complete();
-            reaping.ring.complete();
-        });
-        assert!(wait_for(&reaping, 2, None));
-        other.join().unwrap();
-        kernel.join().unwrap();
+fn loom_a_waiter_reaps_what_it_waits_for() {
+    a_waiter_meets_its_completion(Rule::None);
+}
+
+#[test]
+fn loom_a_sleep_that_does_not_look_first_is_for_ever() {
+    deadlocks("loom_a_sleep_that_does_not_look_first_is_for_ever", || {
+        a_waiter_meets_its_completion(Rule::Completed);
     });
 }
 
-/// Goal: a leader that is granted by somebody else comes out of its ring.
+/// Two waiters, the kernel and the driver.
+fn a_leader_leaves_a_sleeper(without: Rule) {
+    model(move || {
+        let reaping = Model::without(without, 2);
+        let driver = spawn(&reaping, drive);
+        let other = spawn(&reaping, |reaping| {
+            assert!(wait_for(reaping, 1, None));
+            reaping.ring.complete();
+        });
+        reaping.ring.complete();
+        assert!(wait_for(&reaping, 2, None));
+        other.join().unwrap();
+        driver.join().unwrap();
+    });
+}
+
+/// Goal: who is served first leaves the role, and the other is served all the same.
 #[test]
-fn loom_a_leader_is_granted_by_others() {
-    model(|| {
-        let reaping = Model::new(1);
+fn loom_a_leader_leaves_a_sleeper() {
+    a_leader_leaves_a_sleeper(Rule::None);
+}
+
+#[test]
+fn loom_behind_a_ring_that_does_not_notify_a_sleeper_is_left() {
+    deadlocks("loom_behind_a_ring_that_does_not_notify_a_sleeper_is_left", || {
+        a_leader_leaves_a_sleeper(Rule::Notify);
+    });
+}
+
+fn a_leader_is_granted_by_others(without: Rule) {
+    model(move || {
+        let reaping = Model::without(without, 1);
         let worker = spawn(&reaping, |reaping| reaping.ring.end(1));
         assert!(wait_for(&reaping, 1, None));
         worker.join().unwrap();
     });
 }
 
-/// Goal: who is given the role when its time is up passes it on.
+/// Goal: a leader that is granted by somebody else comes out of its ring.
 #[test]
-fn loom_who_leaves_passes_on_what_it_was_given() {
-    model(|| {
+fn loom_a_leader_is_granted_by_others() {
+    a_leader_is_granted_by_others(Rule::None);
+}
+
+#[test]
+fn loom_without_a_poke_a_leader_is_granted_in_vain() {
+    deadlocks("loom_without_a_poke_a_leader_is_granted_in_vain", || {
+        a_leader_is_granted_by_others(Rule::Poke);
+    });
+}
+
+/// One leaves whom the driver may have given the role, behind which another sleeps. The driver is the
+/// kernel, too.
+fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
+    model(move || {
         let reaping = Model::new(2);
-        let leaves = spawn(&reaping, |reaping| {
-            wait_for(reaping, 2, Some(Instant::now()));
-        });
-        let first = spawn(&reaping, |reaping| {
+        let leaves = spawn(&reaping, leave);
+        let driver = spawn(&reaping, |reaping| {
+            lead_through(reaping, || reaping.ring.complete());
+            reaping.look();
             reaping.ring.complete();
-            assert!(wait_for(reaping, 1, None));
-            reaping.ring.complete();
+            drive(reaping);
         });
         assert!(wait_for(&reaping, 2, None));
         leaves.join().unwrap();
-        first.join().unwrap();
+        driver.join().unwrap();
+    });
+}
+
+/// Goal: who is given the role when its time is up gives it up.
+#[test]
+fn loom_who_leaves_gives_up_what_it_was_given() {
+    who_leaves_meets_the_role(|reaping| {
+        wait_for(reaping, 2, Some(Instant::now()));
+    });
+}
+
+#[test]
+fn loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it() {
+    deadlocks("loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it", || {
+        who_leaves_meets_the_role(|reaping| {
+            let signal = Arc::new(Signal::new());
+            if reaping.take_or_list(&signal) {
+                return reaping.give_up();
+            }
+            // H4: not unlisted.
+            signal.sleep(Some(Instant::now()));
+        });
     });
 }
 
@@ -234,9 +327,9 @@ fn loom_the_driver_reaps_what_is_left() {
     });
 }
 
-fn a_completion_meets_a_leaver(looks_again: bool) {
+fn a_completion_meets_a_leaver(without: Rule) {
     model(move || {
-        let reaping = Model::with(1, looks_again);
+        let reaping = Model::without(without, 1);
         let kernel = spawn(&reaping, |reaping| reaping.ring.complete());
         lead_through(&reaping, || ());
         kernel.join().unwrap();
@@ -248,11 +341,11 @@ fn a_completion_meets_a_leaver(looks_again: bool) {
 /// Goal: a completion is reaped by who leaves, or the driver is rung for.
 #[test]
 fn loom_a_completion_meets_who_gives_up_the_role() {
-    a_completion_meets_a_leaver(true);
+    a_completion_meets_a_leaver(Rule::None);
 }
 
 #[test]
 #[should_panic(expected = "nobody reaps it")]
 fn loom_without_a_second_look_a_completion_is_left() {
-    a_completion_meets_a_leaver(false);
+    a_completion_meets_a_leaver(Rule::SecondLook);
 }
