@@ -37,6 +37,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cache::copy;
 use crate::cache::frame::{CLASS_SHIFT, Class, FrameIndex, FrameMeta, Frames};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held, PageIndex};
@@ -249,6 +250,7 @@ impl Queues {
                     vain[name as usize] += 1;
                 }
                 Verdict::Evicted => {
+                    self.ask_for_head(cache, name);
                     let class = class_of(cache.frames.meta(frame));
                     cache.frames.release(frame, class);
                     return Look::Evicted;
@@ -318,6 +320,23 @@ impl Queues {
             }
             self.unlink(&cache.frames, frame);
             self.push(&cache.frames, QueueName::Small, frame);
+            self.ask_for_head(cache, QueueName::Young);
+        }
+    }
+
+    /// Has the processor fetch what the next look at the head of a queue will want.
+    fn ask_for_head(&mut self, cache: &Cache, name: QueueName) {
+        let frame = FrameIndex(self.queue(name).head);
+        if frame == FrameIndex::NONE {
+            return;
+        }
+        let meta = cache.frames.meta(frame);
+        // SAFETY: as in `with_word`.
+        let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
+        core.ask_for(&cache.frames, meta.page.load(Relaxed));
+        let next = FrameIndex(meta.next.load(Relaxed));
+        if next != FrameIndex::NONE {
+            copy::ask_for_line(cache.frames.meta(next));
         }
     }
 

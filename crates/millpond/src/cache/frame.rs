@@ -28,9 +28,9 @@
 
 use std::io;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -142,6 +142,27 @@ struct FreeList {
     fresh_is_warm: bool,
 }
 
+/// The free frames of one class, under their lock.
+#[derive(Default)]
+struct FreeFrames {
+    list: Mutex<FreeList>,
+    /// False: none is committed. A hint, so that who looks in vain takes no lock.
+    may_be_warm: AtomicBool,
+}
+
+impl FreeFrames {
+    fn lock(&self) -> MutexGuard<'_, FreeList> {
+        self.list.lock().expect("no panic under the lock")
+    }
+
+    /// The caller has the lock, and has added some that are committed.
+    fn note_warm(&self) {
+        if !self.may_be_warm.load(Relaxed) {
+            self.may_be_warm.store(true, Relaxed);
+        }
+    }
+}
+
 /// The frames of an engine.
 pub(crate) struct Frames {
     /// Where the reservation starts; `base` is its first whole chunk.
@@ -153,7 +174,7 @@ pub(crate) struct Frames {
     committed_bytes: AtomicU64,
     next_chunk: AtomicU32,
     huge_chunks: Box<[AtomicBool]>,
-    classes: [Mutex<FreeList>; Class::COUNT],
+    classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
     pub(crate) nests: Mutex<Vec<u32>>,
     survival: Option<Survival>,
@@ -279,7 +300,7 @@ impl Frames {
     /// unspecified, and late readers may still be looking at them.
     pub(crate) fn try_alloc(&self, class: Class) -> Option<FrameIndex> {
         let frame = {
-            let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+            let mut free = self.classes[class.0 as usize].lock();
             self.pop(&mut free, class)?
         };
         self.handed_out(frame, class);
@@ -289,7 +310,7 @@ impl Frames {
     /// [`Frames::try_alloc`] for each place of `frames`, in order; returns how many there are.
     pub(crate) fn try_alloc_many(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
         let mut taken = 0;
-        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        let mut free = self.classes[class.0 as usize].lock();
         while taken < frames.len()
             && let Some(frame) = self.pop(&mut free, class)
         {
@@ -348,13 +369,16 @@ impl Frames {
         let (first, huge) = self.new_chunk(class)?;
         free.fresh = first..first + CHUNK_UNITS;
         free.fresh_is_warm = huge;
+        if huge {
+            self.classes[class.0 as usize].note_warm();
+        }
         Some(())
     }
 
     /// Takes a whole chunk, committed, while half of the limit is free and the class has no free
     /// frames; its first unit.
     pub(crate) fn take_chunk(&self, class: Class) -> Option<u32> {
-        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        let mut free = self.classes[class.0 as usize].lock();
         let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes / 2;
         if !room || free.warm != 0 || self.limit_bytes < HUGE_LIMIT_BYTES_MIN {
             return None;
@@ -413,9 +437,11 @@ impl Frames {
 
     /// Puts a frame that belongs to nobody any more on its free list.
     pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
-        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        let class = &self.classes[class.0 as usize];
+        let mut free = class.lock();
         self.meta(frame).next.store(free.warm, Relaxed);
         free.warm = frame.0;
+        class.note_warm();
     }
 
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
@@ -446,10 +472,12 @@ impl Frames {
                 *frame = FrameIndex::NONE;
             }
         }
-        let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+        let class = &self.classes[class.0 as usize];
+        let mut free = class.lock();
         for &frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
             self.meta(frame).next.store(free.warm, Relaxed);
             free.warm = frame.0;
+            class.note_warm();
         }
     }
 
@@ -457,7 +485,11 @@ impl Frames {
     /// none.
     pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
         Class::all().filter(|&class| Some(class) != keep).any(|class| {
-            let mut free = self.classes[class.0 as usize].lock().expect("no panic under the lock");
+            let frames = &self.classes[class.0 as usize];
+            if !frames.may_be_warm.load(Relaxed) {
+                return false;
+            }
+            let mut free = frames.lock();
             let frame = if free.warm != 0 {
                 let frame = FrameIndex(free.warm);
                 free.warm = self.meta(frame).next.load(Relaxed);
@@ -466,6 +498,7 @@ impl Frames {
                 free.fresh.start += class.units();
                 FrameIndex(free.fresh.start - class.units())
             } else {
+                frames.may_be_warm.store(false, Relaxed);
                 return false;
             };
             self.decommit(frame, class);

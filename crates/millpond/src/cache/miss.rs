@@ -104,6 +104,8 @@ pub(crate) struct Miss {
     wait: Wait,
     rounds: u32,
     looked_ahead: bool,
+    /// Something may have come since the last try.
+    may_hit: bool,
     /// Set by a read of ours that did not bring all.
     failed: Option<Arc<AtomicBool>>,
 }
@@ -177,8 +179,9 @@ impl Wanted<'_> {
 }
 
 impl Miss {
+    /// Of a read that was tried just now.
     pub(crate) fn new() -> Miss {
-        Miss { wait: Wait::Nothing, rounds: 0, looked_ahead: false, failed: None }
+        Miss { wait: Wait::Nothing, rounds: 0, looked_ahead: false, may_hit: false, failed: None }
     }
 
     /// Goes on with a read. To be called with the same read each time, which is not empty and was
@@ -191,7 +194,9 @@ impl Miss {
             other => other.leave(),
         }
         loop {
-            if let Some(moved) = wanted.try_hit() {
+            if std::mem::replace(&mut self.may_hit, true)
+                && let Some(moved) = wanted.try_hit()
+            {
                 return Step::Done(Ok(moved));
             }
             let pages = wanted.pages();
@@ -249,7 +254,7 @@ impl Miss {
             let failed = self.failed.get_or_insert_default();
             let ring = SharedRing::of_this_batch(wanted.ring);
             match start_missing(file, guard, pages.clone(), failed, ring, &mut None) {
-                Started::Reads => {}
+                Started::Reads => self.may_hit = false,
                 Started::NoFrame => return self.hand_over(wanted, waker),
                 Started::NoSlot => {
                     let offer = offer(wanted, pages, failed, waker);

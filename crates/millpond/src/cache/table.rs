@@ -34,6 +34,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::cache::Cache;
+use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES, UNIT_SHIFT};
 use crate::cache::page::{Epoch, FRAMES_MAX, PageWord, Word};
 
@@ -141,6 +142,14 @@ impl FileCore {
         let slot = slot_of(page, 0);
         let words = words(frames, link.node())?;
         Some((&words[slot], link.guess(slot, self.page_shift)))
+    }
+
+    /// Has the processor fetch what a lookup of `page` will want.
+    #[inline]
+    pub(crate) fn ask_for(&self, frames: &Frames, page: PageIndex) {
+        if let Some((word, _)) = self.lookup(frames, page) {
+            copy::ask_for_line(word);
+        }
     }
 
     /// The link to the leaf of `page`.

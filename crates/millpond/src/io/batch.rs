@@ -5,13 +5,18 @@
 //! A thread that has a batch open must not wait for anything: it may be for what it has not told yet.
 //! Where it has to after all it calls [`tell_now`] first.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 type Telling = Box<dyn FnOnce()>;
 
 thread_local! {
     /// What was left in the batch that this thread has open.
     static LEFT: RefCell<Option<Vec<Telling>>> = const { RefCell::new(None) };
+
+    /// The number of the open batch; 0 until somebody asks for it.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 
 /// An open batch of this thread; tells all when it is dropped, if it is the outermost.
@@ -42,6 +47,19 @@ pub(crate) fn tell_now() {
     }
 }
 
+/// A number that no other batch has; `None` if this thread has none open.
+pub(crate) fn number() -> Option<u64> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    if !is_open() {
+        return None;
+    }
+    let number = NUMBER.get();
+    if number == 0 {
+        NUMBER.set(NEXT.fetch_add(1, Relaxed));
+    }
+    Some(NUMBER.get())
+}
+
 /// Whether this thread has a batch open.
 pub(crate) fn is_open() -> bool {
     LEFT.try_with(|left| left.borrow().is_some()).unwrap_or(false)
@@ -65,6 +83,7 @@ impl Drop for Batch {
         if !self.outermost {
             return;
         }
+        NUMBER.set(0);
         // Closed first: what is told may end in another completion.
         let left = LEFT.try_with(|left| left.borrow_mut().take()).ok().flatten();
         left.into_iter().flatten().for_each(|telling| telling());

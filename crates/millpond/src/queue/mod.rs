@@ -33,17 +33,16 @@ mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod rules_tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
+use slab::Slab;
 
 use crate::cache::miss::{Pace, Wanted};
 use crate::direct::unattended;
@@ -110,8 +109,7 @@ pub(crate) struct Inner {
     ring: Option<Arc<SharedRing>>,
     capacity: usize,
     eventfd: Arc<OnceLock<OwnedFd>>,
-    next: AtomicU64,
-    pending: Mutex<HashMap<u64, Pending>>,
+    pending: Mutex<Slab<Pending>>,
     /// Complete, and to be told of at the end of a batch (U4).
     arrived: Mutex<VecDeque<Completion>>,
 }
@@ -172,7 +170,6 @@ impl Queue {
                 ring,
                 capacity,
                 eventfd,
-                next: AtomicU64::new(0),
                 pending: Mutex::default(),
                 arrived: Mutex::default(),
             }),
@@ -197,6 +194,7 @@ impl Queue {
         let mut hits = VecDeque::new();
         while left.len() > 0 {
             let batch = batch::open();
+            left.as_slice().iter().take(BATCH_MAX).for_each(Request::ask_for);
             for request in left.by_ref().take(BATCH_MAX) {
                 hits.extend(inner.start(request));
             }
@@ -280,9 +278,9 @@ impl Queue {
     pub fn cancel(&self, user_data: u64) -> bool {
         let inner = &self.inner;
         let pending = inner.pending();
-        let found: Vec<(u64, Pending)> = (pending.iter())
+        let found: Vec<(usize, Pending)> = (pending.iter())
             .filter(|(_, pending)| pending.user_data() == user_data)
-            .map(|(&number, pending)| (number, pending.clone()))
+            .map(|(number, pending)| (number, pending.clone()))
             .collect();
         drop(pending);
         for (number, operation) in found {
@@ -322,7 +320,7 @@ impl Queue {
 }
 
 impl Inner {
-    fn pending(&self) -> MutexGuard<'_, HashMap<u64, Pending>> {
+    fn pending(&self) -> MutexGuard<'_, Slab<Pending>> {
         self.pending.lock().expect("no panic under the lock")
     }
 
@@ -336,7 +334,6 @@ impl Inner {
             return Some(request.refused(error));
         }
         let user_data = request.user_data;
-        let number = self.next.fetch_add(1, Relaxed);
         // Not that of a direct handle.
         let may_hit = request.file.hits;
         if let Kind::Read { buffer, offset } = &mut request.kind
@@ -347,15 +344,18 @@ impl Inner {
                 let buffers = Vec::new();
                 return Some(Completion { user_data, result: Ok(moved), buffer, buffers });
             }
-            let task = ReadTask::new(self, number, request);
-            self.pending().insert(number, Pending::Read(user_data, Arc::clone(&task)));
+            let mut pending = self.pending();
+            let place = pending.vacant_entry();
+            let task = ReadTask::new(self, place.key(), request);
+            place.insert(Pending::Read(user_data, Arc::clone(&task)));
+            drop(pending);
             task.run(Pace::Full);
             return None;
         }
-        let request = self.start_direct(number, request)?;
+        let request = self.start_direct(request)?;
         let workers = Arc::clone(&request.file.cached.shared.workers);
         let job = Arc::new(Mutex::new(Some(request)));
-        self.pending().insert(number, Pending::Job(user_data, Arc::clone(&job)));
+        let number = self.pending().insert(Pending::Job(user_data, Arc::clone(&job)));
         let queue = Arc::clone(self);
         workers.run(Box::new(move || {
             if let Some(request) = take_request(&job) {
@@ -366,14 +366,14 @@ impl Inner {
     }
 
     /// Starts a direct read into buffers, which nobody can stop; gives back what is none.
-    fn start_direct(self: &Arc<Self>, number: u64, request: Request) -> Option<Request> {
+    fn start_direct(self: &Arc<Self>, request: Request) -> Option<Request> {
         let Request { file, user_data, kind } = request;
         match kind {
             Kind::ReadBuffers { buffers, offset } if file.is_for_direct() => {
                 let queue = Arc::clone(self);
                 let tell = Box::new(move |result, buffers| {
                     let buffer = Vec::new();
-                    queue.finish(number, Completion { user_data, result, buffer, buffers });
+                    queue.complete(Completion { user_data, result, buffer, buffers });
                 });
                 unattended::start_read(file, buffers, offset, self.ring.clone(), tell);
                 None
@@ -383,21 +383,24 @@ impl Inner {
     }
 
     /// Completes a pending operation. The caller took its request (U1).
-    fn finish(self: &Arc<Self>, number: u64, completion: Completion) {
-        let pending = self.pending().remove(&number);
-        if batch::is_open() {
-            let mut arrived = self.arrived();
-            arrived.push_back(completion);
-            let first = arrived.len() == 1;
-            drop(arrived);
-            if first {
-                let queue = Arc::clone(self);
-                batch::at_end(Box::new(move || queue.tell_arrived()));
-            }
-        } else {
-            self.waiting.complete(completion);
-        }
+    fn finish(self: &Arc<Self>, number: usize, completion: Completion) {
+        let pending = self.pending().remove(number);
+        self.complete(completion);
         drop(pending);
+    }
+
+    fn complete(self: &Arc<Self>, completion: Completion) {
+        if !batch::is_open() {
+            return self.waiting.complete(completion);
+        }
+        let mut arrived = self.arrived();
+        arrived.push_back(completion);
+        let first = arrived.len() == 1;
+        drop(arrived);
+        if first {
+            let queue = Arc::clone(self);
+            batch::at_end(Box::new(move || queue.tell_arrived()));
+        }
     }
 
     fn arrived(&self) -> MutexGuard<'_, VecDeque<Completion>> {

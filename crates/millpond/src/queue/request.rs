@@ -30,6 +30,14 @@ pub(super) enum Kind {
 }
 
 impl Request {
+    /// Has the processor fetch what the start of this will want.
+    pub(super) fn ask_for(&self) {
+        if let Kind::Read { offset, .. } = self.kind {
+            let cached = &self.file.cached;
+            cached.core().ask_for(&cached.cache().frames, cached.page_of(offset));
+        }
+    }
+
     fn new(file: &Arc<File>, kind: Kind) -> Request {
         Request { file: Arc::clone(file), user_data: 0, kind }
     }

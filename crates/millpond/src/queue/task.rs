@@ -65,13 +65,13 @@ pub(super) type ReadTask = Task<OfQueue>;
 
 pub(super) struct OfQueue {
     queue: Arc<Inner>,
-    number: u64,
+    number: usize,
     request: Request,
 }
 
 impl ReadTask {
     /// A task that the caller is to [`Task::run`].
-    pub(super) fn new(queue: &Arc<Inner>, number: u64, request: Request) -> Arc<ReadTask> {
+    pub(super) fn new(queue: &Arc<Inner>, number: usize, request: Request) -> Arc<ReadTask> {
         Task::of(OfQueue { queue: Arc::clone(queue), number, request })
     }
 

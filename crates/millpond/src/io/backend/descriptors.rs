@@ -9,8 +9,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use crate::io::backend::aio::{Contexts, Request};
 use crate::io::backend::in_place::{Direct, Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::batch;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::options::Backing;
 use crate::stats::Transfers;
@@ -175,6 +176,8 @@ pub(crate) struct Descriptors {
     uncached: AtomicBool,
     /// Device and inode.
     id: (u64, u64),
+    /// The last batch of which a read found `direct_read` to be the file.
+    checked_in: AtomicU64,
 }
 
 impl Descriptors {
@@ -195,6 +198,7 @@ impl Descriptors {
             transfers: Arc::clone(transfers),
             uncached: AtomicBool::new(backing == Backing::Uncached),
             id: (stat.st_dev, stat.st_ino),
+            checked_in: AtomicU64::new(0),
             read: OnceLock::new(),
             write: OnceLock::new(),
             direct_read: OnceLock::new(),
@@ -391,8 +395,12 @@ impl Descriptors {
         }
         let fd = own.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         if transfer.direction == Direction::Read && !transfer.direct {
-            // Cheap beside the device; as for `verify`.
-            self.check(fd)?;
+            // As for `verify`; once for reads that go out together.
+            let batch = batch::number();
+            if batch.is_none_or(|batch| self.checked_in.load(Relaxed) != batch) {
+                self.check(fd)?;
+                self.checked_in.store(batch.unwrap_or(0), Relaxed);
+            }
         }
         self.transfers.count(transfer.direction, true);
         Ok((fd.as_raw_fd(), durable_flag(transfer)))

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 
+use crate::cache::copy;
 use crate::io::backend::entry::outcome;
 use crate::io::backend::uring::{AbortOnUnwind, Driver, Job, is_transient, plain_entry};
 use crate::io::batch;
@@ -311,6 +312,7 @@ impl Ring for Kernel {
                 again.push(number);
             } else {
                 let job = jobs.places[number].take().expect("each completion has its job");
+                job.read.segments.first().inspect(|segment| copy::ask_for(segment.base()));
                 ended.push((job, outcome(result)));
                 jobs.free.push(number);
             }
