@@ -502,14 +502,7 @@ fn push(
         }
         return;
     }
-    let mut batch = [transfer];
-    backing.try_all(&mut batch);
-    let [transfer] = batch;
-    let outcome = match transfer.error {
-        Some(error) => Err(error),
-        None => Ok(transfer.moved as usize),
-    };
-    ended.push_back((number, outcome));
+    ended.push_back((number, request::try_one(backing, transfer)));
 }
 
 impl Drop for Lanes<'_, '_> {

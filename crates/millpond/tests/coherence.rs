@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use millpond::{Advice, BackendChoice, Backing, Engine, Error, SimOptions};
 
-use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
+use common::{
+    Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, then_stop, within,
+};
 
 /// Goal: two engines and several handles of one file are one file: what one writes, all read.
 /// Method: writes, appends and truncations through each in turn, read through all others.
@@ -157,7 +159,7 @@ fn nothing_comes_back_after_truncation() {
                     }
                 });
             }
-            let check = || {
+            then_stop(&stop, || {
                 let mut random = Random(99);
                 let mut bytes = vec![0; LEN];
                 let end = Instant::now() + time;
@@ -178,12 +180,7 @@ fn nothing_comes_back_after_truncation() {
                         assert_eq!(back, None, "{name}: a byte of before came back");
                     }
                 }
-            };
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
-            stop.store(true, SeqCst);
-            if let Err(panic) = outcome {
-                std::panic::resume_unwind(panic);
-            }
+            });
         });
         println!("{name}: {rounds} rounds; {:?}", engine.stats());
     }

@@ -5,34 +5,15 @@ mod common;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use millpond::{
-    BackendChoice, Backing, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
-};
+use millpond::{Backing, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode};
 
 use common::requests::each;
-use common::{engine, read_write, same, temp_dir};
-
-fn direct() -> OpenOptions {
-    read_write().direct(true)
-}
+use common::{back_ends_with_direct, direct, engine, is_on_disk, read_write, same, temp_dir};
 
 /// The back ends that go to a real file, where it has direct I/O; and an engine of each.
 fn engines() -> Vec<(&'static str, Engine)> {
-    let dir = temp_dir();
-    let mut all = vec![("threads", BackendChoice::Threads)];
-    if common::has_uring() {
-        all.push(("uring", BackendChoice::Uring));
-    }
-    let engines = all.into_iter().map(|(name, backend)| (name, engine(1 << 20, backend)));
-    engines
-        .filter(|(name, engine)| match engine.open(dir.path().join(name), &direct()) {
-            Ok(_) => true,
-            Err(error) => {
-                println!("skipped: {name}: {error}");
-                false
-            }
-        })
-        .collect()
+    let all = back_ends_with_direct(1).into_iter().filter(|&(name, _)| is_on_disk(name));
+    all.map(|(name, backend)| (name, engine(1 << 20, backend))).collect()
 }
 
 fn content(len: usize) -> Vec<u8> {

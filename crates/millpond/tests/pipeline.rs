@@ -8,11 +8,7 @@ use std::time::Duration;
 use millpond::{Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList, WriteMode};
 
 use common::requests::{at, each};
-use common::{engine, read_write, temp_dir, within};
-
-fn direct() -> OpenOptions {
-    read_write().direct(true)
-}
+use common::{direct, engine, read_write, temp_dir, within};
 
 const PAGE: usize = 4096;
 

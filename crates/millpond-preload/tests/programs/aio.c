@@ -23,15 +23,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
-			_exit(1); \
-		} \
-	} while (0)
+#include "check.h"
 
-enum { PAGE = 4096, PAGES = 256, MANY = 64 };
+enum { MANY = 64 };
 
 typedef struct iocb Block;
 typedef struct io_event Event;
@@ -116,29 +110,14 @@ static Context context_for(int capacity)
 /* A file whose page i is all `first + i`. */
 static int make(const char *dir, const char *name, int first, int flags)
 {
-	char path[4096], page[PAGE];
+	char path[4096];
 	snprintf(path, sizeof path, "%s/%s", dir, name);
-	int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
-	CHECK(fd >= 0);
-	for (int i = 0; i < PAGES; i++) {
-		memset(page, first + i, PAGE);
-		CHECK(write(fd, page, PAGE) == PAGE);
-	}
-	CHECK(close(fd) == 0);
-	fd = open(path, flags);
+	make_pages(path, first);
+	int fd = open(path, flags);
 	if (fd < 0 && errno == EINVAL && flags & O_DIRECT)
 		fd = open(path, flags & ~O_DIRECT);
 	CHECK(fd >= 0);
 	return fd;
-}
-
-static int is_all(const void *memory, size_t n, int value)
-{
-	const unsigned char *p = memory;
-	for (size_t i = 0; i < n; i++)
-		if (p[i] != (value & 0xff))
-			return 0;
-	return 1;
 }
 
 static void prepare(Block *block, int opcode, int fd, void *memory, size_t len, long offset)

@@ -23,37 +23,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
-			_exit(1); \
-		} \
-	} while (0)
-
-enum { PAGE = 4096, PAGES = 256 };
+#include "check.h"
 
 static int make(const char *name, int flags)
 {
-	char page[PAGE];
-	int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
-	CHECK(fd >= 0);
-	for (int i = 0; i < PAGES; i++) {
-		memset(page, i, PAGE);
-		CHECK(write(fd, page, PAGE) == PAGE);
-	}
-	CHECK(close(fd) == 0);
-	fd = open(name, flags);
+	make_pages(name, 0);
+	int fd = open(name, flags);
 	CHECK(fd >= 0);
 	return fd;
-}
-
-static int is_all(const unsigned char *p, size_t n, int value)
-{
-	for (size_t i = 0; i < n; i++)
-		if (p[i] != (value & 0xff))
-			return 0;
-	return 1;
 }
 
 /* The kernel's view, past every hook: this file's own system call, on a new description. */

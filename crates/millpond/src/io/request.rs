@@ -84,6 +84,14 @@ pub(crate) fn run(file: &dyn BackingFile, batch: &mut [Transfer<'_>]) {
     }
 }
 
+/// Tries a transfer once; the bytes moved.
+pub(crate) fn try_one(file: &dyn BackingFile, transfer: Transfer<'_>) -> io::Result<usize> {
+    let mut batch = [transfer];
+    file.try_all(&mut batch);
+    let [transfer] = batch;
+    transfer.error.map_or(Ok(transfer.moved as usize), Err)
+}
+
 /// Continues after a first attempt that moved less than all.
 #[cold]
 fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {

@@ -17,6 +17,15 @@ fn queue(capacity: usize) -> Arc<Waiting<u32>> {
     Arc::new(Waiting::new(capacity, Box::new(|_| {}), None))
 }
 
+/// Runs `body` on a thread of its own.
+fn beside(
+    queue: &Arc<Waiting<u32>>,
+    body: impl FnOnce(&Waiting<u32>) + 'static,
+) -> thread::JoinHandle<()> {
+    let queue = Arc::clone(queue);
+    thread::spawn(move || body(&queue))
+}
+
 fn model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -37,12 +46,9 @@ fn loom_wait_meets_completions() {
     model(|| {
         let queue = queue(2);
         assert_eq!(queue.admit(2), 2);
-        let completer = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                queue.complete(1);
-                queue.complete(2);
-            }
+        let completer = beside(&queue, |queue| {
+            queue.complete(1);
+            queue.complete(2);
         });
         assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
         completer.join().unwrap();
@@ -55,12 +61,9 @@ fn loom_timeout_meets_grant() {
     model(|| {
         let queue = queue(2);
         assert_eq!(queue.admit(2), 2);
-        let completer = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                queue.complete(1);
-                queue.complete(2);
-            }
+        let completer = beside(&queue, |queue| {
+            queue.complete(1);
+            queue.complete(2);
         });
         let mut got = queue.wait(2, 2, no_time());
         completer.join().unwrap();
@@ -75,10 +78,7 @@ fn loom_min_wait_meets_grant() {
     model(|| {
         let queue = queue(2);
         assert_eq!(queue.admit(1), 1);
-        let completer = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.complete(1)
-        });
+        let completer = beside(&queue, |queue| queue.complete(1));
         let patience = Patience { for_min: Some(Instant::now()), at_all: None };
         assert_eq!(queue.wait(2, 2, patience), [1]);
         completer.join().unwrap();
@@ -92,17 +92,11 @@ fn loom_the_waiter_for_two_feeds_the_waiter_for_three() {
     model(|| {
         let queue = queue(4);
         assert_eq!(queue.admit(2), 2);
-        let three = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || assert_eq!(queue.wait(3, 3, FOREVER).len(), 3)
-        });
-        let two = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
-                assert_eq!(queue.admit(3), 3);
-                (3..6).for_each(|event| queue.complete(event));
-            }
+        let three = beside(&queue, |queue| assert_eq!(queue.wait(3, 3, FOREVER).len(), 3));
+        let two = beside(&queue, |queue| {
+            assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
+            assert_eq!(queue.admit(3), 3);
+            (3..6).for_each(|event| queue.complete(event));
         });
         queue.complete(1);
         queue.complete(2);
@@ -117,18 +111,12 @@ fn loom_who_leaves_wakes_who_stays() {
     model(|| {
         let queue = queue(2);
         assert_eq!(queue.admit(1), 1);
-        let stays = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || assert_eq!(queue.wait(1, 1, FOREVER).len(), 1)
-        });
-        let leaves = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || {
-                // What it took it gives back, as a new completion.
-                for event in queue.wait(2, 2, no_time()) {
-                    assert_eq!(queue.admit(1), 1);
-                    queue.complete(event);
-                }
+        let stays = beside(&queue, |queue| assert_eq!(queue.wait(1, 1, FOREVER).len(), 1));
+        let leaves = beside(&queue, |queue| {
+            // What it took it gives back, as a new completion.
+            for event in queue.wait(2, 2, no_time()) {
+                assert_eq!(queue.admit(1), 1);
+                queue.complete(event);
             }
         });
         queue.complete(1);
@@ -173,10 +161,7 @@ fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
     let flag = std::sync::Arc::<Flag>::default();
     let waker = Waker::from(std::sync::Arc::clone(&flag));
     assert!(queue.poll_wait(&mut second, 1, 1, &waker).is_pending());
-    let completer = thread::spawn({
-        let queue = Arc::clone(&queue);
-        move || queue.complete(1)
-    });
+    let completer = beside(&queue, |queue| queue.complete(1));
     queue.abandon(first.unwrap());
     completer.join().unwrap();
     assert!(flag.0.load(std::sync::atomic::Ordering::SeqCst), "not woken");

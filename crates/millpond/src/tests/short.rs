@@ -110,14 +110,6 @@ impl BackingFile for Scripted {
         Ok(())
     }
 
-    fn permits(&self, _writing: bool) -> bool {
-        true
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
     fn direct_alignment(&self) -> Alignment {
         self.alignment()
     }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::io::backend::memory::move_bytes;
-use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::backend::memory::{clear, move_bytes};
+use crate::io::backend::{BackingFile, Seek};
 use crate::io::batch;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
@@ -174,10 +174,7 @@ impl BackingFile for Slow {
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.change(|bytes| {
-            let end = bytes.len().min((offset + len) as usize);
-            bytes[end.min(offset as usize)..end].fill(0);
-        })
+        self.change(|bytes| clear(bytes, offset, len))
     }
 
     fn zero(&self, _offset: u64, _len: u64) -> io::Result<()> {
@@ -194,13 +191,5 @@ impl BackingFile for Slow {
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {
         Ok(())
-    }
-
-    fn permits(&self, _writing: bool) -> bool {
-        true
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        Alignment::NONE
     }
 }

@@ -83,6 +83,10 @@ pub fn read_write() -> OpenOptions {
     OpenOptions::new().read(true).write(true).create(true)
 }
 
+pub fn direct() -> OpenOptions {
+    read_write().direct(true)
+}
+
 /// Whether io_uring works here; says so where it does not.
 pub fn has_uring() -> bool {
     let built = Engine::builder().cache_bytes(16384).backend(BackendChoice::Uring).build();
@@ -104,6 +108,26 @@ pub fn back_ends(seed: u64) -> Vec<(&'static str, BackendChoice)> {
         all.insert(0, ("uring", BackendChoice::Uring));
     }
     all
+}
+
+/// The back ends that have direct I/O here, by name; those without are told of.
+pub fn back_ends_with_direct(seed: u64) -> Vec<(&'static str, BackendChoice)> {
+    let dir = temp_dir();
+    let mut all = back_ends(seed);
+    all.retain(|(name, backend)| {
+        let path = dir.path().join(name);
+        let opened = engine(1 << 20, backend.clone()).open(&path, &direct());
+        if let Err(error) = &opened {
+            println!("skipped: {name}: {error}");
+        }
+        opened.is_ok()
+    });
+    all
+}
+
+/// Whether the back end of that name moves bytes to and from the file itself.
+pub fn is_on_disk(name: &str) -> bool {
+    matches!(name, "uring" | "threads")
 }
 
 pub fn engine(cache_bytes: u64, backend: BackendChoice) -> Engine {
@@ -260,6 +284,18 @@ pub fn within(limit: Duration, what: &str, body: impl FnOnce() + Send + 'static)
             }
         }
     }
+}
+
+/// Carries out `body`; however that ends, all who look at `stop` are to stop then.
+pub fn then_stop<T>(stop: &AtomicBool, body: impl FnOnce() -> T) -> T {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
+    let _stop = Stop(stop);
+    body()
 }
 
 /// A field of a `status` file below /proc/self, in the file's own unit.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::io::backend::threads::Pool;
-use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::backend::{BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 
 pub(crate) struct MemoryFile {
@@ -72,14 +72,6 @@ impl BackingFile for MemoryFile {
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {
         Ok(())
-    }
-
-    fn permits(&self, _writing: bool) -> bool {
-        true
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        Alignment::NONE
     }
 }
 

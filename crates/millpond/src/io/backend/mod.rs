@@ -55,7 +55,7 @@ pub(crate) enum Seek {
     Hole,
 }
 
-/// A file as the cache sees it from above.
+/// A file as the cache sees it from above. What is provided is true where there are no descriptors.
 pub(crate) trait BackingFile: Send + Sync {
     /// Tries each transfer once, all at once where possible, and notes what was moved or why not.
     /// A read that moves nothing has reached the end of the file. Returns when all have ended;
@@ -111,10 +111,15 @@ pub(crate) trait BackingFile: Send + Sync {
     }
 
     /// Whether the file was opened for `writing`, or else for reading, by any of its handles.
-    fn permits(&self, writing: bool) -> bool;
+    fn permits(&self, writing: bool) -> bool {
+        let _ = writing;
+        true
+    }
 
     /// Alignment that reads must have. Writes may have any.
-    fn read_alignment(&self) -> Alignment;
+    fn read_alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
 
     /// Makes ready for direct transfers, by way of a descriptor of the file that permits them.
     ///

@@ -94,14 +94,6 @@ impl BackingFile for NullFile {
         Ok(())
     }
 
-    fn permits(&self, _writing: bool) -> bool {
-        true
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
     fn attach_direct(&self, _fd: BorrowedFd<'_>, _read: bool, _write: bool) -> io::Result<()> {
         Ok(())
     }

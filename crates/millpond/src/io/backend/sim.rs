@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::io::backend::memory;
 use crate::io::backend::threads::Pool;
-use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::backend::{BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use disk::Disk;
 
@@ -338,14 +338,6 @@ impl BackingFile for SimFile {
         }
         self.disk().sync(began);
         Ok(())
-    }
-
-    fn permits(&self, _writing: bool) -> bool {
-        true
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        Alignment::NONE
     }
 }
 

@@ -12,7 +12,7 @@ use crate::io::backend::aio_reads::Reads;
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::{BackingFile, spawn};
 use crate::io::batch;
-use crate::io::request::{BackgroundRead, Transfer};
+use crate::io::request::{self, BackgroundRead, Transfer};
 
 /// What the device has at once of reads that the kernel caches.
 const THREADS_MAX: usize = 8;
@@ -86,13 +86,7 @@ impl Pool {
         loop {
             if let Some((file, read)) = state.queue.pop_front() {
                 drop(state);
-                let mut batch = [read.transfer()];
-                file.try_all(&mut batch);
-                let [transfer] = batch;
-                let outcome = match transfer.error {
-                    Some(error) => Err(error),
-                    None => Ok(transfer.moved as usize),
-                };
+                let outcome = request::try_one(&*file, read.transfer());
                 let telling = batch::open();
                 (read.done)(outcome);
                 drop(telling);

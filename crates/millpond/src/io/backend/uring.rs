@@ -99,7 +99,6 @@ pub(crate) fn new_ring(entries: u32) -> io::Result<IoUring> {
 }
 
 fn build_ring(entries: u32, completions: u32) -> io::Result<IoUring> {
-    // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
     // A forked child must not find the queues in its memory: they are the parent's.
     let mut plain = IoUring::builder();
     plain.dontfork().setup_cqsize(completions);

@@ -1,0 +1,199 @@
+//! Direct beside cached operations where the device fails: what was acknowledged, and what is durable.
+
+mod common;
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use millpond::{BackendChoice, DirectRequest, Error, SegmentList, SimOptions, WriteMode};
+
+use common::requests::each;
+use common::{
+    Random, cache_for, direct, engine, read_write, same, scaled, sync_in_the_end, temp_dir, within,
+};
+
+/// Goal: whatever a device refuses, cached and direct readers see the same file, with all that was
+/// acknowledged.
+/// Method: operations of all kinds on a device that fails, and moves a part; a byte is what was
+/// acknowledged last, or what failed to replace it, and stays what it was seen to be, by whichever
+/// way.
+#[test]
+fn direct_and_cached_agree_where_the_device_fails() {
+    let seed = Random::from_environment().next();
+    for mode in [WriteMode::Through, WriteMode::Back] {
+        for round in 0..scaled(6) {
+            let seed = seed.wrapping_add(u64::from(round));
+            within(Duration::from_secs(60), "sim", move || failing(mode, seed));
+        }
+    }
+}
+
+fn failing(mode: WriteMode, seed: u64) {
+    const LIMIT: usize = 100_000;
+    let sim = SimOptions::new(seed).error_per_mille(150).short_per_mille(300);
+    let errors = sim.errors_switch();
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![0; LIMIT]).unwrap();
+    let engine = engine(cache_for(12, 4096), BackendChoice::Sim(sim));
+    let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+    let direct = engine.open(&path, &direct()).unwrap();
+    let mut random = Random(seed);
+    let mut bytes = vec![0u8; LIMIT];
+    let mut others = vec![Vec::new(); LIMIT];
+    let mut pipeline = engine.pipeline(4).unwrap();
+    let failed = |error: &Error| assert_eq!(error.errno(), libc::EIO, "{error}");
+    for step in 0..400u64 {
+        errors.store(step < 360, SeqCst);
+        let at = random.below(LIMIT as u64 - 1) as usize;
+        let len = (random.below(16_000) as usize + 1).min(LIMIT - at);
+        let way = random.below(3);
+        if random.chance(450) {
+            let src = vec![step as u8 | 1; len];
+            let mut outcome = Ok(0);
+            match way {
+                0 => outcome = cached.write_at(&src, at as u64),
+                1 => outcome = direct.write_at(&src, at as u64),
+                _ => {
+                    let mut list = Some(SegmentList::from_slice(&src));
+                    each(&mut pipeline, |done| {
+                        if let Some(done) = done {
+                            outcome = done.outcome;
+                        }
+                        Some(DirectRequest::write(&direct, list.take()?, at as u64))
+                    });
+                }
+            }
+            let moved = outcome.unwrap_or_else(|error| {
+                failed(&error);
+                0
+            });
+            bytes[at..at + moved].fill(src[0]);
+            others[at..at + moved].iter_mut().for_each(Vec::clear);
+            others[at + moved..at + len].iter_mut().for_each(|it| it.push(src[0]));
+        } else if random.chance(100) {
+            if let Err(error) = cached.write_back() {
+                failed(&error);
+            }
+        } else {
+            let mut dst = vec![0; len];
+            let mut outcome = Ok(0);
+            match way {
+                0 => outcome = cached.read_at(&mut dst, at as u64),
+                1 => outcome = direct.read_at(&mut dst, at as u64),
+                _ => {
+                    let mut list = Some(SegmentList::from_slice_mut(&mut dst));
+                    each(&mut pipeline, |done| {
+                        if let Some(done) = done {
+                            outcome = done.outcome;
+                        }
+                        Some(DirectRequest::read(&direct, list.take()?, at as u64))
+                    });
+                }
+            }
+            match outcome {
+                Ok(moved) => {
+                    assert_eq!(moved, len);
+                    for (place, &byte) in dst.iter().enumerate() {
+                        let (was, others) = (&mut bytes[at + place], &mut others[at + place]);
+                        assert!(
+                            byte == *was || others.contains(&byte),
+                            "{mode:?} seed {seed} step {step} way {way}: byte {} is {byte}, not \
+                             {was} or one of {others:?}",
+                            at + place
+                        );
+                        *was = byte;
+                        others.clear();
+                    }
+                }
+                Err(error) => failed(&error),
+            }
+        }
+    }
+    errors.store(false, SeqCst);
+    sync_in_the_end(&cached);
+    let (mut one, mut other) = (vec![0; LIMIT], vec![0; LIMIT]);
+    direct.read_exact_at(&mut one, 0).unwrap();
+    cached.read_exact_at(&mut other, 0).unwrap();
+    same(&one, &other, "direct and cached");
+}
+
+/// Goal: a direct write that was asked to be durable is, when it returns; one that was not is after
+/// the next sync that succeeds; and a sync that fails is told of until the file is closed, as what
+/// was written directly is in no cache.
+/// Method: a device whose syncs fail now and then; what is durable on it, after each.
+#[test]
+fn durable_direct_writes_are_durable() {
+    for seed in 0..u64::from(scaled(10)) {
+        let sim = SimOptions::new(seed).fail_every_kth_sync(4).short_per_mille(200);
+        let device = sim.device();
+        let errors = sim.errors_switch();
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![0; 16 * 4096]).unwrap();
+        let engine = engine(1 << 20, BackendChoice::Sim(sim));
+        let mode = if seed % 2 == 0 { WriteMode::Through } else { WriteMode::Back };
+        let cached = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+        let direct = engine.open(&path, &direct()).unwrap();
+        let mut pipeline = engine.pipeline(4).unwrap();
+        let mut random = Random(seed);
+        let mut known: Vec<Option<u8>> = vec![None; 16];
+        let mut pending: Vec<(usize, u8)> = Vec::new();
+        let mut is_lost = false;
+        for step in 1..60u8 {
+            let page = random.below(16) as usize;
+            let at = page as u64 * 4096;
+            let src = [step; 4096];
+            match random.below(5) {
+                0 => {
+                    cached.write_at(&src, at).unwrap();
+                    known[page] = None;
+                    pending.retain(|&(other, _)| other != page);
+                    pending.push((page, step));
+                }
+                1 => {
+                    direct.write_at(&src, at).unwrap();
+                    known[page] = None;
+                    pending.retain(|&(other, _)| other != page);
+                    pending.push((page, step));
+                }
+                2 => match cached.sync_data() {
+                    Ok(()) => {
+                        assert!(!is_lost, "seed {seed} step {step}: success after a loss");
+                        pending.drain(..).for_each(|(page, byte)| known[page] = Some(byte));
+                    }
+                    Err(Error::Lost { .. }) => is_lost = true,
+                    Err(error) => assert_eq!(error.errno(), libc::EIO),
+                },
+                way => {
+                    let mut outcome = direct.write_at_dsync(&src[..0], at);
+                    if way == 3 {
+                        outcome = direct.write_at_dsync(&src, at);
+                    } else {
+                        let mut list = Some(SegmentList::from_slice(&src));
+                        each(&mut pipeline, |done| {
+                            if let Some(done) = done {
+                                outcome = done.outcome;
+                            }
+                            Some(DirectRequest::write(&direct, list.take()?, at).durable(true))
+                        });
+                    }
+                    pending.retain(|&(other, _)| other != page);
+                    // A part may have been durable before the rest failed.
+                    let is_whole = outcome.is_ok_and(|moved| moved == 4096);
+                    known[page] = is_whole.then_some(step);
+                }
+            }
+            let durable = device.durable();
+            for (page, byte) in known.iter().enumerate() {
+                if let Some(byte) = byte {
+                    let bytes = &durable[page * 4096..][..4096];
+                    assert!(bytes == [*byte; 4096], "seed {seed} step {step}: page {page}");
+                }
+            }
+        }
+        errors.store(false, SeqCst);
+        let last = cached.sync_all().and_then(|()| cached.sync_all());
+        assert!(last.is_ok() || matches!(last, Err(Error::Lost { .. } | Error::Io { .. })));
+    }
+}

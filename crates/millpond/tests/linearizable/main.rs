@@ -1,0 +1,76 @@
+//! Histories of a few threads on one file, recorded and explained one operation at a time.
+//!
+//! What `stress` and `coherence` look for is what their data can tell; here every outcome is held
+//! against a model of the file (`history`), in some order that respects who ended before
+//! whom: so also lengths, offsets of appends, what lies beyond a cut and comes back with the next
+//! extension, views, and reads that end with the file.
+//!
+//! Histories are short, so that they can be explained, and many: by default some hundreds of each
+//! back end, more with `MILLPOND_TEST_SCALE`. The seed says which operations there are; how they
+//! meet is up to the machine, so a failure comes back by repetition, not by its seed alone.
+
+mod plan;
+
+mod record;
+
+mod call;
+
+mod history;
+
+mod history_tests;
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::time::{Duration, Instant};
+
+use millpond::{BackendChoice, SimOptions};
+
+use common::{Random, back_ends, scaled, temp_dir, within};
+use record::Setup;
+
+/// Goal: whatever a few threads do to one file, there is an order that explains all they saw.
+/// Method: random histories on every back end, each engine with another page size, cache, backing
+/// and mode of writing.
+#[test]
+fn histories_are_linearizable() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        let mut random = random.fork();
+        // Those on real files take longer.
+        let engines = scaled(if matches!(name, "memory" | "sim") { 16 } else { 8 });
+        within(Duration::from_secs(60 + u64::from(engines)), name, move || {
+            let (dir, started) = (temp_dir(), Instant::now());
+            let (mut operations, histories) = (0, 40);
+            for _ in 0..engines {
+                let setup = Setup::new(&mut random, name, &backend, None);
+                operations += setup.run(&mut random, histories, dir.path());
+            }
+            let (count, took) = (engines * histories, started.elapsed());
+            println!("{name}: {count} histories, {operations} operations, {took:.1?}");
+        });
+    }
+}
+
+/// Goal: an operation that fails has happened or not, or in part, but at one moment; and nothing
+/// that was acknowledged is lost.
+/// Method: the same on a device that fails at random, after any part was moved.
+#[test]
+fn histories_with_errors_are_linearizable() {
+    let mut random = Random::from_environment();
+    let engines = scaled(20);
+    within(Duration::from_secs(60 + u64::from(engines)), "errors", move || {
+        let dir = temp_dir();
+        let mut operations = 0;
+        for _ in 0..engines {
+            let sim = SimOptions::new(random.next())
+                .delay_us_max(random.below(60))
+                .short_per_mille(random.below(400))
+                .error_per_mille(1 + random.below(200));
+            let backend = BackendChoice::Sim(sim.clone());
+            let setup = Setup::new(&mut random, "sim with errors", &backend, Some(&sim));
+            operations += setup.run(&mut random, 20, dir.path());
+        }
+        println!("{} histories, {operations} operations", engines * 20);
+    });
+}

@@ -1,0 +1,186 @@
+//! What the threads of a history are to do: random operations, on cells of the file.
+
+use crate::common::Random;
+use crate::history::Op;
+
+/// Of a history, at most.
+pub const THREADS: usize = 4;
+pub const HANDLES: usize = 3;
+
+/// One history to be made.
+pub struct Plan {
+    pub page_bytes: usize,
+    pub cell_bytes: usize,
+    pub cells: usize,
+    pub threads: Vec<Vec<Step>>,
+}
+
+/// An operation to come: what the model knows of it, and how to call it.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    pub op: Op,
+    pub how: How,
+    pub handle: usize,
+    /// Time to spend before.
+    pub spins: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    Plain,
+    Vectored,
+    View,
+    Dsync,
+    Zero,
+    WriteBack,
+    Sync,
+    DontNeed,
+    WillNeed,
+    Invalidate,
+}
+
+impl Plan {
+    pub fn new(random: &mut Random, page_bytes: usize) -> Plan {
+        // Of a page, or with no relation to pages.
+        let eighths = [1, 1, 2, 4, 8][random.below(5) as usize];
+        let odd = if random.chance(400) { random.below(200) as usize + 1 } else { 0 };
+        let cell_bytes = page_bytes / 8 * eighths + odd;
+        let most = 6 * page_bytes / cell_bytes;
+        let cells = 1 + random.below(most as u64) as usize;
+        let handles = 1 + random.below(HANDLES as u64) as usize;
+        let mut value = 1;
+        // Many histories are about few kinds of operations, on few pages.
+        let kinds = if random.chance(500) {
+            random.next() | random.next()
+        } else {
+            random.next() & random.next() & random.next()
+        };
+        let place = random.below(cells as u64) as usize;
+        let hot = random.chance(500).then_some((place, 1 + page_bytes / cell_bytes));
+        // And some are short reads across two pages, or the end, and writes of the same.
+        let edge = random.chance(400).then(|| match (page_bytes / cell_bytes).max(1) {
+            pages if random.chance(500) && cells > pages => cells / pages * pages,
+            _ => cells,
+        });
+        let kinds = match edge {
+            Some(edge) if edge == cells => 1 << 2 | 1 << 3,
+            Some(_) => 0,
+            None => kinds,
+        };
+        // Some have operations on all of the file, which is more than some caches hold.
+        let longest = if random.chance(200) { most } else { (3 * page_bytes / cell_bytes).max(1) };
+        let steps = |random: &mut Random| Step {
+            op: Op::Nothing,
+            how: How::Plain,
+            handle: random.below(handles as u64) as usize,
+            spins: match random.below(10) {
+                0..=4 => 0,
+                5..=8 => random.below(100),
+                _ => random.below(3000),
+            },
+        };
+        let mut threads = Vec::new();
+        for _ in 0..THREADS - random.below(2) as usize {
+            let count = 4 + random.below(5);
+            let mut all = Vec::new();
+            while all.len() < count as usize {
+                let mut step = steps(random);
+                (step.op, step.how) =
+                    some_op(random, page_bytes, cell_bytes, [most, longest], hot, kinds);
+                match (edge, &mut step.op) {
+                    (Some(edge), Op::Read { at, len, limit_bytes }) => {
+                        *at = edge.saturating_sub(1 + random.below(2) as usize);
+                        *len = 2 + random.below(2) as usize;
+                        *limit_bytes = *len * cell_bytes;
+                    }
+                    (Some(edge), Op::Write { at, len, .. }) => {
+                        *at = edge.saturating_sub(1 + random.below(2) as usize);
+                        *len = 2 + random.below(page_bytes as u64 / cell_bytes as u64) as usize;
+                    }
+                    (Some(edge), Op::Truncate { len }) => {
+                        *len = edge.saturating_sub(1) + random.below(3) as usize;
+                    }
+                    _ => {}
+                }
+                if let Op::Write { value: new, .. } | Op::Append { value: new, .. } = &mut step.op {
+                    value += 1;
+                    *new = value;
+                }
+                all.push(step);
+            }
+            threads.push(all);
+        }
+        Plan { page_bytes, cell_bytes, cells, threads }
+    }
+}
+
+/// Some operation of at most `longest` cells on a file of at most `most`; `kinds` has a bit for each kind there may be.
+fn some_op(
+    random: &mut Random,
+    page_bytes: usize,
+    cell_bytes: usize,
+    [most, longest]: [usize; 2],
+    hot: Option<(usize, usize)>,
+    kinds: u64,
+) -> (Op, How) {
+    let at = match hot {
+        Some((place, around)) => place + random.below(around as u64) as usize,
+        None => random.below(most as u64) as usize,
+    };
+    let at = at.min(most - 1);
+    let len = 1 + random.below((most - at).min(longest) as u64) as usize;
+    let value = 0;
+    let how = if random.chance(300) { How::Vectored } else { How::Plain };
+    let limit_bytes = len * cell_bytes;
+    loop {
+        let kind = random.below(100);
+        let (bit, chosen) = match kind {
+            0..=25 => (63, (Op::Read { at, len, limit_bytes }, how)),
+            26..=31 => {
+                let rest = page_bytes - at * cell_bytes % page_bytes;
+                (0, (Op::Read { at, len, limit_bytes: limit_bytes.min(rest) }, How::View))
+            }
+            32..=52 => (62, (Op::Write { at, len, value }, how)),
+            53..=54 => (1, (Op::Write { at, len, value }, How::Dsync)),
+            55..=61 => (2, (Op::Append { len: len.min(page_bytes / cell_bytes + 1), value }, how)),
+            62..=68 => (3, (Op::Truncate { len: at }, How::Plain)),
+            69..=72 => (4, (Op::Clear { at, len }, How::Plain)),
+            73..=76 => (5, (Op::Clear { at, len }, How::Zero)),
+            77..=79 => (6, (Op::Allocate { at, len }, How::Plain)),
+            80..=84 => (7, (Op::Len, How::Plain)),
+            85..=87 => (8, (Op::Nothing, How::WriteBack)),
+            88..=89 => (9, (Op::Nothing, How::Sync)),
+            90..=94 => (10, (Op::Nothing, How::DontNeed)),
+            95..=97 => (11, (Op::Nothing, How::WillNeed)),
+            _ => (12, (Op::Adopt, How::Invalidate)),
+        };
+        if bit >= 62 || kinds & (1 << bit) != 0 {
+            return chosen;
+        }
+    }
+}
+
+impl How {
+    pub fn name(self, op: Op) -> &'static str {
+        match (self, op) {
+            (How::View, _) => "view",
+            (How::Vectored, Op::Read { .. }) => "read_vectored_at",
+            (_, Op::Read { .. }) => "read_at",
+            (How::Vectored, Op::Write { .. }) => "write_vectored_at",
+            (How::Dsync, _) => "write_at_dsync",
+            (_, Op::Write { .. }) => "write_at",
+            (How::Vectored, Op::Append { .. }) => "append_vectored",
+            (_, Op::Append { .. }) => "append",
+            (_, Op::Truncate { .. }) => "truncate",
+            (How::Zero, _) => "zero_range",
+            (_, Op::Clear { .. }) => "punch_hole",
+            (_, Op::Allocate { .. }) => "allocate",
+            (_, Op::Len) => "len",
+            (How::WriteBack, _) => "write_back",
+            (How::Sync, _) => "sync_data",
+            (How::DontNeed, _) => "advise DontNeed",
+            (How::WillNeed, _) => "advise WillNeed",
+            (_, Op::Nothing | Op::Adopt) => "invalidate",
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Has threads carry out plans, on an engine made at random, and what they saw explained.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use millpond::{BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, WriteMode};
+
+use crate::call::{act, cells_of, content};
+use crate::common::{Random, builder, cache_for, read_write};
+use crate::history::{Call, History, Op, Outcome, stamp};
+use crate::plan::{HANDLES, How, Plan, Step, THREADS};
+
+/// What the histories of one engine have in common.
+pub struct Setup {
+    engine: Engine,
+    options: OpenOptions,
+    /// Of the second handle and those behind it, where they differ.
+    others: OpenOptions,
+    page_bytes: usize,
+    /// Whether operations may fail; on while they are recorded.
+    errors: Option<std::sync::Arc<std::sync::atomic::AtomicBool>>,
+    name: String,
+}
+
+impl Setup {
+    pub fn new(
+        random: &mut Random,
+        name: &str,
+        backend: &BackendChoice,
+        sim: Option<&SimOptions>,
+    ) -> Setup {
+        let page_bytes = if random.chance(500) { 4096 } else { 16384 };
+        let cache_pages = [3, 4, 6, 10, 20][random.below(5) as usize];
+        let direct = random.chance(500);
+        let back = random.chance(600);
+        let mut builder = builder(cache_for(cache_pages, page_bytes as u64), backend.clone())
+            .hit_path(random.chance(900));
+        if random.chance(500) {
+            builder = builder.readahead_bytes_max(0);
+        }
+        if random.chance(300) {
+            builder = builder.dirty_age_max(Duration::from_millis(1));
+        }
+        let options = read_write()
+            .page_bytes(page_bytes as u32)
+            .backing(if direct { Backing::Direct } else { Backing::Buffered })
+            .write_mode(if back { WriteMode::Back } else { WriteMode::Through });
+        // Whose reads and writes go past the cache.
+        let others_direct = random.chance(300);
+        Setup {
+            engine: builder.build().unwrap(),
+            others: options.clone().direct(others_direct).bounce(others_direct),
+            options,
+            page_bytes,
+            errors: sim.map(SimOptions::errors_switch),
+            name: format!(
+                "{name}, pages of {page_bytes}, cache of {cache_pages}, {}, {}{}",
+                if direct { "direct" } else { "buffered" },
+                if back { "back" } else { "through" },
+                if others_direct { ", direct handles" } else { "" },
+            ),
+        }
+    }
+
+    fn errors(&self, on: bool) {
+        if let Some(errors) = &self.errors {
+            errors.store(on, SeqCst);
+        }
+    }
+
+    /// Carries out `plans`, one after the other, on a file. The threads stay the same, as starting
+    /// one takes longer than most operations.
+    fn record(&self, plans: &[Plan], path: &Path) -> Vec<History> {
+        self.errors(false);
+        let open = |options| self.engine.open(path, options).unwrap();
+        let options = |number| if number == 0 { &self.options } else { &self.others };
+        let handles: Vec<File> = (0..HANDLES).map(|number| open(options(number))).collect();
+        let (clock, met, gathered) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let gather = |time: usize| {
+            gathered.fetch_add(1, SeqCst);
+            for turn in 1.. {
+                if gathered.load(SeqCst) >= THREADS * time {
+                    return;
+                }
+                if turn % 200 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        };
+        let run = |number: usize| {
+            let mut all = Vec::new();
+            for (round, plan) in plans.iter().enumerate() {
+                let mut calls = Vec::new();
+                if number == 0 {
+                    self.errors(false);
+                    let initial = content(1, plan.cells, plan.cell_bytes);
+                    handles[0].truncate(0).unwrap();
+                    handles[0].write_all_at(&initial, 0).unwrap();
+                    self.errors(true);
+                }
+                gather(2 * round + 1);
+                for step in plan.threads.get(number).into_iter().flatten() {
+                    meet(&met);
+                    let call = self.call(plan, step, number, &handles, &clock);
+                    calls.extend(with_growth(call, plan.cell_bytes));
+                }
+                gather(2 * round + 2);
+                if number == 0 {
+                    self.errors(false);
+                    calls.extend(self.look(plan, &handles, &clock));
+                }
+                all.push(calls);
+            }
+            all
+        };
+        let mut all: Vec<_> = std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> =
+                (0..THREADS).map(|number| scope.spawn(move || run(number).into_iter())).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a step")).collect()
+        });
+        let history = |plan: &Plan| {
+            let parts = all.iter_mut().flat_map(|calls| calls.next().expect("one for each plan"));
+            let mut calls: Vec<Call> = parts.collect();
+            calls.sort_by_key(|call| call.invoked);
+            let initial = (0..plan.cells).map(|part| stamp(1, part)).collect();
+            History { cell_bytes: plan.cell_bytes, initial, calls }
+        };
+        plans.iter().map(history).collect()
+    }
+
+    /// All of the file, as it is cached and as it is stored.
+    fn look(&self, plan: &Plan, handles: &[File], clock: &AtomicU64) -> Vec<Call> {
+        let all = Op::Read { at: 0, len: 255, limit_bytes: 255 * plan.cell_bytes };
+        let last = [(all, How::Plain), (Op::Adopt, How::Invalidate), (all, How::Plain)];
+        let look = |(op, how)| {
+            let step = Step { op, how, handle: 0, spins: 0 };
+            pieces(&self.call(plan, &step, THREADS, handles, clock), plan.cell_bytes)
+        };
+        last.into_iter().flat_map(look).collect()
+    }
+
+    fn call(
+        &self,
+        plan: &Plan,
+        step: &Step,
+        thread: usize,
+        handles: &[File],
+        clock: &AtomicU64,
+    ) -> Call {
+        for _ in 0..step.spins {
+            std::hint::spin_loop();
+        }
+        let file = &handles[step.handle];
+        // Buffers are made before: the time between both readings of the clock is the operation's.
+        let cell_bytes = plan.cell_bytes;
+        let mut bytes = match step.op {
+            Op::Write { len, value, .. } | Op::Append { len, value } => {
+                content(value, len, cell_bytes)
+            }
+            Op::Read { limit_bytes, .. } => vec![0xEE; limit_bytes],
+            _ => Vec::new(),
+        };
+        let invoked = clock.fetch_add(1, SeqCst);
+        let outcome = act(file, step, cell_bytes, &mut bytes);
+        let returned = clock.fetch_add(1, SeqCst);
+        let mut op = match step.how {
+            How::Invalidate if self.errors.is_none() => Op::Nothing,
+            _ => step.op,
+        };
+        let outcome = match outcome {
+            Ok(Outcome::Read { bytes: moved, .. }) => {
+                let cells = cells_of(&bytes[..moved], cell_bytes);
+                Outcome::Read { bytes: moved, cells }
+            }
+            Ok(outcome) => {
+                if let (Outcome::Wrote { bytes: moved, .. }, None) = (&outcome, &self.errors) {
+                    assert_eq!(*moved, bytes.len(), "{step:?}: a short write, without errors");
+                }
+                outcome
+            }
+            Err(error) => {
+                op = self.failed(op, step, &error);
+                Outcome::Failed
+            }
+        };
+        Call { thread, invoked, returned, op, outcome, how: step.how.name(step.op) }
+    }
+
+    /// What an operation that failed stands for.
+    fn failed(&self, op: Op, step: &Step, error: &Error) -> Op {
+        match error {
+            // Views of others had all the frames.
+            Error::NoBuffers { .. } if step.how == How::View => Op::Nothing,
+            // The file system can't, and said so before anything changed.
+            _ if error.errno() == libc::EOPNOTSUPP => Op::Nothing,
+            Error::InvalidInput { .. } | Error::InvalidRange { .. } => panic!("{step:?}: {error}"),
+            _ if self.errors.is_some() => op,
+            _ => panic!("{step:?}: {error}"),
+        }
+    }
+
+    /// Makes histories and has them explained. Returns the number of operations.
+    pub fn run(&self, random: &mut Random, histories: u32, dir: &Path) -> usize {
+        let seeds: Vec<u64> = (0..histories).map(|_| random.next()).collect();
+        let plan = |&seed: &u64| Plan::new(&mut Random(seed), self.page_bytes);
+        let plans: Vec<Plan> = seeds.iter().map(plan).collect();
+        let path = dir.join("file");
+        let recorded = self.record(&plans, &path);
+        let _ = std::fs::remove_file(&path);
+        for ((history, plan), &seed) in recorded.iter().zip(&plans).zip(&seeds) {
+            if let Some(calls) = history.violation() {
+                explain(&self.name, plan, seed, history, &calls);
+            }
+        }
+        recorded.iter().map(|history| history.calls.len()).sum()
+    }
+}
+
+/// Waits until another thread gets here, but not for long: operations take little time, and threads
+/// of a busy machine seldom run at once by themselves.
+fn meet(met: &AtomicUsize) {
+    let mine = met.fetch_add(1, SeqCst) + 1;
+    for _ in 0..1000 {
+        if met.load(SeqCst) != mine {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// An operation, and what is left to do where it failed.
+fn with_growth(call: Call, cell_bytes: usize) -> impl Iterator<Item = Call> {
+    let failed = match (call.op, &call.outcome) {
+        (Op::Write { .. } | Op::Append { .. } | Op::Allocate { .. }, Outcome::Failed) => true,
+        (Op::Write { len, .. }, Outcome::Wrote { bytes, .. }) => *bytes < len * cell_bytes,
+        (Op::Append { len, .. }, Outcome::Wrote { bytes, .. }) => *bytes < len * cell_bytes,
+        _ => false,
+    };
+    let grows = Call { op: Op::Adopt, outcome: Outcome::Done, how: "its length", ..call.clone() };
+    [call].into_iter().chain(failed.then_some(grows))
+}
+
+/// A read beside which there is nothing else, as reads of its parts, so that it does not make one
+/// object of all cells.
+fn pieces(call: &Call, cell_bytes: usize) -> Vec<Call> {
+    let Outcome::Read { bytes, cells } = &call.outcome else { return vec![call.clone()] };
+    let count = cells.len().div_ceil(16).max(1);
+    let piece = |number: usize| {
+        let (at, last) = (number * count, (number + 1) * count >= cells.len());
+        // The last one shows where the file ends.
+        let len = if last { 255 - at } else { count };
+        let seen = bytes.saturating_sub(at * cell_bytes).min(len * cell_bytes);
+        let cells = cells[at..].iter().copied().take(len).collect();
+        Call {
+            op: Op::Read { at, len, limit_bytes: len * cell_bytes },
+            outcome: Outcome::Read { bytes: seen, cells },
+            ..call.clone()
+        }
+    };
+    (0..cells.len().div_ceil(count).max(1)).map(piece).collect()
+}
+
+fn explain(name: &str, plan: &Plan, seed: u64, history: &History, calls: &[Call]) -> ! {
+    println!("the whole history:");
+    history.calls.iter().for_each(|call| println!("  {call}"));
+    println!("what no order explains of it:");
+    calls.iter().for_each(|call| println!("  {call}"));
+    panic!(
+        "not linearizable: {name}; {} cells of {} bytes at first, pages of {}; seed {seed}",
+        plan.cells, plan.cell_bytes, plan.page_bytes
+    );
+}
