@@ -5,10 +5,12 @@
 //! allocate comes from here: blocks in powers of two from chunks that the kernel maps, larger
 //! pieces straight from the kernel. Blocks are reused by size, chunks are never given back.
 //!
-//! The lock is a leaf. It is taken with signals blocked: in a [`crate::section::Section`], or on
-//! the engine's own threads, which inherit such a mask.
+//! Each size has a lock, as blocks often come back on another thread than took them; the chunk in use
+//! has one, too, which is taken under none of them. They are leaves. They are taken with signals
+//! blocked: in a [`crate::section::Section`], or on the engine's own threads, which inherit such a mask.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::null_mut;
 
 use crate::lock::Lock;
 use crate::real::sys;
@@ -21,37 +23,45 @@ const CHUNK_BYTES: usize = 256 << 10;
 const PAGE_BYTES: usize = 4096;
 
 pub struct Heap {
-    blocks: Lock<Blocks>,
+    free: [Class; CLASSES],
+    chunk: Lock<Chunk>,
 }
 
-struct Blocks {
-    /// Per class, the first free block; its first word is the next one.
-    free: [*mut u8; CLASSES],
-    chunk: *mut u8,
-    chunk_bytes_left: usize,
+/// The free blocks of one size, on a cache line of their own.
+#[repr(align(64))]
+struct Class(Lock<Free>);
+
+/// The first free block; its first word is the next one.
+struct Free(*mut u8);
+
+/// What blocks are carved from.
+struct Chunk {
+    start: *mut u8,
+    bytes_left: usize,
 }
 
 // SAFETY: the pointers are to memory that only the holder of the lock hands out or takes back.
-unsafe impl Send for Blocks {}
+unsafe impl Send for Free {}
+// SAFETY: as above.
+unsafe impl Send for Chunk {}
 
 impl Heap {
     pub const fn new() -> Self {
         Self {
-            blocks: Lock::new(Blocks {
-                free: [std::ptr::null_mut(); CLASSES],
-                chunk: std::ptr::null_mut(),
-                chunk_bytes_left: 0,
-            }),
+            free: [const { Class(Lock::new(Free(null_mut()))) }; CLASSES],
+            chunk: Lock::new(Chunk { start: null_mut(), bytes_left: 0 }),
         }
     }
 
     /// Before fork: nobody is halfway through a change. [`Heap::after_fork`] follows, in both.
     pub fn before_fork(&self) {
-        self.blocks.acquire();
+        self.free.iter().for_each(|class| class.0.acquire());
+        self.chunk.acquire();
     }
 
     pub fn after_fork(&self) {
-        self.blocks.release();
+        self.chunk.release();
+        self.free.iter().for_each(|class| class.0.release());
     }
 }
 
@@ -62,43 +72,42 @@ fn class(layout: Layout) -> Option<usize> {
         .then(|| (bytes / CLASS_BYTES_MIN).trailing_zeros() as usize)
 }
 
-impl Blocks {
-    fn take(&mut self, class: usize) -> *mut u8 {
-        let first = self.free[class];
-        if !first.is_null() {
-            // SAFETY: a free block starts with the pointer that `give` stored.
-            self.free[class] = unsafe { first.cast::<*mut u8>().read() };
-            return first;
+impl Free {
+    fn take(&mut self) -> Option<*mut u8> {
+        let first = self.0;
+        if first.is_null() {
+            return None;
         }
-        let bytes = CLASS_BYTES_MIN << class;
-        // Blocks of a chunk are aligned to their own size, up to a page.
-        let misaligned = self.chunk.addr() & (bytes.min(PAGE_BYTES) - 1);
-        let padding = if misaligned == 0 { 0 } else { bytes.min(PAGE_BYTES) - misaligned };
-        if self.chunk_bytes_left < padding + bytes {
-            self.chunk = map(CHUNK_BYTES);
-            if self.chunk.is_null() {
-                self.chunk_bytes_left = 0;
-                return self.chunk;
-            }
-            self.chunk_bytes_left = CHUNK_BYTES;
-            return self.carve(0, bytes);
-        }
-        self.carve(padding, bytes)
+        // SAFETY: a free block starts with the pointer that `give` stored.
+        self.0 = unsafe { first.cast::<*mut u8>().read() };
+        Some(first)
     }
 
-    fn carve(&mut self, padding: usize, bytes: usize) -> *mut u8 {
-        // SAFETY: `take` checked that `padding + bytes` are left in the chunk.
-        let block = unsafe { self.chunk.add(padding) };
-        // SAFETY: as above.
-        self.chunk = unsafe { block.add(bytes) };
-        self.chunk_bytes_left -= padding + bytes;
-        block
-    }
-
-    fn give(&mut self, block: *mut u8, class: usize) {
+    fn give(&mut self, block: *mut u8) {
         // SAFETY: the block is at least 16 bytes, aligned, and nobody's any more.
-        unsafe { block.cast::<*mut u8>().write(self.free[class]) };
-        self.free[class] = block;
+        unsafe { block.cast::<*mut u8>().write(self.0) };
+        self.0 = block;
+    }
+}
+
+impl Chunk {
+    /// A block that is aligned to its own size, up to a page; null if there is no memory.
+    fn carve(&mut self, bytes: usize) -> *mut u8 {
+        let mut padding = self.start.align_offset(bytes.min(PAGE_BYTES));
+        if self.bytes_left < padding + bytes {
+            *self = Chunk { start: map(CHUNK_BYTES), bytes_left: CHUNK_BYTES };
+            if self.start.is_null() {
+                self.bytes_left = 0;
+                return self.start;
+            }
+            padding = 0;
+        }
+        // SAFETY: `padding + bytes` are left in the chunk.
+        let block = unsafe { self.start.add(padding) };
+        // SAFETY: as above.
+        self.start = unsafe { block.add(bytes) };
+        self.bytes_left -= padding + bytes;
+        block
     }
 }
 
@@ -107,7 +116,10 @@ impl Blocks {
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class(layout) {
-            Some(class) => self.blocks.lock().take(class),
+            Some(class) => {
+                let block = self.free[class].0.lock().take();
+                block.unwrap_or_else(|| self.chunk.lock().carve(CLASS_BYTES_MIN << class))
+            }
             None if layout.align() <= PAGE_BYTES => map(layout.size()),
             None => map_aligned(layout.size(), layout.align()),
         }
@@ -115,7 +127,7 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match class(layout) {
-            Some(class) => self.blocks.lock().give(block, class),
+            Some(class) => self.free[class].0.lock().give(block),
             // SAFETY: mapped by `alloc` with this size, and no longer used.
             None => unsafe {
                 sys!(libc::SYS_munmap, block, layout.size());
