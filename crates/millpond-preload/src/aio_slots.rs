@@ -1,0 +1,473 @@
+//! Which slots of a context of Linux AIO are free, and who may have one: A2 and A4 of `aio`.
+//!
+//! ```text
+//!   begin: counts += 1, if there is room -> under_way += 1, unless CLOSED -> a freed slot, or a fresh one
+//!   end:   under_way -= 1                     its stand-in was submitted
+//!   free:  the slot is in the list -> discount: counts -= 1
+//!   close: CLOSED -> sleep until nothing is under way
+//! ```
+//!
+//! - **P1** A request is counted before it has a slot, and until after it gave that back. So who is
+//!   admitted and finds none that was freed finds one that was never used.
+//! - **P2** The word of the free list has a number that grows with every change: who read the slot
+//!   after the first changes nothing if the first went and came back meanwhile.
+//! - **P3** CLOSED and what is under way are one word: a request is waited for by who closes, or refused.
+//!
+//! Locks: none.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::sync::{self, AtomicU32, AtomicU64};
+
+pub struct Slots {
+    capacity: u32,
+    /// Requests that are under way or not taken: for served files in the low half, others in the high.
+    counts: AtomicU64,
+    /// The first free slot, plus one, and above it a number (P2).
+    list: AtomicU64,
+    /// Slots from here on were never used.
+    fresh: AtomicU32,
+    /// Requests for served files that have not ended, and CLOSED (P3).
+    under_way: AtomicU32,
+}
+
+/// Where the slot after this one in the list of free ones is, plus one.
+pub trait Links {
+    fn next(&self, slot: u32) -> &AtomicU32;
+}
+
+/// Why there is no slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// A2.
+    Full,
+    /// A4.
+    Closed,
+}
+
+const SERVED_ONE: u64 = 1;
+const OTHERS_ONE: u64 = 1 << 32;
+/// Of `under_way`: the context is being destroyed.
+const CLOSED: u32 = 1 << 31;
+
+fn served(counts: u64) -> u64 {
+    counts & (OTHERS_ONE - 1)
+}
+
+fn others(counts: u64) -> u64 {
+    counts >> 32
+}
+
+impl Slots {
+    pub fn new(capacity: u32) -> Self {
+        Self {
+            capacity,
+            counts: AtomicU64::new(0),
+            list: AtomicU64::new(0),
+            fresh: AtomicU32::new(0),
+            under_way: AtomicU32::new(0),
+        }
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Counts as many of `wanted` requests for other files as there is room for (A2); to be discounted.
+    pub fn admit_others(&self, wanted: u64) -> u64 {
+        let mut room = wanted;
+        let admit = |counts| {
+            let left = u64::from(self.capacity).saturating_sub(served(counts) + others(counts));
+            room = if served(counts) == 0 { wanted } else { wanted.min(left) };
+            Some(counts + room * OTHERS_ONE)
+        };
+        // Relaxed: they have no slots.
+        let _ = self.counts.fetch_update(Relaxed, Relaxed, admit);
+        room
+    }
+
+    /// A slot for a request that begins, to be ended and freed.
+    pub fn begin(&self, links: &impl Links) -> Result<u32, Refused> {
+        if !self.admit() {
+            return Err(Refused::Full);
+        }
+        if !self.enter() {
+            self.discount(1, 0);
+            return Err(Refused::Closed);
+        }
+        Ok(self.pop(links).unwrap_or_else(|| self.take_fresh()))
+    }
+
+    fn admit(&self) -> bool {
+        let admit = |counts| {
+            let all = served(counts) + others(counts);
+            (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
+        };
+        // Acquire: pairs with the Release in `discount`, so that what was freed is in the list (P1).
+        self.counts.fetch_update(Acquire, Relaxed, admit).is_ok()
+    }
+
+    fn enter(&self) -> bool {
+        // Relaxed: who closes looks at what was done by those who ended (P3).
+        let enter = |word| (word & CLOSED == 0).then_some(word + 1);
+        self.under_way.fetch_update(Relaxed, Relaxed, enter).is_ok()
+    }
+
+    fn take_fresh(&self) -> u32 {
+        self.fresh.fetch_add(1, Relaxed)
+    }
+
+    /// A slot that was freed.
+    fn pop(&self, links: &impl Links) -> Option<u32> {
+        // Acquire: pairs with the Release in `free`.
+        let mut seen = self.list.load(Acquire);
+        loop {
+            let slot = (seen as u32).checked_sub(1)?;
+            // If somebody else has popped it meanwhile, what is read here is not used (P2).
+            let next = links.next(slot).load(Relaxed);
+            let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(next);
+            // No Release: an RMW leaves what was released to the word as it is.
+            match self.list.compare_exchange_weak(seen, after, Acquire, Acquire) {
+                Ok(_) => return Some(slot),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Frees a slot that was the caller's.
+    pub fn free(&self, slot: u32, links: &impl Links) {
+        let mut seen = self.list.load(Relaxed);
+        loop {
+            links.next(slot).store(seen as u32, Relaxed);
+            let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(slot + 1);
+            // Release: who pops it finds `next`, and comes after all that was done with the slot.
+            match self.list.compare_exchange_weak(seen, after, Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Requests whose completions were taken, after the slots of those for served files were freed; or which
+    /// the kernel did not take.
+    pub fn discount(&self, served: u64, others: u64) {
+        // Release: pairs with the Acquire in `admit` (P1).
+        self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);
+    }
+
+    /// So many requests have ended.
+    pub fn end(&self, count: u32) {
+        // Release: pairs with the Acquire in `close`.
+        if count > 0 && self.under_way.fetch_sub(count, Release) == CLOSED + count {
+            sync::wake(&self.under_way);
+        }
+    }
+
+    /// Refuses requests from now on, and waits for those that have begun. By one thread.
+    pub fn close(&self) {
+        self.under_way.fetch_or(CLOSED, Relaxed);
+        loop {
+            // Acquire: who finds none under way finds all that they did.
+            match self.under_way.load(Acquire) {
+                CLOSED => return,
+                seen => sync::wait(&self.under_way, seen),
+            }
+        }
+    }
+}
+
+/// Loom models, in `tests/loom.rs`; the `loom_without_*` twins leave one rule out and must fail.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// A context: what its slots hold, and who they belong to.
+    struct Model {
+        slots: Slots,
+        next: Vec<AtomicU32>,
+        /// Loom reports what is looked at by two at once, or before it is seen.
+        contents: Vec<UnsafeCell<u32>>,
+    }
+
+    impl Links for Model {
+        fn next(&self, slot: u32) -> &AtomicU32 {
+            &self.next[slot as usize]
+        }
+    }
+
+    impl Model {
+        fn new(capacity: u32) -> Arc<Model> {
+            Arc::new(Model {
+                slots: Slots::new(capacity),
+                next: (0..capacity).map(|_| AtomicU32::new(0)).collect(),
+                contents: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
+            })
+        }
+
+        /// All slots were used, and are free again: the last one is the first in the list.
+        fn used(capacity: u32) -> Arc<Model> {
+            let model = Model::new(capacity);
+            let slots: Vec<u32> = (0..capacity).map(|_| model.begin().unwrap()).collect();
+            slots.into_iter().for_each(|slot| model.end(slot));
+            model
+        }
+
+        fn begin(&self) -> Result<u32, Refused> {
+            self.slots.begin(self)
+        }
+
+        fn end(&self, slot: u32) {
+            self.slots.end(1);
+            self.slots.free(slot, self);
+            self.slots.discount(1, 0);
+        }
+
+        /// The whole life of a request: its block is noted, and read when its completion is taken.
+        fn request(&self, begin: fn(&Model) -> Option<u32>, end: fn(&Model, u32)) {
+            if let Some(slot) = begin(self) {
+                assert!(slot < self.slots.capacity(), "a slot too many");
+                let contents = &self.contents[slot as usize];
+                // SAFETY: loom checks it.
+                contents.with_mut(|contents| unsafe { *contents += 1 });
+                thread::yield_now();
+                // SAFETY: as above.
+                contents.with_mut(|contents| unsafe { *contents -= 1 });
+                end(self, slot);
+            }
+        }
+    }
+
+    fn explore(body: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(body);
+    }
+
+    fn spawn<R: 'static>(
+        model: &Arc<Model>,
+        body: impl FnOnce(&Model) -> R + 'static,
+    ) -> thread::JoinHandle<R> {
+        let model = Arc::clone(model);
+        thread::spawn(move || body(&model))
+    }
+
+    fn begin(model: &Model) -> Option<u32> {
+        model.begin().ok()
+    }
+
+    /// Of three requests in a context for `capacity`.
+    fn requests(capacity: u32, begin: fn(&Model) -> Option<u32>, end: fn(&Model, u32)) {
+        explore(move || {
+            let model = Model::new(capacity);
+            let other = spawn(&model, move |model| {
+                model.request(begin, end);
+                model.request(begin, end);
+            });
+            model.request(begin, end);
+            other.join().unwrap();
+            assert_eq!(model.slots.counts.load(Relaxed), 0);
+            assert_eq!(model.slots.under_way.load(Relaxed), 0);
+        });
+    }
+
+    /// Goal: there are never more slots than requests that a context is for, and what is done with one
+    /// comes after what was done with it before (P1).
+    #[test]
+    fn loom_slots_requests_come_and_go() {
+        requests(1, begin, Model::end);
+        requests(2, begin, Model::end);
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot too many")]
+    fn loom_slots_without_acquire_of_the_count_what_was_freed_is_missed() {
+        fn admit(slots: &Slots) -> bool {
+            let admit =
+                |counts| (counts < u64::from(slots.capacity)).then_some(counts + SERVED_ONE);
+            slots.counts.fetch_update(Relaxed, Relaxed, admit).is_ok()
+        }
+        let begin = |model: &Model| {
+            let slots = &model.slots;
+            (admit(slots) && slots.enter())
+                .then(|| slots.pop(model).unwrap_or_else(|| slots.take_fresh()))
+        };
+        requests(1, begin, Model::end);
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot too many")]
+    fn loom_slots_without_release_of_the_count_what_was_freed_is_missed() {
+        requests(1, begin, |model, slot| {
+            model.slots.end(1);
+            model.slots.free(slot, model);
+            model.slots.counts.fetch_sub(SERVED_ONE, Relaxed);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot too many")]
+    fn loom_slots_without_counting_it_until_it_is_freed_there_is_one_too_many() {
+        requests(1, begin, |model, slot| {
+            model.slots.end(1);
+            model.slots.discount(1, 0);
+            model.slots.free(slot, model);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot too many")]
+    fn loom_slots_without_counting_it_before_it_has_one_there_is_one_too_many() {
+        let begin = |model: &Model| {
+            let slots = &model.slots;
+            let slot = slots.pop(model).unwrap_or_else(|| slots.take_fresh());
+            assert!(slot < slots.capacity, "a slot too many");
+            if slots.admit() && slots.enter() {
+                return Some(slot);
+            }
+            slots.free(slot, model);
+            None
+        };
+        requests(1, begin, Model::end);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_slots_without_release_of_the_list_a_slot_is_used_too_early() {
+        requests(2, begin, |model, slot| {
+            let slots = &model.slots;
+            slots.end(1);
+            let _ = slots.list.fetch_update(Relaxed, Relaxed, |seen| {
+                model.next(slot).store(seen as u32, Relaxed);
+                Some(((seen >> 32) + 1) << 32 | u64::from(slot + 1))
+            });
+            slots.discount(1, 0);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_slots_without_acquire_of_the_list_a_slot_is_used_too_early() {
+        let begin = |model: &Model| {
+            let slots = &model.slots;
+            let pop = || {
+                let popped = slots.list.fetch_update(Relaxed, Relaxed, |seen| {
+                    let next = model.next((seen as u32).checked_sub(1)?).load(Relaxed);
+                    Some(((seen >> 32) + 1) << 32 | u64::from(next))
+                });
+                popped.ok().map(|seen| seen as u32 - 1)
+            };
+            (slots.admit() && slots.enter()).then(|| pop().unwrap_or_else(|| slots.take_fresh()))
+        };
+        requests(2, begin, Model::end);
+    }
+
+    /// One takes a slot while another takes two and frees the first.
+    fn the_first_goes_and_comes_back(pop: fn(&Model) -> Option<u32>, free: fn(&Model, u32)) {
+        explore(move || {
+            let model = Model::used(3);
+            let other = spawn(&model, move |model| {
+                let (first, second) = (pop(model).unwrap(), pop(model).unwrap());
+                free(model, first);
+                second
+            });
+            let mine = pop(&model).unwrap();
+            let theirs = other.join().unwrap();
+            let last = pop(&model);
+            assert!(
+                mine != theirs && last.is_some_and(|last| ![mine, theirs].contains(&last)),
+                "two have it"
+            );
+            assert_eq!(pop(&model), None, "two have it");
+        });
+    }
+
+    /// Goal: no two have the same slot, whatever goes and comes back meanwhile (P2).
+    #[test]
+    fn loom_slots_the_first_goes_and_comes_back() {
+        the_first_goes_and_comes_back(
+            |model| model.slots.pop(model),
+            |model, slot| model.slots.free(slot, model),
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "two have it")]
+    fn loom_slots_without_the_number_two_have_a_slot() {
+        the_first_goes_and_comes_back(
+            |model| {
+                let popped = model.slots.list.fetch_update(Acquire, Acquire, |seen| {
+                    let first = (seen as u32).checked_sub(1)?;
+                    Some(seen >> 32 << 32 | u64::from(model.next(first).load(Relaxed)))
+                });
+                popped.ok().map(|seen| seen as u32 - 1)
+            },
+            |model, slot| {
+                let _ = model.slots.list.fetch_update(Release, Relaxed, |seen| {
+                    model.next(slot).store(seen as u32, Relaxed);
+                    Some(seen >> 32 << 32 | u64::from(slot + 1))
+                });
+            },
+        );
+    }
+
+    /// A request begins while its context is closed.
+    fn a_request_meets_the_close(begin: fn(&Model) -> Option<u32>, end: fn(&Slots)) {
+        explore(move || {
+            let model = Model::new(1);
+            let done = Arc::new(UnsafeCell::new(false));
+            let other = spawn(&model, {
+                let done = Arc::clone(&done);
+                move |model| {
+                    let slot = begin(model);
+                    if slot.is_some() {
+                        // SAFETY: loom checks it.
+                        done.with_mut(|done| unsafe { *done = true });
+                        end(&model.slots);
+                    }
+                    slot.is_some()
+                }
+            });
+            model.slots.close();
+            // SAFETY: as above.
+            let was_done = done.with(|done| unsafe { *done });
+            let has_begun = other.join().unwrap();
+            assert_eq!(was_done, has_begun, "begun, and not waited for");
+        });
+    }
+
+    /// Goal: a request is waited for by who closes the context, and what it did is seen, or it is refused
+    /// (P3).
+    #[test]
+    fn loom_slots_a_request_meets_the_close() {
+        a_request_meets_the_close(begin, |slots| slots.end(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_slots_without_release_of_the_end_who_closes_does_not_see_what_was_done() {
+        a_request_meets_the_close(begin, |slots| {
+            slots.under_way.fetch_sub(1, Relaxed);
+            sync::wake(&slots.under_way);
+        });
+    }
+
+    #[test]
+    #[should_panic]
+    fn loom_slots_without_a_look_at_closed_a_request_is_not_waited_for() {
+        let begin = |model: &Model| {
+            let slots = &model.slots;
+            // As one word and CLOSED apart.
+            if slots.under_way.load(Relaxed) & CLOSED != 0 {
+                return None;
+            }
+            let slot = slots.admit().then(|| slots.take_fresh());
+            slots.under_way.fetch_add(1, Relaxed);
+            slot
+        };
+        a_request_meets_the_close(begin, |slots| slots.end(1));
+    }
+}
