@@ -176,7 +176,7 @@ impl<T> Drop for InUse<'_, T> {
     }
 }
 
-/// Loom models, in `tests/loom.rs`; the `loom_without_*` twins leave one rule out and must fail.
+/// Loom models, in `tests/loom.rs`; the `loom_places_without_*` twins leave one rule out and must fail.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::cell::UnsafeCell;
@@ -229,7 +229,7 @@ mod loom_tests {
 
     fn explore(body: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
+        builder.preemption_bound = Some(4);
         builder.check(body);
     }
 
@@ -494,6 +494,37 @@ mod loom_tests {
             context.place.handle.store(0, Release);
             stands
         });
+    }
+
+    /// Two look for contexts to free, when one was removed.
+    fn two_free_it(locks: bool) {
+        explore(move || {
+            let (places, _) = model();
+            places.find(HANDLE).unwrap().remove(HANDLE);
+            let take = move |places: &Model| {
+                let _making = locks.then(|| places.making.lock());
+                places.places[0].take_unused().expose_provenance()
+            };
+            let other = spawn(&places, take);
+            let mine = take(&places);
+            let theirs = other.join().unwrap();
+            assert!((mine == 0) != (theirs == 0), "not by one");
+            let context = std::ptr::with_exposed_provenance_mut::<Context>(mine.max(theirs));
+            // SAFETY: as in `free_all`.
+            drop(unsafe { Box::from_raw(context) });
+        });
+    }
+
+    /// Goal: of two who free contexts, one frees it.
+    #[test]
+    fn loom_places_two_free_it() {
+        two_free_it(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "not by one")]
+    fn loom_places_without_the_lock_two_free_it() {
+        two_free_it(false);
     }
 
     /// A place gets another context while somebody looks for the first.

@@ -176,7 +176,7 @@ impl Slots {
     }
 }
 
-/// Loom models, in `tests/loom.rs`; the `loom_without_*` twins leave one rule out and must fail.
+/// Loom models, in `tests/loom.rs`; the `loom_slots_without_*` twins leave one rule out and must fail.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::cell::UnsafeCell;
@@ -456,11 +456,11 @@ mod loom_tests {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "Causality violation")]
     fn loom_slots_without_a_look_at_closed_a_request_is_not_waited_for() {
         let begin = |model: &Model| {
             let slots = &model.slots;
-            // As one word and CLOSED apart.
+            // As CLOSED, and then the count.
             if slots.under_way.load(Relaxed) & CLOSED != 0 {
                 return None;
             }

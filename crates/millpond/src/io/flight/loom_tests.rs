@@ -1,10 +1,13 @@
 //! Loom models of the line for slots: threads and offers come, slots are given back, offers leave.
 //!
 //! A thread that nobody hands a slot sleeps for ever, which loom reports as a deadlock. Loom can't unwind
-//! from that, so the `loom_without_*` twins, which leave one rule out and must fail, use offers.
+//! from that, so the `loom_flight_without_*` twins, which leave one rule out and must fail, use offers.
+//!
+//! L1, and what L2 and L6 forbid, is for the callers to keep: `src/tests/in_flight.rs`.
 
 use std::cell::Cell;
 
+use loom::model;
 use loom::sync::Mutex;
 use loom::thread;
 
@@ -14,7 +17,7 @@ fn flight(slots: usize) -> Arc<Flight> {
     Flight::new(slots, 1 << 20)
 }
 
-fn model(body: impl Fn() + Send + Sync + 'static) {
+fn bounded_model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(body);
@@ -175,7 +178,7 @@ fn loom_flight_without_one_exchange_a_slot_is_taken_twice() {
 /// Goal: threads that wait for a slot each get it, one after the other, and it is free in the end (L4).
 #[test]
 fn loom_flight_threads_wait_in_line() {
-    model(|| {
+    bounded_model(|| {
         let (flight, held) = (flight(1), Arc::new(AtomicUsize::new(0)));
         let body = {
             let held = Arc::clone(&held);
