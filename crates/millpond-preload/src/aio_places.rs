@@ -417,13 +417,16 @@ mod loom_tests {
     }
 
     /// A context is found by who was not told of it, which happens where a program guesses a handle.
-    fn a_context_is_found_at_once(fill: fn(&Place<Context>, usize, *mut Context)) {
+    fn a_context_is_found_at_once(
+        fill: fn(&Place<Context>, usize, *mut Context),
+        find: fn(&Model) -> Option<InUse<'_, Context>>,
+    ) {
         explore(move || {
             let (places, freed) = model();
             // All places are in use, as far as those are concerned who look.
             places.used.store(2, Relaxed);
-            let finder = spawn(&places, |places| {
-                let context = places.find(OTHER)?;
+            let finder = spawn(&places, move |places| {
+                let context = find(places)?;
                 let found = context.place.context.load(Relaxed);
                 assert!(!found.is_null(), "no context");
                 assert_eq!(context.handle, OTHER);
@@ -441,25 +444,37 @@ mod loom_tests {
     /// Goal: who finds a handle finds its context.
     #[test]
     fn loom_places_a_context_is_found_at_once() {
-        a_context_is_found_at_once(Place::fill);
+        a_context_is_found_at_once(Place::fill, |places| places.find(OTHER));
     }
 
     #[test]
     #[should_panic(expected = "no context")]
     fn loom_places_without_release_of_the_handle_there_is_no_context() {
-        a_context_is_found_at_once(|place, handle, context| {
+        let fill = |place: &Place<Context>, handle, context| {
             place.context.store(context, Relaxed);
             place.handle.store(handle, Relaxed);
-        });
+        };
+        a_context_is_found_at_once(fill, |places| places.find(OTHER));
+    }
+
+    #[test]
+    #[should_panic(expected = "no context")]
+    fn loom_places_without_acquire_of_the_handle_there_is_no_context() {
+        fn find(places: &Model) -> Option<InUse<'_, Context>> {
+            let in_use = counted(&places.places[1], Acquire);
+            (in_use.place.handle.load(Relaxed) == OTHER).then_some(in_use)
+        }
+        a_context_is_found_at_once(Place::fill, find);
     }
 
     #[test]
     #[should_panic(expected = "no context")]
     fn loom_places_without_the_context_before_its_handle_there_is_none() {
-        a_context_is_found_at_once(|place, handle, context| {
+        let fill = |place: &Place<Context>, handle, context| {
             place.handle.store(handle, Release);
             place.context.store(context, Relaxed);
-        });
+        };
+        a_context_is_found_at_once(fill, |places| places.find(OTHER));
     }
 
     /// Two destroy one context.

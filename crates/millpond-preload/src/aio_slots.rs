@@ -414,8 +414,43 @@ mod loom_tests {
         );
     }
 
+    /// A request for a served file begins while others are passed on, in a context for two.
+    fn a_request_meets_others(admit_others: fn(&Slots, u64) -> u64) {
+        explore(move || {
+            let model = Model::new(2);
+            let other = spawn(&model, move |model| admit_others(&model.slots, 2));
+            let has_begun = model.begin().is_ok();
+            let others = other.join().unwrap();
+            assert!(!has_begun || others < 2, "no room for a stand-in");
+            model.slots.discount(has_begun.into(), others);
+            assert_eq!(model.slots.counts.load(Relaxed), 0);
+        });
+    }
+
+    /// Goal: with a request for a served file there are no more than a context is for (A2).
+    #[test]
+    fn loom_slots_a_request_meets_others() {
+        a_request_meets_others(Slots::admit_others);
+    }
+
+    #[test]
+    #[should_panic(expected = "no room for a stand-in")]
+    fn loom_slots_without_one_exchange_there_is_no_room_for_a_stand_in() {
+        a_request_meets_others(|slots, wanted| {
+            let counts = slots.counts.load(Relaxed);
+            let left = u64::from(slots.capacity) - served(counts) - others(counts);
+            let room = if served(counts) == 0 { wanted } else { wanted.min(left) };
+            slots.counts.fetch_add(room * OTHERS_ONE, Relaxed);
+            room
+        });
+    }
+
     /// A request begins while its context is closed.
-    fn a_request_meets_the_close(begin: fn(&Model) -> Option<u32>, end: fn(&Slots)) {
+    fn a_request_meets_the_close(
+        begin: fn(&Model) -> Option<u32>,
+        end: fn(&Slots),
+        close: fn(&Slots),
+    ) {
         explore(move || {
             let model = Model::new(1);
             let done = Arc::new(UnsafeCell::new(false));
@@ -431,7 +466,7 @@ mod loom_tests {
                     slot.is_some()
                 }
             });
-            model.slots.close();
+            close(&model.slots);
             // SAFETY: as above.
             let was_done = done.with(|done| unsafe { *done });
             let has_begun = other.join().unwrap();
@@ -443,16 +478,32 @@ mod loom_tests {
     /// (P3).
     #[test]
     fn loom_slots_a_request_meets_the_close() {
-        a_request_meets_the_close(begin, |slots| slots.end(1));
+        a_request_meets_the_close(begin, |slots| slots.end(1), Slots::close);
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn loom_slots_without_release_of_the_end_who_closes_does_not_see_what_was_done() {
-        a_request_meets_the_close(begin, |slots| {
+        let end = |slots: &Slots| {
             slots.under_way.fetch_sub(1, Relaxed);
             sync::wake(&slots.under_way);
-        });
+        };
+        a_request_meets_the_close(begin, end, Slots::close);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_slots_without_acquire_of_the_end_who_closes_does_not_see_what_was_done() {
+        a_request_meets_the_close(
+            begin,
+            |slots| slots.end(1),
+            |slots| {
+                slots.under_way.fetch_or(CLOSED, Relaxed);
+                while slots.under_way.load(Relaxed) != CLOSED {
+                    thread::yield_now();
+                }
+            },
+        );
     }
 
     #[test]
@@ -468,6 +519,6 @@ mod loom_tests {
             slots.under_way.fetch_add(1, Relaxed);
             slot
         };
-        a_request_meets_the_close(begin, |slots| slots.end(1));
+        a_request_meets_the_close(begin, |slots| slots.end(1), Slots::close);
     }
 }
