@@ -22,10 +22,10 @@
 //! - **A3** The program keeps the memory of a request valid until it has taken its completion: that is
 //!   the contract of Linux AIO. A request keeps its description pinned, so it is carried out on the
 //!   file that was open, whatever became of the number, and its memory until its end.
-//! - **A4** A context is destroyed when all requests for served files have ended. Its memory lives as
-//!   long as somebody uses the context: who wants to counts himself, and then looks whether the handle
-//!   stands yet; who destroys it takes the handle away, and frees the memory when nobody is counted,
-//!   he or whoever makes or destroys a context later.
+//! - **A4** A context is destroyed when all requests for served files have ended; none begins from when
+//!   that is waited for. Its memory lives as long as somebody uses the context: who wants to counts
+//!   himself, and then looks whether the handle stands yet; who destroys it takes the handle away, and
+//!   frees the memory when nobody is counted, he or whoever makes or destroys a context later.
 //! - **A5** Requests that end in one batch of the engine's have their stand-ins submitted together, by
 //!   who ends the first of them.
 //!
@@ -38,13 +38,14 @@
 
 use millpond::File;
 
-use crate::aio_context::{Context, Ending, HAS_EVENTFD, StandIn, nothing};
-use crate::aio_places::{InUse, find, free_removed, place, remove};
+use crate::aio_context::{
+    Context, Ending, HAS_EVENTFD, InUse, StandIn, find, free_removed, nothing, place,
+};
 use crate::io::{Direction, Memory, Request, Unserved};
 use crate::real::sys;
 use crate::report::{self, Reason};
 use crate::table::{self, Slot as Known};
-use crate::{aio_context, aio_places, fault, hooks_process, late, registry, section, thread};
+use crate::{aio_context, fault, hooks_process, late, registry, section, thread};
 
 pub type Block = libc::iocb;
 
@@ -113,11 +114,11 @@ pub fn destroy(handle: usize) -> isize {
         return unsafe { sys!(libc::SYS_io_destroy, handle) };
     };
     section::run(|_| {
-        if !remove(&context, handle) {
+        if !context.remove(handle) {
             // Another thread was faster.
             return -(libc::EINVAL as isize);
         }
-        context.wait_for_all();
+        context.close();
         // Who waits in it finds it gone.
         // SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
@@ -307,7 +308,7 @@ impl<'a> Submission<'a> {
                 return Err(libc::EFAULT);
             }
         }
-        let slot = self.context.begin(at, &block).ok_or(libc::EAGAIN)?;
+        let slot = self.context.begin(at, &block)?;
         self.submitted += 1;
         let ending = Ending::new(self.context, slot);
         let ended = match request {
@@ -409,6 +410,5 @@ unsafe fn plan(block: &Block) -> Result<Plan, i32> {
 /// No other thread exists.
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
-    unsafe { aio_places::after_fork() };
-    aio_context::after_fork();
+    unsafe { aio_context::after_fork() };
 }

@@ -7,17 +7,18 @@
 //! Locks: what has ended of a context, a leaf.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicU32};
 
 use millpond::File;
 
 use crate::aio::{Block, Event, PREAD};
-use crate::aio_places::InUse;
-use crate::config;
+use crate::aio_places::{self, Places};
+use crate::aio_slots::{Links, Refused, Slots};
 use crate::lock::{self, Lock};
 use crate::real::sys;
 use crate::table::{self, Slot as Known};
+use crate::{config, hooks_process, thread};
 
 /// In a block's `aio_flags`: there is an eventfd.
 pub const HAS_EVENTFD: u32 = 1;
@@ -31,7 +32,7 @@ struct Slot {
     block: u64,
     data: u64,
     result: i64,
-    /// The slot after this one in the list of free ones, plus one.
+    /// See [`Links`].
     next: AtomicU32,
 }
 
@@ -40,15 +41,7 @@ pub struct Context {
     pub kernel: usize,
     /// Our handle: a zero page, and the slots behind it.
     memory: NonNull<u8>,
-    capacity: u32,
-    /// Requests that are under way or not taken: for served files in the low half, others in the high.
-    counts: AtomicU64,
-    /// The first free slot, plus one, and above it a number that grows with every change.
-    free: AtomicU64,
-    /// Slots from here on were never used.
-    fresh: AtomicU32,
-    /// Requests for served files that have not ended; who destroys the context sleeps on it (A4).
-    under_way: AtomicU32,
+    slots: Slots,
     /// Stand-ins to be submitted (A5).
     ended: Lock<Vec<StandIn>>,
 }
@@ -69,15 +62,32 @@ static NOTHING: AtomicI32 = AtomicI32::new(-1);
 /// Writes and syncs that have not ended; who ends the process sleeps on it.
 static WRITES: AtomicU32 = AtomicU32::new(0);
 
-const SERVED_ONE: u64 = 1;
-const OTHERS_ONE: u64 = 1 << 32;
+/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files makes
+/// those the kernel's, too.
+const PLACES: usize = 1024;
 
-fn served(counts: u64) -> u64 {
-    counts & (OTHERS_ONE - 1)
+static CONTEXTS: Places<Context, PLACES> = Places::new();
+
+/// A context that lives as long as this does.
+pub type InUse = aio_places::InUse<'static, Context>;
+
+/// The context of a handle; `None` for one of the kernel's.
+pub fn find(handle: usize) -> Option<InUse> {
+    if handle == 0 || thread::record().is_inside() {
+        return None;
+    }
+    hooks_process::ensure_initialised();
+    CONTEXTS.find(handle)
 }
 
-fn others(counts: u64) -> u64 {
-    counts >> 32
+/// Puts a context where it can be found; its handle. `None`: there are too many.
+pub fn place(context: Context) -> Option<usize> {
+    CONTEXTS.place(context.handle(), context)
+}
+
+/// Frees the contexts that were removed, and are not used any more (A4).
+pub fn free_removed() {
+    CONTEXTS.free_removed();
 }
 
 /// Before the process ends, or becomes another program: what was submitted to be written is.
@@ -110,11 +120,7 @@ impl Context {
         Some(Self {
             kernel,
             memory: NonNull::new(std::ptr::with_exposed_provenance_mut(memory as usize))?,
-            capacity,
-            counts: AtomicU64::new(0),
-            free: AtomicU64::new(0),
-            fresh: AtomicU32::new(0),
-            under_way: AtomicU32::new(0),
+            slots: Slots::new(capacity),
             ended: Lock::new(Vec::new()),
         })
     }
@@ -132,39 +138,31 @@ impl Context {
     fn slot_of(&self, block: u64) -> Option<u32> {
         let from_first = (block as usize).checked_sub(self.slot(0).addr())?;
         let index = from_first / size_of::<Slot>();
-        (index < self.capacity as usize).then_some(index as u32)
+        (index < self.slots.capacity() as usize).then_some(index as u32)
     }
 
     /// Has the kernel take blocks as they are, as many as there is room for (A2); says what it says.
     pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Block) -> isize {
         let wanted = count.clamp(0, i32::MAX as isize) as u64;
-        let mut room = wanted;
-        let admitted = self.counts.fetch_update(Relaxed, Relaxed, |counts| {
-            let left = u64::from(self.capacity).saturating_sub(served(counts) + others(counts));
-            room = if served(counts) == 0 { wanted } else { wanted.min(left) };
-            Some(counts + room * OTHERS_ONE)
-        });
-        if admitted.is_ok() && room == 0 && wanted > 0 {
+        let room = self.slots.admit_others(wanted);
+        if room == 0 && wanted > 0 {
             return -(libc::EAGAIN as isize);
         }
         let count = if wanted == 0 { count } else { room as isize };
         // SAFETY: the caller's duty; the kernel checks the addresses.
         let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, count, blocks) };
         let taken = submitted.max(0) as u64;
-        self.counts.fetch_sub((room - taken) * OTHERS_ONE, Relaxed);
+        self.slots.discount(0, room - taken);
         submitted
     }
 
-    /// A slot for a request, if there is room for one more (A2).
-    pub fn begin(&self, at: *mut Block, block: &Block) -> Option<u32> {
-        let admit = |counts| {
-            let all = served(counts) + others(counts);
-            (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
-        };
-        // Acquire: pairs with the Release in `take`, so that what was freed is in the list.
-        self.counts.fetch_update(Acquire, Relaxed, admit).ok()?;
-        // As many slots as requests: where none was freed, there is one that was never used.
-        let index = self.pop_free().unwrap_or_else(|| self.fresh.fetch_add(1, Relaxed));
+    /// A slot for a request; an errno if there is no room for one more (A2), or the context is being
+    /// destroyed (A4).
+    pub fn begin(&self, at: *mut Block, block: &Block) -> Result<u32, i32> {
+        let index = self.slots.begin(self).map_err(|refused| match refused {
+            Refused::Full => libc::EAGAIN,
+            Refused::Closed => libc::EINVAL,
+        })?;
         let has_eventfd = block.aio_flags & HAS_EVENTFD != 0;
         // SAFETY: a slot of this context that nobody else has (A1).
         unsafe {
@@ -176,8 +174,7 @@ impl Context {
             (&raw mut (*slot).block).write(block_at);
             (&raw mut (*slot).data).write(block.aio_data);
         }
-        self.under_way.fetch_add(1, Relaxed);
-        Some(index)
+        Ok(index)
     }
 
     /// What the kernel says of the eventfd of a request: of one that it refuses for another reason.
@@ -194,38 +191,6 @@ impl Context {
         unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
     }
 
-    /// A free slot.
-    fn pop_free(&self) -> Option<u32> {
-        // Acquire: pairs with the Release in `push_free`.
-        let mut seen = self.free.load(Acquire);
-        loop {
-            let index = (seen as u32).checked_sub(1)?;
-            // SAFETY: a slot of this context; its `next` is atomic. If somebody else has popped it
-            // meanwhile, the number above has grown, and what is read here is not used.
-            let next = unsafe { (*self.slot(index)).next.load(Relaxed) };
-            let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(next);
-            match self.free.compare_exchange_weak(seen, after, AcqRel, Acquire) {
-                Ok(_) => return Some(index),
-                Err(now) => seen = now,
-            }
-        }
-    }
-
-    /// The slot was the caller's.
-    fn push_free(&self, index: u32) {
-        let mut seen = self.free.load(Relaxed);
-        loop {
-            // SAFETY: as in `pop_free`.
-            unsafe { (*self.slot(index)).next.store(seen as u32, Relaxed) };
-            let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(index + 1);
-            // Release: who pops it finds `next`, and comes after all that was done with the slot.
-            match self.free.compare_exchange_weak(seen, after, Release, Relaxed) {
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
-        }
-    }
-
     /// Submits the stand-ins of requests that have ended (A1).
     pub fn submit_stand_ins(&self, ended: &[StandIn]) {
         let mut rest = ended;
@@ -239,25 +204,12 @@ impl Context {
                 Err(_) => unsafe { mend(&mut *first.0, -submitted as i32) },
             }
         }
-        self.count_ended(ended.len() as u32);
+        self.slots.end(ended.len() as u32);
     }
 
-    fn count_ended(&self, count: u32) {
-        // AcqRel: who finds none under way finds all that they did.
-        if count > 0 && self.under_way.fetch_sub(count, AcqRel) == count {
-            lock::wake(&self.under_way);
-        }
-    }
-
-    /// A4.
-    pub fn wait_for_all(&self) {
-        loop {
-            // Acquire: pairs with `count_ended`.
-            match self.under_way.load(Acquire) {
-                0 => return,
-                left => lock::wait(&self.under_way, left),
-            }
-        }
+    /// Refuses requests from now on, and waits for those that have begun (A4).
+    pub fn close(&self) {
+        self.slots.close();
     }
 
     /// Puts the completions of requests for served files in the place of their stand-ins'.
@@ -272,19 +224,25 @@ impl Context {
                 ((*slot).block, (*slot).data, (*slot).result)
             };
             *event = Event { data, block, result, more: 0 };
-            self.push_free(index);
+            self.slots.free(index, self);
             served += 1;
         }
         let others = events.len() as u64 - served;
-        // Release: pairs with the Acquire in `begin`: who is admitted finds a slot.
-        self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);
+        self.slots.discount(served, others);
+    }
+}
+
+impl Links for Context {
+    fn next(&self, slot: u32) -> &AtomicU32 {
+        // SAFETY: a slot of this context; what is there is zero at first, and atomic.
+        unsafe { &(*self.slot(slot)).next }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: nobody uses the context any more (A4).
-        unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.capacity)) };
+        unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.slots.capacity())) };
     }
 }
 
@@ -403,8 +361,14 @@ impl Ending {
     }
 }
 
-/// In a forked child: the parent's descriptor is closed, and its writes are the parent's.
-pub fn after_fork() {
+/// In a forked child: the parent's descriptor is closed, and its contexts and writes are the parent's.
+///
+/// # Safety
+///
+/// No other thread exists.
+pub unsafe fn after_fork() {
+    // SAFETY: the caller's duty.
+    unsafe { CONTEXTS.after_fork() };
     NOTHING.store(-1, Relaxed);
     WRITES.store(0, Relaxed);
 }

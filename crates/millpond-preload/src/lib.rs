@@ -41,7 +41,8 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 // Hooks have the safety contract of the libc function whose name they bear.
 #![allow(clippy::missing_safety_doc)]
-#![cfg(target_os = "linux")]
+// Under loom, `tests/loom.rs` has its protocols alone.
+#![cfg(all(target_os = "linux", not(loom)))]
 
 mod hooks_aio;
 mod hooks_descriptor;
@@ -58,6 +59,7 @@ mod hooks_syscall;
 mod aio;
 mod aio_context;
 mod aio_places;
+mod aio_slots;
 mod alloc;
 mod config;
 mod description;
@@ -72,6 +74,7 @@ mod real;
 mod registry;
 mod report;
 mod section;
+mod sync;
 mod table;
 mod tally;
 mod thread;

@@ -88,6 +88,12 @@ fn contexts_come_and_go() {
     run("churn");
 }
 
+/// Goal: who submits to a context while it is destroyed is told that it is gone.
+#[test]
+fn destroyed_while_others_submit() {
+    run("closing");
+}
+
 /// Goal: a child has no contexts, those of its parent go on; who exits has written what he submitted.
 #[test]
 fn forks_and_exits() {

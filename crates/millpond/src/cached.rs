@@ -51,7 +51,7 @@ pub(crate) struct Shared {
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher>,
-    pub(crate) flight: Flight,
+    pub(crate) flight: crate::sync::Arc<Flight>,
     pub(crate) workers: Arc<Workers>,
 }
 

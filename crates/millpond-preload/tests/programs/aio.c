@@ -660,6 +660,46 @@ static void churn(void)
 	}
 }
 
+static int submitted_late;
+
+/* Until the context is gone. */
+static void *late_submitter(void *context)
+{
+	char *memory = memory_of(PAGE);
+	Event events[8];
+	struct timespec now = { 0, 0 };
+	Block block, *pointer = &block;
+	for (;;) {
+		prepare(&block, IOCB_CMD_PREAD, shared_fds[0], memory, PAGE, 0);
+		int submitted = submit((Context)context, 1, &pointer);
+		if (submitted == -EINVAL)
+			return NULL;
+		CHECK(submitted == 1 || submitted == -EAGAIN);
+		__atomic_fetch_add(&submitted_late, 1, __ATOMIC_SEQ_CST);
+		/* Not libaio's, which looks at memory of the kernel's context, gone or not. */
+		int got = told(syscall(SYS_io_getevents, context, 0, 8, events, &now));
+		CHECK(got >= 0 || got == -EINVAL);
+	}
+}
+
+/* A context is destroyed while threads submit to it. */
+static void closing(void)
+{
+	shared_fds[0] = make(".", "a", 0, O_RDONLY);
+	pthread_t all[4];
+	for (int round = 0; round < 50; round++) {
+		Context context = context_for(8);
+		submitted_late = 0;
+		for (int i = 0; i < 4; i++)
+			CHECK(pthread_create(&all[i], NULL, late_submitter, (void *)context) == 0);
+		while (__atomic_load_n(&submitted_late, __ATOMIC_SEQ_CST) < 20)
+			sched_yield();
+		CHECK(destroy(context) == 0);
+		for (int i = 0; i < 4; i++)
+			CHECK(pthread_join(all[i], NULL) == 0);
+	}
+}
+
 /* A child has no contexts; the parent's go on. */
 static void forks(void)
 {
@@ -715,7 +755,7 @@ int main(int argc, char **argv)
 		{ "mixed", mixed },       { "eventfds", eventfds }, { "waits", waits },
 		{ "operations", operations }, { "errors", errors }, { "capacity", capacity },
 		{ "in_flight", in_flight }, { "threads", threads }, { "forks", forks },
-		{ "churn", churn },
+		{ "churn", churn },           { "closing", closing },
 	};
 	CHECK(argc == 4);
 	if (strcmp(argv[1], "libaio") == 0)

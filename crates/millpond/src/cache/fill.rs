@@ -213,7 +213,7 @@ impl Reader<'_> {
         let from = start.max(self.offset);
         let to = (start + page_bytes as u64).min(self.end);
         let alignment = file.backing.read_alignment().offset_bytes;
-        let mut slots = Slots::new(&file.shared);
+        let mut slots = Slots::new(&file.shared.flight);
         slots.add();
         // A slot is not for the caller's memory (L2 of `flight`), and direct I/O wants aligned memory: a
         // bounce buffer, aligned by taking more.
@@ -261,7 +261,7 @@ fn fill_missing(
     take: &mut dyn FnMut(Filled),
 ) -> std::result::Result<usize, Shrunk> {
     let mut claims = [Claim::Later; CHUNK_PAGES];
-    let mut slots = Slots::new(&file.shared);
+    let mut slots = Slots::new(&file.shared.flight);
     let (tried, claimed) = claim(file, first, &mut claims[..pages], &mut slots);
     if claimed == 0 {
         return Ok(tried);
@@ -468,7 +468,7 @@ pub(crate) fn fill_one(
     take: &mut dyn FnMut(Filled),
 ) -> Result<Alone> {
     let mut claims = [Claim::Later];
-    let mut slots = Slots::new(&file.shared);
+    let mut slots = Slots::new(&file.shared.flight);
     claim(file, page, &mut claims, &mut slots);
     let frame = match claims[0] {
         Claim::Own(frame) => frame,

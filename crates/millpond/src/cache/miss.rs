@@ -418,7 +418,7 @@ fn claim(
         return Ok(false);
     }
     if claimed.is_none() && spare.is_none() {
-        *spare = Some(Flight::try_enter(&file.shared).ok_or(Started::NoSlot)?);
+        *spare = Some(Flight::try_enter(&file.shared.flight).ok_or(Started::NoSlot)?);
     }
     let Some(frame) = file.cache().take_page_frame(held, page, alone) else {
         file.shared.flusher.starve(file.cache().ledger.kept());

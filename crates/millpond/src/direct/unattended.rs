@@ -93,7 +93,7 @@ fn begin(
         Err(_) if handle.bounces() => return Ok(None),
         aligned => aligned?,
     }
-    let Some(slot) = Flight::try_enter(&file.shared) else { return Ok(None) };
+    let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Ok(None) };
     let mut begun = None;
     // Where there is nothing to be read, a worker finds that out again.
     direct::begin(extent, Patience::Try, &mut begun)?;

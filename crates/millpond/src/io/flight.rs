@@ -36,13 +36,11 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use crate::cached::Shared;
 use crate::io::batch;
 use crate::options::PAGE_BYTES_MIN;
+use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
 
 /// The most reads of one engine.
 pub(crate) const READS_MAX: usize = 1024;
@@ -73,16 +71,16 @@ pub(crate) struct Ticket(u64);
 /// One read in flight.
 pub(crate) struct Slot {
     /// None once it was passed on.
-    shared: Option<Arc<Shared>>,
+    flight: Option<Arc<Flight>>,
 }
 
 impl Flight {
     /// At most `reads_max`, and so few that reads of a page each leave most of the cache to others:
     /// else tasks would go to workers for want of frames.
-    pub(crate) fn new(reads_max: usize, cache_bytes: u64) -> Flight {
+    pub(crate) fn new(reads_max: usize, cache_bytes: u64) -> Arc<Flight> {
         let spare = cache_bytes / 4 / u64::from(PAGE_BYTES_MIN);
         let free = reads_max.min(spare as usize).max(1);
-        Flight { word: AtomicUsize::new(free * ONE), offers: Mutex::default() }
+        Arc::new(Flight { word: AtomicUsize::new(free * ONE), offers: Mutex::default() })
     }
 
     fn offers(&self) -> MutexGuard<'_, Offers> {
@@ -90,8 +88,8 @@ impl Flight {
     }
 
     /// A slot, if there is one.
-    pub(crate) fn try_enter(shared: &Arc<Shared>) -> Option<Slot> {
-        shared.flight.try_take().then(|| Slot { shared: Some(Arc::clone(shared)) })
+    pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<Slot> {
+        flight.try_take().then(|| Slot { flight: Some(Arc::clone(flight)) })
     }
 
     #[inline]
@@ -157,29 +155,32 @@ impl Flight {
             if self.wait(offer).is_none() {
                 continue;
             }
-            let slot = place.0.lock().expect("no panic under the lock");
-            let waiting = place.1.wait_while(slot, |slot| slot.is_none());
-            let mut slot = waiting.expect("no panic under the lock").take().expect("waited for");
-            // It goes on without its share of the engine, which the caller has.
-            slot.shared = None;
-            return;
+            let mut handed = place.0.lock().expect("no panic under the lock");
+            loop {
+                if let Some(mut slot) = handed.take() {
+                    // It goes on without its share of the flight, which the caller has.
+                    slot.flight = None;
+                    return;
+                }
+                handed = place.1.wait(handed).expect("no panic under the lock");
+            }
         }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.take()
-            && !shared.flight.try_give()
+        if let Some(flight) = self.flight.take()
+            && !flight.try_give()
         {
-            hand_on(shared);
+            hand_on(flight);
         }
     }
 }
 
 thread_local! {
     /// Slots that were given back while this thread calls an offer (L7).
-    static LATER: RefCell<Option<Vec<Arc<Shared>>>> = const { RefCell::new(None) };
+    static LATER: RefCell<Option<Vec<Arc<Flight>>>> = RefCell::default();
 }
 
 /// The calling of offers, which ends whatever becomes of them.
@@ -188,14 +189,14 @@ struct Handing;
 impl Drop for Handing {
     fn drop(&mut self) {
         let left = LATER.try_with(|later| later.borrow_mut().take()).ok().flatten();
-        left.into_iter().flatten().for_each(|shared| drop(Slot { shared: Some(shared) }));
+        left.into_iter().flatten().for_each(|flight| drop(Slot { flight: Some(flight) }));
     }
 }
 
 /// Gives a slot to the first offer, and what that one leaves to the next (L4, L7).
 #[cold]
-fn hand_on(shared: Arc<Shared>) {
-    let mut mine = Some(shared);
+fn hand_on(flight: Arc<Flight>) {
+    let mut mine = Some(flight);
     // A thread that is ending has no such list any more: it calls each offer where it stands.
     let _ = LATER.try_with(|later| match &mut *later.borrow_mut() {
         Some(later) => later.extend(mine.take()),
@@ -206,29 +207,29 @@ fn hand_on(shared: Arc<Shared>) {
     }
     let _handing = Handing;
     let given_back = || LATER.try_with(|later| later.borrow_mut().as_mut()?.pop()).ok().flatten();
-    while let Some(shared) = mine.take().or_else(given_back) {
-        if shared.flight.try_give() {
+    while let Some(flight) = mine.take().or_else(given_back) {
+        if flight.try_give() {
             continue;
         }
-        mine = match shared.flight.next_offer() {
+        mine = match flight.next_offer() {
             Some(offer) => {
-                offer(Slot { shared: Some(shared) }).and_then(|mut slot| slot.shared.take())
+                offer(Slot { flight: Some(flight) }).and_then(|mut slot| slot.flight.take())
             }
             // The last one has left, or was called.
-            None => Some(shared),
+            None => Some(flight),
         };
     }
 }
 
 /// The slots of a thread that waits for its reads: none at first.
 pub(crate) struct Slots<'e> {
-    shared: &'e Arc<Shared>,
+    flight: &'e Arc<Flight>,
     count: usize,
 }
 
 impl<'e> Slots<'e> {
-    pub(crate) fn new(shared: &'e Arc<Shared>) -> Slots<'e> {
-        Slots { shared, count: 0 }
+    pub(crate) fn new(flight: &'e Arc<Flight>) -> Slots<'e> {
+        Slots { flight, count: 0 }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -237,12 +238,11 @@ impl<'e> Slots<'e> {
 
     /// One more. Waits for the first; false if there is no other (L5).
     pub(crate) fn add(&mut self) -> bool {
-        let flight = &self.shared.flight;
-        if !flight.try_take() {
+        if !self.flight.try_take() {
             if self.count > 0 {
                 return false;
             }
-            flight.wait_for_slot();
+            self.flight.wait_for_slot();
         }
         self.count += 1;
         true
@@ -251,8 +251,8 @@ impl<'e> Slots<'e> {
     /// Gives all back: what they were for has ended.
     pub(crate) fn give_back(&mut self) {
         for _ in 0..std::mem::take(&mut self.count) {
-            if !self.shared.flight.try_give() {
-                drop(Slot { shared: Some(Arc::clone(self.shared)) });
+            if !self.flight.try_give() {
+                drop(Slot { flight: Some(Arc::clone(self.flight)) });
             }
         }
     }
@@ -263,6 +263,9 @@ impl Drop for Slots<'_> {
         self.give_back();
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -285,18 +288,18 @@ mod tests {
     #[test]
     fn the_line_is_first_in_first_out() {
         let engine = engine(1);
-        let (shared, flight) = (engine.shared(), &engine.shared().flight);
+        let flight = &engine.shared().flight;
         let order = Arc::new(Mutex::new(Vec::new()));
-        let first = Flight::try_enter(shared).unwrap();
+        let first = Flight::try_enter(flight).unwrap();
         std::thread::scope(|scope| {
             for who in 0..6 {
                 if who % 2 == 0 {
                     let order = Arc::clone(&order);
                     scope.spawn(move || {
-                        let mut slots = Slots::new(shared);
+                        let mut slots = Slots::new(flight);
                         assert!(slots.add());
                         assert!(!slots.add(), "one is all there is");
-                        assert!(Flight::try_enter(shared).is_none(), "it is mine");
+                        assert!(Flight::try_enter(flight).is_none(), "it is mine");
                         order.lock().unwrap().push(who);
                     });
                 } else {
@@ -321,10 +324,10 @@ mod tests {
     #[test]
     fn an_empty_line_keeps_no_slot() {
         let engine = engine(2);
-        let (shared, flight) = (engine.shared(), &engine.shared().flight);
-        let mut slots = Slots::new(shared);
+        let flight = &engine.shared().flight;
+        let mut slots = Slots::new(flight);
         assert!(slots.add() && slots.add() && !slots.add());
-        assert!(Flight::try_enter(shared).is_none());
+        assert!(Flight::try_enter(flight).is_none());
         let ticket = flight.wait(Box::new(|_| None)).unwrap();
         flight.leave(ticket);
         flight.leave(ticket);
@@ -337,7 +340,7 @@ mod tests {
     #[test]
     fn slots_are_neither_lost_nor_made() {
         let engine = engine(3);
-        let (shared, flight) = (engine.shared(), &engine.shared().flight);
+        let flight = &engine.shared().flight;
         let held = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for who in 0..4usize {
@@ -353,7 +356,7 @@ mod tests {
                             }
                             continue;
                         }
-                        let mut slots = Slots::new(shared);
+                        let mut slots = Slots::new(flight);
                         while slots.count() < 1 + round % 2 && slots.add() {}
                         let count = slots.count();
                         assert!(held.fetch_add(count, Relaxed) + count <= 3);

@@ -161,7 +161,7 @@ impl Write<'_> {
             .collect();
         let mut rest = &mut batch[..];
         while !rest.is_empty() {
-            let mut slots = Slots::new(&file.shared);
+            let mut slots = Slots::new(&file.shared.flight);
             while slots.count() < rest.len() && slots.add() {}
             let (part, after) = rest.split_at_mut(slots.count());
             request::run(&*file.backing, part);

@@ -1,0 +1,510 @@
+//! Loom models of the line for slots: threads and offers come, slots are given back, offers leave.
+//!
+//! A thread that nobody hands a slot sleeps for ever, which loom reports as a deadlock. Loom can't unwind
+//! from that, so the `loom_flight_without_*` twins, which leave one rule out and must fail, use offers.
+//!
+//! L1, and what L2 and L6 forbid, is for the callers to keep: `src/tests/in_flight.rs`.
+
+use std::cell::Cell;
+
+use loom::model;
+use loom::sync::Mutex;
+use loom::thread;
+
+use super::*;
+
+fn flight(slots: usize) -> Arc<Flight> {
+    Flight::new(slots, 1 << 20)
+}
+
+fn bounded_model(body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+fn spawn<T: 'static>(
+    flight: &Arc<Flight>,
+    body: impl FnOnce(&Arc<Flight>) -> T + 'static,
+) -> thread::JoinHandle<T> {
+    let flight = Arc::clone(flight);
+    thread::spawn(move || body(&flight))
+}
+
+/// What became of offers: who was called, in that order, and the slots of those who have not ended.
+#[derive(Default)]
+struct Called {
+    order: Vec<u32>,
+    /// One within the call of another, on the same thread.
+    nested: bool,
+    slots: Vec<Slot>,
+}
+
+type Calls = Arc<Mutex<Called>>;
+
+fn calls() -> Calls {
+    Arc::new(Mutex::default())
+}
+
+fn called(calls: &Calls) -> Vec<u32> {
+    calls.lock().unwrap().order.clone()
+}
+
+/// Ends the reads of all who were called.
+fn end_all(calls: &Calls) {
+    let slots = std::mem::take(&mut calls.lock().unwrap().slots);
+    drop(slots);
+}
+
+/// Starts a read, which goes on.
+fn starts(calls: &Calls, who: u32) -> Offer {
+    let calls = Arc::clone(calls);
+    Box::new(move |slot| {
+        let mut called = calls.lock().unwrap();
+        called.order.push(who);
+        called.slots.push(slot);
+        None
+    })
+}
+
+/// Starts a read that is refused: its slot is given back before the call returns.
+fn is_refused(calls: &Calls, who: u32) -> Offer {
+    loom::thread_local! {
+        static DEPTH: Cell<u32> = Cell::new(0);
+    }
+    let calls = Arc::clone(calls);
+    Box::new(move |slot| {
+        let depth = DEPTH.with(|depth| depth.replace(depth.get() + 1));
+        let mut called = calls.lock().unwrap();
+        called.order.push(who);
+        called.nested |= depth > 0;
+        drop(called);
+        drop(slot);
+        DEPTH.with(|now| now.set(depth));
+        None
+    })
+}
+
+/// Has no use for it.
+fn hands_back(calls: &Calls, who: u32) -> Offer {
+    let calls = Arc::clone(calls);
+    Box::new(move |slot| {
+        calls.lock().unwrap().order.push(who);
+        Some(slot)
+    })
+}
+
+fn assert_all_free(flight: &Flight, slots: usize) {
+    assert_eq!(flight.word.load(Relaxed), slots * ONE, "slots are lost or made");
+    assert!(flight.offers().waiting.is_empty());
+}
+
+/// A step of the protocol as a twin does it.
+impl Flight {
+    /// As `try_take`, in two steps.
+    fn take_in_two_steps(&self) -> bool {
+        let word = self.word.load(Relaxed);
+        let taken = word >= ONE;
+        if taken {
+            self.word.store(word - ONE, Relaxed);
+        }
+        taken
+    }
+
+    fn push(&self, offers: &mut Offers, offer: Offer) {
+        offers.waiting.push_back((Ticket(offers.next), offer));
+        offers.next += 1;
+    }
+
+    /// As `wait`, with the word changed before the lock is taken.
+    fn wait_unlocked(&self, offer: Offer) {
+        let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
+        if self.word.fetch_update(Relaxed, Relaxed, none_free).is_ok() {
+            self.push(&mut self.offers(), offer);
+        }
+    }
+
+    /// As `wait`, without the sign.
+    fn wait_unnoted(&self, offer: Offer) {
+        let mut offers = self.offers();
+        if self.word.load(Relaxed) < ONE {
+            self.push(&mut offers, offer);
+        }
+    }
+
+    /// As `next_offer`, with the sign cleared when the lock is free again.
+    fn next_offer_noted_late(&self) -> Option<Offer> {
+        let mut offers = self.offers();
+        let first = offers.waiting.pop_front();
+        let was_last = offers.waiting.is_empty();
+        drop(offers);
+        if was_last {
+            self.word.fetch_and(!WAITED_FOR, Relaxed);
+        }
+        first.map(|(_, offer)| offer)
+    }
+}
+
+/// Passes a slot on without its drop.
+fn taken_from(mut slot: Slot) -> Arc<Flight> {
+    slot.flight.take().expect("not passed on yet")
+}
+
+fn two_threads_and_one_slot(try_take: fn(&Flight) -> bool) {
+    model(move || {
+        let flight = flight(1);
+        let other = spawn(&flight, move |flight| try_take(flight));
+        let mine = try_take(&flight);
+        let theirs = other.join().unwrap();
+        assert!(!(mine && theirs), "one too many");
+        assert!(mine || theirs, "it was free");
+        drop(Slot { flight: Some(Arc::clone(&flight)) });
+        assert_all_free(&flight, 1);
+    });
+}
+
+/// Goal: no two have the same slot.
+#[test]
+fn loom_flight_a_slot_is_taken_once() {
+    two_threads_and_one_slot(Flight::try_take);
+}
+
+#[test]
+#[should_panic(expected = "one too many")]
+fn loom_flight_without_one_exchange_a_slot_is_taken_twice() {
+    two_threads_and_one_slot(Flight::take_in_two_steps);
+}
+
+/// Goal: threads that wait for a slot each get it, one after the other, and it is free in the end (L4).
+#[test]
+fn loom_flight_threads_wait_in_line() {
+    bounded_model(|| {
+        let (flight, held) = (flight(1), Arc::new(AtomicUsize::new(0)));
+        let body = {
+            let held = Arc::clone(&held);
+            move |flight: &Arc<Flight>| {
+                let mut slots = Slots::new(flight);
+                assert!(slots.add());
+                assert_eq!(held.fetch_add(1, Relaxed), 0, "one too many");
+                held.fetch_sub(1, Relaxed);
+            }
+        };
+        let others = [spawn(&flight, body.clone()), spawn(&flight, body.clone())];
+        body(&flight);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert_all_free(&flight, 1);
+    });
+}
+
+/// One slot is given back while an offer is left.
+fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
+    model(move || {
+        let (flight, calls) = (flight(1), calls());
+        let slot = Flight::try_enter(&flight).unwrap();
+        let waiter = spawn(&flight, {
+            let offer = starts(&calls, 1);
+            move |flight| wait(flight, offer)
+        });
+        give(slot);
+        waiter.join().unwrap();
+        let waits = !flight.offers().waiting.is_empty();
+        assert!(!waits, "waits for ever");
+        end_all(&calls);
+        assert_all_free(&flight, 1);
+    });
+}
+
+fn wait(flight: &Flight, offer: Offer) {
+    let _ = flight.wait(offer);
+}
+
+/// Goal: an offer that meets a slot on its way back is called, or finds it free (L4).
+#[test]
+fn loom_flight_an_offer_meets_a_slot() {
+    an_offer_meets_a_slot(wait, drop);
+}
+
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_the_lock_around_both_steps_an_offer_waits_on() {
+    an_offer_meets_a_slot(Flight::wait_unlocked, drop);
+}
+
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_the_sign_an_offer_waits_on() {
+    an_offer_meets_a_slot(Flight::wait_unnoted, drop);
+}
+
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_a_look_at_the_sign_an_offer_waits_on() {
+    an_offer_meets_a_slot(wait, |slot| {
+        taken_from(slot).word.fetch_add(ONE, Relaxed);
+    });
+}
+
+/// The last offer is taken out of the line while another one comes; of two slots, one stays taken.
+fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
+    model(move || {
+        let (flight, calls) = (flight(2), calls());
+        let slots = [(); 2].map(|()| Flight::try_enter(&flight).unwrap());
+        assert!(flight.wait(starts(&calls, 1)).is_some());
+        let waiter = spawn(&flight, {
+            let offer = starts(&calls, 2);
+            move |flight| flight.wait(offer).is_some()
+        });
+        let [mine, others] = slots;
+        let offer = next_offer(&flight).expect("it waits");
+        assert!(offer(mine).is_none());
+        assert!(waiter.join().unwrap(), "none is free");
+        drop(others);
+        assert_eq!(called(&calls), [1, 2], "waits for ever");
+        end_all(&calls);
+        assert_all_free(&flight, 2);
+    });
+}
+
+/// Goal: the sign stays for an offer that comes while the last one goes (L4).
+#[test]
+fn loom_flight_the_last_offer_meets_the_next() {
+    the_last_offer_meets_the_next(Flight::next_offer);
+}
+
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_the_lock_around_the_sign_an_offer_waits_on() {
+    the_last_offer_meets_the_next(Flight::next_offer_noted_late);
+}
+
+/// An offer waits; somebody who comes when its slot is given back finds none.
+fn a_latecomer_tries(give: fn(Slot)) {
+    model(move || {
+        let (flight, calls) = (flight(1), calls());
+        let slot = Flight::try_enter(&flight).unwrap();
+        assert!(flight.wait(starts(&calls, 1)).is_some());
+        let latecomer = spawn(&flight, |flight| Flight::try_enter(flight).is_some());
+        give(slot);
+        assert!(!latecomer.join().unwrap(), "overtaken");
+        assert_eq!(called(&calls), [1]);
+        end_all(&calls);
+        assert_all_free(&flight, 1);
+    });
+}
+
+/// Goal: a slot goes to the first in the line, and to nobody who comes later (L4).
+#[test]
+fn loom_flight_nobody_is_overtaken() {
+    a_latecomer_tries(drop);
+}
+
+#[test]
+#[should_panic(expected = "overtaken")]
+fn loom_flight_without_handing_it_over_a_slot_goes_to_a_latecomer() {
+    a_latecomer_tries(|slot| {
+        let flight = taken_from(slot);
+        flight.word.fetch_add(ONE, Relaxed);
+        if flight.try_take()
+            && let Some(offer) = flight.next_offer()
+        {
+            offer(Slot { flight: Some(flight) });
+        }
+    });
+}
+
+/// The only offer leaves while a slot is given back.
+fn who_waits_leaves(give: fn(Slot)) {
+    model(move || {
+        let (flight, calls) = (flight(1), calls());
+        let slot = Flight::try_enter(&flight).unwrap();
+        let ticket = flight.wait(starts(&calls, 1)).unwrap();
+        let leaver = spawn(&flight, move |flight| flight.leave(ticket));
+        give(slot);
+        leaver.join().unwrap();
+        end_all(&calls);
+        assert_eq!(Arc::strong_count(&calls), 1, "an offer is left");
+        assert_all_free(&flight, 1);
+    });
+}
+
+/// Goal: an offer that leaves while it could be called is called or not, and its slot is not lost.
+#[test]
+fn loom_flight_who_waits_leaves() {
+    who_waits_leaves(drop);
+}
+
+#[test]
+#[should_panic(expected = "slots are lost or made")]
+fn loom_flight_without_a_second_look_the_slot_of_who_left_is_lost() {
+    who_waits_leaves(|slot| {
+        let flight = taken_from(slot);
+        if !flight.try_give()
+            && let Some(offer) = flight.next_offer()
+        {
+            offer(Slot { flight: Some(flight) });
+        }
+    });
+}
+
+/// Somebody has no use for a slot; a thread and an offer are behind.
+fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
+    model(move || {
+        let (flight, calls) = (flight(1), calls());
+        let slot = Flight::try_enter(&flight).unwrap();
+        assert!(flight.wait(first(&calls, 1)).is_some());
+        let waiter = spawn(&flight, {
+            let offer = starts(&calls, 2);
+            move |flight| flight.wait(offer).is_none()
+        });
+        drop(slot);
+        let found_one = waiter.join().unwrap();
+        assert!(found_one || called(&calls) == [1, 2], "waits for ever");
+        end_all(&calls);
+        assert_all_free(&flight, 1);
+    });
+}
+
+/// Goal: a slot that an offer hands back goes to the next (L6).
+#[test]
+fn loom_flight_a_slot_is_handed_back() {
+    a_slot_is_not_used(hands_back);
+}
+
+/// The offer wakes a task, which is never polled.
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_handing_it_back_the_next_waits_on() {
+    a_slot_is_not_used(starts);
+}
+
+/// Two slots are given back by two threads, to offers whose reads are refused.
+fn reads_are_refused(give: fn(Slot)) {
+    model(move || {
+        let (flight, calls) = (flight(2), calls());
+        let [mine, others] = [(); 2].map(|()| Flight::try_enter(&flight).unwrap());
+        for who in 1..=3 {
+            assert!(flight.wait(is_refused(&calls, who)).is_some());
+        }
+        let other = spawn(&flight, move |_| give(others));
+        give(mine);
+        other.join().unwrap();
+        assert!(!calls.lock().unwrap().nested, "called within a call");
+        let mut called = called(&calls);
+        called.sort_unstable();
+        assert_eq!(called, [1, 2, 3], "waits for ever");
+        assert_all_free(&flight, 2);
+    });
+}
+
+/// Goal: offers whose reads are refused are called one after the other, each once, and no slot is lost
+/// on the way (L7).
+#[test]
+fn loom_flight_reads_are_refused() {
+    reads_are_refused(drop);
+}
+
+#[test]
+#[should_panic(expected = "called within a call")]
+fn loom_flight_without_waiting_for_its_end_a_call_is_within_another() {
+    reads_are_refused(|slot| {
+        let flight = taken_from(slot);
+        if !flight.try_give()
+            && let Some(offer) = flight.next_offer()
+        {
+            offer(Slot { flight: Some(flight) });
+        }
+    });
+}
+
+/// Goal: threads whose batches want all slots come to their end: only for its first one waits a batch (L5).
+#[test]
+fn loom_flight_two_batches_want_all() {
+    model(|| {
+        let flight = flight(2);
+        let body = |flight: &Arc<Flight>| {
+            let mut slots = Slots::new(flight);
+            assert!(slots.add());
+            slots.add();
+        };
+        let other = spawn(&flight, body);
+        body(&flight);
+        other.join().unwrap();
+        assert_all_free(&flight, 2);
+    });
+}
+
+#[test]
+#[should_panic(expected = "for one another")]
+fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
+    model(|| {
+        let (flight, calls) = (flight(2), calls());
+        // True: has one, and waits for the other.
+        let body = {
+            let calls = Arc::clone(&calls);
+            move |flight: &Arc<Flight>| {
+                let Some(first) = Flight::try_enter(flight) else { return false };
+                let mut second = Flight::try_enter(flight);
+                if second.is_none() && flight.wait(starts(&calls, 0)).is_some() {
+                    calls.lock().unwrap().slots.push(first);
+                    return true;
+                }
+                second = second.or_else(|| Flight::try_enter(flight));
+                drop((first, second));
+                false
+            }
+        };
+        let other = spawn(&flight, body.clone());
+        let waits = body(&flight);
+        let waits = waits && other.join().unwrap();
+        assert!(!waits || !called(&calls).is_empty(), "for one another");
+    });
+}
+
+/// Goal: who waits for a slot may have a guard, for which others wait when they have given theirs back
+/// (L2, L3).
+#[test]
+fn loom_flight_a_guard_is_held_by_who_waits() {
+    model(|| {
+        let (flight, guard) = (flight(1), Arc::new(Mutex::new(())));
+        let other = spawn(&flight, {
+            let guard = Arc::clone(&guard);
+            move |flight| {
+                let mut slots = Slots::new(flight);
+                assert!(slots.add());
+                slots.give_back();
+                drop(guard.lock().unwrap());
+            }
+        });
+        let held = guard.lock().unwrap();
+        let mut slots = Slots::new(&flight);
+        assert!(slots.add());
+        drop((slots, held));
+        other.join().unwrap();
+        assert_all_free(&flight, 1);
+    });
+}
+
+#[test]
+#[should_panic(expected = "for one another")]
+fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
+    model(|| {
+        let (flight, calls) = (flight(1), calls());
+        let is_held = Arc::new(Mutex::new(false));
+        // True: has a slot, and waits for the guard.
+        let other = spawn(&flight, {
+            let (is_held, calls) = (Arc::clone(&is_held), Arc::clone(&calls));
+            move |flight| {
+                let Some(slot) = Flight::try_enter(flight) else { return false };
+                let waits = *is_held.lock().unwrap();
+                if waits {
+                    calls.lock().unwrap().slots.push(slot);
+                }
+                waits
+            }
+        });
+        *is_held.lock().unwrap() = true;
+        let waits = flight.wait(starts(&calls, 1)).is_some();
+        let waits = other.join().unwrap() && waits;
+        assert!(!waits || !called(&calls).is_empty(), "for one another");
+    });
+}
