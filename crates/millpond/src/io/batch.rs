@@ -36,8 +36,9 @@ pub(crate) fn open() -> Batch {
     Batch { outermost: LEFT.try_with(open).unwrap_or(false) }
 }
 
-/// Tells what was left so far; the batch stays open.
+/// Tells what was left so far; the batch stays open, but has another number: the caller may wait.
 pub(crate) fn tell_now() {
+    NUMBER.set(0);
     loop {
         let next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Vec::pop));
         match next {
@@ -47,7 +48,8 @@ pub(crate) fn tell_now() {
     }
 }
 
-/// A number that no other batch has; `None` if this thread has none open.
+/// A number that no other batch has, and this one until it has a wait behind it; `None` if this thread
+/// has none open.
 pub(crate) fn number() -> Option<u64> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     if !is_open() {

@@ -139,12 +139,21 @@ impl<R: Ring> Reaping<R> {
             return;
         }
         self.ring.reap();
-        if !self.ring.is_idle()
-            && let Some(next) = self.role().listed.pop_back()
-        {
-            return next.promote();
+        match self.next() {
+            Some(next) => next.promote(),
+            None => self.vacate(),
         }
-        self.vacate();
+    }
+
+    /// Who is to have the role next, if there is a use in that; it is not listed any more.
+    fn next(&self) -> Option<Arc<Signal>> {
+        if self.ring.is_idle() {
+            return None;
+        }
+        let mut role = self.role();
+        // Who was granted comes by itself, and leaves again.
+        let place = role.listed.iter().rposition(|signal| !signal.is_granted())?;
+        role.listed.remove(place)
     }
 
     fn take_or_list(&self, signal: &Arc<Signal>) -> bool {

@@ -7,7 +7,8 @@
 //! The kernel completes a read in the context of the thread that submitted it, wherever that is. So only
 //! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
 //! What a thread leaves in flight when it ends the kernel may cancel, or fail with EFAULT; it is
-//! submitted again. (A ring with deferred completions would wait for one thread alone.)
+//! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the kernel
+//! the fence there that H2 of `reaping` needs.)
 //!
 //! - **S1** As R1 of `uring`: a job is kept in `jobs` until its completion was reaped, and the ring is in
 //!   the driver's list while there are jobs: a ring that is retired takes none.

@@ -346,6 +346,8 @@ impl Driver {
                 let read = job.read.transfer();
                 let outcome = job.file.descriptors.try_one(&read);
                 self.finish(job, outcome);
+                // Who waits there must not wait for all of these.
+                self.look();
             }
         }
     }
