@@ -539,6 +539,8 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     file.close().unwrap();
     same(&std::fs::read(&path).unwrap(), &stored, case);
     std::fs::remove_file(&path).unwrap();
+    // Its space is there for the next once the journal has been committed.
+    rustix::fs::syncfs(std::fs::File::open(&mount.point).unwrap()).unwrap();
 }
 
 /// Goal: a long write that fails leaves alone by how much the file has grown meanwhile.

@@ -3,16 +3,18 @@
 //! ```text
 //!             take                        give up
 //!   VACANT ----------> LED, notify off ------------> VACANT, notify on
-//!                       ^  |  hand on, by the driver: to the first who is listed
-//!                       +--+
+//!                       ^  |  hand on, to one who is listed: by the driver,
+//!                       +--+  or by a leader who wants more, and is listed itself
 //! ```
 //!
 //! A thread that is about to sleep takes the role if it is vacant, and sleeps in the ring; others are
 //! listed and sleep each on its own word (`signal`). The leader ends what has completed, which may grant
 //! others their waits, or its own; then it gives the role up, as it is often back sooner than somebody
 //! else could be woken. While nobody leads, each completion rings for the driver: it reaps, and if more is
-//! to come hands the role on, to who was listed last: he that waits for much was listed long ago, and
-//! would be woken many times before he has it.
+//! to come hands the role on.
+//!
+//! Each completion wakes the leader. So the role is for who wants least, as it will be granted first: one
+//! that waits for much would be woken many times before it has it.
 //!
 //! - **H1** Role, list and notification change together, under one lock: a vacant ring notifies, so who
 //!   is listed may sleep behind nobody.
@@ -28,7 +30,6 @@
 //!
 //! Locks: the role's; under it only the ring's flag and queue are looked at.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
@@ -68,7 +69,26 @@ pub(crate) struct Reaping<R> {
 #[derive(Default)]
 struct Role {
     led: bool,
-    listed: VecDeque<Arc<Signal>>,
+    listed: Vec<Listed>,
+}
+
+/// Who sleeps until it is granted, or has the role.
+struct Listed {
+    signal: Arc<Signal>,
+    wanted: usize,
+}
+
+impl Role {
+    /// Takes who wants least off the list, if that is little enough.
+    fn take_next(&mut self, is_little: impl Fn(usize) -> bool) -> Option<Arc<Signal>> {
+        let listed = self.listed.iter().enumerate();
+        let place = listed
+            // Who was granted comes by itself, and leaves again.
+            .filter(|(_, listed)| is_little(listed.wanted) && !listed.signal.is_granted())
+            .min_by_key(|(_, listed)| listed.wanted)
+            .map(|(place, _)| place)?;
+        Some(self.listed.remove(place).signal)
+    }
 }
 
 impl<R: Ring> Reaping<R> {
@@ -82,35 +102,61 @@ impl<R: Ring> Reaping<R> {
     }
 
     /// Sleeps until `signal` is granted, or `deadline`, and reaps as long as it is its turn. Whether it
-    /// was granted.
-    pub(crate) fn wait(&self, signal: &Arc<Signal>, deadline: Option<Instant>) -> bool {
-        while !self.take_or_list(signal) {
+    /// was granted. `wanted`: for how much it waits.
+    pub(crate) fn wait(
+        &self,
+        signal: &Arc<Signal>,
+        wanted: usize,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let mut leads = self.take_or_list(signal, wanted);
+        loop {
+            if leads && self.lead(signal, wanted, deadline) {
+                self.vacate();
+                return signal.is_granted();
+            }
             let woken = signal.sleep(deadline);
-            if self.unlist(signal) {
-                break;
+            leads = self.unlist(signal);
+            if leads {
+                continue;
             }
             if woken != Woken::Promoted {
                 return woken == Woken::Granted;
             }
             // Told late of a role that it was given, and gave up, before.
+            leads = self.take_or_list(signal, wanted);
         }
-        self.lead(signal, deadline);
-        self.vacate();
-        signal.is_granted()
     }
 
-    fn lead(&self, signal: &Signal, deadline: Option<Instant>) {
+    /// Reaps until the wait is over; false if the role went to one who wants less, and the caller is
+    /// listed.
+    fn lead(&self, signal: &Arc<Signal>, wanted: usize, deadline: Option<Instant>) -> bool {
         loop {
             // Also when granted: nothing is left behind that the driver would be rung for.
             self.ring.reap();
             if signal.is_granted() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                return;
+                return true;
+            }
+            if self.change_places(signal, wanted) {
+                return false;
             }
             if signal.begin_lead() {
                 self.ring.sleep(deadline);
                 signal.end_lead();
             }
         }
+    }
+
+    fn change_places(&self, signal: &Arc<Signal>, wanted: usize) -> bool {
+        if self.ring.is_idle() {
+            return false;
+        }
+        let mut role = self.role();
+        let Some(next) = role.take_next(|least| least < wanted) else { return false };
+        role.listed.push(Listed { signal: Arc::clone(signal), wanted });
+        drop(role);
+        next.promote();
+        true
     }
 
     /// Takes the role if it is vacant; then the driver is not rung for until the caller gives it up.
@@ -145,22 +191,16 @@ impl<R: Ring> Reaping<R> {
         }
     }
 
-    /// Who is to have the role next, if there is a use in that; it is not listed any more.
+    /// Who is to have the role next, if there is a use in that.
     fn next(&self) -> Option<Arc<Signal>> {
-        if self.ring.is_idle() {
-            return None;
-        }
-        let mut role = self.role();
-        // Who was granted comes by itself, and leaves again.
-        let place = role.listed.iter().rposition(|signal| !signal.is_granted())?;
-        role.listed.remove(place)
+        if self.ring.is_idle() { None } else { self.role().take_next(|_| true) }
     }
 
-    fn take_or_list(&self, signal: &Arc<Signal>) -> bool {
+    fn take_or_list(&self, signal: &Arc<Signal>, wanted: usize) -> bool {
         let mut role = self.role();
         let taken = self.take(&mut role);
         if !taken {
-            role.listed.push_back(Arc::clone(signal));
+            role.listed.push(Listed { signal: Arc::clone(signal), wanted });
         }
         taken
     }
@@ -168,7 +208,7 @@ impl<R: Ring> Reaping<R> {
     /// Whether the caller has the role now (H4).
     fn unlist(&self, signal: &Arc<Signal>) -> bool {
         let mut role = self.role();
-        let place = role.listed.iter().position(|listed| Arc::ptr_eq(listed, signal));
+        let place = role.listed.iter().position(|listed| Arc::ptr_eq(&listed.signal, signal));
         place.map(|place| role.listed.remove(place)).is_none()
     }
 

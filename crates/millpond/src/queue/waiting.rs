@@ -95,10 +95,10 @@ impl<E> Waiting<E> {
         }
     }
 
-    /// Until `signal` is granted, or `deadline`; whether it was.
-    fn sleep(&self, signal: &Arc<Signal>, deadline: Option<Instant>) -> bool {
+    /// Until `signal` is granted so many events, or `deadline`; whether it was.
+    fn sleep(&self, signal: &Arc<Signal>, min: usize, deadline: Option<Instant>) -> bool {
         match &self.ring {
-            Some(ring) => ring.wait(signal, deadline),
+            Some(ring) => ring.wait(signal, min, deadline),
             None => signal.sleep(deadline) == Woken::Granted,
         }
     }
@@ -156,7 +156,7 @@ impl<E> Waiting<E> {
         let signal = signal.expect("made for a waiter");
         let for_min = patience.for_min;
         let for_min = for_min.filter(|&min| patience.at_all.is_none_or(|at_all| min < at_all));
-        let mut is_granted = for_min.is_some() && self.sleep(&signal, for_min);
+        let mut is_granted = for_min.is_some() && self.sleep(&signal, min, for_min);
         if for_min.is_some() && !is_granted {
             let mut wakes = Wakes::new();
             let mut rules = self.lock();
@@ -166,7 +166,8 @@ impl<E> Waiting<E> {
                 return events;
             }
         }
-        is_granted = is_granted || self.sleep(&signal, patience.at_all);
+        let min = if for_min.is_some() { 1 } else { min };
+        is_granted = is_granted || self.sleep(&signal, min, patience.at_all);
         if is_granted {
             // What was granted is there: the grant came before the telling, under the lock.
             return self.lock().collect(ticket).expect("granted, and told so");

@@ -141,13 +141,14 @@ impl SharedRing {
         }
     }
 
-    /// Sleeps until `signal` is granted, or `deadline`; reaps meanwhile. Whether it was granted.
+    /// Sleeps until `signal` is granted so many completions, or `deadline`; reaps meanwhile. Whether it was.
     pub(crate) fn wait(
         &self,
         signal: &crate::sync::Arc<Signal>,
+        wanted: usize,
         deadline: Option<Instant>,
     ) -> bool {
-        self.reaping.wait(signal, deadline)
+        self.reaping.wait(signal, wanted, deadline)
     }
 
     /// Brings the leader out of its sleep.

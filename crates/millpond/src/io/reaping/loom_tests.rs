@@ -151,7 +151,7 @@ fn wait_for(reaping: &Reaping<Model>, wanted: u32, deadline: Option<Instant>) ->
     }
     events.waits.push((wanted, Arc::clone(&signal)));
     drop(events);
-    reaping.wait(&signal, deadline)
+    reaping.wait(&signal, wanted as usize, deadline)
 }
 
 /// The driver's thread, until all events have ended.
@@ -273,6 +273,23 @@ fn loom_without_a_poke_a_leader_is_granted_in_vain() {
     });
 }
 
+/// Goal: a leader that changes places with one who wants less is granted all the same, also by others.
+#[test]
+fn loom_who_wants_more_changes_places() {
+    model(|| {
+        let reaping = Model::new(2);
+        let little = spawn(&reaping, |reaping| assert!(wait_for(reaping, 1, None)));
+        let worker = spawn(&reaping, |reaping| {
+            reaping.ring.end(1);
+            drive(reaping);
+        });
+        reaping.ring.complete();
+        assert!(wait_for(&reaping, 2, None));
+        little.join().unwrap();
+        worker.join().unwrap();
+    });
+}
+
 /// One leaves whom the driver may have given the role, behind which another sleeps. The driver is the
 /// kernel, too.
 fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
@@ -304,7 +321,7 @@ fn loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it() {
     deadlocks("loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it", || {
         who_leaves_meets_the_role(|reaping| {
             let signal = Arc::new(Signal::new());
-            if reaping.take_or_list(&signal) {
+            if reaping.take_or_list(&signal, 2) {
                 return reaping.give_up();
             }
             // H4: not unlisted.
