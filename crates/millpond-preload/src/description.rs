@@ -30,6 +30,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 use millpond::File;
 
@@ -110,6 +111,11 @@ unsafe impl Sync for Description {}
 
 /// Descriptors of ended descriptions that the engine may still hold, and their files.
 static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
+/// Files of descriptors that were found closed, and when. The number is free before the kernel is done
+/// with what it stood for, if a thread of the engine closes it: a file system may have much to do then.
+static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
+/// For so long a file may be in use after its number is free.
+const LEAVING_MAX: Duration = Duration::from_millis(100);
 static POOL: Lock<Vec<&'static Description>> = Lock::new(Vec::new());
 
 impl Description {
@@ -347,9 +353,17 @@ fn forget_closed() {
         let is_open = identity::identify(*fd).is_some_and(|found| found.id == *id);
         if !is_open {
             table::forget_internal(*fd);
+            LEAVING.lock().push((Instant::now(), *id));
         }
         is_open
     });
+    LEAVING.lock().retain(|(closed, _)| closed.elapsed() < LEAVING_MAX);
+}
+
+/// Whether the kernel may not be done yet with a description of the file that the engine has closed.
+pub fn is_leaving(id: FileId) -> bool {
+    forget_closed();
+    LEAVING.lock().iter().any(|(_, other)| *other == id)
 }
 
 /// Whether the engine may still hold a descriptor of an ended description of the file.
@@ -373,5 +387,6 @@ pub unsafe fn after_fork() {
     unsafe {
         POOL.reset(Vec::new());
         LINGERING.reset(Vec::new());
+        LEAVING.reset(Vec::new());
     }
 }

@@ -27,7 +27,7 @@ use millpond::{
     BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions, Stats, WriteMode,
 };
 
-use crate::description::{Access, Description, FileId, Pin, is_lingering};
+use crate::description::{Access, Description, FileId, Pin, is_leaving, is_lingering};
 use crate::lock::{Lock, LockGuard};
 use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::sys;
@@ -284,7 +284,9 @@ impl Registry {
             self.end_closing();
             // SAFETY: the registry is locked.
             let is_same = |other: &'static Description| unsafe { other.cold() }.id == id;
-            let is_ours = is_lingering(id) || self.closing.iter().any(|(_, other)| is_same(other));
+            let is_ours = is_lingering(id)
+                || is_leaving(id)
+                || self.closing.iter().any(|(_, other)| is_same(other));
             // In a handler that interrupted a hit, what we would wait for is ourselves.
             if !is_ours || record().is_reading() {
                 break;

@@ -486,6 +486,12 @@ impl Mount {
     }
 }
 
+impl Mount {
+    fn free_blocks(&self) -> u64 {
+        rustix::fs::statvfs(&self.point).unwrap().f_bfree
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
         // Lazily: after a failure the file may still be open.
@@ -516,6 +522,7 @@ fn a_full_file_system_is_told_by_writes() {
 
 fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, case: &str) {
     let path = mount.point.join("file");
+    let free = mount.free_blocks();
     let file = engine.open(&path, options).unwrap();
     let mut stored: Vec<u8> = Vec::new();
     let refused = loop {
@@ -539,7 +546,12 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     file.close().unwrap();
     same(&std::fs::read(&path).unwrap(), &stored, case);
     std::fs::remove_file(&path).unwrap();
-    // Its space is there for the next once the journal has been committed.
+    // Its space is there for the next once a thread of the engine's has closed it, if one was about to,
+    // and the journal has been committed.
+    let begun = Instant::now();
+    while mount.free_blocks() < free && begun.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     rustix::fs::syncfs(std::fs::File::open(&mount.point).unwrap()).unwrap();
 }
 
