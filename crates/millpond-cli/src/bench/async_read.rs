@@ -43,7 +43,6 @@ const FILE_BYTES_QUICK: u64 = 256 << 20;
 /// This part of the file fits the cache.
 const CACHE_SHARE: u64 = 8;
 const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-const DEPTHS_QUICK: [u32; 3] = [1, 8, 32];
 const CACHED_BYTES: u64 = 64 << 20;
 
 /// Measures all cases.
@@ -83,8 +82,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let back_end = format!("back end {} ({})", stats.back_end, stats.back_end_reason);
     outcome.note(format!("{COLD}: {back_end}; the kernel's cache is dropped before each slice"));
 
-    let depths = if plan.quick { &DEPTHS_QUICK[..] } else { &DEPTHS };
-    for &depth in depths {
+    for depth in DEPTHS {
         eprintln!("measuring {COLD}, depth {depth}");
         let queue = engine.queue(depth as usize).context("making a queue")?;
         let buffers = (0..depth).map(|_| vec![0; BLOCK_BYTES as usize]).collect();
