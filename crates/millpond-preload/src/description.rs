@@ -113,6 +113,7 @@ unsafe impl Sync for Description {}
 static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
 /// Files of descriptors that were found closed, and when. The number is free before the kernel is done
 /// with what it stood for, if a thread of the engine closes it: a file system may have much to do then.
+/// Its lock may be taken under that of [`LINGERING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
 /// For so long a file may be in use after its number is free.
 const LEAVING_MAX: Duration = Duration::from_millis(100);

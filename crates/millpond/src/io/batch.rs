@@ -57,6 +57,7 @@ pub(crate) fn number() -> Option<u64> {
     }
     let number = NUMBER.get();
     if number == 0 {
+        // Relaxed: only that nobody else gets it.
         NUMBER.set(NEXT.fetch_add(1, Relaxed));
     }
     Some(NUMBER.get())
@@ -118,5 +119,23 @@ mod tests {
         at_end(telling());
         drop(batch);
         assert_eq!((told.get(), is_open()), (4, false));
+    }
+
+    #[test]
+    fn a_number_is_for_one_batch_until_it_waits() {
+        assert_eq!(number(), None);
+        let batch = open();
+        let first = number();
+        assert!(first.is_some() && number() == first);
+        tell_now();
+        let after_a_wait = number();
+        assert!(after_a_wait.is_some() && after_a_wait != first);
+        drop(batch);
+        assert_eq!(number(), None);
+        let another = open();
+        assert!(
+            number().is_some_and(|number| Some(number) != first && Some(number) != after_a_wait)
+        );
+        drop(another);
     }
 }

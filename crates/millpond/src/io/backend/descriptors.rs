@@ -395,7 +395,8 @@ impl Descriptors {
         }
         let fd = own.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         if transfer.direction == Direction::Read && !transfer.direct {
-            // As for `verify`; once for reads that go out together.
+            // As for `verify`; once for reads that go out together. Relaxed: a thread finds its own
+            // batch's number only if it has left it there itself, after a look.
             let batch = batch::number();
             if batch.is_none_or(|batch| self.checked_in.load(Relaxed) != batch) {
                 self.check(fd)?;
