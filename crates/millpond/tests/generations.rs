@@ -50,8 +50,14 @@ struct Version {
     step: u64,
     /// By byte offset from the first on: the length.
     bytes: Arc<Vec<u8>>,
-    /// Before and after a failed step: bytes of either, and of any length between.
-    doubtful: bool,
+    /// Set before and after a failed step: bytes of either, and of any length between.
+    doubtful: Arc<AtomicBool>,
+}
+
+impl Version {
+    fn new(step: u64, bytes: Vec<u8>) -> Version {
+        Version { step, bytes: Arc::new(bytes), doubtful: Arc::default() }
+    }
 }
 
 /// Every version that a read which is under way may still see, the newest last.
@@ -66,7 +72,7 @@ const KEPT: usize = 64;
 
 impl Versions {
     fn new(bytes: Vec<u8>) -> Versions {
-        let first = Version { step: 0, bytes: Arc::new(bytes), doubtful: false };
+        let first = Version::new(0, bytes);
         Versions { all: Mutex::new(VecDeque::from([first])), ended: AtomicU64::new(0) }
     }
 
@@ -76,10 +82,9 @@ impl Versions {
 
     /// Before a step begins: what it makes of the file.
     fn begin(&self, bytes: Vec<u8>) -> u64 {
-        let bytes = Arc::new(bytes);
         let mut all = self.all.lock().unwrap();
         let step = all.back().unwrap().step + 1;
-        all.push_back(Version { step, bytes, doubtful: false });
+        all.push_back(Version::new(step, bytes));
         if all.len() > KEPT {
             all.pop_front();
         }
@@ -87,8 +92,8 @@ impl Versions {
     }
 
     fn doubt(&self, step: u64) {
-        let mut all = self.all.lock().unwrap();
-        all.iter_mut().rev().find(|version| version.step == step).unwrap().doubtful = true;
+        let all = self.all.lock().unwrap();
+        all.iter().rev().find(|version| version.step == step).unwrap().doubtful.store(true, SeqCst);
     }
 
     /// Whether a read of at most `len` bytes at `offset`, begun when `from` had ended, may have got
@@ -109,7 +114,12 @@ impl Versions {
             return Some(true);
         }
         // A step that failed, or the one that mends it, may have shown any part of what it wanted.
-        let in_doubt = possible.iter().any(|version| version.doubtful);
+        // Whether the newest fails, only its end tells.
+        let newest = possible.last().unwrap().step;
+        while self.ended.load(SeqCst) < newest {
+            std::thread::yield_now();
+        }
+        let in_doubt = possible.iter().any(|version| version.doubtful.load(SeqCst));
         let parts: Vec<Vec<u8>> = possible.iter().map(part).collect();
         let is_known = |at: usize, byte: u8| parts.iter().any(|part| part.get(at) == Some(&byte));
         let mut bytes = seen.iter().enumerate();
