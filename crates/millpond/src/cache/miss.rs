@@ -45,10 +45,10 @@ use millpond_rangelock::Mode;
 
 use crate::cache::copy::Source;
 use crate::cache::fill::{Leaves, Run, try_claim};
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::frame::Class;
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
-use crate::cache::readahead::{Readahead, start_read};
+use crate::cache::readahead::{Frames, Readahead, start_read};
 use crate::cache::table::PageIndex;
 use crate::cached::{CachedFile, Shared};
 use crate::error::{Error, Op, Result};
@@ -341,18 +341,19 @@ fn start_missing(
     ring: Option<&Arc<SharedRing>>,
     spare: &mut Option<Slot>,
 ) -> Started {
-    let guard = Arc::new(guard);
     // Stable under the guard, as far as it concerns these pages (W5).
     let size = file.core().size.load(Acquire);
     let alone = pages.start() == pages.end();
+    // Reads of several runs share it.
+    let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
     let mut leaves = Leaves::new(file);
     let mut claimed: Option<Claimed> = None;
     let mut end = Started::Reads;
-    let start = |claimed: &mut Option<Claimed>| {
+    let mut start = |claimed: &mut Option<Claimed>| {
         if let Some(Claimed { first, frames, slot }) = claimed.take() {
             file.cache().counters.misses.add(frames.len() as u64);
             let run = Run { first, size, prefetched: false, marker: false };
-            let keep = (Arc::clone(&guard), slot);
+            let keep = (own.take(), shared.clone(), slot);
             // Where it is refused, it has failed.
             start_read(file, keep, run, frames, Some(Arc::clone(failed)), ring.cloned());
         }
@@ -399,7 +400,7 @@ fn offer(
 /// Contiguous pages that are FILLING, and whose read is to be started.
 struct Claimed {
     first: PageIndex,
-    frames: Vec<FrameIndex>,
+    frames: Frames,
     slot: Slot,
 }
 
@@ -432,7 +433,7 @@ fn claim(
         Some(claimed) => claimed.frames.push(frame),
         None => {
             let slot = spare.take().expect("taken above");
-            *claimed = Some(Claimed { first: page, frames: vec![frame], slot });
+            *claimed = Some(Claimed { first: page, frames: Frames::from_elem(frame, 1), slot });
         }
     }
     Ok(true)

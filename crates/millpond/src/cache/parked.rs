@@ -24,6 +24,8 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::task::Waker;
 
+use smallvec::SmallVec;
+
 use crate::cache::page::{PageWord, State};
 use crate::sync::{Mutex, fence};
 
@@ -92,12 +94,8 @@ impl Parking {
     /// Wakes the tasks that wait for the page of the word at that address.
     pub(crate) fn wake(&self, word: usize) {
         let mut bucket = self.bucket(word).lock().expect("no panic under the lock");
-        if bucket.waiting.is_empty() {
-            return;
-        }
-        let (woken, rest): (Vec<_>, Vec<_>) =
-            bucket.waiting.drain(..).partition(|waiting| waiting.word == word);
-        bucket.waiting = rest;
+        let woken: SmallVec<[Waiting; 4]> =
+            bucket.waiting.extract_if(.., |waiting| waiting.word == word).collect();
         drop(bucket);
         woken.into_iter().for_each(|waiting| waiting.waker.wake());
     }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, Mutex};
 
 use millpond_rangelock::Mode;
+use smallvec::SmallVec;
 
 use crate::advice::Advice;
 use crate::cache::fill::{Leaves, Run, try_claim};
@@ -161,7 +162,7 @@ fn start_run(
     let size = file.core().size.load(Acquire);
     let class = Class::page(file.core().page_shift);
     let mut leaves = Leaves::new(file);
-    let mut frames: Vec<FrameIndex> = Vec::new();
+    let mut frames = Frames::new();
     let mut first = page;
     let mut short_of_frames = false;
     for page in page..end {
@@ -205,6 +206,9 @@ fn start_run(
     (started && !short_of_frames).then_some((next, true))
 }
 
+/// The frames of contiguous pages.
+pub(crate) type Frames = SmallVec<[FrameIndex; 4]>;
+
 /// Hands a run of FILLING pages to the back end; takes the claims back if it has no room. `keep`,
 /// which has a guard over the pages (W3), is dropped when the read has ended. Somebody waits for the
 /// pages if there is a `failed`: it is set, before anyone is woken, if a byte of them is missing.
@@ -212,7 +216,7 @@ pub(crate) fn start_read<K: Send + 'static>(
     file: &Arc<CachedFile>,
     keep: K,
     run: Run,
-    frames: Vec<FrameIndex>,
+    frames: Frames,
     failed: Option<Arc<AtomicBool>>,
     ring: Option<Arc<SharedRing>>,
 ) -> bool {

@@ -9,11 +9,16 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use smallvec::SmallVec;
+
 type Telling = Box<dyn FnOnce()>;
+
+/// Seldom more than one for each queue that the thread serves.
+type Left = SmallVec<[Telling; 4]>;
 
 thread_local! {
     /// What was left in the batch that this thread has open.
-    static LEFT: RefCell<Option<Vec<Telling>>> = const { RefCell::new(None) };
+    static LEFT: RefCell<Option<Left>> = const { RefCell::new(None) };
 
     /// The number of the open batch; 0 until somebody asks for it.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
@@ -26,7 +31,7 @@ pub(crate) struct Batch {
 
 /// Opens a batch, or joins the one that is open.
 pub(crate) fn open() -> Batch {
-    let open = |left: &RefCell<Option<Vec<Telling>>>| {
+    let open = |left: &RefCell<Option<Left>>| {
         let mut left = left.borrow_mut();
         let outermost = left.is_none();
         left.get_or_insert_default();
@@ -40,7 +45,7 @@ pub(crate) fn open() -> Batch {
 pub(crate) fn tell_now() {
     NUMBER.set(0);
     loop {
-        let next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Vec::pop));
+        let next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Left::pop));
         match next {
             Ok(Some(telling)) => telling(),
             _ => return,

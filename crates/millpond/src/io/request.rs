@@ -7,6 +7,8 @@
 use std::io;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::io::backend::BackingFile;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::segment::{Segment, SegmentIter};
@@ -138,6 +140,10 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
 
+/// Segments of their owner's. It may move while a transfer of them is under way: a single segment is not
+/// referred to then ([`Front`](crate::io::segment::Front)), and more have a place of their own.
+pub(crate) type Segments = SmallVec<[Segment<'static>; 1]>;
+
 /// A read for which no thread waits: it owns what it needs, and tells whoever cares when it ends.
 pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
@@ -148,7 +154,7 @@ pub(crate) struct BackgroundRead {
     /// Where it is to go, if the back end has rings.
     pub(crate) ring: Option<Arc<SharedRing>>,
     /// Into memory that `done` keeps valid.
-    pub(crate) segments: Box<[Segment<'static>]>,
+    pub(crate) segments: Segments,
     pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,
 }
 

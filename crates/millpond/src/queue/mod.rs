@@ -411,6 +411,11 @@ impl Inner {
     fn tell_arrived(&self) {
         let mut arrived = std::mem::take(&mut *self.arrived());
         self.waiting.complete_all(&mut arrived);
+        // Its memory serves again.
+        let mut next = self.arrived();
+        if next.capacity() == 0 {
+            *next = arrived;
+        }
     }
 }
 

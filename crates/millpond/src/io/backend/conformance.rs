@@ -431,7 +431,7 @@ fn background_reads(wanted: bool, together: bool) {
         for i in 0..300usize {
             let at = i % (BLOCKS + 2);
             let mut memory = Memory::zeroed(2 * BLOCK);
-            let segments = memory.segments(BLOCK).into_boxed_slice();
+            let segments = memory.segments(BLOCK).into();
             let send = send.clone();
             let read = BackgroundRead {
                 ring: None,

@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
+use smallvec::SmallVec;
 
 use crate::cache::copy;
 use crate::io::backend::entry::outcome;
@@ -48,6 +49,8 @@ const JOBS_MAX: usize = COMPLETIONS as usize - 256;
 const POKE: u64 = u64::MAX;
 /// Jobs that are submitted together at least, but for the last ones.
 const TOGETHER: u32 = 4;
+/// Completions that are seldom exceeded by what is reaped at once.
+const TOGETHER_ENDED: usize = 16;
 /// The longest sleep for which the kernel's clock is asked.
 const SLEEP_MAX: Duration = Duration::from_secs(1 << 30);
 /// Until the kernel, which was short of memory, is asked again.
@@ -255,7 +258,7 @@ impl Kernel {
     }
 
     /// Takes what has completed off the queue.
-    fn take_completed(&self) -> Vec<(usize, i32)> {
+    fn take_completed(&self) -> SmallVec<[(usize, i32); TOGETHER_ENDED]> {
         // SAFETY: S2: the caller has the role.
         let completions = unsafe { self.ring.completion_shared() };
         completions
@@ -305,7 +308,7 @@ impl Ring for Kernel {
         }
         // Unwinding would leave reads untold of, and the role taken.
         let _abort = AbortOnUnwind;
-        let mut ended = Vec::with_capacity(completed.len());
+        let mut ended: SmallVec<[_; TOGETHER_ENDED]> = SmallVec::new();
         let mut again = Vec::new();
         let mut jobs = self.jobs();
         for (number, result) in completed {
