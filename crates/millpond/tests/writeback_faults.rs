@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions};
+use millpond::{Advice, BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions};
 
 use common::{
     Random, Simulated, cache_for, engine, has_uring, read_write, same, scaled, sync_in_the_end,
@@ -322,6 +322,58 @@ fn what_is_not_cached_any_more_is_not_claimed_to_be_durable() {
         }
     }
     assert!(refused > 0, "the bytes were still cached: the test shows nothing");
+}
+
+/// Goal: what a failed sync may have lost is not taken for safe because it was read back since.
+/// Incident: a durable write that fails drops its pages; they were read again, after the device had
+/// lost what an earlier write left there, and written back as if they were that.
+/// Method: a write; a durable one to a part of it that fails, or a sync that does, with the pages
+/// dropped before or after; reads of all; syncs. One that succeeds has made durable what may be there.
+#[test]
+fn what_was_lost_and_read_back_is_not_claimed_to_be_durable() {
+    let (mut told, mut settled) = (0, 0);
+    for seed in 0..u64::from(scaled(40)) {
+        let [is_write, drops_before, drops_after] = [1, 2, 4].map(|bit| seed & bit != 0);
+        let sim = SimOptions::new(seed).fail_every_kth_sync(1);
+        let sim = Simulated::new(sim, cache_for(40, PAGE as u64), &read_write());
+        let mut bytes = vec![7; 3 * PAGE];
+        let mut read_again = |is_to_drop: bool| {
+            if is_to_drop {
+                sim.file.advise(0, 0, Advice::DontNeed).unwrap();
+            }
+            sim.file.read_at(&mut bytes, 0).unwrap();
+        };
+        sim.errors(false);
+        sim.file.write_all_at(&[7; 3 * PAGE], 0).unwrap();
+        read_again(drops_before);
+        sim.errors(true);
+        if is_write {
+            sim.file.write_at_dsync(&[8; 100], PAGE as u64 + 50).unwrap_err();
+        } else {
+            sim.file.sync_data().unwrap_err();
+        }
+        sim.errors(false);
+        read_again(drops_after);
+        for _ in 0..3 {
+            match sim.file.sync_data() {
+                Ok(()) => {
+                    settled += 1;
+                    let durable = sim.device.durable();
+                    let (written, rest): (Vec<_>, Vec<_>) =
+                        (0..3 * PAGE).partition(|at| (PAGE + 50..PAGE + 150).contains(at));
+                    assert_eq!(durable.len(), 3 * PAGE, "seed {seed}");
+                    assert!(rest.iter().all(|&at| durable[at] == 7), "seed {seed}: lost");
+                    let may_be = |at: usize| durable[at] == 7 || (is_write && durable[at] == 8);
+                    assert!(written.iter().all(|&at| may_be(at)), "seed {seed}: lost");
+                }
+                Err(error) => {
+                    told += 1;
+                    assert_eq!(error.errno(), libc::EIO, "{error}");
+                }
+            }
+        }
+    }
+    assert!(told > 0 && settled > 0, "{told} told, {settled} settled");
 }
 
 /// Goal: with nothing clean and all writes failing, writers get the error soon; nothing that was

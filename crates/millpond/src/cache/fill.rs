@@ -24,7 +24,7 @@
 use crate::cache::copy::{self, Source};
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::page::{Shown, State};
 use crate::cache::table::{Held, PageIndex, Unheld};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
@@ -33,6 +33,7 @@ use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::read::copy_out;
 use crate::sync::fence;
+use crate::writeback;
 use std::sync::atomic::Ordering::Acquire;
 
 /// Pages that are claimed and read in one go.
@@ -323,7 +324,7 @@ fn claim(
             return (at, claimed);
         }
         *claim = match file.cache().take_page_frame(held, page, tried == 1) {
-            Some(frame) if try_claim(held, word, frame) => {
+            Some(frame) if try_claim(file, held, page, frame) => {
                 claimed += 1;
                 runs += usize::from(!continues);
                 in_run = true;
@@ -342,10 +343,18 @@ fn claim(
     (tried, claimed)
 }
 
-pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
+/// Makes a page FILLING, if it is EMPTY; whether it was.
+pub(crate) fn try_claim(
+    file: &CachedFile,
+    held: &Held<'_>,
+    page: PageIndex,
+    frame: FrameIndex,
+) -> bool {
     held.occupy();
-    let claimed = word.try_fill(frame).is_ok();
-    if !claimed {
+    let claimed = held.word(page).try_fill(frame).is_ok();
+    if claimed {
+        writeback::read_back(file, page);
+    } else {
         held.vacated();
     }
     claimed

@@ -32,6 +32,10 @@ enum Rule {
     EarlierFlush,
     /// A sync looks again where a flush has put a page back (B3).
     Skips,
+    /// Who reads a page back says so, before it is shown (B8).
+    ReadBack,
+    /// The page is made DIRTY again under the lock under which it is found in doubt (B8).
+    RedirtyUnderLock,
 }
 
 struct Pond {
@@ -388,4 +392,57 @@ fn loom_without_waiting_for_an_earlier_flush_a_sync_returns_early() {
 #[should_panic(expected = "not at the device")]
 fn loom_without_a_second_look_a_sync_misses_what_a_flush_put_back() {
     sync_races_a_flush(Rule::Skips, true);
+}
+
+/// Goal: after a sync that failed, what is made DIRTY again is what the device took, and not what was
+/// read from it since, when it may have lost that (B8).
+/// Method: a page in doubt is made DIRTY, while somebody evicts it and reads it back.
+fn a_failed_sync_races_a_read(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        let _ = pond.word.try_writeback(pond.word.load());
+        let _ = pond.word.end_writeback(WritebackEnd::Stable);
+        let is_in_doubt = Arc::new(Mutex::new(true));
+        let doubt = Arc::clone(&is_in_doubt);
+        let reader = spawn(&pond, move |pond| {
+            let seen = pond.word.load();
+            if !seen.is_ready() || !pond.word.try_evict(seen, &pond.epoch) {
+                return;
+            }
+            pond.word.try_fill(FrameIndex(2)).unwrap();
+            if pond.without != Rule::ReadBack {
+                *doubt.lock().unwrap() = false;
+            }
+            let _ = pond.word.finish_fill(FrameIndex(2), Shown::default());
+        });
+        let mut doubt = Some(is_in_doubt.lock().unwrap());
+        if std::mem::take(doubt.as_deref_mut().expect("just locked")) {
+            if without == Rule::RedirtyUnderLock {
+                doubt = None;
+                thread::yield_now();
+            }
+            let change = pond.word.redirty();
+            let frame = change.now.frame();
+            assert!(!change.now.is_dirty() || frame == FrameIndex(1), "read after it was lost");
+        }
+        drop(doubt);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_failed_sync_races_a_read() {
+    a_failed_sync_races_a_read(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "read after it was lost")]
+fn loom_without_being_told_what_was_read_back_a_failed_sync_takes_it_for_the_copy() {
+    a_failed_sync_races_a_read(Rule::ReadBack);
+}
+
+#[test]
+#[should_panic(expected = "read after it was lost")]
+fn loom_without_the_lock_a_failed_sync_takes_what_is_read_back_for_the_copy() {
+    a_failed_sync_races_a_read(Rule::RedirtyUnderLock);
 }

@@ -180,7 +180,7 @@ fn start_run(
                     short_of_frames = true;
                     false
                 }
-                Some(frame) if try_claim(held, word, frame) => {
+                Some(frame) if try_claim(file, held, page, frame) => {
                     if frames.is_empty() {
                         first = page;
                     }

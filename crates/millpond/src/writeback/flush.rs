@@ -399,7 +399,7 @@ fn end_writebacks(
         if *end == WritebackEnd::Unstable && is_in_doubt {
             *end = WritebackEnd::Failed;
         } else if *end == WritebackEnd::Unstable {
-            state.unsynced.insert(page);
+            file.writeback.insert_unsynced(&mut state, page);
         }
         if *end != WritebackEnd::Failed {
             // Before a sync that fails from here on commits the frame again.

@@ -32,6 +32,9 @@
 //!   durable write, which is a sync: the kernel tells of an error once, through whichever call asks
 //!   first. Failures are counted; who finds, when a transfer or a sync has ended, that one was
 //!   counted since it began, takes it for failed, too.
+//! - **B8** What is cached of a page that no sync has covered is what the back end took, or newer: who
+//!   reads such a page back, between claiming it and showing it, takes it out of the set, as the back
+//!   end may have lost it before. It counts as not cached then.
 //!
 //! *Streams.* Pages that writes dirty in order, one write beginning where the one before ended, are
 //! written back before there are many: the device has something to do from the start, and the sync
@@ -91,6 +94,9 @@ pub(crate) struct Writeback {
     begun: AtomicBool,
     /// How many syncs have failed (B7). Changes under the lock of the state.
     failed_syncs: AtomicU64,
+    /// Whether a page may be unsynced, covered by the sync that is under way, or in doubt. Changes
+    /// under the lock of the state. Who has found such a page EMPTY, under a guard, sees it set.
+    owes_sync: AtomicBool,
 }
 
 #[derive(Default)]
@@ -199,6 +205,16 @@ impl Writeback {
         self.failed_syncs.load(Acquire)
     }
 
+    fn insert_unsynced(&self, state: &mut State, page: PageIndex) {
+        self.owes_sync.store(true, Release);
+        state.unsynced.insert(page);
+    }
+
+    fn insert_doubtful(&self, state: &mut State, page: PageIndex) {
+        self.owes_sync.store(true, Release);
+        state.doubtful.insert(page);
+    }
+
     /// The caller holds the lock of the state.
     fn count_failed_sync(&self) {
         self.failed_syncs.fetch_add(1, Release);
@@ -288,14 +304,30 @@ pub(crate) fn passed(
     if file.writeback.failed_syncs() != failed_syncs {
         let failure = state.failure.unwrap_or(Failure::UNKNOWN);
         if cached {
-            (first..=last).for_each(|page| state.doubtful.insert(page));
+            (first..=last).for_each(|page| file.writeback.insert_doubtful(&mut state, page));
         } else {
             state.lost = Some(failure);
         }
     } else if !cached || state.unsynced.leaves() >= THROUGH_LEAVES_MAX {
         state.uncached = true;
     } else {
-        (first..=last).for_each(|page| state.unsynced.insert(page));
+        (first..=last).for_each(|page| file.writeback.insert_unsynced(&mut state, page));
+    }
+}
+
+/// Notes that a page is read back, which is FILLING (B8).
+#[inline]
+pub(crate) fn read_back(file: &CachedFile, page: PageIndex) {
+    // Acquire: see the field.
+    if file.writeback.owes_sync.load(Acquire) {
+        let mut state = file.writeback.state();
+        let is_in = |set: &mut PageSet| !set.take(page, page, 1).is_empty();
+        if is_in(&mut state.unsynced) | is_in(&mut state.covering) {
+            state.uncached = true;
+        }
+        if is_in(&mut state.doubtful) {
+            state.lost = Some(state.failure.unwrap_or(Failure::UNKNOWN));
+        }
     }
 }
 
@@ -397,7 +429,7 @@ fn sync_locked(
     let mut state = writeback.state();
     let nothing_else = state.unsynced.is_empty() && !state.uncached && !state.metadata;
     if flushed.durable && nothing_else && writeback.failed_syncs() == failed_syncs {
-        return succeed(&mut state);
+        return succeed(file, &mut state);
     }
     state.covering = std::mem::take(&mut state.unsynced);
     let uncached = std::mem::take(&mut state.uncached);
@@ -409,7 +441,7 @@ fn sync_locked(
         Ok(()) if writeback.failed_syncs() == failed_syncs => {
             settle(file, &state);
             state.covering = PageSet::default();
-            succeed(&mut state)
+            succeed(file, &mut state)
         }
         outcome => {
             state.metadata |= metadata;
@@ -439,7 +471,10 @@ pub(crate) fn durable_failed(file: &CachedFile, offset: u64, len: u64, errno: i3
 }
 
 /// After everything is durable, but for what was lost.
-fn succeed(state: &mut State) -> Result<()> {
+fn succeed(file: &CachedFile, state: &mut State) -> Result<()> {
+    if state.unsynced.is_empty() && state.doubtful.is_empty() {
+        file.writeback.owes_sync.store(false, Release);
+    }
     match state.lost {
         Some(lost) => Err(Error::Lost { source: lost.source() }),
         None => {
@@ -487,12 +522,15 @@ fn redirty(file: &CachedFile, guards: Guards, failure: Failure) {
         if guard.is_none() && waited.is_none() {
             continue;
         }
-        if writeback.state().doubtful.take(page, page, 1).is_empty() {
-            // Cut off meanwhile.
+        let mut state = writeback.state();
+        if state.doubtful.take(page, page, 1).is_empty() {
+            // Cut off meanwhile, or read back.
             continue;
         }
+        // Under the lock, so that nobody has read the page back and not said so (B8).
         let held = file.core().hold(file.cache(), page, false);
         let change = held.ok().map(|held| held.word(page).redirty());
+        drop(state);
         match change {
             Some(change) if change.now.is_dirty() => {
                 file.cache().ledger.note(change, file.core().page_bytes());
