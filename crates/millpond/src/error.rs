@@ -135,9 +135,9 @@ pub enum Error {
         /// Number of bytes asked for.
         len: u64,
     },
-    /// A sync failed, and some of what was written since the last one that succeeded is not cached
-    /// any more: it can't be written again, and may not be on the device. Every sync says so, and
-    /// [`crate::File::close`], until the last handle of the file is gone.
+    /// A sync failed, and some of what was written since the last one that succeeded has left the cache
+    /// since: it can't be written again, and may not be on the device; what was read back of it may be
+    /// older. Every sync says so, and [`crate::File::close`], until the last handle of the file is gone.
     Lost {
         /// What the back end said when it failed.
         source: io::Error,

@@ -57,9 +57,7 @@ struct Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
-        use libc::{EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY};
-        let refusals = [EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY];
-        let refused = error.raw_os_error().is_some_and(|errno| refusals.contains(&errno));
+        let refused = request::is_refusal(&error);
         Failure { error, refused }
     }
 }

@@ -24,7 +24,7 @@
 use crate::cache::copy::{self, Source};
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{Shown, State};
+use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::{Held, PageIndex, Unheld};
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
@@ -277,7 +277,9 @@ fn fill_missing(
     let mut transfers: Vec<Transfer<'_>> = Vec::new();
     let mut used = 0;
     for (start, len) in runs(claims) {
-        let offset = file.start_of(first + start as u64);
+        let page = first + start as u64;
+        writeback::read_back(file, page, page + len as u64 - 1);
+        let offset = file.start_of(page);
         transfers.push(Transfer::new(Direction::Read, offset, &segments[used..used + len]));
         used += len;
     }
@@ -324,7 +326,7 @@ fn claim(
             return (at, claimed);
         }
         *claim = match file.cache().take_page_frame(held, page, tried == 1) {
-            Some(frame) if try_claim(file, held, page, frame) => {
+            Some(frame) if try_claim(held, word, frame) => {
                 claimed += 1;
                 runs += usize::from(!continues);
                 in_run = true;
@@ -343,18 +345,12 @@ fn claim(
     (tried, claimed)
 }
 
-/// Makes a page FILLING, if it is EMPTY; whether it was.
-pub(crate) fn try_claim(
-    file: &CachedFile,
-    held: &Held<'_>,
-    page: PageIndex,
-    frame: FrameIndex,
-) -> bool {
+/// Makes a page FILLING, if it is EMPTY; whether it was. Before it is shown, [`writeback::read_back`] is
+/// to be told.
+pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
     held.occupy();
-    let claimed = held.word(page).try_fill(frame).is_ok();
-    if claimed {
-        writeback::read_back(file, page);
-    } else {
+    let claimed = word.try_fill(frame).is_ok();
+    if !claimed {
         held.vacated();
     }
     claimed
@@ -485,6 +481,7 @@ pub(crate) fn fill_one(
         Claim::Around => return Ok(Alone::NoFrame),
     };
     file.cache().counters.misses.add(1);
+    writeback::read_back(file, page, page);
     let bytes = file.cache().frames.bytes(frame);
     // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
     let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };

@@ -34,6 +34,8 @@ enum Rule {
     Skips,
     /// Who reads a page back says so, before it is shown (B8).
     ReadBack,
+    /// A sync that has succeeded waits for durable writes that are under way (B7).
+    DurableWrites,
     /// The page is made DIRTY again under the lock under which it is found in doubt (B8).
     RedirtyUnderLock,
 }
@@ -445,4 +447,53 @@ fn loom_without_being_told_what_was_read_back_a_failed_sync_takes_it_for_the_cop
 #[should_panic(expected = "read after it was lost")]
 fn loom_without_the_lock_a_failed_sync_takes_what_is_read_back_for_the_copy() {
     a_failed_sync_races_a_read(Rule::RedirtyUnderLock);
+}
+
+/// What B7 has under the lock.
+#[derive(Default)]
+struct Failures {
+    durable_writes: usize,
+    failed_syncs: usize,
+}
+
+/// Goal: a sync that says it succeeded has covered what was written, though the device told somebody else
+/// that it had lost it (B7).
+/// Method: a durable write that fails and takes an earlier write with it, and a sync.
+fn a_sync_races_a_durable_write(without: Rule) {
+    loom::model(move || {
+        let failures = Arc::new(Mutex::new(Failures::default()));
+        let ended = Arc::new(Condvar::new());
+        let has_lost = Arc::new(AtomicUsize::new(0));
+        let of_writer = (Arc::clone(&failures), Arc::clone(&ended), Arc::clone(&has_lost));
+        let writer = thread::spawn(move || {
+            let (failures, ended, has_lost) = of_writer;
+            failures.lock().unwrap().durable_writes += 1;
+            has_lost.store(1, SeqCst);
+            failures.lock().unwrap().failed_syncs += 1;
+            failures.lock().unwrap().durable_writes -= 1;
+            ended.notify_all();
+        });
+        let failed_syncs = failures.lock().unwrap().failed_syncs;
+        let is_lost = has_lost.load(SeqCst) == 1;
+        let mut state = failures.lock().unwrap();
+        while without != Rule::DurableWrites && state.durable_writes > 0 {
+            state = ended.wait(state).unwrap();
+        }
+        // What was counted before the sync began has put the page in doubt.
+        let succeeds = state.failed_syncs == failed_syncs && failed_syncs == 0;
+        drop(state);
+        assert!(!(succeeds && is_lost), "lost, and claimed to be durable");
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_sync_races_a_durable_write() {
+    a_sync_races_a_durable_write(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "lost, and claimed to be durable")]
+fn loom_without_waiting_for_durable_writes_a_sync_claims_what_is_lost() {
+    a_sync_races_a_durable_write(Rule::DurableWrites);
 }

@@ -425,7 +425,7 @@ fn claim(
         file.shared.flusher.starve(file.cache().ledger.kept());
         return Err(Started::NoFrame);
     };
-    if !try_claim(file, held, page, frame) {
+    if !try_claim(held, word, frame) {
         file.cache().frames.free(frame, Class::page(file.core().page_shift));
         return Ok(false);
     }

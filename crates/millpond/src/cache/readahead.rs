@@ -25,6 +25,7 @@ use crate::cached::CachedFile;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
+use crate::writeback;
 
 /// The largest window, in bytes, unless the builder says otherwise.
 pub(crate) const WINDOW_BYTES_MAX: u64 = 1 << 20;
@@ -180,7 +181,7 @@ fn start_run(
                     short_of_frames = true;
                     false
                 }
-                Some(frame) if try_claim(file, held, page, frame) => {
+                Some(frame) if try_claim(held, word, frame) => {
                     if frames.is_empty() {
                         first = page;
                     }
@@ -220,6 +221,7 @@ pub(crate) fn start_read<K: Send + 'static>(
     failed: Option<Arc<AtomicBool>>,
     ring: Option<Arc<SharedRing>>,
 ) -> bool {
+    writeback::read_back(file, run.first, run.first + frames.len() as u64 - 1);
     let page_bytes = file.core().page_bytes();
     let segments = frames
         .iter()

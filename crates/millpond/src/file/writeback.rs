@@ -13,8 +13,8 @@ impl File {
     ///
     /// [`Error::Io`](crate::Error::Io) with what the back end answered. Nothing is dropped: what could
     /// not be written stays cached, and the next sync, through whatever handle, tries again.
-    /// [`Error::Lost`](crate::Error::Lost) where an earlier failure concerned bytes that were no longer
-    /// cached.
+    /// [`Error::Lost`](crate::Error::Lost) where an earlier failure concerned bytes that had left the cache
+    /// since they were written.
     pub fn sync_all(&self) -> Result<()> {
         writeback::sync(&self.cached, 0, LAST_PAGE, false)
     }

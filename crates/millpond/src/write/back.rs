@@ -147,6 +147,7 @@ impl Write<'_> {
         if !file.backing.permits(false) {
             return Ok(false);
         }
+        pages.iter().for_each(|&(page, _)| writeback::read_back(file, page, page));
         let page_bytes = file.core().page_bytes();
         let frames = &file.cache().frames;
         // SAFETY: the frames are ours until they are shown.

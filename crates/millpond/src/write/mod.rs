@@ -261,17 +261,22 @@ impl<'a> Write<'a> {
     fn transfer(&self, segments: SegmentIter<'_>) -> (u64, Option<io::Error>) {
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
         batch[0].durable = self.durable;
+        let number = self.durable.then(|| writeback::begin_durable(self.file));
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
         if let Some(error) = &transfer.error {
             self.note_failure(error);
         }
+        if let Some(number) = number {
+            writeback::end_durable(self.file, number);
+        }
         (transfer.moved, transfer.error)
     }
 
-    /// What a durable write says of an error, a sync would have said.
+    /// What a durable write says of an error, a sync would have said, unless it is about the write itself.
     pub(crate) fn note_failure(&self, error: &io::Error) {
-        if self.durable && error.raw_os_error() != Some(libc::EFAULT) {
+        let is_of_write = error.raw_os_error() == Some(libc::EFAULT) || request::is_refusal(error);
+        if self.durable && !is_of_write {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             writeback::durable_failed(self.file, self.offset, self.len, errno);
         }

@@ -14,7 +14,7 @@ use crate::io::batch;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::sync::fence;
-use crate::writeback::{Failure, LAST_PAGE, durable_failed};
+use crate::writeback::{Failure, LAST_PAGE, begin_durable, durable_failed, end_durable};
 
 /// What is in flight at once, of one flush.
 pub(super) const BATCH_BYTES: u64 = 16 << 20;
@@ -238,6 +238,7 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
     let mut runs = runs(file, claimed, size);
     let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
     let failed_syncs = file.writeback.failed_syncs();
+    let number = durable.then(|| begin_durable(file));
     match file.backing.verify() {
         Ok(()) => transfer(file, claimed, &mut runs, durable),
         Err(error) => runs[0].error = Some(error),
@@ -262,10 +263,13 @@ fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable
             }
         }
     }
+    if let Some(number) = number {
+        end_durable(file, number);
+    }
     end_writebacks(file, claimed, &mut ends, failed_syncs);
     Flushed {
         pages: claimed.len(),
-        durable: durable && !ends.contains(&WritebackEnd::Unstable) && failure.is_none(),
+        durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
         failure,
     }
 }
@@ -396,7 +400,7 @@ fn end_writebacks(
     // B7.
     let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
     for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
-        if *end == WritebackEnd::Unstable && is_in_doubt {
+        if *end != WritebackEnd::Failed && is_in_doubt {
             *end = WritebackEnd::Failed;
         } else if *end == WritebackEnd::Unstable {
             file.writeback.insert_unsynced(&mut state, page);

@@ -32,8 +32,11 @@
 //!   durable write, which is a sync: the kernel tells of an error once, through whichever call asks
 //!   first. Failures are counted; who finds, when a transfer or a sync has ended, that one was
 //!   counted since it began, takes it for failed, too.
+//!   A sync that has succeeded waits for the durable writes that are under way then, as one of them may
+//!   have been told of what the sync was to cover. (Not for direct ones: who has them under way may be
+//!   the one who syncs.)
 //! - **B8** What is cached of a page that no sync has covered is what the back end took, or newer: who
-//!   reads such a page back, between claiming it and showing it, takes it out of the set, as the back
+//!   reads such a page back, whole or in part, takes it out of the set before it is shown, as the back
 //!   end may have lost it before. It counts as not cached then.
 //!
 //! *Streams.* Pages that writes dirty in order, one write beginning where the one before ended, are
@@ -81,6 +84,8 @@ pub(crate) const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
 
 /// The memory that may go into remembering what was written through, in bitmaps of 100 bytes.
 const THROUGH_LEAVES_MAX: usize = 1024;
+/// Pages of which [`settle`] clears a bit under one hold of the lock.
+const SETTLED_TOGETHER: usize = 256;
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -113,10 +118,15 @@ struct State {
     doubtful: PageSet,
     /// The back end was given bytes of which there is no cached copy.
     uncached: bool,
+    /// Of that, what the sync that is under way is to cover.
+    covering_uncached: bool,
     /// The back end was given something else to make durable.
     metadata: bool,
     flushes: Vec<u64>,
     next_flush: u64,
+    /// Durable writes under way (B7).
+    durable_writes: Vec<u64>,
+    next_durable: u64,
     /// How often a flush has put back pages that were in somebody else's hands.
     skips: u64,
     failure: Option<Failure>,
@@ -247,6 +257,14 @@ impl State {
         }
     }
 
+    /// What a sync was to cover, it has not covered.
+    fn uncover(&mut self, metadata: bool) {
+        let pages = std::mem::take(&mut self.covering);
+        pages.for_each(&mut |page| self.unsynced.insert(page));
+        self.uncached |= std::mem::take(&mut self.covering_uncached);
+        self.metadata |= metadata;
+    }
+
     /// Has the flusher wait before it tries again.
     fn back_off(&mut self) {
         let pause = self.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));
@@ -315,20 +333,37 @@ pub(crate) fn passed(
     }
 }
 
-/// Notes that a page is read back, which is FILLING (B8).
+/// Notes that the pages from `first` to `last`, which the caller has found EMPTY and not shown yet, are
+/// read from the back end (B8).
 #[inline]
-pub(crate) fn read_back(file: &CachedFile, page: PageIndex) {
+pub(crate) fn read_back(file: &CachedFile, first: PageIndex, last: PageIndex) {
     // Acquire: see the field.
     if file.writeback.owes_sync.load(Acquire) {
         let mut state = file.writeback.state();
-        let is_in = |set: &mut PageSet| !set.take(page, page, 1).is_empty();
-        if is_in(&mut state.unsynced) | is_in(&mut state.covering) {
-            state.uncached = true;
-        }
-        if is_in(&mut state.doubtful) {
+        let has_one = |set: &mut PageSet| !set.take(first, last, usize::MAX).is_empty();
+        state.uncached |= has_one(&mut state.unsynced);
+        state.covering_uncached |= has_one(&mut state.covering);
+        if has_one(&mut state.doubtful) {
             state.lost = Some(state.failure.unwrap_or(Failure::UNKNOWN));
         }
     }
+}
+
+/// Notes that a durable write begins; its number, to be given to [`end_durable`].
+pub(crate) fn begin_durable(file: &CachedFile) -> u64 {
+    let mut state = file.writeback.state();
+    state.next_durable += 1;
+    let number = state.next_durable;
+    state.durable_writes.push(number);
+    number
+}
+
+/// After [`durable_failed`], where it has failed.
+pub(crate) fn end_durable(file: &CachedFile, number: u64) {
+    let mut state = file.writeback.state();
+    state.durable_writes.retain(|&other| other != number);
+    drop(state);
+    file.writeback.flush_ended.notify_all();
 }
 
 /// Notes that the back end has something else to make durable than bytes.
@@ -432,28 +467,38 @@ fn sync_locked(
         return succeed(file, &mut state);
     }
     state.covering = std::mem::take(&mut state.unsynced);
-    let uncached = std::mem::take(&mut state.uncached);
+    state.covering_uncached = std::mem::take(&mut state.uncached);
     let metadata = std::mem::take(&mut state.metadata);
     drop(state);
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
+    // B7.
+    let begun = state.next_durable;
+    while outcome.is_ok() && state.durable_writes.iter().any(|&number| number <= begun) {
+        if guards == Guards::Try {
+            // Nothing is wrong, but nothing is known to be covered.
+            state.uncover(metadata);
+            return Err(Error::WouldBlock { op: Op::Sync, offset: 0, len: 0 });
+        }
+        state = writeback.flush_ended.wait(state).expect("no panic under the lock");
+    }
     match outcome {
         Ok(()) if writeback.failed_syncs() == failed_syncs => {
-            settle(file, &state);
-            state.covering = PageSet::default();
-            succeed(file, &mut state)
+            let covered = std::mem::take(&mut state.covering);
+            state.covering_uncached = false;
+            let done = succeed(file, &mut state);
+            drop(state);
+            settle(file, &covered);
+            done
         }
         outcome => {
-            state.metadata |= metadata;
+            state.uncover(metadata);
             // Or a durable write has failed, and noted why.
             let failure = match outcome {
                 Err(error) => Failure::new(0, 0, &error),
                 Ok(()) => state.failure.unwrap_or(Failure::UNKNOWN),
             };
             writeback.count_failed_sync();
-            let covered = std::mem::take(&mut state.covering);
-            covered.for_each(&mut |page| state.unsynced.insert(page));
-            state.uncached |= uncached;
             state.doubt_unsynced(failure);
             state.back_off();
             drop(state);
@@ -485,22 +530,28 @@ fn succeed(file: &CachedFile, state: &mut State) -> Result<()> {
     }
 }
 
-/// Clears UNSTABLE where the sync was the last word (B6).
-fn settle(file: &CachedFile, state: &State) {
+/// Clears UNSTABLE where the sync that covered the pages was the last word (B6). Takes the lock for some
+/// at a time: readers want it, too.
+fn settle(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
     }
-    let mut leaves = Leaves::new(file);
-    state.covering.for_each(&mut |page| {
-        if !state.unsynced.contains(page)
-            && let Ok(held) = leaves.hold(page, false)
-        {
-            let word = held.word(page);
-            if word.load().is_unstable() {
-                file.cache().ledger.note(word.settle(), file.core().page_bytes());
+    let mut pages = Vec::new();
+    covered.for_each(&mut |page| pages.push(page));
+    for some in pages.chunks(SETTLED_TOGETHER) {
+        let mut leaves = Leaves::new(file);
+        let state = file.writeback.state();
+        for &page in some {
+            // In doubt: a durable write has failed since.
+            let is_settled = !(state.unsynced.contains(page) || state.doubtful.contains(page));
+            if is_settled && let Ok(held) = leaves.hold(page, false) {
+                let word = held.word(page);
+                if word.load().is_unstable() {
+                    file.cache().ledger.note(word.settle(), file.core().page_bytes());
+                }
             }
         }
-    });
+    }
 }
 
 /// Makes the doubtful pages DIRTY again, of which the back end may have lost what it acknowledged.
