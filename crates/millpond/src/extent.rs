@@ -57,7 +57,9 @@ struct Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
-        let refused = request::is_refusal(&error);
+        use libc::{EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY};
+        let refusals = [EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY];
+        let refused = error.raw_os_error().is_some_and(|errno| refusals.contains(&errno));
         Failure { error, refused }
     }
 }

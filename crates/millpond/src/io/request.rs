@@ -144,13 +144,6 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
 /// referred to then ([`Front`](crate::io::segment::Front)), and more have a place of their own.
 pub(crate) type Segments = SmallVec<[Segment<'static>; 1]>;
 
-/// Whether an error says that nothing was tried, and so nothing has changed.
-pub(crate) fn is_refusal(error: &io::Error) -> bool {
-    use libc::{EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY};
-    let refusals = [EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY];
-    error.raw_os_error().is_some_and(|errno| refusals.contains(&errno))
-}
-
 /// A read for which no thread waits: it owns what it needs, and tells whoever cares when it ends.
 pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,

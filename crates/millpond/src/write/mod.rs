@@ -273,10 +273,9 @@ impl<'a> Write<'a> {
         (transfer.moved, transfer.error)
     }
 
-    /// What a durable write says of an error, a sync would have said, unless it is about the write itself.
+    /// What a durable write says of an error, a sync would have said.
     pub(crate) fn note_failure(&self, error: &io::Error) {
-        let is_of_write = error.raw_os_error() == Some(libc::EFAULT) || request::is_refusal(error);
-        if self.durable && !is_of_write {
+        if self.durable && error.raw_os_error() != Some(libc::EFAULT) {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             writeback::durable_failed(self.file, self.offset, self.len, errno);
         }

@@ -399,7 +399,12 @@ fn end_writebacks(
     let mut state = file.writeback.state();
     // B7.
     let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
+    // Another durable write may have been told of our loss: a sync will wait for it.
+    let may_be_in_doubt = !state.durable_writes.is_empty();
     for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
+        if *end == WritebackEnd::Stable && may_be_in_doubt {
+            *end = WritebackEnd::Unstable;
+        }
         if *end != WritebackEnd::Failed && is_in_doubt {
             *end = WritebackEnd::Failed;
         } else if *end == WritebackEnd::Unstable {

@@ -472,9 +472,10 @@ fn sync_locked(
     drop(state);
     let outcome = file.backing.sync(data_only);
     let mut state = writeback.state();
-    // B7.
+    // B7. Once a failure is counted there is nothing to wait for.
     let begun = state.next_durable;
-    while outcome.is_ok() && state.durable_writes.iter().any(|&number| number <= begun) {
+    let is_good = || outcome.is_ok() && writeback.failed_syncs() == failed_syncs;
+    while is_good() && state.durable_writes.iter().any(|&number| number <= begun) {
         if guards == Guards::Try {
             // Nothing is wrong, but nothing is known to be covered.
             state.uncover(metadata);
