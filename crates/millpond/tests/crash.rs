@@ -247,6 +247,8 @@ struct Run<'a> {
     dir: tempfile::TempDir,
     files: u64,
     stamp: u8,
+    /// Failures of the device that were seen.
+    failures: u64,
     /// Whether a write was too long to be cached.
     long: bool,
 }
@@ -263,7 +265,19 @@ impl Run<'_> {
         let (engine, file) = open(case, &sim, &path);
         let device = sim.device();
         let model = Model::new(&[]);
-        Run { case, model, file, engine, device, sim, dir, files: 1, stamp: 0, long: false }
+        Run {
+            case,
+            model,
+            file,
+            engine,
+            device,
+            sim,
+            dir,
+            files: 1,
+            stamp: 0,
+            failures: 0,
+            long: false,
+        }
     }
 
     fn content(&mut self, len: usize) -> Vec<u8> {
@@ -286,8 +300,13 @@ impl Run<'_> {
         outcome.map_err(|error| self.may_fail(&error)).is_ok()
     }
 
-    fn step(&mut self, step: &Step) {
+    /// Looks for failures since the last look, also of what the flusher has done meanwhile.
+    fn look_for_failures(&mut self) {
         let failures = self.device.failed_syncs() + self.device.failed_writes();
+        self.model.unsettled |= failures > std::mem::replace(&mut self.failures, failures);
+    }
+
+    fn step(&mut self, step: &Step) {
         match *step {
             Step::Write(span) => {
                 let (at, len) = place(span);
@@ -364,7 +383,7 @@ impl Run<'_> {
             Step::Crashes(seed) => self.crashes(seed),
             Step::Restart(seed) => self.restart(seed),
         }
-        self.model.unsettled |= self.device.failed_syncs() + self.device.failed_writes() > failures;
+        self.look_for_failures();
         self.model.learn_len(self.file.len().unwrap());
         let stats = self.engine.stats();
         assert!(stats.memory_bytes <= self.engine.cache_bytes(), "{stats:?}");
@@ -389,6 +408,7 @@ impl Run<'_> {
     fn read(&mut self, at: usize, len: usize) {
         let mut bytes = vec![0xEE; len];
         let moved = self.file.read_at(&mut bytes, at as u64).unwrap();
+        self.look_for_failures();
         self.model.learn_len(self.file.len().unwrap());
         assert_eq!(moved, len.min(self.model.len.saturating_sub(at)));
         let lossy = self.model.unsettled && self.may_have_lost();
