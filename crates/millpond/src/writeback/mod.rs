@@ -34,7 +34,8 @@
 //!   counted since it began, takes it for failed, too.
 //!   A sync that has succeeded waits for the durable writes that are under way then, as one of them may
 //!   have been told of what the sync was to cover. (Not for direct ones: who has them under way may be
-//!   the one who syncs.)
+//!   the one who syncs. Nor does a durable write of mode through that has succeeded look whether another
+//!   failure was counted.)
 //! - **B8** What is cached of a page that no sync has covered is what the back end took, or newer: who
 //!   reads such a page back, whole or in part, takes it out of the set before it is shown, as the back
 //!   end may have lost it before. It counts as not cached then.
@@ -100,7 +101,8 @@ pub(crate) struct Writeback {
     /// How many syncs have failed (B7). Changes under the lock of the state.
     failed_syncs: AtomicU64,
     /// Whether a page may be unsynced, covered by the sync that is under way, or in doubt. Changes
-    /// under the lock of the state. Who has found such a page EMPTY, under a guard, sees it set.
+    /// under the lock of the state. Who has found such a page EMPTY, under a guard, sees it set: that was
+    /// done before the guard of its writer was released, or the write-back of the page ended.
     owes_sync: AtomicBool,
 }
 
