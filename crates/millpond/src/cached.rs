@@ -238,7 +238,8 @@ impl CachedFile {
                     Ok(size) => size,
                     Err(_) => file_size(&fd).map_err(failed)?,
                 };
-                file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
+                let owed = Writeback::of(id, fd.as_fd());
+                file = Self::new(shared, backing, id, size, page_bytes, options.write_mode, owed)?;
                 files.insert(id, Arc::downgrade(&file));
             }
         }
@@ -263,7 +264,8 @@ impl CachedFile {
         let id = FileId { device: u64::MAX, inode };
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
         let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
-        Self::new(shared, backing, id, size, page_bytes, options.write_mode)
+        let writeback = Writeback::default();
+        Self::new(shared, backing, id, size, page_bytes, options.write_mode, writeback)
     }
 
     fn new(
@@ -273,6 +275,7 @@ impl CachedFile {
         size: u64,
         page_bytes: u32,
         write_mode: WriteMode,
+        writeback: Writeback,
     ) -> Result<Arc<CachedFile>> {
         let no_buffers = || Error::NoBuffers { op: Op::Open };
         if !shared.cache.try_charge(FILE_BYTES) {
@@ -290,7 +293,7 @@ impl CachedFile {
             backing,
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
-            writeback: Writeback::default(),
+            writeback,
             space: Space::default(),
             kept: Kept::default(),
             handles: AtomicUsize::new(0),

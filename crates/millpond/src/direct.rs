@@ -31,8 +31,8 @@ use crate::io::backend::Alignment;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::range_lock::Guard;
-use crate::write::{self, Around, Write};
-use crate::writeback;
+use crate::write::{self, Account, Around, Write};
+use crate::writeback::{self, Durability, Ticket};
 
 /// Bytes that a bounce buffer holds at most.
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
@@ -81,7 +81,7 @@ pub(crate) struct Begun<'f> {
     /// The size of the file, which does not change meanwhile as far as it matters (W5).
     size: u64,
     /// Of a write.
-    around: Option<Around>,
+    write: Option<(Around, Account)>,
 }
 
 /// Gets the cache out of the way of an operation, and puts what it holds into `begun`.
@@ -117,8 +117,9 @@ fn begin_write<'f>(
     size: u64,
     patience: Patience,
 ) -> Result<Begun<'f>> {
-    let around = Some(extent.write(size).begin_around(patience)?);
-    Ok(Begun { guard, size, around })
+    let around = extent.write(size).begin_around(patience)?;
+    let account = Account::open(extent.file, extent.durable);
+    Ok(Begun { guard, size, write: Some((around, account)) })
 }
 
 #[inline]
@@ -148,15 +149,20 @@ fn begin_read<'f>(
         if patience == Patience::Try {
             return Ok(Begin::Conflict);
         }
+        writeback::redirty_suspects(file, first, last);
         writeback::write_back(file, first, last, Op::Read)?;
     }
-    *begun = Some(Begun { guard, size, around: None });
+    *begun = Some(Begun { guard, size, write: None });
     Ok(Begin::Begun)
 }
 
-/// Whether the back end may lack bytes of the pages from `first` to `last`. Nobody dirties them under
-/// the caller's guard; a page that was DIRTY before keeps its place in the table until it is written.
+/// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
+/// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
+/// it is written.
 pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+    if file.writeback.generations.has_suspects(first, last) {
+        return true;
+    }
     if !file.writeback.has_begun() {
         return false;
     }
@@ -262,7 +268,7 @@ impl<'a> Operation<'a> {
         let mut batch = [self.transfer()];
         request::run(&*self.extent.file.backing, &mut batch);
         let [transfer] = batch;
-        begun.end(self.extent, transfer.moved, transfer.error)
+        begun.end(self.extent, transfer)
     }
 
     /// Carries an operation out that is not aligned.
@@ -306,7 +312,7 @@ impl<'a> Operation<'a> {
                 break;
             }
         }
-        begun.end(self.extent, at - start, None)
+        begun.end(self.extent, Transfer { moved: at - start, ..self.transfer() })
     }
 
     /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
@@ -319,7 +325,7 @@ impl<'a> Operation<'a> {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];
             request::run(&*self.extent.file.backing, &mut batch);
             let [transfer] = batch;
-            return begun.end(self.extent, transfer.moved, transfer.error);
+            return begun.end(self.extent, transfer);
         }
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(total));
         let mut src = self.segments;
@@ -336,7 +342,9 @@ impl<'a> Operation<'a> {
             done += moved;
             failure = error;
         }
-        begun.end(self.extent, done, failure)
+        // Its memory is not aligned.
+        let all = Transfer { direct: false, ..self.transfer() };
+        begun.end(self.extent, Transfer { moved: done, error: failure, ..all })
     }
 
     fn transfer_bounced(
@@ -375,50 +383,69 @@ fn first_misaligned(
 }
 
 impl Begun<'_> {
-    /// Ends the operation, of which the back end moved so many bytes. Waits for a guard where the
-    /// file's length is in doubt.
-    fn end(self, extent: Extent<'_>, moved: u64, error: Option<io::Error>) -> Result<usize> {
-        let (outcome, is_len_in_doubt) = self.end_apart(extent, moved, error);
+    /// Ends the operation, which the back end has ended. Waits for a guard where the file's length is in
+    /// doubt, and of a durable write for others that are under way.
+    fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
+        let Ended { outcome, is_len_in_doubt, .. } =
+            self.end_with(extent, transfer, Patience::Wait);
         if is_len_in_doubt {
             extent.file.adopt_size()?;
         }
         outcome
     }
 
-    /// Ends the operation, without waiting for anybody; whether the file may have another length now
-    /// than we think, and [`CachedFile::adopt_size`] is to be called when nobody has to be feared.
+    /// Ends the operation, without waiting for anybody.
     #[inline]
-    pub(crate) fn end_apart(
-        self,
-        extent: Extent<'_>,
-        moved: u64,
-        error: Option<io::Error>,
-    ) -> (Result<usize>, bool) {
+    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ended {
+        self.end_with(extent, transfer, Patience::Try)
+    }
+
+    #[inline]
+    fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, patience: Patience) -> Ended {
         let Extent { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
-        match self.around {
+        match self.write {
             None => {
                 let wanted = (offset + len).min(self.size) - offset;
                 drop(self.guard);
-                if let Some(error) = error {
-                    return (Err(Error::io(Op::Read, offset, len, error)), false);
+                if let Some(error) = transfer.error {
+                    return Ended::of(Err(Error::io(Op::Read, offset, len, error)));
                 }
-                let moved = moved.min(wanted);
+                let moved = transfer.moved.min(wanted);
                 slot.passed(moved);
                 // Or somebody else cut the file below.
-                (Ok(moved as usize), moved < wanted)
+                Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) }
             }
-            Some(around) => {
+            Some((around, account)) => {
                 let write = extent.write(self.size);
-                if let Some(error) = &error {
-                    write.note_failure(error);
-                }
-                let outcome = write.end_around(moved, error, around);
+                let written = account.close(file, transfer, patience);
+                let pending = match written.durability {
+                    Durability::Pending(ticket) => Some(ticket),
+                    _ => None,
+                };
+                let outcome = write.end_around(written, around);
                 slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
                 let is_len_in_doubt = write.release_apart(self.guard, &outcome);
-                (outcome, is_len_in_doubt)
+                Ended { outcome, is_len_in_doubt, pending }
             }
         }
+    }
+}
+
+/// What became of an operation.
+#[must_use]
+pub(crate) struct Ended {
+    pub(crate) outcome: Result<usize>,
+    /// The file may have another length now than we think, and [`CachedFile::adopt_size`] is to be called
+    /// when nobody has to be feared.
+    pub(crate) is_len_in_doubt: bool,
+    /// Of a durable write that has ended well: whether it has succeeded, others decide.
+    pub(crate) pending: Option<Ticket>,
+}
+
+impl Ended {
+    fn of(outcome: Result<usize>) -> Ended {
+        Ended { outcome, is_len_in_doubt: false, pending: None }
     }
 }
 

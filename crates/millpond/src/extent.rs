@@ -32,7 +32,7 @@ use crate::space;
 use crate::survival::Intent;
 use crate::sync::fence;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
-use crate::writeback::{self, LAST_PAGE};
+use crate::writeback::{self, Copy, LAST_PAGE};
 
 const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
@@ -84,7 +84,6 @@ impl CachedFile {
     /// Moves the end of the file up to `len`.
     fn extend(&self, len: u64) -> Result<()> {
         self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
-        writeback::passed_metadata(self);
         self.set_size(len);
         // Before this returns, as after a write: see `write::Write::replace`.
         fence(SeqCst);
@@ -101,7 +100,6 @@ impl CachedFile {
             }
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
-        writeback::passed_metadata(self);
         self.set_size(len);
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
@@ -127,11 +125,12 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    let failed_syncs = self.writeback.failed_syncs();
+                    let generations = &self.writeback.generations;
+                    let epoch = generations.epoch();
                     let written = self.write_zeros(offset, end);
                     // Also after a failure: a part may have been written, and is not cached.
                     let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                    writeback::passed(self, first, last, false, failed_syncs);
+                    generations.took(first..=last, Copy::None, epoch);
                     written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
@@ -171,7 +170,6 @@ impl CachedFile {
             }
             match outcome {
                 Ok(()) => {
-                    writeback::passed_metadata(self);
                     drop_pages(self, first, last);
                     // Not the edges: a sync that fails must know that bytes of theirs were written.
                     let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
@@ -204,9 +202,6 @@ impl CachedFile {
                 continue;
             }
             let reserved = self.backing.allocate(offset, end - offset, end <= now);
-            if reserved.is_ok() {
-                writeback::passed_metadata(self);
-            }
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.set_size(end);

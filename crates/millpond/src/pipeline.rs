@@ -14,6 +14,9 @@
 //!   pipeline and its own requests, or a sync, can't wait for each other.
 //! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays where it
 //!   is.
+//! - **P4** A durable write that the back end has ended has left the gate of write-back's generations;
+//!   whether it has succeeded is asked when others have left it, and waited for only while nothing is
+//!   under way.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,8 +28,9 @@ use crate::direct::{self, Begin, Begun, Extent, Operation, Patience};
 use crate::error::{Error, Op, Result};
 use crate::file::{File, check_range};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
-use crate::io::request::{self, Direction};
+use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
+use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way.
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
@@ -275,13 +279,14 @@ impl Pipeline {
             slots: Vec::with_capacity(self.depth),
             stalled: VecDeque::with_capacity(self.depth),
             under_way: 0,
+            pending: VecDeque::new(),
             doubted: Vec::new(),
         };
         lanes.slots.resize_with(self.depth, Slot::default);
         for number in 0..self.depth as u32 {
             lanes.next(number, None, &mut step);
         }
-        while lanes.under_way > 0 || !lanes.stalled.is_empty() {
+        while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.pending.is_empty() {
             lanes.turn(&mut step);
         }
     }
@@ -316,6 +321,9 @@ struct Lanes<'p, 'a> {
     stalled: VecDeque<u32>,
     /// Slots that have begun.
     under_way: usize,
+    /// Durable writes that have ended well, and how much they moved: whether they have succeeded, others
+    /// decide that were under way with them (P4).
+    pending: VecDeque<(u32, Ticket, usize)>,
     /// Files whose length is to be looked at as soon as nothing is under way (P2).
     doubted: Vec<&'a CachedFile>,
 }
@@ -355,13 +363,46 @@ impl<'a> Lanes<'_, 'a> {
     /// Waits until something has ended, and goes on with its lane.
     fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
         if self.under_way == 0 {
-            self.wake_stalled(step);
+            if self.pending.is_empty() {
+                self.wake_stalled(step);
+            } else {
+                self.settle_pending(Patience::Wait, step);
+            }
             return;
         }
         self.wait();
         while let Some((number, outcome)) = self.ended.pop_front() {
             if let Some(outcome) = self.end(number, outcome) {
                 self.next(number, Some(outcome), step);
+            }
+        }
+        self.settle_pending(Patience::Try, step);
+    }
+
+    /// Goes on with the lanes of which it is decided whether their writes have succeeded; waits for the
+    /// first of them while nothing is under way (P4).
+    fn settle_pending(
+        &mut self,
+        mut patience: Patience,
+        step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
+    ) {
+        for _ in 0..self.pending.len() {
+            let (number, ticket, moved) = self.pending.pop_front().expect("counted");
+            let request = self.slots[number as usize].request.as_ref().expect("of its lane");
+            let generations = &request.file.cached().writeback.generations;
+            let verdict = match std::mem::replace(&mut patience, Patience::Try) {
+                Patience::Wait => Some(generations.wait(ticket)),
+                Patience::Try => generations.verdict(ticket),
+            };
+            match verdict {
+                None => self.pending.push_back((number, ticket, moved)),
+                Some(verdict) => {
+                    let outcome = verdict.map(|()| moved).map_err(|failure| {
+                        generations.tell();
+                        Error::io(Op::Write, request.offset, request.len(), failure.source())
+                    });
+                    self.next(number, Some(outcome), step);
+                }
             }
         }
     }
@@ -439,14 +480,22 @@ impl<'a> Lanes<'_, 'a> {
         }
         let begun = slot.begun.take().expect("under way");
         self.under_way -= 1;
-        let (outcome, is_len_in_doubt) = begun.end_apart(request.extent(), slot.moved, error);
+        let transfer = Transfer { moved: slot.moved, error, ..request.operation().transfer() };
+        let direct::Ended { outcome, is_len_in_doubt, pending } =
+            begun.end_apart(request.extent(), transfer);
         if is_len_in_doubt {
             self.doubted.push(request.file.cached());
         }
         if self.under_way == 0 {
             self.adopt_sizes();
         }
-        Some(outcome)
+        match (pending, outcome) {
+            (Some(ticket), Ok(moved)) => {
+                self.pending.push_back((number, ticket, moved));
+                None
+            }
+            (_, outcome) => Some(outcome),
+        }
     }
 
     /// Nothing is under way.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use crate::buffers::Buffer;
 use crate::cached::{CachedFile, Shared};
-use crate::direct::{self, Begun, Extent, Operation, Patience};
+use crate::direct::{self, Begun, Ended, Extent, Operation, Patience};
 use crate::error::{Op, Result};
 use crate::file::{File, check_range};
 use crate::io::backend::shared_ring::SharedRing;
@@ -150,7 +150,9 @@ impl Read {
         let Read { begun, slot, list, offset, moved, ring: _, handle, tell } = self;
         let shared = Arc::clone(&handle.cached.shared);
         let extent = extent(&handle.cached, &list, offset);
-        let (outcome, is_len_in_doubt) = begun.end_apart(extent, moved, error);
+        let transfer = Operation { extent, segments: list.iter() }.transfer();
+        let ended = begun.end_apart(extent, Transfer { moved, error, ..transfer });
+        let Ended { outcome, is_len_in_doubt, .. } = ended;
         drop(slot);
         if !is_len_in_doubt {
             return end(&shared, handle, list.into_buffers(), tell, outcome);

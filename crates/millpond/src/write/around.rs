@@ -5,7 +5,6 @@
 //! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for who has
 //! several such writes under way at once.
 
-use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::cache::frame::{Class, FrameIndex};
@@ -16,13 +15,13 @@ use crate::direct::{self, Patience};
 use crate::error::{Op, Result};
 use crate::options::WriteMode;
 use crate::sync::fence;
-use crate::write::Write;
-use crate::writeback;
+use crate::write::{Write, Written};
+use crate::writeback::{self, Copy, Durability};
 
-/// A write past the cache that is under way.
+/// What a write past the cache has hidden.
+#[must_use]
 #[derive(Clone, Copy)]
 pub(crate) struct Around {
-    failed_syncs: u64,
     /// Pages of the range may be hidden.
     is_cached: bool,
 }
@@ -31,30 +30,30 @@ impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
     pub(super) fn around(&self) -> Result<usize> {
         let around = self.begin_around(Patience::Wait)?;
-        let (moved, error) = self.transfer(self.src);
-        self.end_around(moved, error, around)
+        let written = self.transfer(self.src);
+        self.end_around(written, around)
     }
 
     /// Hides the pages; nothing is on its way to the back end then. With [`Patience::Try`], the caller
     /// has found that it [`Write::has_to_wait`] for nothing.
     pub(crate) fn begin_around(&self, patience: Patience) -> Result<Around> {
         let file = self.file;
-        let around = |is_cached| Around { failed_syncs: file.writeback.failed_syncs(), is_cached };
         // What is cached keeps its leaf. Nothing comes in: the guard is ours (W3).
         let is_there = |word: Word| word.state() != State::Empty;
         if !file.core().any_word(&file.cache().frames, self.first, self.last, is_there) {
-            return Ok(around(false));
+            return Ok(Around { is_cached: false });
         }
         // Nobody dirties the pages again.
         let kept = (patience == Patience::Wait).then(|| self.kept_pages());
         for (first, last) in kept.into_iter().flatten() {
             if direct::owes(file, first, last) {
+                writeback::redirty_suspects(file, first, last);
                 writeback::write_back(file, first, last, Op::Write)?;
             }
         }
         hide_pages(file, self.first, self.last);
         writeback::await_ends(file, self.first, self.last);
-        Ok(around(true))
+        Ok(Around { is_cached: true })
     }
 
     /// Whether [`Write::begin_around`] would have to wait: for what it must write back, or for
@@ -74,12 +73,8 @@ impl Write<'_> {
     }
 
     /// Notes what the back end did of it.
-    pub(crate) fn end_around(
-        &self,
-        moved: u64,
-        error: Option<io::Error>,
-        around: Around,
-    ) -> Result<usize> {
+    pub(crate) fn end_around(&self, written: Written, around: Around) -> Result<usize> {
+        let Written { moved, error, epoch, durability } = written;
         let file = self.file;
         let end = if around.is_cached { self.acknowledged(moved) } else { self.offset + moved };
         let size = match file.write_mode() {
@@ -89,13 +84,14 @@ impl Write<'_> {
         if size > self.size {
             file.set_size(size);
         }
-        if !self.durable && moved > 0 {
-            writeback::passed(file, self.first, self.last, false, around.failed_syncs);
+        let is_durable = matches!(durability, Durability::Durable);
+        if !is_durable && moved > 0 {
+            file.writeback.generations.took(self.first..=self.last, Copy::None, epoch);
         }
         if around.is_cached {
             self.drop_or_show(end);
         }
-        self.result(end - self.offset, error)
+        self.result(end - self.offset, error, durability)
     }
 
     /// Up to where a write past the cache counts: a page that is not durable yet is overwritten

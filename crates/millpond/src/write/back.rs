@@ -191,9 +191,7 @@ impl Write<'_> {
     pub(super) fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {
-            let extended = self.file.backing.set_len(start).is_ok();
-            writeback::passed_metadata(self.file);
-            return Ok(extended);
+            return Ok(self.file.backing.set_len(start).is_ok());
         }
         Ok(true)
     }

@@ -41,7 +41,7 @@ use crate::io::segment::SegmentIter;
 use crate::options::WriteMode;
 use crate::range_lock::Guard;
 use crate::read::FAR_BYTES_MIN;
-use crate::writeback;
+use crate::writeback::{self, Durability, Epoch, Failure, Pass};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
@@ -111,7 +111,7 @@ fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: usize) -> Resul
         return Ok(());
     }
     let (first, last) = (file.page_of(offset), file.page_of(offset + moved as u64 - 1));
-    writeback::sync(file, first, last, true)
+    writeback::sync_written(file, first, last)
 }
 
 #[derive(Clone, Copy)]
@@ -168,6 +168,60 @@ fn write_locked(
     counters.bytes_slow.add(*moved.as_ref().unwrap_or(&0) as u64);
     write.release(guard, &moved)?;
     moved
+}
+
+/// What the back end took, and whether that is durable.
+pub(crate) struct Written {
+    pub(crate) moved: u64,
+    pub(crate) error: Option<io::Error>,
+    /// Of before it began.
+    pub(crate) epoch: Epoch,
+    pub(crate) durability: Durability,
+}
+
+/// A write that is on its way to the back end, as the generations of write-back see it.
+#[must_use]
+pub(crate) enum Account {
+    Plain(Epoch),
+    Durable(Pass),
+}
+
+impl Account {
+    pub(crate) fn open(file: &CachedFile, durable: bool) -> Account {
+        let generations = &file.writeback.generations;
+        match durable {
+            true => Account::Durable(generations.enter()),
+            false => Account::Plain(generations.epoch()),
+        }
+    }
+
+    /// The transfer has ended. With [`Patience::Try`] it may be pending whether its bytes are durable.
+    pub(crate) fn close(
+        self,
+        file: &CachedFile,
+        transfer: Transfer<'_>,
+        patience: Patience,
+    ) -> Written {
+        let (epoch, durability) = match self {
+            Account::Plain(epoch) => (epoch, Durability::Owed),
+            Account::Durable(pass) => {
+                let (offset, len) = (transfer.offset, transfer.segments.left());
+                let told = transfer.error.as_ref().map(|error| Failure::new(offset, len, error));
+                let repeat = || {
+                    let again = Transfer { durable: false, ..transfer.rest() };
+                    request::try_one(&*file.backing, again).is_ok_and(|moved| moved > 0)
+                };
+                let epoch = pass.epoch();
+                let durability = match patience {
+                    Patience::Wait => writeback::conclude(file, pass, told, repeat),
+                    Patience::Try => writeback::conclude_apart(file, pass, told, repeat),
+                };
+                (epoch, durability)
+            }
+        };
+        let Transfer { moved, error, .. } = transfer;
+        Written { moved, error, epoch, durability }
+    }
 }
 
 /// A write under its guard.
@@ -258,32 +312,31 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    fn transfer(&self, segments: SegmentIter<'_>) -> (u64, Option<io::Error>) {
+    /// Has the back end write `segments`, and waits for what becomes of it.
+    fn transfer(&self, segments: SegmentIter<'_>) -> Written {
+        let account = Account::open(self.file, self.durable);
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
         batch[0].durable = self.durable;
-        let number = self.durable.then(|| writeback::begin_durable(self.file));
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
-        if let Some(error) = &transfer.error {
-            self.note_failure(error);
-        }
-        if let Some(number) = number {
-            writeback::end_durable(self.file, number);
-        }
-        (transfer.moved, transfer.error)
+        account.close(self.file, transfer, Patience::Wait)
     }
 
-    /// What a durable write says of an error, a sync would have said.
-    pub(crate) fn note_failure(&self, error: &io::Error) {
-        if self.durable && error.raw_os_error() != Some(libc::EFAULT) {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            writeback::durable_failed(self.file, self.offset, self.len, errno);
-        }
-    }
-
-    fn result(&self, moved: u64, error: Option<io::Error>) -> Result<usize> {
-        match error {
-            Some(error) if moved == 0 => Err(Error::io(Op::Write, self.offset, self.len, error)),
+    /// What the caller of the write is told of it.
+    fn result(
+        &self,
+        moved: u64,
+        error: Option<io::Error>,
+        durability: Durability,
+    ) -> Result<usize> {
+        match (durability, error) {
+            (Durability::Lost(failure), _) => {
+                self.file.writeback.generations.tell();
+                Err(Error::io(Op::Write, self.offset, self.len, failure.source()))
+            }
+            (_, Some(error)) if moved == 0 => {
+                Err(Error::io(Op::Write, self.offset, self.len, error))
+            }
             // A short write, as POSIX has it: the next one meets the error.
             _ => Ok(moved as usize),
         }

@@ -14,8 +14,8 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::error::Result;
 use crate::io::segment::Segment;
 use crate::sync::fence;
-use crate::write::{CHUNK_PAGES, Write};
-use crate::writeback;
+use crate::write::{CHUNK_PAGES, Write, Written};
+use crate::writeback::{Copy, Durability};
 
 impl Write<'_> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
@@ -56,16 +56,17 @@ impl Write<'_> {
                 });
             }
         }
-        let failed_syncs = self.file.writeback.failed_syncs();
-        let (moved, error) = self.transfer((&segments).into());
-        let cached = !fresh.contains(&FrameIndex::NONE);
+        let Written { moved, error, epoch, durability } = self.transfer((&segments).into());
+        let is_cached = !fresh.contains(&FrameIndex::NONE);
         let leaves = &mut Leaves::new(self.file);
         self.install(leaves, fresh, moved, self.size_after(moved), false);
-        if !self.durable && moved > 0 {
+        let is_durable = matches!(durability, Durability::Durable);
+        if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
-            writeback::passed(self.file, self.first, last, cached, failed_syncs);
+            let copy = if is_cached { Copy::Cached } else { Copy::None };
+            self.file.writeback.generations.took(self.first..=last, copy, epoch);
         }
-        self.result(moved, error)
+        self.result(moved, error, durability)
     }
 
     /// Builds the new contents of the pages that will be cached, each in a fresh frame.

@@ -1,9 +1,11 @@
 //! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
-//! as one transfer, several transfers at once. The rules B2 to B6 are those of the module above.
+//! as one transfer, several transfers at once. The rules are those of the modules beside it.
 
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
+
+use millpond_rangelock::Mode;
 
 use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
@@ -14,7 +16,9 @@ use crate::io::batch;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::sync::fence;
-use crate::writeback::{Failure, LAST_PAGE, begin_durable, durable_failed, end_durable};
+use crate::writeback::dirty::FlushNumber;
+use crate::writeback::generations::{Copy, Epoch, Pass};
+use crate::writeback::{Durability, Failure, LAST_PAGE, conclude};
 
 /// What is in flight at once, of one flush.
 pub(super) const BATCH_BYTES: u64 = 16 << 20;
@@ -22,12 +26,17 @@ pub(super) const BATCH_BYTES: u64 = 16 << 20;
 const KERNEL_PAGE_BYTES: u64 = 4096;
 /// Pages that fail in a row before the rest of their transfer counts as failed, too.
 const FAILURES_MAX: usize = 8;
+/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from it.
+const HIDDEN_MAX: u32 = 8;
 
 /// What to do about pages that are in somebody else's hands.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
     Skip,
     Wait,
+    /// The same, and the caller has no guard: writers that hide a page over and over are kept away from
+    /// it.
+    WaitAndLock,
 }
 
 enum Claim {
@@ -43,11 +52,23 @@ enum Claim {
 pub(super) struct Flushed {
     pub(super) pages: usize,
     pub(super) failure: Option<Failure>,
-    /// All went in one durable transfer.
+    /// All went in one durable transfer, if anything did.
     pub(super) durable: bool,
 }
 
-/// Writes back the pages from `first` to `last` that are DIRTY when it begins. `durable`: in one
+impl Flushed {
+    fn add(&mut self, other: Flushed) {
+        self.durable = match (self.pages, other.pages) {
+            (_, 0) => self.durable,
+            (0, _) => other.durable,
+            _ => false,
+        };
+        self.pages += other.pages;
+        self.failure = self.failure.or(other.failure);
+    }
+}
+
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins (B3). `durable`: in one
 /// durable transfer, if one is enough.
 pub(super) fn flush(
     file: &CachedFile,
@@ -57,135 +78,244 @@ pub(super) fn flush(
     durable: bool,
 ) -> Flushed {
     let writeback = &file.writeback;
-    let mut all = Flushed::default();
     if !writeback.has_begun() {
-        return all;
+        return Flushed::default();
     }
-    loop {
-        let mut state = writeback.state();
-        if state.flushes.is_empty() && !state.dirty.intersects(first, last) {
-            return all;
-        }
-        let number = state.begin_flush();
-        let skips = state.skips;
-        let pages = state.dirty.take(first, last, usize::MAX);
-        // What is left keeps its age.
-        if state.dirty.is_empty() {
-            state.dirty_since = None;
-        }
+    let mut state = writeback.state();
+    if patience == Patience::Skip {
+        let (number, pages) = state.dirty.begin(first..=last, usize::MAX);
         drop(state);
-        let flushed = flush_pages(file, &pages, patience, durable && all.pages == 0);
-        let skips_now = end_flush(file, number, &flushed, patience);
-        all.durable = flushed.durable && (all.pages == 0 || all.durable && flushed.pages == 0);
-        all.pages += flushed.pages;
-        all.failure = all.failure.or(flushed.failure);
-        // B3: what another flush had in hand, and left, is ours to write.
-        if patience == Patience::Skip || skips == skips_now || all.failure.is_some() {
-            return all;
-        }
+        return Flush { file, number, patience, durable }.run(&pages);
     }
+    let Some((number, pages)) = state.dirty.begin_waiting(first..=last) else {
+        return Flushed::default();
+    };
+    drop(state);
+    let mut all = Flush { file, number, patience, durable }.run(&pages);
+    let mut state = writeback.state();
+    while state.dirty.is_earlier_under_way(number) {
+        state = writeback.flush_ended.wait(state).expect("no panic under the lock");
+    }
+    let owed = state.dirty.take_owed(number);
+    drop(state);
+    if let Some((number, pages)) = owed {
+        let durable = durable && all.pages == 0;
+        all.add(Flush { file, number, patience, durable }.run(&pages));
+    }
+    all
 }
 
 /// Writes back some of what is DIRTY, for a writer or the flusher.
 pub(super) fn flush_some(file: &CachedFile) -> Flushed {
-    let mut state = file.writeback.state();
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
-    let number = state.begin_flush();
-    let pages = state.dirty.take(0, LAST_PAGE, at_most);
-    if state.dirty.is_empty() {
-        state.dirty_since = None;
-    }
-    drop(state);
-    let flushed = flush_pages(file, &pages, Patience::Skip, false);
-    end_flush(file, number, &flushed, Patience::Skip);
-    flushed
+    let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
+    Flush { file, number, patience: Patience::Skip, durable: false }.run(&pages)
 }
 
-fn end_flush(file: &CachedFile, number: u64, flushed: &Flushed, patience: Patience) -> u64 {
-    let writeback = &file.writeback;
-    let mut state = writeback.state();
-    state.flushes.retain(|&other| other != number);
-    match flushed.failure {
-        Some(failure) => {
-            state.failure = Some(failure);
-            state.back_off();
-        }
-        // After a failed sync, only a sync tells that it was worth it.
-        None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
-        None => {}
-    }
-    writeback.flush_ended.notify_all();
-    if patience == Patience::Wait {
-        // B3.
-        while state.flushes.iter().any(|&other| other < number) {
-            state = writeback.flush_ended.wait(state).expect("no panic under the lock");
-        }
-    }
-    let skips = state.skips;
-    drop(state);
-    file.shared.flusher.progress.notify_all();
-    skips
-}
-
-fn flush_pages(
-    file: &CachedFile,
-    pages: &[PageIndex],
+/// A flush that has taken its pages.
+struct Flush<'a> {
+    file: &'a CachedFile,
+    number: FlushNumber,
     patience: Patience,
     durable: bool,
-) -> Flushed {
-    let mut flushed = Flushed::default();
-    let batch_pages = (BATCH_BYTES >> file.core().page_shift) as usize;
-    let mut claimed: Vec<(PageIndex, FrameIndex)> =
-        Vec::with_capacity(pages.len().min(batch_pages));
-    let mut busy = Vec::new();
-    let mut leaves = Leaves::new(file);
-    let mut batches = 0;
-    let mut write = |claimed: &mut Vec<_>, last: bool| {
-        if claimed.is_empty() {
-            return;
+}
+
+impl Flush<'_> {
+    /// Writes the pages, and ends.
+    fn run(self, pages: &[PageIndex]) -> Flushed {
+        let flushed = self.write(pages);
+        let file = self.file;
+        let mut state = file.writeback.state();
+        state.dirty.end(self.number);
+        match flushed.failure {
+            Some(failure) => {
+                state.failure = Some(failure);
+                state.back_off();
+            }
+            // After a failed sync, only a sync tells that it was worth it.
+            None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
+            None => {}
         }
-        batches += 1;
-        let outcome = write_claimed(file, claimed, durable && last && batches == 1);
-        flushed.pages += claimed.len();
-        flushed.durable = outcome.durable && batches == 1;
-        flushed.failure = flushed.failure.or(outcome.failure);
-        claimed.clear();
-    };
-    for &page in pages {
-        loop {
-            match claim(file, &mut leaves, page) {
-                Claim::Own(frame) => claimed.push((page, frame)),
-                Claim::Clean => {}
-                Claim::Busy(seen) if patience == Patience::Skip => {
-                    if seen.is_dirty() || !seen.is_ready() {
-                        busy.push(page);
+        drop(state);
+        file.writeback.flush_ended.notify_all();
+        file.shared.flusher.progress.notify_all();
+        flushed
+    }
+
+    fn write(&self, pages: &[PageIndex]) -> Flushed {
+        let file = self.file;
+        let mut flushed = Flushed::default();
+        let batch_pages = (BATCH_BYTES >> file.core().page_shift) as usize;
+        let mut claimed: Vec<(PageIndex, FrameIndex)> =
+            Vec::with_capacity(pages.len().min(batch_pages));
+        let mut busy = Vec::new();
+        let mut leaves = Leaves::new(file);
+        let mut batches = 0;
+        let mut write = |claimed: &mut Vec<_>, last: bool| {
+            if !claimed.is_empty() {
+                batches += 1;
+                flushed.add(self.write_claimed(claimed, self.durable && last && batches == 1));
+                claimed.clear();
+            }
+        };
+        for &page in pages {
+            let mut times_hidden = 0;
+            loop {
+                match claim(file, &mut leaves, page) {
+                    Claim::Own(frame) => claimed.push((page, frame)),
+                    Claim::Clean => {}
+                    Claim::Busy(seen) if self.patience == Patience::Skip => {
+                        if seen.is_dirty() || !seen.is_ready() {
+                            busy.push(page);
+                        }
+                    }
+                    Claim::Busy(seen) => {
+                        // B4.
+                        write(&mut claimed, false);
+                        times_hidden += u32::from(!seen.is_ready());
+                        if times_hidden > HIDDEN_MAX && self.patience == Patience::WaitAndLock {
+                            // Who waits for a guard gets it in turn, and nobody hides the page then.
+                            let range = file.pages(file.start_of(page), file.start_of(page + 1));
+                            let _guard = file.ranges.lock(range, Mode::Shared);
+                            if let Claim::Own(frame) = claim(file, &mut leaves, page) {
+                                claimed.push((page, frame));
+                                break;
+                            }
+                            times_hidden = 0;
+                            continue;
+                        }
+                        let held = leaves.hold(page, false);
+                        if let Ok(word) = held.map(|held| held.word(page))
+                            && let Some(armed) = word.arm(seen)
+                        {
+                            word.sleep(armed);
+                        }
+                        continue;
                     }
                 }
-                Claim::Busy(seen) => {
-                    // B4.
-                    write(&mut claimed, false);
-                    let held = leaves.hold(page, false);
-                    if let Ok(word) = held.map(|held| held.word(page))
-                        && let Some(armed) = word.arm(seen)
-                    {
-                        word.sleep(armed);
-                    }
+                break;
+            }
+            if claimed.len() == batch_pages {
+                write(&mut claimed, false);
+            }
+        }
+        write(&mut claimed, true);
+        if !busy.is_empty() {
+            file.writeback.state().dirty.put_back(self.number, &busy);
+        }
+        flushed
+    }
+
+    /// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
+    fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
+        let file = self.file;
+        // B5.
+        let size = file.core().size.load(Acquire);
+        let mut runs = runs(file, claimed, size);
+        let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+        let generations = &file.writeback.generations;
+        let pass = durable.then(|| generations.enter());
+        let epoch = pass.as_ref().map_or_else(|| generations.epoch(), Pass::epoch);
+        match file.backing.verify() {
+            Ok(()) => transfer(file, claimed, &mut runs, durable),
+            Err(error) => runs[0].error = Some(error),
+        }
+        let mut failure = None;
+        let mut done = WritebackEnd::Unstable;
+        if let Some(pass) = pass {
+            match self.conclude(pass, claimed, &runs[0]) {
+                Durability::Lost(met) => {
+                    // Nothing of it counts as written.
+                    runs[0].written = runs[0].start;
+                    failure = Some(met);
+                }
+                _ => done = WritebackEnd::Stable,
+            }
+        }
+        let mut ends = Vec::with_capacity(claimed.len());
+        for run in &mut runs {
+            let pages = &claimed[run.claimed.clone()];
+            for &(page, _) in pages {
+                let is_written = run.written >= run.end.min(file.start_of(page + 1));
+                ends.push(if is_written { done } else { WritebackEnd::Failed });
+            }
+            if run.written < run.end && failure.is_none() {
+                let met = run.failure();
+                let is_done = pages.len() > 1
+                    && retry_pages(file, pages, &mut ends[run.claimed.clone()], size);
+                failure = (!is_done).then_some(met);
+            }
+        }
+        self.end_writebacks(claimed, &mut ends, epoch);
+        Flushed {
+            pages: claimed.len(),
+            durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
+            failure,
+        }
+    }
+
+    /// A durable transfer of all that was claimed has ended.
+    fn conclude(&self, pass: Pass, claimed: &[(PageIndex, FrameIndex)], run: &Run) -> Durability {
+        let told = (run.written < run.end).then(|| run.failure());
+        conclude(self.file, pass, told, || {
+            let &Run { start, body_end, end, .. } = run;
+            let claimed_all = 0..claimed.len();
+            let again =
+                Run { claimed: claimed_all, start, body_end, end, written: start, error: None };
+            let mut again = [again];
+            transfer(self.file, claimed, &mut again, false);
+            again[0].written > start
+        })
+    }
+
+    fn end_writebacks(
+        &self,
+        claimed: &[(PageIndex, FrameIndex)],
+        ends: &mut [WritebackEnd],
+        epoch: Epoch,
+    ) {
+        let file = self.file;
+        let mut generations = file.writeback.generations.lock();
+        let is_current = generations.is_current(epoch);
+        for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
+            match *end {
+                WritebackEnd::Failed => continue,
+                // G1: it may be lost, and here is the copy.
+                WritebackEnd::Unstable if !is_current => {
+                    *end = WritebackEnd::Failed;
                     continue;
                 }
+                WritebackEnd::Unstable => {
+                    generations.took([page], Copy::Cached, epoch);
+                }
+                // Has succeeded (G3), whatever has failed since.
+                WritebackEnd::Stable => {}
             }
-            break;
+            // Before a sync that fails from here on commits the frame again.
+            file.forget_frame(frame);
         }
-        if claimed.len() == batch_pages {
-            write(&mut claimed, false);
+        drop(generations);
+        let mut leaves = Leaves::new(file);
+        let mut failed = Vec::new();
+        // Who is woken is told of it in the end, and does not wait for this flush meanwhile.
+        let batch = batch::open();
+        for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
+            let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
+            let word = held.word(page);
+            let change = word.end_writeback(end);
+            file.cache().ledger.note(change, file.core().page_bytes());
+            word.wake(change.sleepers());
+            unpin(file, frame);
+            if end == WritebackEnd::Failed {
+                failed.push(page);
+            }
+        }
+        drop(batch);
+        if !failed.is_empty() {
+            // Who waits for this flush finds them, and tells of it or writes them.
+            file.writeback.state().dirty.put_back(self.number, &failed);
         }
     }
-    write(&mut claimed, true);
-    if !busy.is_empty() {
-        let mut state = file.writeback.state();
-        state.skips += 1;
-        state.insert_dirty(busy.into_iter());
-    }
-    flushed
 }
 
 fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
@@ -231,46 +361,12 @@ struct Run {
     error: Option<io::Error>,
 }
 
-/// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
-fn write_claimed(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
-    // B5.
-    let size = file.core().size.load(Acquire);
-    let mut runs = runs(file, claimed, size);
-    let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
-    let failed_syncs = file.writeback.failed_syncs();
-    let number = durable.then(|| begin_durable(file));
-    match file.backing.verify() {
-        Ok(()) => transfer(file, claimed, &mut runs, durable),
-        Err(error) => runs[0].error = Some(error),
-    }
-    let done = if durable { WritebackEnd::Stable } else { WritebackEnd::Unstable };
-    let mut failure = None;
-    let mut ends = Vec::with_capacity(claimed.len());
-    for run in &mut runs {
-        let pages = &claimed[run.claimed.clone()];
-        for &(page, _) in pages {
-            let is_written = run.written >= run.end.min(file.start_of(page + 1));
-            ends.push(if is_written { done } else { WritebackEnd::Failed });
-        }
-        if run.written < run.end {
-            let error = run.error.take().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
-            let met = Failure::new(run.written, run.end - run.written, &error);
-            if durable {
-                durable_failed(file, met.offset, met.len, met.errno);
-            }
-            if pages.len() == 1 || !retry_pages(file, pages, &mut ends[run.claimed.clone()], size) {
-                failure = failure.or(Some(met));
-            }
-        }
-    }
-    if let Some(number) = number {
-        end_durable(file, number);
-    }
-    end_writebacks(file, claimed, &mut ends, failed_syncs);
-    Flushed {
-        pages: claimed.len(),
-        durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
-        failure,
+impl Run {
+    /// Why less was written than it has.
+    fn failure(&self) -> Failure {
+        let unknown = io::Error::from(io::ErrorKind::WriteZero);
+        let error = self.error.as_ref().unwrap_or(&unknown);
+        Failure::new(self.written, self.end - self.written, error)
     }
 }
 
@@ -388,54 +484,4 @@ fn retry_pages(
         }
     }
     !ends.contains(&WritebackEnd::Failed)
-}
-
-fn end_writebacks(
-    file: &CachedFile,
-    claimed: &[(PageIndex, FrameIndex)],
-    ends: &mut [WritebackEnd],
-    failed_syncs: u64,
-) {
-    let mut state = file.writeback.state();
-    // B7.
-    let is_in_doubt = file.writeback.failed_syncs() != failed_syncs;
-    // Another durable write may have been told of our loss: a sync will wait for it.
-    let may_be_in_doubt = !state.durable_writes.is_empty();
-    for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
-        if *end == WritebackEnd::Stable && may_be_in_doubt {
-            *end = WritebackEnd::Unstable;
-        }
-        if *end != WritebackEnd::Failed && is_in_doubt {
-            *end = WritebackEnd::Failed;
-        } else if *end == WritebackEnd::Unstable {
-            file.writeback.insert_unsynced(&mut state, page);
-        }
-        if *end != WritebackEnd::Failed {
-            // Before a sync that fails from here on commits the frame again.
-            file.forget_frame(frame);
-        }
-    }
-    drop(state);
-    let mut leaves = Leaves::new(file);
-    let mut failed = Vec::new();
-    // Who is woken is told of it in the end, and does not wait for this flush meanwhile.
-    let batch = batch::open();
-    for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
-        let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
-        let word = held.word(page);
-        let change = word.end_writeback(end);
-        file.cache().ledger.note(change, file.core().page_bytes());
-        word.wake(change.sleepers());
-        unpin(file, frame);
-        if end == WritebackEnd::Failed {
-            failed.push(page);
-        }
-    }
-    drop(batch);
-    if !failed.is_empty() {
-        let mut state = file.writeback.state();
-        // Who waits for this flush finds them, and tells of it or writes them.
-        state.skips += 1;
-        state.insert_dirty(failed.into_iter());
-    }
 }

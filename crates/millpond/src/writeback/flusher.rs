@@ -10,7 +10,8 @@ use crate::cached::CachedFile;
 use crate::error::{Op, Result};
 use crate::io::backend::spawn;
 use crate::writeback::flush::{Patience, flush, flush_some};
-use crate::writeback::{Guards, LAST_PAGE, stream_pages, sync, sync_locked};
+use crate::writeback::sync::{Guards, sync_in_background};
+use crate::writeback::{LAST_PAGE, stream_pages};
 
 /// How long a writer over the dirty limit waits without any progress before its write goes through.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
@@ -102,11 +103,8 @@ pub(crate) fn relieve(file: &CachedFile) -> bool {
     for file in std::iter::once(file).chain(files.iter().map(|file| &**file)) {
         let flushed = flush(file, 0, LAST_PAGE, Patience::Skip, false);
         // Not waited for: whoever syncs may wait for guards, and the caller has one.
-        if flushed.failure.is_none()
-            && shared.cache.ledger.unstable() > 0
-            && let Ok(one) = file.writeback.syncing.try_lock()
-        {
-            let _ = sync_locked(file, 0, 0, true, Guards::Try, &one);
+        if flushed.failure.is_none() && shared.cache.ledger.unstable() > 0 {
+            sync_in_background(file, Guards::Try);
         }
     }
     shared.cache.ledger.kept() < kept
@@ -285,10 +283,10 @@ impl Flusher {
         let state = file.writeback.state();
         let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
         // Early enough that nothing stays for longer than it should.
-        let due = state.dirty_since.map(|since| since + self.limits.age_max / 2);
+        let due = state.dirty.since().map(|since| since + self.limits.age_max / 2);
         let stray = Arc::strong_count(file) == 1;
-        let owes = !state.unsynced.is_empty();
         drop(state);
+        let owes = file.writeback.generations.owes_pages();
         if let (Some(at), Some(_)) = (retry, due) {
             // Not later than what others dirty meanwhile is due.
             return Attended::Due(at.min(now + self.limits.age_max / 2));
@@ -305,7 +303,7 @@ impl Flusher {
             && (starved || ledger.unstable() > self.limits.unstable_bytes_max)
             && ledger.unstable() > 0
         {
-            let _ = sync(file, 0, 0, true);
+            sync_in_background(file, Guards::Wait);
         }
         match due {
             Some(_) if flushed || behind.is_some() => Attended::Worked,

@@ -114,6 +114,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.flush()
     }
 
+    fn made(&self) -> Option<(i64, u32)> {
+        made(self.descriptors.any().ok()?)
+    }
+
     fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptors.write.get().map(|fd| fd.as_fd())
     }
@@ -344,8 +348,12 @@ impl Descriptors {
         }
     }
 
+    /// By the description that has been there for as long as the file has been written: the kernel tells
+    /// each of the errors since it was opened, and one that was opened later may miss some.
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
-        let fd = self.any()?;
+        let bad = || io::Error::from_raw_os_error(libc::EBADF);
+        let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
+        self.check(fd)?;
         let synced = if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
         Ok(synced?)
     }
@@ -548,6 +556,13 @@ fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
     let found = transfer.segments.misalignment();
     (transfer.offset as u32 | found.len) & (alignment.offset_bytes - 1) == 0
         && found.base & (alignment.memory_bytes - 1) == 0
+}
+
+/// [`BackingFile::made`], of an open file.
+pub(crate) fn made(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
+    let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let is_told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_told.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
 }
 
 /// Another description of the same file, with flags of its own.

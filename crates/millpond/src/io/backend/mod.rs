@@ -105,6 +105,12 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(())
     }
 
+    /// When the inode was made, in seconds and nanoseconds, where that can be told: with its number, what
+    /// tells it from others.
+    fn made(&self) -> Option<(i64, u32)> {
+        None
+    }
+
     /// A descriptor that permits writing, if there is a file to write to.
     fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -9,11 +9,12 @@ mod device;
 mod disk;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use crate::io::backend::descriptors::made;
 use crate::io::backend::memory;
 use crate::io::backend::threads::Pool;
 use crate::io::backend::{BackingFile, Seek};
@@ -293,6 +294,10 @@ impl BackingFile for SimFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.disk().len())
+    }
+
+    fn made(&self) -> Option<(i64, u32)> {
+        made(self.inode.get()?.as_fd())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -1,0 +1,170 @@
+//! The pages of a file that are DIRTY, and who has taken them to write them back.
+//!
+//! The page word decides, the set finds. Who writes back takes pages out of the set, claims each by its
+//! word, and puts back what it could not write. What it has taken is in its hands until its *flush* ends.
+//!
+//! - **B2** A page enters the set when its word is DIRTY already, before the guard of its writer is
+//!   released; who takes it out of the set claims it, finds it clean, or puts it back. So a page
+//!   that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
+//! - **B3** Each flush has a number, given together with taking its pages. One that waits owes what was
+//!   DIRTY when it began, and no more: what it took itself; and what flushes with smaller numbers had
+//!   in hand then. It waits for these to end, and what they put back until then, it writes.
+//!
+//! Locks: that of the file's write-back state.
+
+use std::ops::RangeInclusive;
+use std::time::Instant;
+
+use crate::cache::pageset::PageSet;
+use crate::cache::table::PageIndex;
+
+/// A flush under way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct FlushNumber(u64);
+
+#[derive(Default)]
+pub(crate) struct Dirty {
+    set: PageSet,
+    since: Option<Instant>,
+    under_way: Vec<FlushNumber>,
+    next: u64,
+    waiting: Vec<Waiting>,
+}
+
+/// A flush that waits for those before it.
+struct Waiting {
+    number: FlushNumber,
+    range: RangeInclusive<PageIndex>,
+    /// What they have put back.
+    owed: PageSet,
+}
+
+impl Dirty {
+    /// Whether the set is empty. Pages may be in the hands of a flush all the same.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.set.is_empty()
+    }
+
+    /// Whether nothing is in the set, nor in anybody's hands.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.set.is_empty() && self.under_way.is_empty()
+    }
+
+    /// Since when there has been something in the set.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
+    /// B2.
+    pub(crate) fn insert(&mut self, pages: impl Iterator<Item = PageIndex>) {
+        pages.for_each(|page| self.set.insert(page));
+        if self.since.is_none() && !self.set.is_empty() {
+            // Loom has no clock, and its models no age.
+            self.since = (!cfg!(loom)).then(Instant::now);
+        }
+    }
+
+    /// Forgets pages whose bytes are gone from the file.
+    pub(crate) fn forget(&mut self, first: PageIndex, last: PageIndex) {
+        self.set.take(first, last, usize::MAX);
+    }
+
+    /// Begins a flush of the pages of `range`, about `at_most` of them.
+    pub(crate) fn begin(
+        &mut self,
+        range: RangeInclusive<PageIndex>,
+        at_most: usize,
+    ) -> (FlushNumber, Vec<PageIndex>) {
+        self.next += 1;
+        let number = FlushNumber(self.next);
+        self.under_way.push(number);
+        let pages = self.set.take(*range.start(), *range.end(), at_most);
+        // What is left keeps its age.
+        if self.set.is_empty() {
+            self.since = None;
+        }
+        (number, pages)
+    }
+
+    /// Begins one that waits for those before it (B3); `None` if there is nothing to do.
+    pub(crate) fn begin_waiting(
+        &mut self,
+        range: RangeInclusive<PageIndex>,
+    ) -> Option<(FlushNumber, Vec<PageIndex>)> {
+        if self.under_way.is_empty() && !self.set.intersects(*range.start(), *range.end()) {
+            return None;
+        }
+        let (number, pages) = self.begin(range.clone(), usize::MAX);
+        self.waiting.push(Waiting { number, range, owed: PageSet::default() });
+        Some((number, pages))
+    }
+
+    /// What flush `number` had taken and leaves DIRTY.
+    pub(crate) fn put_back(&mut self, number: FlushNumber, pages: &[PageIndex]) {
+        self.insert(pages.iter().copied());
+        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.number > number) {
+            let owed = pages.iter().filter(|page| waiting.range.contains(page));
+            owed.for_each(|&page| waiting.owed.insert(page));
+        }
+    }
+
+    pub(crate) fn end(&mut self, number: FlushNumber) {
+        self.under_way.retain(|&other| other != number);
+    }
+
+    /// Whether one that began before `number` is under way.
+    pub(crate) fn is_earlier_under_way(&self, number: FlushNumber) -> bool {
+        self.under_way.iter().any(|&other| other < number)
+    }
+
+    /// Flush `number` has waited for those before it, and now has in hand what they have put back. It ends
+    /// anew, by the number that is returned; `None` if that is nothing.
+    pub(crate) fn take_owed(
+        &mut self,
+        number: FlushNumber,
+    ) -> Option<(FlushNumber, Vec<PageIndex>)> {
+        let at = self.waiting.iter().position(|waiting| waiting.number == number);
+        let mut waiting = self.waiting.swap_remove(at.expect("begun as one that waits"));
+        if waiting.owed.is_empty() {
+            return None;
+        }
+        self.next += 1;
+        let number = FlushNumber(self.next);
+        self.under_way.push(number);
+        // They stay in the set: who takes them there as well finds them claimed, or clean.
+        Some((number, waiting.owed.take(0, PageIndex::MAX, usize::MAX)))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: what a flush owes is bounded by what was DIRTY when it began.
+    /// Method: pages are dirtied and put back by flushes that begin after it, for as long as it waits.
+    #[test]
+    fn a_flush_owes_what_was_dirty_when_it_began() {
+        let mut dirty = Dirty::default();
+        dirty.insert(0..4);
+        let (earlier, taken) = dirty.begin(0..=1, usize::MAX);
+        assert_eq!(taken, [0, 1]);
+        let (sync, own) = dirty.begin_waiting(0..=10).unwrap();
+        assert_eq!(own, [2, 3]);
+        for _ in 0..3 {
+            dirty.insert(2..8);
+            let (later, taken) = dirty.begin(0..=10, usize::MAX);
+            assert_eq!(taken, [2, 3, 4, 5, 6, 7]);
+            dirty.put_back(later, &taken);
+            dirty.end(later);
+            assert!(dirty.is_earlier_under_way(sync));
+        }
+        dirty.put_back(earlier, &[1]);
+        dirty.end(earlier);
+        assert!(!dirty.is_earlier_under_way(sync));
+        dirty.end(sync);
+        let (again, owed) = dirty.take_owed(sync).unwrap();
+        assert_eq!(owed, [1], "what the earlier one had in hand, and left");
+        dirty.end(again);
+        assert!(!dirty.is_clean() && dirty.begin_waiting(20..=30).is_none());
+    }
+}

@@ -1,0 +1,438 @@
+//! What the back end took and has not made durable: three generations, one epoch, one gate.
+//!
+//! ```text
+//!   the back end took it --> YOUNG -- a sync begins --> COVERING -- it has succeeded --> durable
+//!                              |                           |
+//!                              +------- a failure ---------+---> SUSPECT -- written again --> DIRTY
+//!                                                                   +------ no copy left ---> lost
+//! ```
+//!
+//! The kernel tells of an error of write-back once for each open description, through whichever call
+//! asks first, and a device tells whoever flushes it. So an error is never that of one write alone: it may
+//! be about anything that the back end took before it was told. A *durable operation* is one to which an
+//! error may be told: a sync of the back end, and a transfer that returns when its bytes are durable.
+//!
+//! - **G1** Whoever has the back end take bytes asks for the *epoch* before, and notes under the lock
+//!   what was taken, before its range guard is released and before a page says that it is UNSTABLE. If the
+//!   epoch is another by then, what was taken is suspect.
+//! - **G2** A durable operation that is told of an error raises the epoch: all that is young or
+//!   covering becomes suspect.
+//! - **G3** A durable operation has a pass of the gate, from before it begins until its outcome is
+//!   accounted for (G2). One that has ended well has succeeded when all who were in the gate at its end
+//!   have left, and the epoch is still that of its beginning: who was told of an error of ours has left
+//!   before we began, and then it is not about our bytes; or was in the gate at our end; or entered
+//!   later, when our bytes were durable. Who waits has left the gate before, so nobody waits for each
+//!   other.
+//! - **G4** A sync has all that is young be covering, under the lock, before it asks the back end, so it
+//!   covers what was taken before it began, and nothing else. What is written again meanwhile is young
+//!   as well, and is not settled by it.
+//! - **G5** Of each page in a generation the cache has what the back end took, or newer bytes; or the
+//!   generation says that it has bytes *without a copy*. Who reads a page back, whole or in part, says so
+//!   before it is shown, as the back end may have lost the page meanwhile.
+//! - **G6** What is suspect is written again before a sync asks the back end, and before bytes are read
+//!   past the cache or overwritten in part. Where there is no copy, it is lost, and every sync says so until the
+//!   last handle is gone.
+//! - **G7** An error that nobody was told of outlives the file's last handle
+//!   ([`untold`](super::untold)).
+//!
+//! Why syncs do not have the gate for themselves, which would do, too: durable writes would wait for
+//! a sync of a device that takes milliseconds. As it is, they run beside it.
+//!
+//! Locks: the one in here is a leaf, but for page words, which are changed under it.
+
+use crate::cache::pageset::PageSet;
+use crate::cache::table::PageIndex;
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
+use crate::writeback::Failure;
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// The memory that may go into remembering one generation, in bitmaps of about 100 bytes; what is
+/// taken beyond counts as bytes without a copy.
+const LEAVES_MAX: usize = 1024;
+
+/// How many durable operations have failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Epoch(u64);
+
+/// Of a durable operation, from before it begins (G3).
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Pass {
+    number: u64,
+    epoch: Epoch,
+}
+
+impl Pass {
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+}
+
+/// Of a durable operation that has ended well, until it is known whether it has succeeded (G3).
+#[must_use]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    /// The last who was in the gate.
+    last: u64,
+    epoch: Epoch,
+}
+
+/// Whether the cache has what the back end took (G5).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copy {
+    Cached,
+    None,
+}
+
+/// What the back end took between two moments.
+#[derive(Default)]
+struct Generation {
+    pages: PageSet,
+    /// And bytes without a copy.
+    uncached: bool,
+}
+
+impl Generation {
+    fn is_empty(&self) -> bool {
+        self.pages.is_empty() && !self.uncached
+    }
+
+    fn absorb(&mut self, other: &mut Generation) {
+        let other = std::mem::take(other);
+        if self.pages.is_empty() {
+            self.pages = other.pages;
+        } else {
+            other.pages.for_each(&mut |page| self.pages.insert(page));
+        }
+        self.uncached |= other.uncached;
+    }
+
+    fn forget(&mut self, first: PageIndex, last: PageIndex) -> bool {
+        !self.pages.take(first, last, usize::MAX).is_empty()
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Generations {
+    state: Mutex<State>,
+    /// Somebody has left the gate.
+    left: Condvar,
+    /// As in the state.
+    epoch: AtomicU64,
+    /// Whether a generation may have something. Who has found a page EMPTY that was noted, under a
+    /// guard, sees it set: that was done before the guard of its writer was released (G1).
+    owes: AtomicBool,
+    /// Whether a page may be suspect.
+    suspects: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    young: Generation,
+    covering: Generation,
+    suspect: Generation,
+    epoch: u64,
+    /// Why there are suspects, and what is lost if they have no copy.
+    failure: Option<Failure>,
+    /// An error that nobody has been told of (G7).
+    untold: Option<Failure>,
+    /// One of when the file was open before.
+    inherited: Option<Failure>,
+    in_gate: Vec<u64>,
+    next: u64,
+}
+
+impl State {
+    /// G2.
+    fn fail(&mut self, failure: Failure) {
+        self.epoch += 1;
+        self.failure = Some(failure);
+        self.untold = Some(failure);
+        let State { young, covering, suspect, .. } = self;
+        suspect.absorb(young);
+        suspect.absorb(covering);
+    }
+
+    fn leave(&mut self, number: u64) {
+        let at = self.in_gate.iter().position(|&other| other == number);
+        self.in_gate.swap_remove(at.expect("a pass is left once"));
+    }
+
+    /// Whether `ticket` has won, as far as that is known.
+    fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
+        if self.epoch != ticket.epoch.0 {
+            return Some(Err(self.failure.unwrap_or(Failure::UNKNOWN)));
+        }
+        let all_have_left = self.in_gate.iter().all(|&number| number > ticket.last);
+        all_have_left.then_some(Ok(()))
+    }
+}
+
+/// The generations, under their lock.
+pub(crate) struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    shared: &'a Generations,
+}
+
+impl Locked<'_> {
+    /// Whether what was begun in `epoch` is of this one.
+    pub(crate) fn is_current(&self, epoch: Epoch) -> bool {
+        self.state.epoch == epoch.0
+    }
+
+    /// G1: of a transfer begun in `epoch`; whether it is suspect already.
+    pub(crate) fn took(
+        &mut self,
+        pages: impl IntoIterator<Item = PageIndex>,
+        copy: Copy,
+        epoch: Epoch,
+    ) -> bool {
+        self.shared.owes.store(true, Release);
+        let is_suspect = !self.is_current(epoch);
+        let state = &mut *self.state;
+        let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
+        if copy == Copy::None || generation.pages.leaves() >= LEAVES_MAX {
+            generation.uncached = true;
+        } else {
+            pages.into_iter().for_each(|page| generation.pages.insert(page));
+        }
+        if is_suspect {
+            self.shared.suspects.store(true, Release);
+        }
+        is_suspect
+    }
+
+    /// Whether a sync has covered the page, and nobody has written it since.
+    pub(crate) fn is_settled(&self, page: PageIndex) -> bool {
+        let State { young, covering, suspect, .. } = &*self.state;
+        ![young, covering, suspect].iter().any(|it| it.pages.contains(page))
+    }
+
+    /// Takes a page from the suspects; false if it is none any more.
+    pub(crate) fn take_suspect(&mut self, page: PageIndex) -> bool {
+        self.state.suspect.forget(page, page)
+    }
+
+    /// G6: there is no copy of a suspect page.
+    pub(crate) fn lose(&mut self) {
+        self.state.suspect.uncached = true;
+    }
+}
+
+impl Generations {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { state: self.state(), shared: self }
+    }
+
+    /// To be asked before the back end is given bytes (G1).
+    pub(crate) fn epoch(&self) -> Epoch {
+        // Acquire: pairs with the Release in `fail`. Who sees an older number here finds a newer one
+        // under the lock, in the end, and takes its bytes for suspect without need.
+        Epoch(self.epoch.load(Acquire))
+    }
+
+    /// [`Locked::took`].
+    pub(crate) fn took(
+        &self,
+        pages: impl IntoIterator<Item = PageIndex>,
+        copy: Copy,
+        epoch: Epoch,
+    ) -> bool {
+        self.lock().took(pages, copy, epoch)
+    }
+
+    /// A durable operation enters the gate.
+    pub(crate) fn enter(&self) -> Pass {
+        Self::enter_locked(&mut self.state())
+    }
+
+    fn enter_locked(state: &mut State) -> Pass {
+        state.next += 1;
+        let number = state.next;
+        state.in_gate.push(number);
+        Pass { number, epoch: Epoch(state.epoch) }
+    }
+
+    /// A sync enters, and everything young is to be covered by it (G4). One at a time.
+    pub(crate) fn enter_sync(&self) -> Pass {
+        let mut state = self.state();
+        debug_assert!(state.covering.is_empty(), "one sync at a time");
+        state.covering = std::mem::take(&mut state.young);
+        Self::enter_locked(&mut state)
+    }
+
+    /// It was told of no error.
+    pub(crate) fn leave(&self, pass: Pass) -> Ticket {
+        let mut state = self.state();
+        state.leave(pass.number);
+        let last = state.next;
+        drop(state);
+        self.left.notify_all();
+        Ticket { last, epoch: pass.epoch }
+    }
+
+    /// It was told of an error (G2), or may have been.
+    pub(crate) fn fail(&self, pass: Pass, failure: Failure) {
+        let mut state = self.state();
+        state.leave(pass.number);
+        state.fail(failure);
+        self.owes.store(true, Release);
+        self.suspects.store(true, Release);
+        // Release: see `epoch`.
+        self.epoch.store(state.epoch, Release);
+        drop(state);
+        self.left.notify_all();
+    }
+
+    /// Whether it has succeeded, if that is known.
+    pub(crate) fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
+        self.state().verdict(ticket)
+    }
+
+    /// Whether it has succeeded. Waits for those who were in the gate with it; the caller has no pass.
+    pub(crate) fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
+        let mut state = self.state();
+        loop {
+            match state.verdict(ticket) {
+                Some(verdict) => return verdict,
+                None => state = self.left.wait(state).expect("no panic under the lock"),
+            }
+        }
+    }
+
+    /// A sync was not waited for: nothing is known to be covered.
+    pub(crate) fn uncover(&self) {
+        let State { young, covering, .. } = &mut *self.state();
+        young.absorb(covering);
+    }
+
+    /// A sync has succeeded: the pages that it covered, of those that are known; or what is lost.
+    pub(crate) fn cover(&self) -> (PageSet, Result<(), Failure>) {
+        let mut state = self.state();
+        let covered = std::mem::take(&mut state.covering).pages;
+        let outcome = self.clear(&mut state);
+        (covered, outcome)
+    }
+
+    fn clear(&self, state: &mut State) -> Result<(), Failure> {
+        if state.suspect.uncached {
+            return Err(state.failure.unwrap_or(Failure::UNKNOWN));
+        }
+        if state.suspect.is_empty() {
+            // Mended: everything was written again.
+            (state.failure, state.untold) = (None, None);
+            self.suspects.store(false, Release);
+            if state.young.is_empty() && state.covering.is_empty() {
+                self.owes.store(false, Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether pages from `first` to `last` are in no generation, and nothing is lost: what was
+    /// written durably there is so.
+    pub(crate) fn are_settled(&self, first: PageIndex, last: PageIndex) -> bool {
+        let State { young, covering, suspect, .. } = &*self.state();
+        !suspect.uncached
+            && ![young, covering, suspect].iter().any(|it| it.pages.intersects(first, last))
+    }
+
+    /// Notes that the pages from `first` to `last`, which the caller has found EMPTY and not shown
+    /// yet, are read from the back end (G5).
+    #[inline]
+    pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
+        // Acquire: see the field.
+        if self.owes.load(Acquire) {
+            let State { young, covering, suspect, .. } = &mut *self.state();
+            for generation in [young, covering, suspect] {
+                generation.uncached |= generation.forget(first, last);
+            }
+        }
+    }
+
+    /// The bytes of the pages from `first` to `last` are gone from the file.
+    pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
+        if self.owes.load(Acquire) {
+            let State { young, covering, suspect, .. } = &mut *self.state();
+            for generation in [young, covering, suspect] {
+                generation.forget(first, last);
+            }
+        }
+    }
+
+    /// Whether somebody is still to be told of an error.
+    pub(crate) fn has_failed(&self) -> bool {
+        let state = self.state();
+        state.failure.is_some() || state.untold.is_some() || state.inherited.is_some()
+    }
+
+    /// Whether the back end has taken something that no sync has covered.
+    pub(crate) fn owes_pages(&self) -> bool {
+        let state = self.state();
+        !state.young.is_empty() || !state.suspect.is_empty()
+    }
+
+    /// Whether a page from `first` to `last` is suspect. Under a guard: if not, then none becomes so
+    /// that was taken before the guard, unless an operation fails from now on.
+    #[inline]
+    pub(crate) fn has_suspects(&self, first: PageIndex, last: PageIndex) -> bool {
+        // Acquire: pairs with the Release in `fail`. A page is taken from the suspects when its word
+        // says DIRTY, so who does not see it here sees it there.
+        self.suspects.load(Acquire) && self.state().suspect.pages.intersects(first, last)
+    }
+
+    /// The suspect pages from `first` to `last`, and why they are.
+    pub(crate) fn suspects(
+        &self,
+        first: PageIndex,
+        last: PageIndex,
+    ) -> Option<(Vec<PageIndex>, Failure)> {
+        if !self.suspects.load(Acquire) {
+            return None;
+        }
+        let state = self.state();
+        let mut pages = Vec::new();
+        state.suspect.pages.for_each(&mut |page| {
+            if (first..=last).contains(&page) {
+                pages.push(page);
+            }
+        });
+        (!pages.is_empty()).then(|| (pages, state.failure.unwrap_or(Failure::UNKNOWN)))
+    }
+
+    /// What is lost, if anything is.
+    pub(crate) fn lost(&self) -> Option<Failure> {
+        let state = self.state();
+        state.suspect.uncached.then(|| state.failure.unwrap_or(Failure::UNKNOWN))
+    }
+
+    /// An error that those who had the file open before were not told of (G7).
+    pub(crate) fn inherit(&self, failure: Failure) {
+        self.state().inherited = Some(failure);
+    }
+
+    /// The one that was inherited, for a caller who is told of it.
+    pub(crate) fn take_inherited(&self) -> Option<Failure> {
+        self.state().inherited.take()
+    }
+
+    /// A caller is told of the last error.
+    pub(crate) fn tell(&self) {
+        self.state().untold = None;
+    }
+
+    /// Forgets errors that are told until the file is closed, as it is; the one that nobody was told
+    /// of.
+    pub(crate) fn forget_failures(&self) -> Option<Failure> {
+        let mut state = self.state();
+        state.failure = None;
+        state.suspect.uncached = false;
+        state.untold.take().or(state.inherited.take())
+    }
+}

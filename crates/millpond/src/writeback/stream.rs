@@ -1,0 +1,85 @@
+//! Streams: pages that writes dirty in order, one write beginning where the one before ended, are
+//! written back before there are many: the device has something to do from the start, and the sync in
+//! the end little. A stream shorter than an eighth of the dirty limit waits, as it may be overwritten.
+
+use crate::cache::table::PageIndex;
+
+/// Pages that writes have dirtied in order.
+#[derive(Default)]
+pub(super) struct Stream {
+    /// From here on, up to `end`, the pages were not handed to the flusher yet.
+    behind: PageIndex,
+    end: PageIndex,
+    /// The stream was long enough once.
+    runs: bool,
+}
+
+impl Stream {
+    /// Notes a write; whether there is enough now to be written back.
+    pub(super) fn advance(
+        &mut self,
+        first: PageIndex,
+        last: PageIndex,
+        least: u64,
+        batch: u64,
+    ) -> bool {
+        if first != self.end && first + 1 != self.end {
+            *self = Stream { behind: first, end: first, runs: false };
+        }
+        // The page in which the write before ended may have been written back meanwhile.
+        self.behind = self.behind.min(first);
+        self.end = last + 1;
+        self.is_due(least, batch)
+    }
+
+    fn is_due(&self, least: u64, batch: u64) -> bool {
+        self.end - self.behind >= if self.runs { batch } else { least.max(batch) }
+    }
+
+    /// The first and the last page of what is to be written back, if it is enough.
+    pub(super) fn take(&mut self, least: u64, batch: u64) -> Option<(PageIndex, PageIndex)> {
+        self.is_due(least, batch).then(|| {
+            self.runs = true;
+            let first = std::mem::replace(&mut self.behind, self.end);
+            (first, self.end - 1)
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: writes in order are a stream, also if they end within pages.
+    #[test]
+    fn streams_of_any_length_of_writes() {
+        for len in [100u64, 4096, 5000, 10_000] {
+            let mut stream = Stream::default();
+            let (mut taken, mut next) = (0, 0);
+            for number in 0..1 << 20 {
+                let (first, last) = ((number * len) >> 12, ((number + 1) * len - 1) >> 12);
+                if last < next && first == last {
+                    // A page that is dirty already is not told of again.
+                    continue;
+                }
+                next = last + 1;
+                if stream.advance(first, last, 64, 16)
+                    && let Some((first, last)) = stream.take(64, 16)
+                {
+                    assert!(first <= taken && last >= taken, "{first}..={last} after {taken}");
+                    taken = last + 1;
+                }
+                if taken > 1000 {
+                    break;
+                }
+            }
+            assert!(taken > 1000, "writes of {len} are no stream");
+        }
+        let mut stream = Stream::default();
+        let mut random = 1u64;
+        assert!((0..1000).all(|_| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            !stream.advance(random >> 33, random >> 33, 64, 16)
+        }));
+    }
+}

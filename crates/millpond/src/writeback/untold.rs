@@ -1,0 +1,58 @@
+//! Errors of write-back that nobody was told of when the last who had the file open went: whoever opens
+//! the inode next is told, once, by a sync, as the kernel does it. (It keeps them with the inode, and
+//! what tells of one there, and a sync in the background is told as well, is not told again.)
+//!
+//! An inode is known by when it was made, too, as its number is used again. At most [`FILES_MAX`] of them
+//! are remembered; of more, the oldest are forgotten.
+//!
+//! Locks: the one in here is a leaf.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::cached::FileId;
+use crate::io::backend::BackingFile;
+use crate::io::backend::descriptors::made;
+use crate::writeback::Failure;
+
+const FILES_MAX: usize = 1024;
+
+struct Untold {
+    id: FileId,
+    made: Option<(i64, u32)>,
+    failure: Failure,
+}
+
+static ALL: Mutex<VecDeque<Untold>> = Mutex::new(VecDeque::new());
+/// Whether there may be one: what most who open a file ask.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+fn all() -> MutexGuard<'static, VecDeque<Untold>> {
+    ALL.lock().expect("no panic under the lock")
+}
+
+pub(super) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
+    let made = backing.made();
+    let mut all = all();
+    all.retain(|known| known.id != id);
+    if all.len() == FILES_MAX {
+        all.pop_front();
+    }
+    all.push_back(Untold { id, made, failure });
+    // Release: with the Acquire of `take`, of one who opens the file after its last handle is gone.
+    ANY.store(true, Release);
+}
+
+pub(super) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<Failure> {
+    if !ANY.load(Acquire) {
+        return None;
+    }
+    let mut all = all();
+    let at = all.iter().position(|known| known.id == id)?;
+    let known = all.remove(at).expect("just found");
+    ANY.store(!all.is_empty(), Release);
+    (known.made == made(fd)).then_some(known.failure)
+}
