@@ -522,16 +522,25 @@ impl Descriptors {
             let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
             if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
         };
+        // The kernel, the file system or a sandbox does not know a flag.
+        let is_refused = |moved: &io::Result<usize>| {
+            moved.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
+        };
         if self.uncached.load(Relaxed) {
-            match call(flags | RWF_DONTCACHE) {
-                // The kernel, or the file system, does not know the flag.
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    self.uncached.store(false, Relaxed);
-                }
-                moved => return moved,
+            let moved = call(flags | RWF_DONTCACHE);
+            if !is_refused(&moved) {
+                return moved;
             }
+            self.uncached.store(false, Relaxed);
         }
-        call(flags)
+        let moved = call(flags);
+        if transfer.durable && is_refused(&moved) {
+            let moved = call(flags & !libc::RWF_DSYNC)?;
+            // SAFETY: open for as long as the descriptors, which the caller has.
+            rustix::fs::fdatasync(unsafe { BorrowedFd::borrow_raw(fd) })?;
+            return Ok(moved);
+        }
+        moved
     }
 }
 

@@ -237,7 +237,15 @@ impl SimFile {
         }
         let short = self.random(1000) < self.options.short_per_mille;
         let limit = if short { part(total as u64 - total.min(1) as u64) } else { total };
-        self.disk().transfer(transfer, limit)
+        let mut disk = self.disk();
+        let moved = disk.transfer(transfer, limit)?;
+        if writing && transfer.durable && self.options.device.is_watched() {
+            let ended = disk.now();
+            drop(disk);
+            self.options.device.pass_sync();
+            self.disk().sync_range(ended, transfer.offset, moved);
+        }
+        Ok(moved)
     }
 }
 
@@ -340,6 +348,9 @@ impl BackingFile for SimFile {
             self.options.device.count_failed_sync();
             self.disk().fail_sync(began, |below| self.random(below));
             return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        if self.options.device.is_watched() {
+            self.options.device.pass_sync();
         }
         self.disk().sync(began);
         Ok(())

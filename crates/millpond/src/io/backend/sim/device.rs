@@ -77,6 +77,8 @@ impl std::fmt::Debug for Shared {
 struct Traffic {
     blocked: bool,
     waiting: usize,
+    holds_next_sync: bool,
+    holds_sync: bool,
     under_way: Vec<UnderWay>,
     writes_max: usize,
     log: Vec<SimWrite>,
@@ -206,6 +208,32 @@ impl SimDevice {
         true
     }
 
+    /// Has the next sync that will succeed, or durable write, wait before the device makes anything
+    /// durable of it, until [`SimDevice::release_sync`]. Others go on.
+    pub fn hold_next_sync(&self) {
+        self.traffic().holds_next_sync = true;
+    }
+
+    /// Waits until one waits; whether one did within `limit`.
+    #[must_use]
+    pub fn wait_for_held_sync(&self, limit: Duration) -> bool {
+        let started = Instant::now();
+        while !self.traffic().holds_sync {
+            if started.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// Lets it go on.
+    pub fn release_sync(&self) {
+        let mut traffic = self.traffic();
+        (traffic.holds_next_sync, traffic.holds_sync) = (false, false);
+        self.shared.released.notify_all();
+    }
+
     /// What the engine did that it must not: transfers that overlap in space and time and are not
     /// all reads; a cut or a hole in what is being written; a write of memory that
     /// changes meanwhile.
@@ -302,6 +330,17 @@ impl SimDevice {
 
     pub(super) fn end(&self, id: u64) {
         self.traffic().under_way.retain(|other| other.id != id);
+    }
+
+    /// Waits if it is the sync that is to be held.
+    pub(super) fn pass_sync(&self) {
+        let mut traffic = self.traffic();
+        if std::mem::take(&mut traffic.holds_next_sync) {
+            traffic.holds_sync = true;
+            while traffic.holds_sync {
+                traffic = self.shared.released.wait(traffic).expect("no panic under the lock");
+            }
+        }
     }
 
     /// Waits while writes are blocked.

@@ -94,7 +94,7 @@ impl Disk {
         bytes
     }
 
-    /// Moves at most `limit` bytes.
+    /// Moves at most `limit` bytes; of a durable write, too, they are pending.
     pub(crate) fn transfer(&mut self, transfer: &Transfer<'_>, limit: usize) -> io::Result<usize> {
         let old_len = self.len();
         let moved = memory::move_bytes(&mut self.image, transfer, limit)?;
@@ -105,11 +105,15 @@ impl Disk {
                 self.push(sector, false);
             }
             self.resized(old_len);
-            if transfer.durable {
-                self.commit(self.now, from / SECTOR_BYTES..to.div_ceil(SECTOR_BYTES));
-            }
         }
         Ok(moved)
+    }
+
+    /// The second half of a durable write of `len` bytes, which ended at `moment`: what has not been lost
+    /// of it is durable.
+    pub(crate) fn sync_range(&mut self, moment: Moment, offset: u64, len: usize) {
+        let (from, to) = (offset as usize, offset as usize + len);
+        self.commit(moment, from / SECTOR_BYTES..to.div_ceil(SECTOR_BYTES));
     }
 
     pub(crate) fn set_len(&mut self, len: u64) -> io::Result<()> {
@@ -278,6 +282,9 @@ mod tests {
         let segments = [unsafe { Segment::new(bytes.as_mut_ptr(), bytes.len()) }];
         let transfer = Transfer { durable, ..Transfer::new(Direction::Write, offset, &segments) };
         assert_eq!(disk.transfer(&transfer, usize::MAX).unwrap(), bytes.len());
+        if durable {
+            disk.sync_range(disk.now(), offset, bytes.len());
+        }
     }
 
     fn random(seed: u64) -> impl FnMut(u64) -> u64 {
