@@ -7,7 +7,7 @@
 
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicUsize, fence};
-use loom::sync::{Arc, Condvar, Mutex};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
@@ -26,19 +26,9 @@ enum Rule {
     AwaitEnds,
     /// The size is read after the claim (B5 of `writeback`).
     SizeAfterClaim,
-    /// A sync waits for a page of its own that a later flush has in hand (B3).
-    LaterFlush,
-    /// A sync waits for flushes that began before it (B3).
-    EarlierFlush,
-    /// A sync looks again where a flush has put a page back (B3).
-    Skips,
-    /// Who reads a page back says so, before it is shown (B8).
+    /// Who reads a page back says so, before it is shown (G5).
     ReadBack,
-    /// A sync that has succeeded waits for durable writes that are under way (B7).
-    DurableWrites,
-    /// Who may not wait gives up only while no failure is counted (B7).
-    CountFirst,
-    /// The page is made DIRTY again under the lock under which it is found in doubt (B8).
+    /// The page is made DIRTY again under the lock under which it is found in doubt (G5).
     RedirtyUnderLock,
 }
 
@@ -253,153 +243,8 @@ fn loom_eviction_races_a_flush() {
     });
 }
 
-/// The set of DIRTY pages, of which there is one, and the flushes under way.
-#[derive(Default)]
-struct Set {
-    has_page: bool,
-    next_flush: usize,
-    flushes: Vec<usize>,
-    skips: usize,
-}
-
-/// A file, as flushes and syncs see it.
-struct Book {
-    pond: Arc<Pond>,
-    set: Mutex<Set>,
-    flush_ended: Condvar,
-}
-
-impl Book {
-    /// A writer that shows a newer content.
-    fn write(&self) {
-        let pond = &self.pond;
-        pond.word.hide(&pond.epoch);
-        fence(SeqCst);
-        pond.frames[2].store(2, Relaxed);
-        let _ = pond.word.show(FrameIndex(2), DIRTY);
-        self.set.lock().unwrap().has_page = true;
-    }
-
-    /// Takes the page out of the set, with a number; see `State::begin_flush`.
-    fn begin(&self) -> (usize, bool, usize) {
-        let mut set = self.set.lock().unwrap();
-        set.next_flush += 1;
-        let number = set.next_flush;
-        set.flushes.push(number);
-        (number, std::mem::take(&mut set.has_page), set.skips)
-    }
-
-    fn end(&self, number: usize) -> loom::sync::MutexGuard<'_, Set> {
-        let mut set = self.set.lock().unwrap();
-        set.flushes.retain(|other| *other != number);
-        self.flush_ended.notify_all();
-        set
-    }
-
-    /// A flush of the flusher's, which waits for nothing.
-    fn flush(&self) {
-        let (number, took, _) = self.begin();
-        if took {
-            let seen = self.pond.word.load();
-            let is_busy = !seen.is_ready() || (seen.is_dirty() && seen.is_under_writeback());
-            // Who is beaten to the claim has met a writer.
-            if is_busy || (seen.is_dirty() && !self.pond.flush()) {
-                let mut set = self.set.lock().unwrap();
-                set.skips += 1;
-                set.has_page = true;
-            }
-        }
-        drop(self.end(number));
-    }
-
-    /// The first half of a sync: when it returns, what was DIRTY when it began is at the device.
-    fn write_back(&self) {
-        let without = self.pond.without;
-        loop {
-            let (number, took, skips) = self.begin();
-            while took {
-                let seen = self.pond.word.load();
-                let is_in_hand =
-                    seen.is_under_writeback() && (seen.is_dirty() || without != Rule::LaterFlush);
-                if !seen.is_ready() || is_in_hand {
-                    thread::yield_now();
-                } else if !seen.is_dirty() || self.pond.flush() {
-                    break;
-                }
-            }
-            let mut set = self.end(number);
-            while without != Rule::EarlierFlush && set.flushes.iter().any(|other| *other < number) {
-                set = self.flush_ended.wait(set).unwrap();
-            }
-            if set.skips == skips || without == Rule::Skips {
-                return;
-            }
-        }
-    }
-}
-
-fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
-    let book = Arc::clone(book);
-    thread::spawn(move || body(&book))
-}
-
-/// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
-/// whoever writes them (B3).
-/// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
-/// `apart`: the flush does not wait for the writer.
-fn sync_races_a_flush(without: Rule, apart: bool) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(move || {
-        let book = Arc::new(Book {
-            pond: Pond::new(without),
-            set: Mutex::new(Set { has_page: true, ..Set::default() }),
-            flush_ended: Condvar::new(),
-        });
-        let others = if apart {
-            vec![run(&book, Book::write), run(&book, Book::flush)]
-        } else {
-            vec![run(&book, |book| {
-                book.write();
-                book.flush();
-            })]
-        };
-        book.write_back();
-        assert_ne!(book.pond.device.load(Relaxed), 0, "not at the device");
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
-}
-
-#[test]
-fn loom_sync_races_a_flush() {
-    sync_races_a_flush(Rule::None, false);
-}
-
-#[test]
-fn loom_sync_races_a_writer_and_a_flush() {
-    sync_races_a_flush(Rule::None, true);
-}
-
-#[test]
-#[should_panic(expected = "not at the device")]
-fn loom_without_waiting_for_a_later_flush_a_sync_returns_early() {
-    sync_races_a_flush(Rule::LaterFlush, false);
-}
-
-#[test]
-#[should_panic(expected = "not at the device")]
-fn loom_without_waiting_for_an_earlier_flush_a_sync_returns_early() {
-    sync_races_a_flush(Rule::EarlierFlush, true);
-}
-
-#[test]
-#[should_panic(expected = "not at the device")]
-fn loom_without_a_second_look_a_sync_misses_what_a_flush_put_back() {
-    sync_races_a_flush(Rule::Skips, true);
-}
-
 /// Goal: after a sync that failed, what is made DIRTY again is what the device took, and not what was
-/// read from it since, when it may have lost that (B8).
+/// read from it since, when it may have lost that (G5).
 /// Method: a page in doubt is made DIRTY, while somebody evicts it and reads it back.
 fn a_failed_sync_races_a_read(without: Rule) {
     loom::model(move || {
@@ -449,108 +294,4 @@ fn loom_without_being_told_what_was_read_back_a_failed_sync_takes_it_for_the_cop
 #[should_panic(expected = "read after it was lost")]
 fn loom_without_the_lock_a_failed_sync_takes_what_is_read_back_for_the_copy() {
     a_failed_sync_races_a_read(Rule::RedirtyUnderLock);
-}
-
-/// What B7 has under the lock.
-#[derive(Default)]
-struct Failures {
-    durable_writes: usize,
-    failed_syncs: usize,
-    /// Where the page is that no sync has covered.
-    is_unsynced: bool,
-    is_in_doubt: bool,
-}
-
-/// A file whose one page was written.
-#[derive(Default)]
-struct Owing {
-    failures: Mutex<Failures>,
-    ended: Condvar,
-    /// What the device has of the page: [`VOLATILE`] or one of those below.
-    device: AtomicUsize,
-}
-
-const VOLATILE: usize = 0;
-const DURABLE: usize = 1;
-const LOST: usize = 2;
-
-impl Owing {
-    /// What the device makes of a page that it has not made durable.
-    fn end(&self, as_what: usize) {
-        let _ = self.device.compare_exchange(VOLATILE, as_what, SeqCst, SeqCst);
-    }
-
-    /// A durable write that fails, and takes the page with it.
-    fn fail(&self) {
-        self.failures.lock().unwrap().durable_writes += 1;
-        self.end(LOST);
-        let mut failures = self.failures.lock().unwrap();
-        failures.failed_syncs += 1;
-        failures.is_in_doubt |= std::mem::take(&mut failures.is_unsynced);
-        drop(failures);
-        self.failures.lock().unwrap().durable_writes -= 1;
-        self.ended.notify_all();
-    }
-
-    /// A sync, of which the device says that it has succeeded. `waits`: for durable writes, else it
-    /// gives up.
-    fn sync(&self, waits: bool, without: Rule) {
-        let mut state = self.failures.lock().unwrap();
-        let failed_syncs = state.failed_syncs;
-        if std::mem::take(&mut state.is_in_doubt) {
-            self.device.store(VOLATILE, SeqCst);
-            state.is_unsynced = true;
-        }
-        let is_covering = std::mem::take(&mut state.is_unsynced);
-        drop(state);
-        self.end(DURABLE);
-        let mut state = self.failures.lock().unwrap();
-        let counts_first = without != Rule::CountFirst;
-        let is_good = |state: &Failures| !counts_first || state.failed_syncs == failed_syncs;
-        while without != Rule::DurableWrites && is_good(&state) && state.durable_writes > 0 {
-            if !waits {
-                state.is_unsynced |= is_covering;
-                return;
-            }
-            state = self.ended.wait(state).unwrap();
-        }
-        if state.failed_syncs != failed_syncs {
-            state.is_in_doubt |= is_covering;
-            return;
-        }
-        assert_eq!(self.device.load(SeqCst), DURABLE, "lost, and claimed to be durable");
-    }
-}
-
-/// Goal: a sync that says it succeeded has covered what was written, though the device told somebody else
-/// that it had lost it (B7).
-/// Method: a durable write that fails and takes an earlier write with it; a sync that may not wait, and
-/// one that does.
-fn a_sync_races_a_durable_write(without: Rule) {
-    loom::model(move || {
-        let file = Arc::new(Owing::default());
-        file.failures.lock().unwrap().is_unsynced = true;
-        let other = Arc::clone(&file);
-        let writer = thread::spawn(move || other.fail());
-        file.sync(false, without);
-        file.sync(true, without);
-        writer.join().unwrap();
-    });
-}
-
-#[test]
-fn loom_a_sync_races_a_durable_write() {
-    a_sync_races_a_durable_write(Rule::None);
-}
-
-#[test]
-#[should_panic(expected = "lost, and claimed to be durable")]
-fn loom_without_waiting_for_durable_writes_a_sync_claims_what_is_lost() {
-    a_sync_races_a_durable_write(Rule::DurableWrites);
-}
-
-#[test]
-#[should_panic(expected = "lost, and claimed to be durable")]
-fn loom_without_a_look_at_the_count_a_sync_that_gives_up_hides_a_loss() {
-    a_sync_races_a_durable_write(Rule::CountFirst);
 }

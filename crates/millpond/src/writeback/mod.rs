@@ -39,6 +39,9 @@ mod stream;
 mod sync;
 mod untold;
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;

@@ -640,3 +640,44 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
         offset_bytes: stat.stx_dio_offset_align,
     })
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: syncs go by the description that the file is written by.
+    /// Incident: once there was another for reading, which was opened later, they went by that, and were
+    /// not told of an error from before that somebody else had been told of.
+    /// Method: a descriptor that can't be synced takes the place of the one for reading.
+    #[test]
+    fn syncs_go_by_the_description_for_writing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let write = OwnedFd::from(file.reopen().unwrap());
+        let descriptors =
+            Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
+        let path = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
+        assert!(descriptors.attach(path, true, false).unwrap().is_none());
+        descriptors.sync(true).unwrap_err();
+        assert!(descriptors.attach(write, false, true).unwrap().is_none());
+        descriptors.sync(true).unwrap();
+        descriptors.sync(false).unwrap();
+    }
+
+    /// Goal: a sync is not that of another file which has taken the descriptor's number.
+    #[test]
+    fn a_descriptor_of_another_file_is_not_synced() {
+        use std::os::fd::{FromRawFd, IntoRawFd};
+        let (file, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let number = OwnedFd::from(file).into_raw_fd();
+        // SAFETY: ours, by the line above.
+        let write = unsafe { OwnedFd::from_raw_fd(number) };
+        let descriptors =
+            Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
+        assert!(descriptors.attach(write, false, true).unwrap().is_none());
+        descriptors.sync(true).unwrap();
+        // SAFETY: no memory involved; the number stays open.
+        assert!(unsafe { libc::dup2(other.as_raw_fd(), number) } >= 0);
+        let error = descriptors.sync(true).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+}
