@@ -28,6 +28,7 @@ pub enum Unflushed {
     Some(u64),
 }
 
+/// An ext4 that can be cut off.
 pub struct Disk {
     dir: tempfile::TempDir,
     recorder: Child,
@@ -55,7 +56,7 @@ fn missing() -> Option<String> {
     if let Some(name) = ["\text4", "\tfuse"].into_iter().find(|name| !is_known(*name)) {
         return Some(format!("the kernel has no {}", name.trim()));
     }
-    if Command::new("mkfs.ext4").arg("-V").stderr(Stdio::null()).status().is_err() {
+    if command("mkfs.ext4").arg("-V").stderr(Stdio::null()).status().is_err() {
         return Some("mkfs.ext4 is missing: install the package e2fsprogs".into());
     }
     own_mounts().err().map(|error| format!("no mount namespace: {error}"))
@@ -73,8 +74,16 @@ fn own_mounts() -> io::Result<()> {
     if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The tools are where root's path is.
+fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+}
+
 fn run(program: &str, args: &[&str]) {
-    let output = Command::new(program).args(args).output().unwrap();
+    let output = command(program).args(args).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {args:?}: {said}");
 }
@@ -91,7 +100,7 @@ fn mount(image: &Path, mount_point: &Path, options: &str) {
 fn unmount(mount_point: &Path) {
     const TRIES: usize = 1000;
     for _ in 0..TRIES {
-        let unmounted = Command::new("umount").arg(mount_point).output().unwrap();
+        let unmounted = command("umount").arg(mount_point).output().unwrap();
         if unmounted.status.success() {
             return;
         }
@@ -160,6 +169,16 @@ impl Disk {
         line.trim().to_string()
     }
 
+    fn tell(&mut self, line: &str) {
+        self.control.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        assert_eq!(self.answer(), "done");
+    }
+
+    /// From now on the disk fails to write and to flush.
+    pub fn fail(&mut self) {
+        self.tell("fail");
+    }
+
     /// What is there if the power goes now.
     pub fn cut(&mut self, unflushed: Unflushed) -> Survivor {
         let image = self.dir.path().join("left");
@@ -167,9 +186,7 @@ impl Disk {
             Unflushed::Lost => String::new(),
             Unflushed::Some(seed) => format!(" {seed}"),
         };
-        let line = format!("cut {}{seed}\n", image.display());
-        self.control.get_mut().write_all(line.as_bytes()).unwrap();
-        assert_eq!(Path::new(&self.answer()), image);
+        self.tell(&format!("cut {}{seed}", image.display()));
         let mount_point = self.dir.path().join("survivor");
         mount(&image, &mount_point, "errors=remount-ro");
         Survivor { mount_point }

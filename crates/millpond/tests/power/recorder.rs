@@ -60,6 +60,8 @@ struct Disk {
     current: Vec<u8>,
     /// Since the last flush, in the order in which they came.
     volatile: Vec<(usize, Vec<u8>)>,
+    /// Whether it refuses writes and flushes.
+    fails: bool,
     /// Of each block, whether anything was ever written to it.
     used: Vec<bool>,
 }
@@ -67,7 +69,7 @@ struct Disk {
 impl Disk {
     fn of(image: Vec<u8>) -> Disk {
         let used = image.chunks(BLOCK_BYTES).map(|block| block != [0; BLOCK_BYTES]).collect();
-        Disk { durable: image.clone(), current: image, volatile: Vec::new(), used }
+        Disk { durable: image.clone(), current: image, volatile: Vec::new(), fails: false, used }
     }
 
     fn write(&mut self, offset: usize, bytes: Vec<u8>) {
@@ -125,20 +127,27 @@ pub fn serve_if_asked() {
     std::process::exit(0);
 }
 
-/// Lines of the control socket: `cut PATH [SEED]`; each is answered when the image is at
-/// that path.
+/// Lines of the control socket, each answered when it is done: `cut PATH [SEED]` makes an image of what
+/// is left; `fail` has the disk fail from then on.
 fn obey(control: UnixStream, disk: &Mutex<Disk>) {
     let mut answers = control.try_clone().unwrap();
     answers.write_all(b"ready\n").unwrap();
     for line in BufReader::new(control).lines() {
         let line = line.unwrap();
-        let mut words = line.split(' ').skip(1);
-        let path = words.next().unwrap();
-        let seed = words.next().map(|seed| seed.parse().unwrap());
-        let image = fs::File::create(path).unwrap();
-        disk.lock().unwrap().cut(&image, seed).unwrap();
-        writeln!(answers, "{path}").unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["fail"] => disk.lock().unwrap().fails = true,
+            ["cut", path] => cut(disk, path, None),
+            ["cut", path, seed] => cut(disk, path, Some(seed.parse().unwrap())),
+            _ => panic!("the recorder does not know: {line}"),
+        }
+        answers.write_all(b"done\n").unwrap();
     }
+}
+
+fn cut(disk: &Mutex<Disk>, path: &str, seed: Option<u64>) {
+    let image = fs::File::create(path).unwrap();
+    disk.lock().unwrap().cut(&image, seed).unwrap();
 }
 
 /// Mounts a file system that has one file, its root, on the file `path`.
@@ -223,6 +232,7 @@ fn words(bytes: usize, at: &[(usize, u32)]) -> Vec<u8> {
 
 fn answer(opcode: u32, body: &[u8], disk: &mut Disk) -> Result<Vec<u8>, i32> {
     match opcode {
+        WRITE | FSYNC | FALLOCATE if disk.fails => Err(libc::EIO),
         INIT => {
             // max_write is above 128 KiB with FUSE_MAX_PAGES alone.
             const BIG_WRITES: u32 = 1 << 5;
