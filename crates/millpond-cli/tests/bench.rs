@@ -23,7 +23,7 @@ fn bad_arguments_are_refused() {
     for (words, message) in [
         (
             &["no-such-suite"][..],
-            "cached-read, async-read, wakeups, write, no-copy, mixed, range-lock, all",
+            "cached-read, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, all",
         ),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
@@ -224,6 +224,53 @@ fn write_reports_every_case_and_peer() {
         assert_eq!(row["p999_ns"].is_f64(), row["case"] == "commit", "{row}");
         let fio = row["engine"].as_str().unwrap().starts_with("fio");
         assert_eq!(row["queue_depth"].is_u64(), fio, "{row}");
+    }
+}
+
+#[test]
+fn stalls_reports_every_case_and_peer() {
+    // On a disk: for O_DIRECT.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let mut words = vec!["stalls", "--quick", "--shrink", "64"];
+    words.extend(["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()]);
+    let output = bench(&words);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files stay behind");
+
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["suite"], "stalls");
+    let rows = report["rows"].as_array().unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
+    let told = |case: &str, engine: &str| {
+        rows.iter().chain(skipped).any(|row| row["case"] == case && row["engine"] == engine)
+    };
+    let (evicting, resting) = ("millpond, back, one eviction", "millpond, back, no eviction");
+    let stopped = "millpond, back, direct, writers stopped before";
+    for (case, engines) in [
+        ("sync-under-writers", ["millpond, back, direct", "kernel pwrite, fdatasync"]),
+        ("sync-under-writers", ["millpond, back, direct", stopped]),
+        ("append-through", ["millpond, through", "kernel O_APPEND"]),
+        ("append-through-dsync", ["millpond, through, dsync", "kernel O_APPEND, O_DSYNC"]),
+        ("append-back", ["millpond, back", "kernel O_APPEND"]),
+        ("evict-256m", [evicting, resting]),
+        ("evict-4g", [evicting, resting]),
+    ] {
+        for engine in engines {
+            assert!(told(case, engine), "{case}: {engine}");
+        }
+        // The longest is in a note.
+        let mut notes = report["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
+        let is_skipped = skipped.iter().any(|gap| gap["case"] == case);
+        let note = notes.any(|note| note.starts_with(case) && note.contains("bar "));
+        assert!(note || is_skipped, "{case}: {}", report["notes"]);
+    }
+    for row in rows {
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        let at = |name: &str| row[name].as_f64().unwrap();
+        assert!(at("p50_ns") <= at("p99_ns") && at("p99_ns") <= at("p999_ns"), "{row}");
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::io::IoSliceMut;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -295,6 +296,30 @@ impl AsyncFile {
     /// As for [`File::sync_range`].
     pub async fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
         self.by_worker((Op::Sync, offset, len), move |file| file.sync_range(offset, len)).await
+    }
+
+    /// [`File::persist`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::persist`].
+    pub async fn persist(&self, from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Result<()> {
+        let (from, to) = (from.into(), to.into());
+        self.by_worker((Op::Sync, 0, 0), move |file| file.persist(from, to)).await
+    }
+
+    /// [`File::persist_noclobber`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::persist_noclobber`].
+    pub async fn persist_noclobber(
+        &self,
+        from: impl Into<PathBuf>,
+        to: impl Into<PathBuf>,
+    ) -> Result<()> {
+        let (from, to) = (from.into(), to.into());
+        self.by_worker((Op::Sync, 0, 0), move |file| file.persist_noclobber(from, to)).await
     }
 
     /// [`File::write_back`].

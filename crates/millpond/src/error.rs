@@ -64,6 +64,39 @@ impl fmt::Display for Op {
     }
 }
 
+/// The step at which [`crate::File::persist`] failed: the ones before it are done, the ones after it are
+/// not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PersistStep {
+    /// Opening the directories, and looking whether `from` is a name of the file (EINVAL). Nothing has
+    /// been done.
+    Lookup,
+    /// The sync of the file, which failed as [`crate::File::sync_all`] does. Nothing was renamed.
+    Sync,
+    /// The rename. All names are as they were. The file's bytes are durable, but its name `from` may
+    /// not be.
+    Rename,
+    /// The sync of a directory. The file has the name `to`, for everybody who looks. After a power cut
+    /// `to` may be what it was before, or this file, with all its bytes. `persist(to, to)` tries this
+    /// step again; but a file system that has failed it may have given up what it could not store, and
+    /// then says that all is well.
+    SyncDirectory,
+}
+
+impl fmt::Display for PersistStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PersistStep::Lookup => "looking for the file; nothing is changed",
+            PersistStep::Sync => "sync of the file; it is not renamed",
+            PersistStep::Rename => "rename; the file is durable, and has its old name",
+            PersistStep::SyncDirectory => {
+                "sync of the directory; the file is durable and renamed, its new name may be lost"
+            }
+        })
+    }
+}
+
 /// Why an operation failed. [`Error::errno`] gives the value that POSIX has for it.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -142,6 +175,13 @@ pub enum Error {
         /// What the back end said when it failed.
         source: io::Error,
     },
+    /// [`crate::File::persist`] did not come to its end.
+    Persist {
+        /// What failed; it says what has changed, and what is durable.
+        step: PersistStep,
+        /// What the kernel or the back end said.
+        source: io::Error,
+    },
     /// Not all bytes asked for are cached (EAGAIN), and the call was one that never waits.
     WouldBlock {
         /// The operation that would have had to wait.
@@ -164,11 +204,13 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Error::Io { source, .. } | Error::Lost { source } => match source.kind() {
-                io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
-                io::ErrorKind::InvalidInput => source.raw_os_error().unwrap_or(libc::EINVAL),
-                _ => source.raw_os_error().unwrap_or(libc::EIO),
-            },
+            Error::Io { source, .. } | Error::Lost { source } | Error::Persist { source, .. } => {
+                match source.kind() {
+                    io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
+                    io::ErrorKind::InvalidInput => source.raw_os_error().unwrap_or(libc::EINVAL),
+                    _ => source.raw_os_error().unwrap_or(libc::EIO),
+                }
+            }
             Error::InvalidRange { .. } | Error::InvalidInput { .. } | Error::Unaligned { .. } => {
                 libc::EINVAL
             }
@@ -217,6 +259,7 @@ impl fmt::Display for Error {
                 "sync: written bytes may be lost, as an earlier sync failed and they are no longer \
                  cached: {source}"
             ),
+            Error::Persist { step, source } => write!(f, "persist: {step}: {source}"),
             Error::WouldBlock { op, offset, len } => {
                 write!(f, "{op} of {len} bytes at offset {offset}: not all are cached")
             }
@@ -230,7 +273,9 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } | Error::Lost { source } => Some(source),
+            Error::Io { source, .. } | Error::Lost { source } | Error::Persist { source, .. } => {
+                Some(source)
+            }
             _ => None,
         }
     }
@@ -239,7 +284,9 @@ impl std::error::Error for Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         match error {
-            Error::Io { source, .. } | Error::Lost { source } => source,
+            Error::Io { source, .. } | Error::Lost { source } | Error::Persist { source, .. } => {
+                source
+            }
             other => io::Error::from_raw_os_error(other.errno()),
         }
     }

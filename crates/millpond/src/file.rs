@@ -11,6 +11,8 @@ mod extent;
 
 mod writeback;
 
+mod persist;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;

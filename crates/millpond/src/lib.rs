@@ -44,6 +44,8 @@ mod write;
 
 mod writeback;
 
+mod persist;
+
 mod extent;
 
 mod direct;
@@ -80,7 +82,7 @@ pub use advice::Advice;
 pub use async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use engine::Engine;
-pub use error::{Error, Op, Result};
+pub use error::{Error, Op, PersistStep, Result};
 pub use file::File;
 pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 #[cfg(fuzzing)]

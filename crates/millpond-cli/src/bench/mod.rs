@@ -3,7 +3,7 @@
 //! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
 //! - [`cached_read`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
-//!   [`no_copy`]: the suites and what they measure.
+//!   [`no_copy`], [`stalls`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
@@ -21,6 +21,7 @@ mod mixed;
 mod no_copy;
 mod range_lock;
 mod report;
+mod stalls;
 mod wakeups;
 mod write;
 
@@ -89,6 +90,8 @@ enum Suite {
     NoCopy,
     /// Reads and writes of one file by many threads at once
     Mixed,
+    /// How long one sync, append or cached write takes while others do their worst
+    Stalls,
     /// Locks on ranges of bytes: Millpond's, and those that others built
     RangeLock,
     /// All of them
@@ -104,6 +107,7 @@ impl Suite {
             Suite::Write => "write",
             Suite::NoCopy => "no-copy",
             Suite::Mixed => "mixed",
+            Suite::Stalls => "stalls",
             Suite::RangeLock => "range-lock",
             Suite::All => "all",
         }
@@ -142,6 +146,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if matches!(args.suite, Suite::Mixed | Suite::All) {
         outcome.extend(mixed::run(&plan)?);
+    }
+    if matches!(args.suite, Suite::Stalls | Suite::All) {
+        outcome.extend(stalls::run(&plan)?);
     }
     if matches!(args.suite, Suite::RangeLock | Suite::All) {
         outcome.extend(range_lock::run(&plan)?);

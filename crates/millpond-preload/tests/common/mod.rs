@@ -111,6 +111,11 @@ impl Pond {
         }
     }
 
+    /// With its served directory in `dir`.
+    pub fn in_dir(dir: &Path) -> Self {
+        Self { served: tempfile::tempdir_in(dir).unwrap(), ..Self::new() }
+    }
+
     pub fn in_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }

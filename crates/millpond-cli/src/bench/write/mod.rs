@@ -22,8 +22,8 @@ use std::time::Duration;
 use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
-pub(super) use self::target::open;
-use self::target::{Dsync, Stamped, Target, check, drop_kernel_cache, timed};
+use self::target::{Dsync, Stamped, check, drop_kernel_cache, timed};
+pub(super) use self::target::{Target, open};
 use super::data::{NamedFile, TestFile};
 use super::harness::{Outcome, Pair, Plan, Row, Slice, quantile};
 use super::load::Load;

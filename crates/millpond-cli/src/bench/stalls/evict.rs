@@ -1,0 +1,179 @@
+//! A cached write while another thread misses, the cache is full, and every page in it was used twice: who
+//! looks for a page to evict finds none that is cold.
+//!
+//! The file is a hole read past the kernel's cache, so that a miss costs little but the eviction. The
+//! peer is the same without the miss. The bar is of the median slice's longest write: on two
+//! processors, a thread that is not on one of them stalls, whoever is at fault, and the peer's longest
+//! says how often.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millpond::{Advice, Backing, Engine, File, OpenOptions, WriteMode};
+use millpond_bench_peers::Usage;
+use rustix::fs::OFlags;
+
+use super::{KIB, MIB, Measured, Side, measure};
+use crate::bench::data::NamedFile;
+use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::write::open;
+use crate::failure::{Context, Result};
+
+const CASES: [(&str, u64); 2] = [("evict-256m", 256 * MIB), ("evict-4g", 4096 * MIB)];
+const EVICTING: &str = "millpond, back, one eviction";
+const RESTING: &str = "millpond, back, no eviction";
+
+const PAGE_BYTES: u64 = 4 * KIB as u64;
+/// Pages that are overwritten.
+const WRITTEN_PAGES: u64 = 16;
+const BAR_US: f64 = 200.0;
+
+/// A file of which as many pages are cached as can be.
+struct Full<'a> {
+    engine: &'a Engine,
+    file: File,
+    pages: u64,
+    /// The next page that nobody has read.
+    next: Cell<u64>,
+}
+
+impl Full<'_> {
+    fn new<'a>(engine: &'a Engine, file: File) -> io::Result<Full<'a>> {
+        const READ_BYTES: u64 = 64 * KIB as u64;
+        file.advise(0, 0, Advice::Random)?;
+        let mut buffer = AlignedBuffer::new(READ_BYTES as usize);
+        let before = engine.stats().evictions;
+        let mut offset = 0;
+        while engine.stats().evictions == before {
+            file.read_exact_at(buffer.bytes(), offset)?;
+            offset += READ_BYTES;
+        }
+        let pages = offset / PAGE_BYTES;
+        let full = Full { engine, file, pages, next: Cell::new(pages) };
+        full.use_all()?;
+        Ok(full)
+    }
+
+    /// Uses each page twice, in two passes.
+    fn use_all(&self) -> io::Result<()> {
+        let mut byte = [0];
+        for page in (0..self.pages).chain(0..self.pages) {
+            self.file.read_exact_at(&mut byte, page * PAGE_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// One thread overwrites a few pages, and times each write; meanwhile another reads a page that is not
+    /// cached, if it `evicts`.
+    fn slice(&self, evicts: bool, length: Duration, missed: &Cell<u64>) -> io::Result<Measured> {
+        self.use_all()?;
+        let file = &self.file;
+        let (stop, begun) = (AtomicBool::new(false), AtomicBool::new(false));
+        let write = || -> io::Result<(Vec<Duration>, Usage, Duration)> {
+            let mut buffer = AlignedBuffer::new(PAGE_BYTES as usize);
+            let mut took = Vec::with_capacity(1 << 20);
+            let (before, started) = (Usage::of_thread(), Instant::now());
+            for page in (0..WRITTEN_PAGES).cycle() {
+                let at = Instant::now();
+                file.write_at(buffer.bytes(), page * PAGE_BYTES)?;
+                took.push(at.elapsed());
+                begun.store(true, Relaxed);
+                if stop.load(Relaxed) {
+                    break;
+                }
+            }
+            Ok((took, Usage::of_thread().since(before), started.elapsed()))
+        };
+        thread::scope(|scope| {
+            let writer = scope.spawn(write);
+            while !begun.load(Relaxed) && !writer.is_finished() {
+                thread::yield_now();
+            }
+            thread::sleep(length / 2);
+            let evictions = self.engine.stats().evictions;
+            let page = if evicts { self.next.replace(self.next.get() + 1) } else { 0 };
+            let read = self.file.read_exact_at(&mut [0], page * PAGE_BYTES);
+            missed.set(missed.get() + (self.engine.stats().evictions - evictions));
+            thread::sleep(length / 2);
+            stop.store(true, Relaxed);
+            let written = writer.join().map_err(|_| io::Error::other("a thread panicked"))?;
+            read?;
+            let (took, used, elapsed) = written?;
+            let ops = took.len() as u64;
+            let ops_per_s = ops as f64 / elapsed.as_secs_f64();
+            let Usage { cpu, context_switches, .. } = used;
+            Ok(Measured { slice: Slice { ops, ops_per_s, cpu, context_switches }, took })
+        })
+    }
+}
+
+/// Measures the cases.
+pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    for (case, bytes) in CASES.into_iter().filter(|(case, _)| plan.wants(case)) {
+        eprintln!("measuring {case}");
+        let bytes = plan.bytes(bytes);
+        if let Err(reason) = one(case, bytes, plan, outcome)? {
+            outcome.skip(case, EVICTING, &reason);
+            outcome.skip(case, RESTING, &reason);
+        }
+    }
+    Ok(())
+}
+
+/// Memory that is free for a cache, as the kernel has it.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// Or why it can't be measured here.
+fn one(
+    case: &'static str,
+    cache_bytes: u64,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<std::result::Result<(), String>> {
+    let available = available_bytes().unwrap_or(u64::MAX);
+    if available < cache_bytes + cache_bytes / 4 {
+        return Ok(Err(format!("{} MiB of memory are free", available / MIB)));
+    }
+    let named = NamedFile::create(&plan.dir, 0)?;
+    // All that is cached, and a page for each slice that misses.
+    let sparse = open(&named.path, OFlags::empty()).context(case)?;
+    sparse.set_len(cache_bytes * 2).context(case)?;
+    let engine = Engine::builder()
+        .cache_bytes(cache_bytes)
+        .range_lock(plan.range_lock)
+        .build()
+        .context("building a Millpond engine")?;
+    let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
+    let file = match engine.open(&named.path, &options.backing(Backing::Direct)) {
+        Ok(file) => file,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let full = Full::new(&engine, file).context(case)?;
+    let length = plan.slice(100, 50);
+    let [missed, ignored] = [Cell::new(0), Cell::new(0)];
+    let sides = [
+        Side::new(EVICTING, || full.slice(true, length, &missed)),
+        Side::new(RESTING, || full.slice(false, length, &ignored)),
+    ];
+    if let Some([own, peer]) = measure(case, 1, sides, plan, outcome)? {
+        outcome.note(format!(
+            "{case}: the longest write beside an eviction: {:.1} us in the median slice (bar {BAR_US}), {:.1} \
+             in the worst; without one {:.1} and {:.1}; {} pages were cached, {} evicted in all slices",
+            own.longest_median() / 1e3,
+            own.longest() / 1e3,
+            peer.longest_median() / 1e3,
+            peer.longest() / 1e3,
+            full.pages,
+            missed.get()
+        ));
+    }
+    Ok(Ok(()))
+}

@@ -1,0 +1,90 @@
+//! Power cuts under the library: what the program's `fdatasync` has returned for is there, also what
+//! somebody else moved into the file, or an earlier opening wrote.
+//!
+//! A program wrote data, closed the file, opened it again, wrote a header and called `fdatasync`: in
+//! mode back the header alone was made durable. See `power_cut.rs` of the engine for the disk.
+
+mod common;
+#[path = "../../millpond/tests/power/mod.rs"]
+mod power;
+
+use std::fs;
+use std::io::Read;
+use std::process::Stdio;
+
+use common::{MODES, Pond};
+use power::{Disk, Unflushed};
+
+const A_BYTES: usize = 1 << 20;
+const B_BYTES: usize = 4096;
+
+/// Not a test: the disk of the others, when they start this program again.
+#[test]
+fn the_disk_of_the_others() {
+    power::recorder::serve_if_asked();
+}
+
+/// Runs the program in all modes, with a source that is served and one that is not; cuts the power
+/// when its sync has returned.
+fn run(how: &str, sync: &str) {
+    let Some(mut disk) = Disk::start("the_disk_of_the_others") else { return };
+    for mode in MODES {
+        for source_is_served in [true, false] {
+            let pond = Pond::in_dir(&disk.path("")).in_mode(mode);
+            run_in(&mut disk, &pond, &format!("{mode:?}"), [how, sync], source_is_served);
+        }
+    }
+}
+
+fn run_in(disk: &mut Disk, pond: &Pond, mode: &str, args: [&str; 2], source_is_served: bool) {
+    let program = pond.compile("power_cut.c", &["-O1"]);
+    let file = pond.path("file");
+    let source = if source_is_served { pond.path("source") } else { disk.path("source") };
+    fs::write(&file, vec![1; A_BYTES + B_BYTES]).unwrap();
+    fs::write(&source, vec![0xA; A_BYTES]).unwrap();
+    fs::File::open(&file).unwrap().sync_all().unwrap();
+
+    let mut command = pond.served(program);
+    command.args(args).arg(source).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = [0; 7];
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut said).expect("the program said why it did not sync");
+    let name = file.strip_prefix(disk.path("")).unwrap().to_str().unwrap();
+    let found = [Unflushed::Lost, Unflushed::Some(7)]
+        .map(|unflushed| disk.cut(unflushed).read(name).expect("the file is there"));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+
+    let count = |range: &[u8], value| range.iter().filter(|byte| **byte == value).count();
+    let right = found.map(|found| (count(&found[..A_BYTES], 0xA), count(&found[A_BYTES..], 0xB)));
+    let what = format!("{args:?}, {mode}, {source_is_served}: bytes that are there");
+    assert_eq!(right, [(A_BYTES, B_BYTES); 2], "{what}");
+    let report = pond.report();
+    assert!(report.served_files > 0, "the library served nothing: {}", report.lines);
+}
+
+/// Goal: `fdatasync` covers what was written before the program closed the file and opened it again.
+#[test]
+fn written_before_it_was_opened_again() {
+    run("reopen", "fdatasync");
+}
+
+/// Goal: `fdatasync` covers what was copied before, by the library or in the kernel.
+#[test]
+fn copied() {
+    run("copy_file_range", "fdatasync");
+    run("copy_file_range", "fsync");
+}
+
+/// Goal: the same of `sendfile`.
+#[test]
+fn sent() {
+    run("sendfile", "fdatasync");
+}
+
+/// Goal: the same of what another process wrote.
+#[test]
+fn written_by_a_child() {
+    run("process", "fdatasync");
+}

@@ -1,0 +1,220 @@
+//! ext4 on a disk whose power can be cut.
+//!
+//! [`Disk`] is a file system over a [`recorder`]; [`Disk::cut`] takes what the disk
+//! would hold if the power went now, and mounts a copy of that, with the journal's recovery. The
+//! file system that runs does not notice, so one test may cut many times.
+//!
+//! Mounts are in a namespace of the test's thread, and of those that it starts: whatever happens to the
+//! test, none is left behind.
+
+pub mod recorder;
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use recorder::{CONTROL, DEVICE, IMAGE, ROLE};
+
+const DISK_BYTES: u64 = 32 << 20;
+
+/// What happens to writes that the disk has said it has, but was not asked to flush.
+#[derive(Clone, Copy, Debug)]
+pub enum Unflushed {
+    Lost,
+    /// Any sectors of them are there, by a seed: a disk writes in what order it likes.
+    Some(u64),
+}
+
+/// An ext4 that can be cut off.
+pub struct Disk {
+    dir: tempfile::TempDir,
+    recorder: Child,
+    control: BufReader<UnixStream>,
+}
+
+/// The file system as it is found after a power cut.
+pub struct Survivor {
+    mount_point: PathBuf,
+}
+
+/// Why there can be no [`Disk`] here, if so.
+fn missing() -> Option<String> {
+    // SAFETY: takes nothing and can't fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Some("mounting needs root".into());
+    }
+    if let Some(path) =
+        ["/dev/fuse", "/dev/loop-control"].into_iter().find(|path| !Path::new(path).exists())
+    {
+        return Some(format!("there is no {path}"));
+    }
+    let file_systems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let is_known = |name| file_systems.lines().any(|line| line.ends_with(name));
+    if let Some(name) = ["\text4", "\tfuse"].into_iter().find(|name| !is_known(*name)) {
+        return Some(format!("the kernel has no {}", name.trim()));
+    }
+    if command("mkfs.ext4").arg("-V").stderr(Stdio::null()).status().is_err() {
+        return Some("mkfs.ext4 is missing: install the package e2fsprogs".into());
+    }
+    own_mounts().err().map(|error| format!("no mount namespace: {error}"))
+}
+
+/// From here on this thread, and what it starts, has mounts of its own.
+fn own_mounts() -> io::Result<()> {
+    let (none, flags) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+    // SAFETY: `unshare` takes no memory. Of `mount`, the path ends with a zero byte; the rest may be
+    // null for a change of propagation.
+    let is_done = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, c"/".as_ptr(), none, flags, none.cast()) == 0
+    };
+    if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The tools are where root's path is.
+fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+}
+
+fn run(program: &str, args: &[&str]) {
+    let output = command(program).args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?}: {said}");
+}
+
+fn mount(image: &Path, mount_point: &Path, options: &str) {
+    fs::create_dir(mount_point).unwrap();
+    let options = format!("loop,noatime,{options}");
+    let (image, mount_point) = (image.to_str().unwrap(), mount_point.to_str().unwrap());
+    run("mount", &["-t", "ext4", "-o", &options, image, mount_point]);
+}
+
+/// What another thread of the tests forks has our descriptors until it calls exec, so the first try
+/// may find the file system busy.
+fn unmount(mount_point: &Path) {
+    const TRIES: usize = 1000;
+    for _ in 0..TRIES {
+        let unmounted = command("umount").arg(mount_point).output().unwrap();
+        if unmounted.status.success() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Not a panic, which in a panic would hide the first one.
+    eprintln!("can't unmount {}", mount_point.display());
+}
+
+impl Disk {
+    /// A disk with an empty file system, mounted; none where that can't be, which is said. `recorder`
+    /// is the test of this binary that calls [`recorder::serve_if_asked`].
+    pub fn start(recorder: &str) -> Option<Disk> {
+        if let Some(reason) = missing() {
+            println!("skipped: a disk whose power can be cut: {reason}");
+            return None;
+        }
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let image = dir.path().join(IMAGE);
+        fs::File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
+        let extended = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+        let image = image.to_str().unwrap();
+        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", extended, image]);
+        fs::File::create(dir.path().join(DEVICE)).unwrap();
+
+        let listener = UnixListener::bind(dir.path().join(CONTROL)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut recorder = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", recorder, "--nocapture", "--include-ignored"])
+            .env(ROLE, dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let control = loop {
+            match listener.accept() {
+                Ok((control, _)) => break control,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let ended = recorder.try_wait().unwrap();
+                    assert!(ended.is_none(), "the recorder has ended: {ended:?}");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => panic!("control socket: {error}"),
+            }
+        };
+        control.set_nonblocking(false).unwrap();
+        let mut disk = Disk { dir, recorder, control: BufReader::new(control) };
+        assert_eq!(disk.answer(), "ready");
+        // Nothing that the kernel commits by and by may make a test pass.
+        mount(&disk.dir.path().join(DEVICE), &disk.mount_point(), "commit=3600");
+        Some(disk)
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        self.dir.path().join("mounted")
+    }
+
+    /// A path in the file system.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.mount_point().join(name)
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.control.read_line(&mut line).unwrap();
+        assert!(line.ends_with('\n'), "the recorder has ended");
+        line.trim().to_string()
+    }
+
+    fn tell(&mut self, line: &str) {
+        self.control.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        assert_eq!(self.answer(), "done");
+    }
+
+    /// From now on the disk fails to write and to flush.
+    pub fn fail(&mut self) {
+        self.tell("fail");
+    }
+
+    /// What is there if the power goes now.
+    pub fn cut(&mut self, unflushed: Unflushed) -> Survivor {
+        let image = self.dir.path().join("left");
+        let seed = match unflushed {
+            Unflushed::Lost => String::new(),
+            Unflushed::Some(seed) => format!(" {seed}"),
+        };
+        self.tell(&format!("cut {}{seed}", image.display()));
+        let mount_point = self.dir.path().join("survivor");
+        mount(&image, &mount_point, "errors=remount-ro");
+        Survivor { mount_point }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        unmount(&self.mount_point());
+        unmount(&self.dir.path().join(DEVICE));
+        let _ = self.control.get_ref().shutdown(std::net::Shutdown::Both);
+        let _ = self.recorder.wait();
+    }
+}
+
+impl Survivor {
+    /// The bytes of a file, if it is there.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        match fs::read(self.mount_point.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read.unwrap()),
+        }
+    }
+}
+
+impl Drop for Survivor {
+    fn drop(&mut self) {
+        unmount(&self.mount_point);
+        let _ = fs::remove_dir(&self.mount_point);
+    }
+}
