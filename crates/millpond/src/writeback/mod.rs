@@ -67,6 +67,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::cache::fill::Leaves;
+use crate::cache::ledger::Share;
 use crate::cache::pageset::PageSet;
 use crate::cache::table::PageIndex;
 use millpond_rangelock::Mode;
@@ -96,6 +97,7 @@ pub(crate) struct Writeback {
     state: Mutex<State>,
     flush_ended: Condvar,
     syncing: Mutex<()>,
+    pub(crate) share: Share,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
     /// How many syncs have failed (B7). Changes under the lock of the state.
@@ -550,7 +552,7 @@ fn settle(file: &CachedFile, covered: &PageSet) {
             if is_settled && let Ok(held) = leaves.hold(page, false) {
                 let word = held.word(page);
                 if word.load().is_unstable() {
-                    file.cache().ledger.note(word.settle(), file.core().page_bytes());
+                    file.note(word.settle());
                 }
             }
         }
@@ -587,7 +589,7 @@ fn redirty(file: &CachedFile, guards: Guards, failure: Failure) {
         drop(state);
         match change {
             Some(change) if change.now.is_dirty() => {
-                file.cache().ledger.note(change, file.core().page_bytes());
+                file.note(change);
                 if !change.was.is_dirty() {
                     file.commit(std::iter::once((page, change.now.frame())), None);
                 }
