@@ -80,6 +80,11 @@ impl Share {
         sum(&self.kept)
     }
 
+    /// As [`Ledger::unstable`], but for pages that are DIRTY again.
+    pub(crate) fn unstable(&self) -> u64 {
+        self.kept().saturating_sub(self.unwritten())
+    }
+
     /// How many write-backs of a page have ended, well or not: who finds it grown knows that the
     /// device moves.
     pub(crate) fn ended(&self) -> u64 {

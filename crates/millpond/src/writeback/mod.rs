@@ -59,6 +59,7 @@
 
 mod flush;
 mod flusher;
+mod throttle;
 
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -79,7 +80,8 @@ use crate::space;
 use crate::writeback::flush::{BATCH_BYTES, Patience, flush};
 
 pub(crate) use crate::writeback::flush::unpin;
-pub(crate) use crate::writeback::flusher::{Flusher, Limits, relieve, throttle};
+pub(crate) use crate::writeback::flusher::{Flusher, Limits};
+pub(crate) use crate::writeback::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
 
 /// The last page that a file can have, and so "to the end".
 pub(crate) const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
@@ -97,7 +99,7 @@ pub(crate) struct Writeback {
     state: Mutex<State>,
     flush_ended: Condvar,
     syncing: Mutex<()>,
-    pub(crate) share: Share,
+    pub(crate) share: Arc<Share>,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
     /// How many syncs have failed (B7). Changes under the lock of the state.
