@@ -155,7 +155,7 @@ impl SimFile {
 
     /// Does something to `len` bytes of the file, or to a part of them before it fails.
     fn act_on(&self, len: u64, act: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
-        self.pass();
+        self.pass(false);
         self.delay();
         if self.is_struck() {
             act(self.random(len))?;
@@ -174,10 +174,10 @@ impl SimFile {
         })
     }
 
-    /// Waits while the file hangs.
-    fn pass(&self) {
+    /// Waits while the file hangs, or its syncs do and this is one.
+    fn pass(&self, is_sync: bool) {
         if self.options.device.is_watched() {
-            self.options.device.pass_file(self.number);
+            self.options.device.pass_file(self.number, is_sync);
         }
     }
 
@@ -215,7 +215,7 @@ impl SimFile {
             if self.options.device.is_watched() {
                 before = contents(transfer);
                 self.options.device.pass();
-                self.pass();
+                self.pass(false);
             }
         }
         self.delay();
@@ -308,7 +308,7 @@ impl BackingFile for SimFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.pass();
+        self.pass(false);
         if self.is_struck() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
@@ -341,7 +341,7 @@ impl BackingFile for SimFile {
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {
-        self.pass();
+        self.pass(true);
         let fails = self.failing_sync();
         let began = self.disk().now();
         self.delay();

@@ -91,8 +91,17 @@ struct Traffic {
 #[derive(Default)]
 struct Ills {
     hung: HashSet<usize>,
+    hung_syncs: HashSet<usize>,
     waiting: HashMap<usize, usize>,
     failing: HashMap<usize, i32>,
+}
+
+fn set(files: &mut HashSet<usize>, file: usize, on: bool) {
+    if on {
+        files.insert(file)
+    } else {
+        files.remove(&file)
+    };
 }
 
 struct UnderWay {
@@ -222,13 +231,14 @@ impl SimDevice {
     /// lets it go on.
     pub fn hang(&self, on: bool) {
         let index = self.index();
-        let mut ills = self.ills();
-        if on {
-            ills.hung.insert(index)
-        } else {
-            ills.hung.remove(&index)
-        };
-        drop(ills);
+        set(&mut self.ills().hung, index, on);
+        self.shared.freed.notify_all();
+    }
+
+    /// Makes syncs of the one file wait, while it takes what is written; or lets them go on.
+    pub fn hang_syncs(&self, on: bool) {
+        let index = self.index();
+        set(&mut self.ills().hung_syncs, index, on);
         self.shared.freed.notify_all();
     }
 
@@ -367,11 +377,11 @@ impl SimDevice {
         traffic.waiting -= 1;
     }
 
-    /// Waits while the file hangs.
-    pub(super) fn pass_file(&self, file: usize) {
+    /// Waits while the file hangs, or its syncs do and this is one.
+    pub(super) fn pass_file(&self, file: usize, is_sync: bool) {
         let mut ills = self.ills();
         *ills.waiting.entry(file).or_default() += 1;
-        while ills.hung.contains(&file) {
+        while ills.hung.contains(&file) || is_sync && ills.hung_syncs.contains(&file) {
             ills = self.shared.freed.wait(ills).expect("no panic under the lock");
         }
         *ills.waiting.entry(file).or_default() -= 1;
