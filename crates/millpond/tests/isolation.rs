@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use millpond::{BackendChoice, Engine, File, SimDevice, SimOptions};
 
-use common::{same, threads, within, write_back};
+use common::{in_own_process, same, threads, within, write_back};
 
 const PAGE: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -210,7 +210,7 @@ fn a_hung_file_delays_its_own_users_only() {
 }
 
 /// Goal: what is old is written back while several other files hang in the flusher's hands, and nobody
-/// writes or asks any more; and the threads for that end.
+/// writes or asks any more.
 /// Method: all is dirty before the first file hangs, or after.
 #[test]
 fn age_is_kept_beside_files_that_hang() {
@@ -244,14 +244,6 @@ fn age_is_kept_beside_files_that_hang() {
             for number in 0..3 {
                 pond.await_device(number, &contents(number, 1), "after it hung");
             }
-            // One thread is left.
-            let started = Instant::now();
-            let flushers = || threads().iter().filter(|(_, name)| name == "millpond-flush").count();
-            // Of tests that run beside this one, too.
-            while hung_first && flushers() > 8 {
-                assert!(started.elapsed() < LIMIT / 2, "{} threads are left", flushers());
-                std::thread::sleep(Duration::from_millis(10));
-            }
         }
     });
 }
@@ -259,18 +251,22 @@ fn age_is_kept_beside_files_that_hang() {
 /// Goal: reads, views and writes that find no frame, as write-back keeps the cache full, do not wait for
 /// the device of the file that keeps it.
 /// Incident: they wrote back, and synced, the other files themselves.
+/// Method: views keep half of the cache; of the other half, the file that hangs then keeps most, by less
+/// than the flusher would look at of pages that are dirty, and as many that were written and not synced.
 #[test]
 fn who_needs_memory_does_not_wait_for_another_file() {
     within(LIMIT * 2, "who needs memory", || {
+        let cache_pages = 512;
         let sim = SimOptions::new(1);
         let device = sim.device();
-        let builder = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(sim));
-        let (engine, dir) = (builder.build().unwrap(), common::temp_dir());
-        let pond = Arc::new(Pond { engine, device, files: Vec::new(), dir });
-        let (ill, well) = (pond.open(0), pond.open(1));
+        let builder = Engine::builder().cache_bytes(cache_pages * PAGE as u64);
+        let engine = builder.backend(BackendChoice::Sim(sim)).build().unwrap();
+        let dir = common::temp_dir();
+        let mut pond = Pond { engine, device, files: Vec::new(), dir };
+        pond.files = vec![pond.open(0), pond.open(1)];
+        let well = Arc::clone(&pond.files[1]);
         well.write_all_at(&vec![9; 4 << 20], 0).unwrap();
         well.sync_all().unwrap();
-        // Views keep the rest of the cache.
         let mut views = Vec::new();
         for page in 0.. {
             match well.view(page * PAGE as u64, 1) {
@@ -278,33 +274,124 @@ fn who_needs_memory_does_not_wait_for_another_file() {
                 Err(_) => break,
             }
         }
-        views.truncate(views.len() / 2);
+        assert!(views.len() >= cache_pages as usize / 3, "{} views", views.len());
+        drop(views.pop());
+        pond.make_room(0, 240);
+        (0..120).for_each(|page| pond.write(0, page).unwrap());
+        pond.files[0].write_back().unwrap();
+        (120..220).for_each(|page| pond.write(0, page).unwrap());
         pond.device.file(0).hang(true);
-        let writer = std::thread::spawn({
-            let ill = Arc::clone(&ill);
-            move || {
-                (0..100)
-                    .for_each(|page| ill.write_all_at(&[1; PAGE], page * 7 * PAGE as u64).unwrap())
-            }
-        });
-        let started = Instant::now();
-        while pond.device.file(0).hanging() == 0 && !writer.is_finished() {
-            assert!(started.elapsed() < LIMIT / 2, "nothing hangs");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let mut bytes = [0; PAGE];
-        for page in 0..500 {
-            let at = (page * 2 + 1) * PAGE as u64;
+        let (mut bytes, started) = ([0; PAGE], Instant::now());
+        for page in 0..200 {
+            let at = (512 + page * 2 + 1) * PAGE as u64;
             well.write_all_at(&[8; 100], at).unwrap();
             well.read_exact_at(&mut bytes, at).unwrap();
             assert_eq!((bytes[0], bytes[200]), (8, 9));
-            // There may be no memory for it.
-            drop(well.view(at, 1));
+            if page % 50 == 0 {
+                // There may be no memory for it.
+                drop(well.view(at, 1));
+            }
             assert!(started.elapsed() < LIMIT, "{page} rounds");
         }
         pond.device.file(0).hang(false);
-        writer.join().unwrap();
+        settles(&pond, 0, 220);
+    });
+}
+
+/// Goal: a file whose writes are taken, and whose syncs hang, leaves others their place in the cache.
+/// Incident: nothing limited the pages that wait for a sync, and they can't be evicted: all of the cache.
+#[test]
+fn hung_syncs_leave_room_in_the_cache() {
+    within(LIMIT * 2, "beside hung syncs", || {
+        const CACHE_PAGES: u64 = 512;
+        let sim = SimOptions::new(1);
+        let device = sim.device();
+        let builder = Engine::builder().cache_bytes(CACHE_PAGES * PAGE as u64);
+        let builder = builder.readahead_bytes_max(0).backend(BackendChoice::Sim(sim));
+        let (engine, dir) = (builder.build().unwrap(), common::temp_dir());
+        let mut pond = Pond { engine, device, files: Vec::new(), dir };
+        pond.files = vec![pond.open(0), pond.open(1)];
+        let (ill, well) = (&pond.files[0], &pond.files[1]);
+        well.write_all_at(&vec![9; 1 << 20], 0).unwrap();
+        well.sync_all().unwrap();
+        pond.device.file(0).hang_syncs(true);
+        for page in 0..2 * CACHE_PAGES as usize {
+            pond.write(0, page % 1009).unwrap();
+            if page % 32 == 0 {
+                ill.write_back().unwrap();
+            }
+        }
+        let read_all = || {
+            let mut bytes = [0; PAGE];
+            for page in 0..CACHE_PAGES / 32 {
+                well.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+                assert_eq!(bytes, [9; PAGE]);
+            }
+        };
+        let before = pond.engine.stats();
+        (0..4).for_each(|_| read_all());
+        let after = pond.engine.stats();
+        assert_eq!(after.uncached_reads, before.uncached_reads);
+        assert!(after.hits - before.hits >= 3 * CACHE_PAGES / 32, "{before:?} {after:?}");
+        assert!(pond.device.file(0).hanging() > 0, "no sync hangs");
+        pond.device.file(0).hang_syncs(false);
         ill.sync_all().unwrap();
+    });
+}
+
+/// Goal: however many files hang, the threads that write back are a few; all of the files are written in
+/// the end, and the threads end with the work, but for one, and that with the engine. Who drops the engine
+/// while a file hangs does not wait for it.
+#[test]
+fn threads_are_a_few_and_end() {
+    let test = "threads_are_a_few_and_end";
+    in_own_process(test, LIMIT * 2, || {
+        const FILES: usize = 12;
+        const THREADS_MAX: usize = 8;
+        let flushers =
+            || threads().iter().filter(|(_, name)| name.starts_with("millpond-flush")).count();
+        let await_flushers = |count: usize| {
+            let started = Instant::now();
+            while flushers() != count {
+                assert!(started.elapsed() < LIMIT / 2, "{} threads, not {count}", flushers());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let pond = Pond::new(FILES, Duration::from_millis(200));
+        (0..FILES).for_each(|number| pond.make_room(number, 1));
+        let hang = |on: bool| (0..FILES).for_each(|number| pond.device.file(number).hang(on));
+        for round in 0..2 {
+            hang(true);
+            (0..FILES).for_each(|number| pond.write(number, 0).unwrap());
+            let hanging =
+                || (0..FILES).filter(|&number| pond.device.file(number).hanging() > 0).count();
+            let started = Instant::now();
+            // One is on duty, and finds that there are enough at the device.
+            while hanging() < 4 {
+                assert!(started.elapsed() < LIMIT / 2, "{} files hang", hanging());
+                assert!(flushers() <= THREADS_MAX);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            assert!(hanging() < THREADS_MAX && flushers() <= THREADS_MAX, "{}", flushers());
+            if round == 0 {
+                hang(false);
+                for number in 0..FILES {
+                    pond.await_device(number, &contents(number, 1), "after it hung");
+                }
+                await_flushers(1);
+            }
+        }
+        let Pond { engine, device, files, dir } = pond;
+        drop(engine);
+        std::thread::scope(|scope| {
+            for file in files {
+                scope.spawn(move || drop(file));
+            }
+            (0..FILES).for_each(|number| device.file(number).hang(false));
+        });
+        await_flushers(0);
+        drop(dir);
     });
 }
 
@@ -330,5 +417,50 @@ fn a_closed_file_of_a_full_disk_is_written_in_the_end() {
         }
         pond.device.file(0).fail_writes(0);
         pond.await_device(0, &contents(0, 10), "after there is room");
+    });
+}
+
+/// Goal: files that are closed while their disk takes nothing, opened and written again, and closed for
+/// good, are written, all of them, and nothing is left of them.
+/// Method: the flusher looks at them all the time, so that it has some in hand in any of these moments.
+#[test]
+fn strays_come_and_go() {
+    within(LIMIT * 2, "strays", || {
+        let pond = Pond::new(0, Duration::from_millis(1));
+        for round in 0..common::scaled(200) as usize {
+            let file = pond.open(round);
+            let device = pond.device.file(round);
+            device.fail_writes(libc::EIO);
+            file.write_all_at(&[1; PAGE], 0).unwrap();
+            file.write_all_at(&[2; PAGE], 3 * PAGE as u64).unwrap();
+            drop(file);
+            if round % 2 == 0 {
+                // The same: somebody keeps it.
+                let file = pond.open(round);
+                file.write_all_at(&[3; PAGE], 0).unwrap();
+                device.fail_writes(0);
+                drop(file);
+            } else {
+                device.fail_writes(0);
+            }
+            assert_eq!(pond.device.files(), round + 1, "it was opened anew");
+            // Before there are so many that writes go through.
+            for round in (round.saturating_sub(9)..=round).filter(|_| round % 10 == 9) {
+                let first = if round % 2 == 0 { 3 } else { 1 };
+                let expected = [vec![first; PAGE], vec![0; 2 * PAGE], vec![2; PAGE]].concat();
+                pond.await_device(round, &expected, "in the end");
+            }
+        }
+        // A file keeps a descriptor of its inode for as long as it is there.
+        let left = || {
+            let links = std::fs::read_dir("/proc/self/fd").unwrap();
+            let paths = links.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
+            paths.filter(|path| path.starts_with(pond.dir.path())).count()
+        };
+        let started = Instant::now();
+        while left() > 0 {
+            assert!(started.elapsed() < LIMIT / 2, "{} files are left", left());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     });
 }

@@ -1,48 +1,51 @@
 //! Who writes back when nobody asks for it, by age and by amount: the flusher's threads.
 //!
-//! A file that hangs (a dead server, a stuck device) keeps the thread that writes it back, for ever maybe;
-//! all other files go on. So one thread is *on duty*, looks at the files one by one, and sleeps when
-//! nothing is due; while it is at one file and others are listed, a second one *watches*:
+//! A file that hangs (a dead server, a stuck device) keeps the thread that writes it back, maybe for
+//! ever, and no other file is to wait for it. So one thread is *on duty*: it looks at the listed files one
+//! by one, and sleeps when nothing is due. While it is at work on one and others are listed, a second one
+//! *watches* it:
 //!
 //! ```text
-//!            spawned by the first dirty page             spawned by who begins to work on a file,
-//!                        |                               or lists one meanwhile: F3
-//!                        v                                          |
-//!   asleep <--------- on duty -----> at work on a file              v
-//!          --------->         <-----        |                    watches
-//!                                           |                    |     |
-//!                    more than STUCK_AFTER: the watch takes over <     > the other is not at work: ends
-//!                                           |
-//!                                           v
-//!                                   alone with that file: when done, lists it, and ends,
-//!                                   or watches where nobody does
+//!   by the first DIRTY page             by who goes to work on a file, or lists one meanwhile (F3)
+//!            |                                                  |
+//!            v        begin_work                                v
+//!         on duty <---------------> at work on a file         watch ----> ends: nobody is at work
+//!          |   ^      put_back              |                   |
+//!    sleep |   | told, due                  |      longer than STUCK_AFTER
+//!          v   |                            |                   |
+//!         asleep                            v                   v
+//!                        put_back <---- stuck with it        on duty
+//!                           |
+//!                           v
+//!                ends, or watches (F3)
 //! ```
 //!
-//! - **F1** A file of which a page is DIRTY or under write-back, or unsynced after having been DIRTY, is
-//!   listed: it is once in `queue` or in the hands of one thread, never both. It is taken off the list
-//!   under the lock of its state, where that says that it owes nothing, and listed by whoever dirties
-//!   it next. So a file is in the hands of one thread at most, and the list is no longer than what is owed.
-//! - **F2** The thread on duty waits for nothing but its sleep while it is not *at work*: it says so
-//!   before it flushes, syncs, or drops what may be the last reference to a file, which closes
+//! - **F1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
+//!   the queue once, or in a thread's hands. It leaves the list under the lock of its state, if that says
+//!   that it owes nothing, and is listed by whoever dirties it next. So no two threads work on one file,
+//!   and the list is as long as there are files that owe something. (Closed ones leave it sooner or later.)
+//! - **F2** The thread on duty waits for nothing but in its sleep, and when it is *at work*: it says so
+//!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that closes
 //!   descriptors.
-//! - **F3** While the thread on duty is at work, and the queue has a file, there is a watch, if a thread
-//!   is to be had: seen to by who begins to work, by who lists a file, and by who comes back from a
-//!   file, as the thread on duty may have got stuck while there were too many threads.
-//! - **F4** At most [`THREADS_MAX`] threads, and of them [`DEVICE_THREADS_MAX`] at the files of one device:
-//!   a server with many files that died holds no more. A device where write-backs come to an end, however
-//!   slowly, has one thread, as before; only where none does for [`STUCK_AFTER`], another is tried.
-//! - **F6** A file that nobody has open, and that owes something, is a *stray*: it is kept from being dropped,
-//!   and listed. It comes to rest in the hands of a thread that took it from the strays before it asked
-//!   what the file owes.
-//! - **F5** No thread waits with a time limit unless something is owed, or the watch has to be kept.
+//! - **F3** While the thread on duty is at work and the queue is not empty there is a watch, if a thread is
+//!   to be had. Who goes to work sees to it, and who lists a file; and who comes back from one, as the
+//!   thread on duty may have got stuck when there were too many for a watch.
+//! - **F4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
+//!   server that died with many files has no more. Where write-backs of a device come to an end, however
+//!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
+//! - **F5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
+//!   listed. A thread takes it out of the strays before it asks what it owes, so that whoever closes it
+//!   meanwhile makes it one again; and who has taken a file off the list that is one by then lists it.
+//! - **F6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
 //!
-//! What is out of reach: files that hang on so many devices that no thread is left are alone in having
-//! none only until the others' users sync, write on, or close: those write back themselves.
+//! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
+//! back by age, and nor is any file where as many hang on each of several devices as there are threads.
+//! Their syncs, last closes and writers over the limit write them back all the same.
 //!
-//! The device of a file is that of its inode. Amounts are those of the files that are not *stuck*, failing
-//! or hung, and of what the limit leaves for them: else a full disk had all others write back at once.
+//! *Amounts* are of what is not stuck, failing or hung, against what that leaves of the limit: else a full
+//! disk would have all other files written back at once, all the time.
 //!
-//! Locks: `state` is a leaf; no file is dropped under it.
+//! Locks: `state` is a leaf, and no file is dropped under it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -66,7 +69,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(250);
 /// With fewer files, it is not looked for those that are closed.
 const QUEUE_MAX_MIN: usize = 64;
 /// Threads of one engine.
-const THREADS_MAX: usize = 8;
+const THREADS_MAX: usize = 16;
 /// Of these, those at files of one device.
 const DEVICE_THREADS_MAX: usize = 4;
 
@@ -147,13 +150,14 @@ enum Role {
     Watch,
 }
 
-/// What is left for the others of a device where threads are at work.
+/// What a device has left for one more thread.
+#[derive(Debug, PartialEq, Eq)]
 enum Place {
     Free,
-    /// It serves somebody, or there was no time to see: to be asked again.
+    /// It serves another, or there was no time to see: to be asked again.
     Later,
-    /// When one of the threads comes back.
-    Never,
+    /// Until one of the others comes back, and tells.
+    None,
 }
 
 impl FlusherState {
@@ -206,7 +210,7 @@ impl Flusher {
 
     /// Keeps a file whose last handle is gone until it is written back.
     pub(crate) fn adopt(self: &Arc<Self>, file: Arc<CachedFile>) {
-        // Before it is listed: who takes it off the list looks whether it is a stray (F6).
+        // Before it is listed: who takes it off the list looks whether it is a stray (F5).
         let known = self.state().strays.insert(address(&file), Arc::clone(&file));
         if !std::mem::replace(&mut file.writeback.state().listed, true) {
             self.add(&file);
@@ -477,7 +481,7 @@ impl Flusher {
         }
         let mut is_listed = !try_unlist(&file);
         if !is_listed && self.state().strays.contains_key(&address(&file)) {
-            // F6: closed while it was in hand. Who has put it there may have listed it.
+            // F5: closed while it was in hand. Who has put it there may have listed it.
             is_listed = !std::mem::replace(&mut file.writeback.state().listed, true);
         }
         let listed = is_listed.then(|| Weak::clone(&file.this));
@@ -533,10 +537,10 @@ impl Flusher {
         if !(flushed || is_behind || some || asked(false)) {
             return due.map_or(Attended::Idle, Attended::Due);
         }
-        match self.place(me, file) {
+        match self.place(me, file.id.device) {
             Place::Free => {}
             Place::Later => return Attended::Due(now + STUCK_AFTER / 2),
-            Place::Never => return Attended::Idle,
+            Place::None => return Attended::Idle,
         }
         self.begin_work(me);
         let behind = file.writeback.state().stream.take(least, batch);
@@ -567,18 +571,18 @@ impl Flusher {
         unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
     }
 
-    /// Whether the thread may go to work on a file, where others may be at its device already (F4).
-    fn place(&self, me: ThreadId, file: &CachedFile) -> Place {
+    /// Whether the thread may go to work on a file of `device`, where others may be at its device already (F4).
+    fn place(&self, me: ThreadId, device: u64) -> Place {
         let (mut others, mut moving) = (0, false);
         for hand in self.state().hands.iter_mut() {
-            if hand.thread != me && hand.device == file.id.device {
+            if hand.thread != me && hand.device == device {
                 others += 1;
                 moving |= hand.is_moving();
             }
         }
         match others {
             0 => Place::Free,
-            DEVICE_THREADS_MAX.. => Place::Never,
+            DEVICE_THREADS_MAX.. => Place::None,
             _ if moving => Place::Later,
             _ => Place::Free,
         }
@@ -614,4 +618,73 @@ fn is_settled(state: &State) -> bool {
 
 fn address(file: &Arc<CachedFile>) -> usize {
     Arc::as_ptr(file).addr()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{BackendChoice, Engine, OpenOptions, WriteMode};
+
+    /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
+    #[test]
+    fn threads_of_one_device() {
+        let limits = Limits {
+            dirty_bytes_max: 1 << 20,
+            unstable_bytes_max: 1 << 20,
+            age_max: Duration::from_secs(30),
+        };
+        let flusher = Flusher::new(limits);
+        let long_ago = Instant::now() - 2 * STUCK_AFTER;
+        let add = |thread, device| {
+            let share = Arc::default();
+            let hand = Hand { thread, share, device, at_work: None, ended: 0, ended_at: long_ago };
+            flusher.state().hands.push(hand);
+        };
+        add(1, 7);
+        assert_eq!(flusher.place(1, 7), Place::Free, "its own");
+        assert_eq!(flusher.place(2, 7), Place::Free, "the other is stuck");
+        add(2, 7);
+        flusher.state().hands[0].ended = 5;
+        assert_eq!(flusher.place(3, 7), Place::Later, "write-backs have ended since");
+        assert_eq!(flusher.place(3, 8), Place::Free, "another device");
+        flusher.state().hands[0].ended_at = long_ago;
+        assert_eq!(flusher.place(3, 7), Place::Free);
+        (3..=DEVICE_THREADS_MAX as u64).for_each(|thread| add(thread, 7));
+        assert_eq!(flusher.place(9, 7), Place::None);
+        assert_eq!(flusher.place(9, 8), Place::Free);
+    }
+
+    /// Goal: files leave the list when they owe nothing, and closed ones do while the thread sleeps.
+    /// Incident: they stayed until they were closed, and each that came looked through all of them.
+    #[test]
+    fn files_leave_the_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
+        let engine = engine.build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).create(true);
+        let options = options.write_mode(WriteMode::Back);
+        let open = |number: usize| engine.open(dir.path().join(number.to_string()), &options);
+        let listed = || {
+            let state = engine.shared().flusher.state();
+            state.queue.len() + state.hands.len()
+        };
+        let files: Vec<_> = (0..100).map(|number| open(number).unwrap()).collect();
+        files.iter().for_each(|file| file.write_all_at(&[1; 100], 0).unwrap());
+        assert_eq!(listed(), 100);
+        files.iter().for_each(|file| file.sync_all().unwrap());
+        let started = Instant::now();
+        while listed() > 0 {
+            assert!(started.elapsed() < Duration::from_secs(30), "{} files are listed", listed());
+            // It may sleep until those are due that were dirty when it looked.
+            engine.shared().flusher.tell();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut others = 0;
+        files[0].write_all_at(&[2; 100], 0).unwrap();
+        for _ in 0..1000 {
+            open(100).unwrap().write_all_at(&[1; 100], 0).unwrap();
+            others = others.max(listed());
+        }
+        assert!(others <= 2 * files.len() + 1, "{others} files are listed");
+    }
 }
