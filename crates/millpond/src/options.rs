@@ -165,7 +165,9 @@ impl EngineBuilder {
     }
 
     /// How much of the cache may be waiting to be written back, in bytes; beyond it, writers write
-    /// back themselves before they go on. Default, and at most: half of the cache.
+    /// back themselves before they go on. Default, and at most: half of the cache. One file alone may
+    /// have four fifths of it, and each of several less, so that there is room beside a file that can't
+    /// be written back.
     #[must_use]
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.dirty_bytes_max = Some(bytes);

@@ -151,7 +151,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if writeback::relieve(self) => {}
+            Alone::NoFrame if writeback::relieve(self, writeback::VIEW_RELIEF_MAX) => {}
             Alone::NoFrame => return Err(Error::NoBuffers { op: Op::View }),
             Alone::Others => fill::wait(self, page),
         }

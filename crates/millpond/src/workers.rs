@@ -4,6 +4,9 @@
 //! unlucky to be retried (`cache::miss`). At most [`THREADS_MAX`] of them at a time, however many are
 //! pending; the threads are started when there is work, and sleep when there is none.
 //!
+//! Jobs that hang keep their threads: with [`THREADS_MAX`] syncs of a file whose device does not answer, all
+//! other jobs of the engine wait for it.
+//!
 //! The first is started before anything begins that may need one ([`Workers::start`]), so that what
 //! has begun comes to its end: a system that gives no thread refuses a queue, or an asynchronous
 //! operation before it has done anything, and never has a job carried out by who must not wait.

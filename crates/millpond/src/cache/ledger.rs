@@ -1,4 +1,5 @@
-//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it.
+//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it; in
+//! all, and of each file.
 //!
 //! Follows from the transitions of page words, each of which is noted once, so the sums are exact
 //! when nobody is in the middle of one.
@@ -7,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::page::{Change, Word};
+use crate::cached::CachedFile;
 
 #[derive(Default)]
 pub(crate) struct Ledger {
@@ -43,14 +45,11 @@ impl Ledger {
         self.released.load(Relaxed)
     }
 
-    /// Notes a transition of a page of `page_bytes`.
-    pub(crate) fn note(&self, change: Change, page_bytes: usize) {
+    /// Notes a transition of a page of `page_bytes`, of a file that is no more. Of others, see
+    /// [`CachedFile::note`].
+    pub(super) fn note(&self, change: Change, page_bytes: usize) {
         let note = |sum: &AtomicU64, is_in: fn(Word) -> bool| {
-            match (is_in(change.was), is_in(change.now)) {
-                (false, true) => sum.fetch_add(page_bytes as u64, Relaxed),
-                (true, false) => sum.fetch_sub(page_bytes as u64, Relaxed),
-                _ => 0,
-            };
+            add(sum, &change, page_bytes, |word| u64::from(is_in(word)));
         };
         note(&self.dirty, Word::is_dirty);
         note(&self.writing, Word::is_under_writeback);
@@ -59,6 +58,63 @@ impl Ledger {
         if change.was.is_kept() && !change.now.is_kept() {
             self.released.fetch_add(1, Relaxed);
         }
+    }
+}
+
+/// What one file has of those sums.
+#[derive(Default)]
+pub(crate) struct Share {
+    unwritten: AtomicU64,
+    kept: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Share {
+    /// As [`Ledger::unwritten`].
+    pub(crate) fn unwritten(&self) -> u64 {
+        sum(&self.unwritten)
+    }
+
+    /// As [`Ledger::kept`].
+    pub(crate) fn kept(&self) -> u64 {
+        sum(&self.kept)
+    }
+
+    /// As [`Ledger::unstable`], but for pages that are DIRTY again.
+    pub(crate) fn unstable(&self) -> u64 {
+        self.kept().saturating_sub(self.unwritten())
+    }
+
+    /// How many write-backs of a page have ended, well or not: who finds it grown knows that the
+    /// device moves.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Relaxed)
+    }
+}
+
+impl CachedFile {
+    /// Notes a transition of a page.
+    pub(crate) fn note(&self, change: Change) {
+        let page_bytes = self.core().page_bytes();
+        let share = &self.writeback.share;
+        add(&share.unwritten, &change, page_bytes, |word| {
+            u64::from(word.is_dirty()) + u64::from(word.is_under_writeback())
+        });
+        add(&share.kept, &change, page_bytes, |word| u64::from(word.is_kept()));
+        if change.was.is_under_writeback() && !change.now.is_under_writeback() {
+            share.ended.fetch_add(1, Relaxed);
+        }
+        self.cache().ledger.note(change, page_bytes);
+    }
+}
+
+/// Adds to a sum by how much a transition has changed what `count` says of the page.
+fn add(sum: &AtomicU64, change: &Change, page_bytes: usize, count: impl Fn(Word) -> u64) {
+    let (was, now) = (count(change.was), count(change.now));
+    if was != now {
+        let more = now.wrapping_sub(was).wrapping_mul(page_bytes as u64);
+        // Wraps around where it is less.
+        sum.fetch_add(more, Relaxed);
     }
 }
 

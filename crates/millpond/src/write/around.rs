@@ -144,7 +144,7 @@ impl Write<'_> {
                     file.commit(std::iter::once((page, seen.frame())), None);
                 }
                 let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
-                file.cache().ledger.note(change, file.core().page_bytes());
+                file.note(change);
                 word.wake(change.sleepers());
                 writeback::dirtied(file, page, page);
                 return;
@@ -195,7 +195,7 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
 /// Makes a HIDDEN page EMPTY. Caller: who hid it, and who frees its frame.
 pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
     let change = word.drop_hidden();
-    file.cache().ledger.note(change, file.core().page_bytes());
+    file.note(change);
     word.wake(change.sleepers());
     held.vacated();
 }

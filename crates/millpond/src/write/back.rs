@@ -111,7 +111,7 @@ impl Write<'_> {
             if let Some(frame) = self.file.cache().take_frame(class) {
                 return Some(frame);
             }
-            if !writeback::relieve(self.file) {
+            if !writeback::relieve(self.file, writeback::WRITE_RELIEF_MAX) {
                 break;
             }
         }

@@ -85,7 +85,7 @@ impl Write<'_> {
                 }
                 let change = word.show(frame, shown);
                 was_dirty &= change.was.is_dirty();
-                cache.ledger.note(change, core.page_bytes());
+                self.file.note(change);
                 word.wake(change.sleepers());
                 if *old == FrameIndex::NONE {
                     let arrival = Arrival { frame, core, page, prefetched: false, kept: dirty };
@@ -93,7 +93,7 @@ impl Write<'_> {
                 }
             } else {
                 let change = word.drop_hidden();
-                cache.ledger.note(change, core.page_bytes());
+                self.file.note(change);
                 word.wake(change.sleepers());
                 held.vacated();
                 if *old != FrameIndex::NONE {
@@ -157,7 +157,7 @@ impl Write<'_> {
                 // other's page could both see the old one (model m11).
                 fence(SeqCst);
                 let cache = self.file.cache();
-                cache.ledger.note(change, core.page_bytes());
+                self.file.note(change);
                 let class = Class::page(core.page_shift);
                 cache.replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {

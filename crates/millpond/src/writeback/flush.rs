@@ -303,7 +303,7 @@ impl Flush<'_> {
             let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
             let word = held.word(page);
             let change = word.end_writeback(end);
-            file.cache().ledger.note(change, file.core().page_bytes());
+            file.note(change);
             word.wake(change.sleepers());
             unpin(file, frame);
             if end == WritebackEnd::Failed {
@@ -335,7 +335,7 @@ fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
         // is seen there.
         fence(SeqCst);
         if let Some(change) = word.try_writeback(seen) {
-            file.cache().ledger.note(change, file.core().page_bytes());
+            file.note(change);
             return Claim::Own(seen.frame());
         }
         unpin(file, seen.frame());

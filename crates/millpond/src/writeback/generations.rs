@@ -372,10 +372,10 @@ impl Generations {
         state.failure.is_some() || state.untold.is_some() || state.inherited.is_some()
     }
 
-    /// Whether the back end has taken something that no sync has covered.
-    pub(crate) fn owes_pages(&self) -> bool {
-        let state = self.state();
-        !state.young.is_empty() || !state.suspect.is_empty()
+    /// Whether there are pages that the back end has taken, and no sync has covered.
+    pub(crate) fn has_pages(&self) -> bool {
+        let State { young, covering, suspect, .. } = &*self.state();
+        [young, covering, suspect].iter().any(|it| !it.pages.is_empty())
     }
 
     /// Whether a page from `first` to `last` is suspect. Under a guard: if not, then none becomes so

@@ -27,8 +27,8 @@
 //! was written since the last good one is DIRTY again where it is cached; where it is not, syncs
 //! say so for as long as the file is open ([`Error::Lost`]).
 //!
-//! Locks: `syncing` -> range guards (shared) -> `state`, `generations`; who has a range guard does
-//! not wait for `syncing`; under `state` nothing else, under `generations` only page words and the table.
+//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`; who has a range guard does
+//! not wait for `syncing`; under `generations` only page words and the table are touched.
 //! The flusher's own lock is a leaf.
 
 mod dirty;
@@ -37,6 +37,7 @@ mod flusher;
 mod generations;
 mod stream;
 mod sync;
+mod throttle;
 mod untold;
 
 #[cfg(all(test, loom))]
@@ -49,6 +50,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::cache::ledger::Share;
 use crate::cache::table::PageIndex;
 use crate::cached::{CachedFile, FileId};
 use crate::error::{Error, Op, Result};
@@ -59,9 +61,10 @@ use crate::writeback::generations::Generations;
 use crate::writeback::stream::Stream;
 
 pub(crate) use crate::writeback::flush::unpin;
-pub(crate) use crate::writeback::flusher::{Flusher, Limits, relieve, throttle};
+pub(crate) use crate::writeback::flusher::{Flusher, Limits};
 pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
 pub(crate) use crate::writeback::sync::{sync, sync_written};
+pub(crate) use crate::writeback::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
 
 /// The last page that a file can have, and so "to the end".
 pub(crate) const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
@@ -76,6 +79,7 @@ pub(crate) struct Writeback {
     flush_ended: Condvar,
     pub(crate) generations: Generations,
     syncing: Mutex<()>,
+    pub(crate) share: Arc<Share>,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
 }

@@ -32,7 +32,7 @@ impl Stream {
         self.is_due(least, batch)
     }
 
-    fn is_due(&self, least: u64, batch: u64) -> bool {
+    pub(super) fn is_due(&self, least: u64, batch: u64) -> bool {
         self.end - self.behind >= if self.runs { batch } else { least.max(batch) }
     }
 

@@ -167,7 +167,7 @@ fn settle(file: &CachedFile, covered: &PageSet) {
             {
                 let word = held.word(page);
                 if word.load().is_unstable() {
-                    file.cache().ledger.note(word.settle(), file.core().page_bytes());
+                    file.note(word.settle());
                 }
             }
         }
@@ -219,7 +219,7 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
         return;
     };
     drop(generations);
-    file.cache().ledger.note(change, file.core().page_bytes());
+    file.note(change);
     if !change.was.is_dirty() {
         file.commit(std::iter::once((page, change.now.frame())), None);
     }

@@ -156,6 +156,7 @@ impl SimFile {
 
     /// Does something to `len` bytes of the file, or to a part of them before it fails.
     fn act_on(&self, len: u64, act: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        self.pass(false);
         self.delay();
         if self.is_struck() {
             act(self.random(len))?;
@@ -174,9 +175,19 @@ impl SimFile {
         })
     }
 
+    /// Waits while the file hangs, or its syncs do and this is one.
+    fn pass(&self, is_sync: bool) {
+        if self.options.device.is_watched() {
+            self.options.device.pass_file(self.number, is_sync);
+        }
+    }
+
     /// The errno of the write that comes now, if it is to fail.
     fn failing_write(&self) -> Option<i32> {
         let number = self.options.device.count_write();
+        if let Some(errno) = self.options.device.failing_file(self.number) {
+            return Some(errno);
+        }
         let (k, errno) = self.options.failing_write?;
         let fails = number.is_multiple_of(k) && self.options.errors_on.load(Relaxed);
         fails.then_some(errno)
@@ -205,6 +216,7 @@ impl SimFile {
             if self.options.device.is_watched() {
                 before = contents(transfer);
                 self.options.device.pass();
+                self.pass(false);
             }
         }
         self.delay();
@@ -309,6 +321,7 @@ impl BackingFile for SimFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.pass(false);
         if self.is_struck() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
@@ -341,6 +354,7 @@ impl BackingFile for SimFile {
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {
+        self.pass(true);
         let fails = self.failing_sync();
         let began = self.disk().now();
         self.delay();

@@ -4,6 +4,7 @@
 //!   or a hole punched, where it is being written.
 //! - **V2** The memory of a write does not change until it ends.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -29,7 +30,8 @@ pub struct SimWrite {
 ///
 /// From [`SimOptions::device`](crate::SimOptions::device), which is to be called before a file is
 /// opened. Contents are those of the file that was opened last, unless [`SimDevice::file`] chose
-/// another; all else concerns the whole device.
+/// another, and so is the file that [hangs](SimDevice::hang) or [fails](SimDevice::fail_writes); all
+/// else concerns the whole device.
 ///
 /// # Examples
 ///
@@ -65,6 +67,8 @@ struct Shared {
     failed_syncs: AtomicU64,
     traffic: Mutex<Traffic>,
     released: Condvar,
+    ills: Mutex<Ills>,
+    freed: Condvar,
 }
 
 impl std::fmt::Debug for Shared {
@@ -85,6 +89,23 @@ struct Traffic {
     violations: Vec<String>,
 }
 
+/// What is wrong with single files, by their numbers.
+#[derive(Default)]
+struct Ills {
+    hung: HashSet<usize>,
+    hung_syncs: HashSet<usize>,
+    waiting: HashMap<usize, usize>,
+    failing: HashMap<usize, i32>,
+}
+
+fn set(files: &mut HashSet<usize>, file: usize, on: bool) {
+    if on {
+        files.insert(file)
+    } else {
+        files.remove(&file)
+    };
+}
+
 struct UnderWay {
     id: u64,
     file: usize,
@@ -101,7 +122,7 @@ impl Traffic {
 }
 
 impl SimDevice {
-    /// The same device; contents are those of the file that was opened as number `index`, from 0.
+    /// The same device; the one file is that which was opened as number `index`, from 0.
     #[must_use]
     pub fn file(&self, index: usize) -> SimDevice {
         SimDevice { shared: Arc::clone(&self.shared), index: Some(index) }
@@ -234,6 +255,39 @@ impl SimDevice {
         self.shared.released.notify_all();
     }
 
+    /// Makes all that changes the one file wait: writes, syncs, changes of its length and extents; or
+    /// lets it go on.
+    pub fn hang(&self, on: bool) {
+        let index = self.index();
+        set(&mut self.ills().hung, index, on);
+        self.shared.freed.notify_all();
+    }
+
+    /// Makes syncs of the one file wait, while it takes what is written; or lets them go on.
+    pub fn hang_syncs(&self, on: bool) {
+        let index = self.index();
+        set(&mut self.ills().hung_syncs, index, on);
+        self.shared.freed.notify_all();
+    }
+
+    /// How many operations of the one file wait because it hangs.
+    #[must_use]
+    pub fn hanging(&self) -> usize {
+        self.ills().waiting.get(&self.index()).copied().unwrap_or(0)
+    }
+
+    /// Lets all writes to the one file fail with `errno`; 0: none. The switch for the errors is not
+    /// asked.
+    pub fn fail_writes(&self, errno: i32) {
+        let index = self.index();
+        let failing = &mut self.ills().failing;
+        if errno == 0 {
+            failing.remove(&index)
+        } else {
+            failing.insert(index, errno)
+        };
+    }
+
     /// What the engine did that it must not: transfers that overlap in space and time and are not
     /// all reads; a cut or a hole in what is being written; a write of memory that
     /// changes meanwhile.
@@ -250,10 +304,19 @@ impl SimDevice {
         self.shared.traffic.lock().expect("no panic under the lock")
     }
 
+    fn ills(&self) -> MutexGuard<'_, Ills> {
+        self.shared.ills.lock().expect("no panic under the lock")
+    }
+
+    /// The number of the file that this one was made for, or of the one opened last.
+    fn index(&self) -> usize {
+        self.index.unwrap_or_else(|| self.disks().len().saturating_sub(1))
+    }
+
     fn with_disk<R>(&self, ask: impl FnOnce(&Disk) -> R) -> R {
         let disk = {
+            let index = self.index();
             let disks = self.disks();
-            let index = self.index.unwrap_or(disks.len().saturating_sub(1));
             Arc::clone(
                 disks.get(index).expect("the file was opened, after the device was asked for"),
             )
@@ -351,6 +414,21 @@ impl SimDevice {
             traffic = self.shared.released.wait(traffic).expect("no panic under the lock");
         }
         traffic.waiting -= 1;
+    }
+
+    /// Waits while the file hangs, or its syncs do and this is one.
+    pub(super) fn pass_file(&self, file: usize, is_sync: bool) {
+        let mut ills = self.ills();
+        *ills.waiting.entry(file).or_default() += 1;
+        while ills.hung.contains(&file) || is_sync && ills.hung_syncs.contains(&file) {
+            ills = self.shared.freed.wait(ills).expect("no panic under the lock");
+        }
+        *ills.waiting.entry(file).or_default() -= 1;
+    }
+
+    /// The errno of all writes to the file, if they are to fail.
+    pub(super) fn failing_file(&self, file: usize) -> Option<i32> {
+        self.ills().failing.get(&file).copied()
     }
 
     /// Notes a change of bytes that is no write: a cut, or a hole.
