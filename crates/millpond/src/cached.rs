@@ -4,7 +4,7 @@
 //! page size and backing stay as that opener chose them. A cached file lives as long as a handle
 //! of it, or a background read into it, does.
 //!
-//! Lock order of an operation: append mutex -> range guard -> (queues, free lists).
+//! Lock order of an operation: turn to append -> range guard -> (queues, free lists).
 
 use std::collections::HashMap;
 use std::io;
@@ -150,7 +150,6 @@ pub(crate) struct CachedFile {
     core: NonNull<FileCore>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) ranges: Ranges,
-    pub(crate) appending: Mutex<()>,
     pub(crate) backing: Arc<dyn BackingFile>,
     opened_mode: WriteMode,
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
@@ -286,7 +285,6 @@ impl CachedFile {
             core,
             shared: Arc::clone(shared),
             ranges: shared.range_lock.lock(),
-            appending: Mutex::new(()),
             backing,
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
@@ -375,6 +373,13 @@ impl CachedFile {
     /// Waits for a guard over the pages of the bytes from `start` to `end`.
     pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
         self.ranges.lock(self.pages(start, end), mode)
+    }
+
+    /// Waits until no other append is under way, in the order of those that ask: it is a range of the
+    /// file's lock, which is fair, that no bytes have.
+    pub(crate) fn turn_to_append(&self) -> Guard<'_> {
+        let beyond = ByteRange::new(u64::MAX - 1, u64::MAX).expect("start < end");
+        self.ranges.lock(beyond, Mode::Exclusive)
     }
 
     /// How many pages an operation takes in one go: what the cache can spare.

@@ -170,35 +170,24 @@ pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
 /// Writes at the end of the file; returns where that was, and the bytes moved. The operation's
 /// offset does not count.
 pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
-    // No other append, direct or cached; writes and truncations may move the end.
-    let file = operation.extent.file;
-    let _appending = file.appending.lock().expect("no panic under the lock");
-    let len = operation.extent.len;
-    loop {
-        let end = file.core().size.load(Acquire);
-        if len == 0 {
-            return Ok((end, 0));
-        }
-        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
-        }
-        operation.extent.offset = end;
-        let alignment = operation.check_alignment();
-        let is_aligned = alignment.is_ok();
-        if !bounce {
-            alignment?;
-        }
-        let locked = write::lock_for_write(file, end, end + len, Patience::Wait);
-        let (guard, size) = locked.expect("waited for");
-        if size == end {
-            let begun = begin_write(operation.extent, guard, size, Patience::Wait)?;
-            let moved = match is_aligned {
-                true => operation.finish(begun),
-                false => operation.write_bounced(begun),
-            };
-            return Ok((end, moved?));
-        }
+    let (file, len) = (operation.extent.file, operation.extent.len);
+    if len == 0 {
+        return Ok((file.core().size.load(Acquire), 0));
     }
+    let _turn = file.turn_to_append();
+    let (guard, end) = write::lock_end(file, len)?;
+    operation.extent.offset = end;
+    let alignment = operation.check_alignment();
+    let is_aligned = alignment.is_ok();
+    if !bounce {
+        alignment?;
+    }
+    let begun = begin_write(operation.extent, guard, end, Patience::Wait)?;
+    let moved = match is_aligned {
+        true => operation.finish(begun),
+        false => operation.write_bounced(begun),
+    };
+    Ok((end, moved?))
 }
 
 impl<'f> Extent<'f> {
