@@ -273,13 +273,11 @@ impl<'a> Operation<'a> {
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
         let mut dst = self.segments;
         let mut at = start;
+        let mut failure = None;
         while at < end {
             let first = at - at % block;
             let wanted = (end.next_multiple_of(block) - first).min(bounce.len());
             let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
-            if let Some(error) = error {
-                return Err(Error::io(Op::Read, start, len, error));
-            }
             let got = (first + moved).min(end).saturating_sub(at);
             // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's
             // promise.
@@ -291,11 +289,12 @@ impl<'a> Operation<'a> {
                 return Err(Error::Fault { op: Op::Read, offset: start, len });
             }
             at += got;
+            failure = error;
             if moved < wanted {
                 break;
             }
         }
-        begun.end(self.extent, at - start, None)
+        begun.end(self.extent, at - start, failure)
     }
 
     /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
@@ -389,13 +388,17 @@ impl Begun<'_> {
             None => {
                 let wanted = (offset + len).min(self.size) - offset;
                 drop(self.guard);
-                if let Some(error) = error {
-                    return (Err(Error::io(Op::Read, offset, len, error)), false);
-                }
                 let moved = moved.min(wanted);
                 slot.passed(moved);
-                // Or somebody else cut the file below.
-                (Ok(moved as usize), moved < wanted)
+                match error {
+                    Some(error) if moved == 0 => {
+                        (Err(Error::io(Op::Read, offset, len, error)), false)
+                    }
+                    // What lies before it, as the kernel has it.
+                    Some(_) => (Ok(moved as usize), false),
+                    // If it is short, somebody else cut the file below.
+                    None => (Ok(moved as usize), moved < wanted),
+                }
             }
             Some(around) => {
                 let write = extent.write(self.size);

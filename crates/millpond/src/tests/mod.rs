@@ -8,6 +8,7 @@ mod kept_pages;
 mod nests;
 mod no_shared_write;
 mod short;
+mod short_reads;
 mod shutdown;
 mod slow;
 mod torn;
