@@ -276,7 +276,8 @@ impl<'a> Operation<'a> {
         let mut failure = None;
         while at < end {
             let first = at - at % block;
-            let wanted = (end.next_multiple_of(block) - first).min(bounce.len());
+            let whole_end = end.next_multiple_of(block).min(i64::MAX as u64);
+            let wanted = (whole_end - first).min(bounce.len());
             let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
             let got = (first + moved).min(end).saturating_sub(at);
             // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's

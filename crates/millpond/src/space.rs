@@ -114,6 +114,8 @@ impl Known {
 
 /// Sees to it that `start..end` has its blocks; false if that can't be had. Caller: exclusive guard.
 pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> bool {
+    // The last page that a file can have is one byte short.
+    let end = end.min(i64::MAX as u64);
     // Relaxed: the guard orders it; see `Space::prefix`.
     if end <= file.space.prefix.load(Relaxed) {
         return true;

@@ -386,8 +386,11 @@ impl Descriptors {
             true => self.handles_direct.get().copied(),
             false => self.direct.filter(|_| self.in_place.is_none()),
         };
+        // The last block that a file can have is one byte short (see `Transfer::new`).
+        let is_last = transfer.offset + transfer.segments.left() == i64::MAX as u64;
         let is_direct = alignment.is_some_and(|alignment| {
-            transfer.direction == Direction::Read || is_aligned(transfer, alignment)
+            let is_whole = transfer.direction == Direction::Read && !is_last;
+            is_whole || is_aligned(transfer, alignment)
         });
         if !is_direct {
             self.transfers.count(transfer.direction, false);
