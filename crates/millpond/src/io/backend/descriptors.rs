@@ -256,8 +256,8 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Makes ready for direct transfers. Not called by several threads at once: the registry is
-    /// locked.
+    /// Makes ready for direct transfers. Not called by several threads at once, as `attach` is not
+    /// (`CachedFile::open`).
     fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         if self.handles_direct.get().is_none() {
             let alignment = match self.direct {
