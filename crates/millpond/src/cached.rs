@@ -220,6 +220,7 @@ impl CachedFile {
         }
         let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
         drop(attaching);
+        space::look_at_limit(&file);
         Ok((file, kept))
     }
 
