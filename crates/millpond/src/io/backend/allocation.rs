@@ -58,7 +58,7 @@ const SERVED: [i64; 7] = [
 /// for writing by `write`.
 pub(crate) fn overwrites(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) -> Overwrites {
     let Ok(system) = rustix::fs::fstatfs(write) else { return Overwrites::Elsewhere };
-    let kind = system.f_type as i64;
+    let kind: i64 = system.f_type;
     match kind {
         _ if IN_PLACE.contains(&kind) || SERVED.contains(&kind) => Overwrites::InPlace,
         XFS | OCFS2 => Overwrites::InPlaceUnlessShared,
