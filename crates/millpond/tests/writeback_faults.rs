@@ -4,8 +4,6 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use millpond::{Advice, BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions, WriteMode};
@@ -13,7 +11,7 @@ use millpond::{Advice, BackendChoice, Backing, Engine, Error, OpenOptions, SimOp
 use common::mount::Mount;
 use common::{
     Random, Simulated, cache_for, engine, has_uring, read_write, same, scaled, sync_in_the_end,
-    temp_dir, within, write_back,
+    within, write_back,
 };
 
 const PAGE: usize = 4096;
