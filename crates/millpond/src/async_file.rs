@@ -118,7 +118,10 @@ impl AsyncFile {
     /// As for [`File::read_exact_at`].
     pub async fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
         let len = dst.len();
-        if self.read_at(dst, offset).await? < len {
+        let moved = self.read_at(dst, offset).await?;
+        if moved < len {
+            // As in `File::read_exact_at`.
+            self.read_at(&mut dst[moved..], offset + moved as u64).await?;
             let end = std::io::ErrorKind::UnexpectedEof;
             return Err(Error::io(Op::Read, offset, len as u64, end));
         }

@@ -1,17 +1,16 @@
 //! A file as the engine knows it: one per inode and process, shared by all handles.
 //!
-//! The registry finds the cached file of an inode, whichever engine opened it first; its cache,
+//! The [`registry`] finds the cached file of an inode, whichever engine opened it first; its cache,
 //! page size and backing stay as that opener chose them. A cached file lives as long as a handle
 //! of it, or a background read into it, does.
 //!
-//! Lock order of an operation: append mutex -> range guard -> (queues, free lists).
+//! Lock order of an operation: turn to append -> range guard -> (queues, free lists).
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
 use millpond_rangelock::{ByteRange, Mode};
@@ -30,6 +29,7 @@ use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::io::flight::Flight;
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
+use crate::registry::{self, FileId, Found};
 use crate::space::{self, Space};
 use crate::stats::Transfers;
 use crate::survival::kept::Kept;
@@ -139,19 +139,15 @@ fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct FileId {
-    pub(crate) device: u64,
-    pub(crate) inode: u64,
-}
-
 /// One file of this process.
 pub(crate) struct CachedFile {
     core: NonNull<FileCore>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) ranges: Ranges,
-    pub(crate) appending: Mutex<()>,
     pub(crate) backing: Arc<dyn BackingFile>,
+    /// Descriptors are offered to `backing` one at a time: of two that it opened again for one purpose,
+    /// one would have to be closed, and the process's POSIX locks would go with it.
+    attaching: Mutex<()>,
     opened_mode: WriteMode,
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
     through: AtomicUsize,
@@ -168,32 +164,9 @@ unsafe impl Send for CachedFile {}
 // SAFETY: as above.
 unsafe impl Sync for CachedFile {}
 
-type Registry = Mutex<HashMap<FileId, Weak<CachedFile>>>;
-
-/// The registry of this process; null until first used.
-static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(std::ptr::null_mut());
-
-fn registry() -> &'static Registry {
-    let mut found = REGISTRY.load(Acquire);
-    if found.is_null() {
-        let fresh = Box::into_raw(Box::default());
-        found = match REGISTRY.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
-            Ok(_) => fresh,
-            Err(found) => {
-                // SAFETY: made above, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(fresh) });
-                found
-            }
-        };
-    }
-    // SAFETY: registries are never freed.
-    unsafe { &*found }
-}
-
-/// In a forked child: leaves the parent's registry behind, whatever state its lock is in, so that
-/// no file that the child opens is taken for one that the parent had.
+/// In a forked child: leaves behind what is the parent's.
 pub(crate) fn forget_parent() {
-    REGISTRY.store(std::ptr::null_mut(), Release);
+    registry::forget_parent();
     parked::forget_parent();
     uring::forget_parent();
 }
@@ -216,21 +189,18 @@ impl CachedFile {
             }
         }
         let id = FileId { device: stat.st_dev, inode: stat.st_ino };
-        // Declared before the lock is taken and so dropped after it: who drops the last reference
-        // to a file takes the lock.
-        let file: Arc<CachedFile>;
-        let mut files = registry().lock().expect("no panic under the lock");
-        match files.get(&id).and_then(Weak::upgrade) {
-            Some(known) => {
-                file = known;
-                let page_bytes = file.core().page_bytes() as u32;
+        let file = match registry::find(id) {
+            Found::Open(known) => {
+                let page_bytes = known.core().page_bytes() as u32;
                 if options.page_bytes.is_some_and(|bytes| bytes != page_bytes) {
                     let what =
                         format!("the file is open already, with pages of {page_bytes} bytes");
                     return Err(Error::InvalidInput { op: Op::Open, what });
                 }
+                known
             }
-            None => {
+            // From here until it is entered, nobody else opens the file.
+            Found::Place(place) => {
                 let backing = shared.backend.open(&fd, options.backing).map_err(failed)?;
                 let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
                 // Asked for only now: the last handle of the file may have changed it since `stat`.
@@ -238,17 +208,20 @@ impl CachedFile {
                     Ok(size) => size,
                     Err(_) => file_size(&fd).map_err(failed)?,
                 };
-                let owed = Writeback::of(id, fd.as_fd());
-                file = Self::new(shared, backing, id, size, page_bytes, options.write_mode, owed)?;
-                files.insert(id, Arc::downgrade(&file));
+                let (mode, owed) = (options.write_mode, Writeback::of(id, fd.as_fd()));
+                let file = Self::new(shared, backing, id, size, page_bytes, mode, owed)?;
+                place.enter(&file);
+                file
             }
-        }
+        };
+        let attaching = file.attaching.lock().expect("no panic under the lock");
         if options.direct {
             let (read, write) = (options.read, options.writable());
             file.backing.attach_direct(fd.as_fd(), read, write).map_err(failed)?;
         }
         let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
-        drop(files);
+        drop(attaching);
+        space::look_at_limit(&file);
         Ok((file, kept))
     }
 
@@ -289,8 +262,8 @@ impl CachedFile {
             core,
             shared: Arc::clone(shared),
             ranges: shared.range_lock.lock(),
-            appending: Mutex::new(()),
             backing,
+            attaching: Mutex::new(()),
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
             writeback,
@@ -380,6 +353,13 @@ impl CachedFile {
         self.ranges.lock(self.pages(start, end), mode)
     }
 
+    /// Waits until no other append is under way, in the order of those that ask: it is a range of the
+    /// file's lock, which is fair, that no bytes have.
+    pub(crate) fn turn_to_append(&self) -> Guard<'_> {
+        let beyond = ByteRange::new(u64::MAX - 1, u64::MAX).expect("start < end");
+        self.ranges.lock(beyond, Mode::Exclusive)
+    }
+
     /// How many pages an operation takes in one go: what the cache can spare.
     pub(crate) fn chunk_pages(&self, at_most: usize) -> usize {
         let spare = self.cache().frames.limit_bytes() / 8 / self.core().page_bytes() as u64;
@@ -389,12 +369,7 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        let mut files = registry().lock().expect("no panic under the lock");
-        // The inode may have been opened anew since our last handle went.
-        if files.get(&self.id).is_some_and(|file| file.strong_count() == 0) {
-            files.remove(&self.id);
-        }
-        drop(files);
+        registry::leave(self.id);
         self.cache().tear_down(self.core());
         Slab::free(self.cache(), self.core);
         self.cache().frames.uncharge(FILE_BYTES);

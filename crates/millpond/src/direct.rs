@@ -176,35 +176,24 @@ pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
 /// Writes at the end of the file; returns where that was, and the bytes moved. The operation's
 /// offset does not count.
 pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
-    // No other append, direct or cached; writes and truncations may move the end.
-    let file = operation.extent.file;
-    let _appending = file.appending.lock().expect("no panic under the lock");
-    let len = operation.extent.len;
-    loop {
-        let end = file.core().size.load(Acquire);
-        if len == 0 {
-            return Ok((end, 0));
-        }
-        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
-        }
-        operation.extent.offset = end;
-        let alignment = operation.check_alignment();
-        let is_aligned = alignment.is_ok();
-        if !bounce {
-            alignment?;
-        }
-        let locked = write::lock_for_write(file, end, end + len, Patience::Wait);
-        let (guard, size) = locked.expect("waited for");
-        if size == end {
-            let begun = begin_write(operation.extent, guard, size, Patience::Wait)?;
-            let moved = match is_aligned {
-                true => operation.finish(begun),
-                false => operation.write_bounced(begun),
-            };
-            return Ok((end, moved?));
-        }
+    let (file, len) = (operation.extent.file, operation.extent.len);
+    if len == 0 {
+        return Ok((file.core().size.load(Acquire), 0));
     }
+    let _turn = file.turn_to_append();
+    let (guard, end) = write::lock_end(file, len)?;
+    operation.extent.offset = end;
+    let alignment = operation.check_alignment();
+    let is_aligned = alignment.is_ok();
+    if !bounce {
+        alignment?;
+    }
+    let begun = begin_write(operation.extent, guard, end, Patience::Wait)?;
+    let moved = match is_aligned {
+        true => operation.finish(begun),
+        false => operation.write_bounced(begun),
+    };
+    Ok((end, moved?))
 }
 
 impl<'f> Extent<'f> {
@@ -290,13 +279,12 @@ impl<'a> Operation<'a> {
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
         let mut dst = self.segments;
         let mut at = start;
+        let mut failure = None;
         while at < end {
             let first = at - at % block;
-            let wanted = (end.next_multiple_of(block) - first).min(bounce.len());
+            let whole_end = end.next_multiple_of(block).min(i64::MAX as u64);
+            let wanted = (whole_end - first).min(bounce.len());
             let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
-            if let Some(error) = error {
-                return Err(Error::io(Op::Read, start, len, error));
-            }
             let got = (first + moved).min(end).saturating_sub(at);
             // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's
             // promise.
@@ -308,11 +296,13 @@ impl<'a> Operation<'a> {
                 return Err(Error::Fault { op: Op::Read, offset: start, len });
             }
             at += got;
+            failure = error;
             if moved < wanted {
                 break;
             }
         }
-        begun.end(self.extent, Transfer { moved: at - start, ..self.transfer() })
+        let moved = at - start;
+        begun.end(self.extent, Transfer { moved, error: failure, ..self.transfer() })
     }
 
     /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
@@ -408,13 +398,19 @@ impl Begun<'_> {
             None => {
                 let wanted = (offset + len).min(self.size) - offset;
                 drop(self.guard);
-                if let Some(error) = transfer.error {
-                    return Ended::of(Err(Error::io(Op::Read, offset, len, error)));
-                }
                 let moved = transfer.moved.min(wanted);
                 slot.passed(moved);
-                // Or somebody else cut the file below.
-                Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) }
+                match transfer.error {
+                    Some(error) if moved == 0 => {
+                        Ended::of(Err(Error::io(Op::Read, offset, len, error)))
+                    }
+                    // What lies before it, as the kernel has it.
+                    Some(_) => Ended::of(Ok(moved as usize)),
+                    // If it is short, somebody else cut the file below.
+                    None => {
+                        Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) }
+                    }
+                }
             }
             Some((around, account)) => {
                 let write = extent.write(self.size);

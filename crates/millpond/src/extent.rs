@@ -188,8 +188,8 @@ impl CachedFile {
 
     /// Reserves space for `offset..end`; the file becomes as long as that reaches.
     pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
+        let mut size = self.core().size.load(Acquire);
         loop {
-            let size = self.core().size.load(Acquire);
             // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile,
             // which would leave space reserved beyond its end.
             let guard = if end > size {
@@ -199,6 +199,8 @@ impl CachedFile {
             };
             let now = self.core().size.load(Acquire);
             if end > now && (end <= size || guard.range().start() > now) {
+                // It was cut meanwhile, and may be again: from the first byte on, exclusive.
+                size = 0;
                 continue;
             }
             let reserved = self.backing.allocate(offset, end - offset, end <= now);
@@ -316,15 +318,17 @@ impl CachedFile {
         drop(guard);
     }
 
-    /// An exclusive guard from the smaller of the size and `len` on, and the size.
+    /// An exclusive guard from the smaller of the size and `len` on, and the size. Waits twice at most.
     fn lock_from_end(&self, len: u64) -> (Guard<'_>, u64) {
+        let mut start = self.core().size.load(Acquire).min(len);
         loop {
-            let start = self.core().size.load(Acquire).min(len);
             let guard = self.lock(start, u64::MAX, Mode::Exclusive);
             let size = self.core().size.load(Acquire);
             if guard.range().start() <= size.min(len) {
                 return (guard, size);
             }
+            // It was cut meanwhile, and may be again: from the first byte on, wherever the end is then.
+            start = 0;
         }
     }
 

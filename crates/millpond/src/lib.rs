@@ -34,6 +34,8 @@ mod engine;
 
 mod cached;
 
+mod registry;
+
 mod read;
 
 mod view;

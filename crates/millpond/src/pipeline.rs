@@ -538,6 +538,7 @@ fn push(
     }
     let backing = &*request.file.cached().backing;
     if let Carrier::Ring(ring) = carrier
+        && !ring.is_broken()
         && let Some(descriptors) = backing.descriptors()
     {
         match descriptors.route(&transfer) {

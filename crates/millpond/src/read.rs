@@ -15,6 +15,12 @@
 //! *Slow path*: shared guard, fill what is missing, copy (`cache::fill`). A read whose validation
 //! fails [`TRIES_MAX`] times goes there, too: the guard has its turn, whoever keeps writing.
 //!
+//! *Beyond the count.* An attempt has copied by the time it fails, and what it copied need not be bytes of
+//! this file: frames are reused. If the read then returns less, as the file was cut, what lies between is
+//! zeroed. So a read changes bytes of its memory beyond those it returns only if it raced with a cut, an
+//! error or another process, and then to zero. To leave them as they were would take a copy of them, or
+//! one of the file's bytes, before each attempt: of every hit.
+//!
 //! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
 //! are missing are fetched together, under a guard over them alone.
 
@@ -24,11 +30,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::{self, Source};
-use crate::cache::fill::{self, Shrunk};
+use crate::cache::fill::{self, Stopped};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::FileCore;
 use crate::cached::{CachedFile, Shared};
-use crate::error::{Error, Op, Result};
+use crate::error::Result;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::Slot;
 use crate::sync::fence;
@@ -49,8 +55,8 @@ const SHRUNK_MAX: usize = 8;
 /// The outcome of one lock-free attempt.
 enum Attempt {
     Read(usize),
-    /// A page changed meanwhile.
-    Retry,
+    /// A page changed meanwhile; so many bytes were copied, for nothing.
+    Retry(usize),
     /// A page is missing, in transition, or marked for the slow path.
     Miss,
     /// The caller's memory faulted.
@@ -77,23 +83,63 @@ pub(crate) unsafe fn try_hit(
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
-    for _ in 0..tries {
-        let in_page = offset as usize & (core.page_bytes() - 1);
-        let attempt = if in_page + len <= core.page_bytes() {
-            // SAFETY: the caller's promise is the same.
-            unsafe { attempt_page(shared, slot, core, dst, len, offset) }
-        } else {
-            // SAFETY: the caller's promise is the same.
-            let segment = unsafe { [Segment::new(dst, len)] };
-            attempt_pages(shared, slot, core, (&segment).into(), offset)
-        };
-        match attempt {
-            Attempt::Read(moved) => return Some(moved),
-            Attempt::Retry => slot.retried(),
-            Attempt::Miss | Attempt::Fault => return None,
+    // SAFETY: the caller's promise is the same.
+    let segment = unsafe { [Segment::new(dst, len)] };
+    let in_page = offset as usize & (core.page_bytes() - 1);
+    let attempt = if in_page + len <= core.page_bytes() {
+        // SAFETY: the caller's promise is the same.
+        unsafe { attempt_page(shared, slot, core, dst, len, offset) }
+    } else {
+        attempt_pages(shared, slot, core, (&segment).into(), offset)
+    };
+    match attempt {
+        Attempt::Read(moved) => Some(moved),
+        Attempt::Retry(copied) => {
+            try_again(shared, slot, core, tries, (&segment).into(), offset, copied)
+        }
+        Attempt::Miss | Attempt::Fault => None,
+    }
+}
+
+/// Goes on after a first attempt that failed having copied so many bytes. Leaves none of what no attempt
+/// has vouched for.
+#[cold]
+fn try_again(
+    shared: &Shared,
+    slot: &Slot,
+    core: &FileCore,
+    tries: u32,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    mut copied: usize,
+) -> Option<usize> {
+    slot.retried();
+    let mut read = None;
+    for _ in 1..tries {
+        match attempt_pages(shared, slot, core, dst, offset) {
+            Attempt::Read(moved) => {
+                read = Some(moved);
+                break;
+            }
+            Attempt::Retry(more) => {
+                slot.retried();
+                copied = copied.max(more);
+            }
+            Attempt::Miss | Attempt::Fault => break,
         }
     }
-    None
+    wipe(dst, read.unwrap_or(0) as u64, copied as u64);
+    read
+}
+
+/// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
+fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
+    for piece in dst.slice(from, to.saturating_sub(from)) {
+        // SAFETY: the segments are valid for writes, or may fault, as their maker vouched.
+        if unsafe { copy::copy_zeros(piece.base(), piece.len()) } > 0 {
+            return;
+        }
+    }
 }
 
 /// The common case: all within one page.
@@ -120,7 +166,7 @@ unsafe fn attempt_page(
         return at_end(core, offset);
     }
     let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
-        return Attempt::Retry;
+        return Attempt::Retry(0);
     };
     // The linearization point. Acquire, and after the word's load, which is an acquire, too.
     let size = core.size.load(Acquire);
@@ -133,7 +179,7 @@ unsafe fn attempt_page(
     // Keeps the copy above the reloading; pairs with the release of who took the frame away.
     fence(Acquire);
     if !word.is_unchanged(seen) || !core.epoch.is_unchanged(begun) {
-        return Attempt::Retry;
+        return Attempt::Retry(len);
     }
     if left > 0 {
         return Attempt::Fault;
@@ -195,13 +241,15 @@ fn attempt_pages(
         return Attempt::Read(0);
     }
     if (end - 1) >> core.page_shift >= first + pages as u64 {
-        return Attempt::Retry;
+        return Attempt::Retry(0);
     }
     let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     let mut at = offset;
     let mut faulted = false;
     for (_, seen) in words {
-        let Some(frame) = frames.address(seen.frame()) else { return Attempt::Retry };
+        let Some(frame) = frames.address(seen.frame()) else {
+            return Attempt::Retry((at - offset) as usize);
+        };
         let in_page = at as usize & (core.page_bytes() - 1);
         let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
         // SAFETY: as in `attempt_page`.
@@ -212,7 +260,7 @@ fn attempt_pages(
     fence(Acquire);
     if !words.iter().all(|(word, seen)| word.is_unchanged(*seen)) || !core.epoch.is_unchanged(begun)
     {
-        return Attempt::Retry;
+        return Attempt::Retry((end - offset) as usize);
     }
     if faulted {
         return Attempt::Fault;
@@ -258,21 +306,33 @@ pub(crate) fn try_hit_vectored(
     if !shared.hit_path.load(Relaxed) {
         return None;
     }
-    for _ in 0..tries {
-        match attempt_pages(shared, slot, core, dst, offset) {
-            Attempt::Read(moved) => return Some(moved),
-            Attempt::Retry => slot.retried(),
-            Attempt::Miss | Attempt::Fault => return None,
-        }
+    match attempt_pages(shared, slot, core, dst, offset) {
+        Attempt::Read(moved) => Some(moved),
+        Attempt::Retry(copied) => try_again(shared, slot, core, tries, dst, offset, copied),
+        Attempt::Miss | Attempt::Fault => None,
     }
-    None
 }
 
-/// Reads at `offset` under a shared guard, filling what is missing.
+/// Reads at `offset` under a shared guard, filling what is missing. Of bytes that can't be read, tells
+/// only if there are none before them, as the kernel does.
 pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    let mut touched = 0;
+    let outcome = read_guarded(file, dst, offset, &mut touched);
+    wipe(dst, *outcome.as_ref().unwrap_or(&0) as u64, touched);
+    outcome
+}
+
+/// The same; `touched` is how far `dst` may have been written to.
+fn read_guarded(
+    file: &CachedFile,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    touched: &mut u64,
+) -> Result<usize> {
     let len = dst.left();
     let mut size = file.core().size.load(Acquire);
-    for _ in 0..SHRUNK_MAX {
+    let mut tries = 0;
+    loop {
         if offset >= size {
             return Ok(0);
         }
@@ -283,19 +343,18 @@ pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
         if end <= offset {
             return Ok(0);
         }
-        let outcome = fill::read(file, dst, offset, end, size);
+        let (moved, stopped) = fill::read(file, dst, offset, end, size);
         drop(guard);
-        match outcome {
-            Ok(Ok(())) => {
-                file.cache().counters.bytes_slow.add(end - offset);
-                return Ok((end - offset) as usize);
-            }
-            Ok(Err(Shrunk)) => size = file.adopt_size()?,
-            Err(error) => return Err(error),
+        *touched = (*touched).max(end - offset);
+        file.cache().counters.bytes_slow.add(moved);
+        tries += 1;
+        match stopped {
+            Some(Stopped::Failed(error)) if moved == 0 => return Err(error),
+            Some(Stopped::Shrunk) if tries < SHRUNK_MAX => size = file.adopt_size()?,
+            // Of a file that somebody else keeps cutting shorter and longer: what was there of it.
+            _ => return Ok(moved as usize),
         }
     }
-    // Somebody else keeps cutting the file shorter and longer.
-    Err(Error::io(Op::Read, offset, len, std::io::Error::from_raw_os_error(libc::EIO)))
 }
 
 /// Reads `len` bytes at `offset` page by page, each page at a moment of its own.
@@ -320,7 +379,10 @@ pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
                 while end < offset + len && !may_hit(shared, core, end) {
                     end = page_end(end);
                 }
-                read_slow(file, dst.slice(at - offset, end - at), at)?
+                match read_slow(file, dst.slice(at - offset, end - at), at) {
+                    Err(_) if at > offset => break,
+                    moved => moved?,
+                }
             }
         };
         at += moved as u64;

@@ -147,13 +147,17 @@ impl CachedFile {
             self.cache().frames.meta(filled.frame).pins.pin();
             pinned = Some((filled.frame, size));
         })?;
+        if matches!(outcome, Alone::Others) {
+            fill::wait(self, page);
+            // Under the guard: no writer can be faster than this, time and again.
+            return Ok(self.try_pin(page));
+        }
         drop(guard);
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
             Alone::NoFrame if writeback::relieve(self, writeback::VIEW_RELIEF_MAX) => {}
-            Alone::NoFrame => return Err(Error::NoBuffers { op: Op::View }),
-            Alone::Others => fill::wait(self, page),
+            Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)
     }

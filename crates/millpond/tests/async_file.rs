@@ -256,7 +256,9 @@ fn futures_dropped_anywhere_disturb_nobody() {
                                 dropped.fetch_add(1, SeqCst);
                             }
                             Some(Ok(moved)) => {
-                                assert!(moved == len && dst == content(offset, len));
+                                // It ends before what the device does not read.
+                                assert!(moved == len || (name == "faulty" && moved > 0));
+                                assert!(dst[..moved] == content(offset, moved));
                             }
                             Some(Err(error)) => {
                                 assert!(name == "faulty" && error.errno() == libc::EIO);

@@ -93,8 +93,9 @@ fn failing(mode: WriteMode, seed: u64) {
             }
             match outcome {
                 Ok(moved) => {
-                    assert_eq!(moved, len);
-                    for (place, &byte) in dst.iter().enumerate() {
+                    // Or what lies before bytes that could not be read.
+                    assert!((1..=len).contains(&moved));
+                    for (place, &byte) in dst[..moved].iter().enumerate() {
                         let (was, others) = (&mut bytes[at + place], &mut others[at + place]);
                         assert!(
                             byte == *was || others.contains(&byte),

@@ -389,8 +389,10 @@ fn errors_reach_whom_they_concern() {
                 let offset = one.user_data();
                 match one.into_parts() {
                     (Ok(moved), buffer) => {
-                        assert!(moved == 5000 && buffer == content(offset, 5000));
-                        outcomes[0] += 1;
+                        // Or what lies before bytes that could not be read.
+                        assert!(moved == 5000 || (on && moved > 0));
+                        assert!(buffer[..moved] == content(offset, moved));
+                        outcomes[usize::from(moved < 5000)] += 1;
                     }
                     (Err(error), _) => {
                         assert!(on && error.errno() == libc::EIO, "{error}");

@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Backing, Error};
+use millpond::{BackendChoice, Backing, Error, OpenOptions};
 
 use common::{Random, back_ends, engine, in_own_process, read_write, stress_time, temp_dir};
 
@@ -176,4 +177,57 @@ fn opens_race_with_appends_through_other_handles() {
         next[thread] += 1;
     }
     assert_eq!(next[..], counts[..], "records at the end were overwritten");
+}
+
+/// A descriptor that is opened again, for direct I/O, may have to wait for somebody's lease, and so long
+/// every open and close of every file of the process waited for a lock.
+///
+/// Goal: others' opens and closes end meanwhile; those of the same file, after it.
+/// Method: a lease on the file, which the open breaks, and which is given up in the end.
+#[test]
+fn an_open_that_blocks_holds_up_no_other_file() {
+    let name = "an_open_that_blocks_holds_up_no_other_file";
+    in_own_process(name, Duration::from_secs(60), || {
+        let dir = temp_dir();
+        let (path, other) = (dir.path().join("leased"), dir.path().join("other"));
+        std::fs::write(&path, "pond").unwrap();
+        std::fs::write(&other, "other").unwrap();
+        let leased = std::fs::File::open(&path).unwrap();
+        let lease = |kind: i32| {
+            // SAFETY: no memory involved; the signal that tells of a break is ignored.
+            let outcome = unsafe {
+                libc::signal(libc::SIGIO, libc::SIG_IGN);
+                libc::fcntl(leased.as_raw_fd(), libc::F_SETLEASE, kind)
+            };
+            assert_eq!(outcome, 0, "{}", std::io::Error::last_os_error());
+        };
+        let engine = engine(1 << 20, BackendChoice::Threads);
+        let direct = OpenOptions::new().read(true).backing(Backing::Direct);
+        lease(libc::F_WRLCK);
+        std::thread::scope(|scope| {
+            let open = || engine.from_fd(leased.try_clone().unwrap().into(), &direct).unwrap();
+            let first = scope.spawn(open);
+            // SAFETY: no memory involved.
+            while unsafe { libc::fcntl(leased.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let second = scope.spawn(open);
+            let (tell, told) = std::sync::mpsc::channel();
+            let (engine, other) = (&engine, &other);
+            scope.spawn(move || {
+                let file = engine.open(other, &read_write()).unwrap();
+                assert_eq!(file.read_at(&mut [0; 10], 0).unwrap(), 5);
+                drop(file);
+                tell.send(()).unwrap();
+            });
+            let outcome = told.recv_timeout(Duration::from_secs(20));
+            let both_wait = !first.is_finished() && !second.is_finished();
+            lease(libc::F_UNLCK);
+            let (first, second) = (first.join().unwrap(), second.join().unwrap());
+            outcome.expect("the other file is opened and closed meanwhile");
+            assert!(both_wait);
+            assert_eq!(first.read_at(&mut [0; 10], 0).unwrap(), 4);
+            assert_eq!(second.read_at(&mut [0; 10], 0).unwrap(), 4);
+        });
+    });
 }

@@ -97,8 +97,11 @@ fn a_storm_of_a_million_completions() {
                             let refused = matches!(kind_of(number / SUBMITTERS), Kind::Refused);
                             match one.into_parts() {
                                 (Ok(moved), bytes) => {
-                                    assert!(!refused && moved == LEN, "{number}: {moved}");
-                                    assert!(bytes == content[at..at + LEN], "{number}: bytes");
+                                    // Or what lies before bytes that could not be read.
+                                    assert!(!refused && moved > 0, "{number}: {moved}");
+                                    let expected = &content[at..at + moved];
+                                    assert!(bytes[..moved] == *expected, "{number}: bytes");
+                                    failed.fetch_add(u64::from(moved < LEN), SeqCst);
                                 }
                                 (Err(error), _) => {
                                     let errno = if refused { libc::EINVAL } else { libc::EIO };

@@ -4,15 +4,14 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use millpond::{Advice, BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions, WriteMode};
 
+use common::mount::Mount;
 use common::{
     Random, Simulated, cache_for, engine, has_uring, read_write, same, scaled, sync_in_the_end,
-    temp_dir, within, write_back,
+    within, write_back,
 };
 
 const PAGE: usize = 4096;
@@ -533,57 +532,6 @@ fn long_writes_and_failing_syncs() {
         } else {
             subject.settle();
         }
-    }
-}
-
-/// A file system of its own, unmounted in the end.
-struct Mount {
-    point: PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl Mount {
-    /// None where this needs rights or programs that are missing.
-    fn ext4(bytes: u64) -> Option<Mount> {
-        let dir = temp_dir();
-        let (image, point) = (dir.path().join("image"), dir.path().join("mounted"));
-        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-        std::fs::create_dir(&point).unwrap();
-        let run = |command: &mut Command| match command.output() {
-            Ok(output) if output.status.success() => true,
-            Ok(output) => {
-                let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
-                println!("skipped: {command:?}: {text}");
-                false
-            }
-            Err(error) => {
-                println!("skipped: {command:?}: {error}");
-                false
-            }
-        };
-        // The tools are where root's path is.
-        let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-        // With smaller blocks ext4 refuses writes into space that it has allocated: it finds none
-        // for the extents' own blocks (57 of 127 writes of 64 KiB, on 6 MiB, by plain system calls).
-        let made = run(Command::new("mkfs.ext4")
-            .args(["-q", "-b", "4096"])
-            .arg(&image)
-            .env("PATH", &path))
-            && run(Command::new("mount").args(["-o", "loop"]).args([&image, &point]));
-        made.then_some(Mount { point, _dir: dir })
-    }
-}
-
-impl Mount {
-    fn free_blocks(&self) -> u64 {
-        rustix::fs::statvfs(&self.point).unwrap().f_bfree
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        // Lazily: after a failure the file may still be open.
-        let _ = Command::new("umount").arg("--lazy").arg(&self.point).status();
     }
 }
 

@@ -53,6 +53,24 @@ pub(crate) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usiz
     unsafe { arch::copy_away(dst, src, len) }
 }
 
+/// Zeroes `len` bytes at `dst`; as [`copy`] where that may fault.
+///
+/// # Safety
+///
+/// As for [`copy`].
+#[must_use]
+pub(crate) unsafe fn copy_zeros(dst: *mut u8, len: usize) -> usize {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    for at in (0..len).step_by(ZEROS.len()) {
+        let part = (len - at).min(ZEROS.len());
+        // SAFETY: the caller's promise, of a part.
+        if unsafe { copy(dst.add(at), ZEROS.as_ptr(), part) } > 0 {
+            return len - at;
+        }
+    }
+    0
+}
+
 /// Has the processor fetch the first bytes of a page, where it can be asked to. `at` may be any
 /// address.
 #[inline]

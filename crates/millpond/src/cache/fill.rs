@@ -34,6 +34,7 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::read::copy_out;
 use crate::sync::fence;
 use crate::writeback;
+use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
 /// Pages that are claimed and read in one go.
@@ -44,6 +45,17 @@ const RUN_NOTED: usize = 16;
 
 /// The file turned out shorter than it should be: someone else cut it.
 pub(crate) struct Shrunk;
+
+/// Why a read ended before its end.
+pub(crate) enum Stopped {
+    /// [`Shrunk`].
+    Shrunk,
+    Failed(Error),
+}
+
+/// How often a page that others fill, and that is evicted before it was copied, is looked at, before it
+/// is read around the cache: other pages' misses can't keep a read from its end.
+const ROUNDS_MAX: u32 = 8;
 
 /// What became of a page in `claim`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,29 +98,32 @@ impl<'c> Leaves<'c> {
     }
 }
 
-/// Reads bytes `offset..end`, which lie below `size`, into `dst`.
+/// Reads bytes `offset..end`, which lie below `size`, into `dst`: how many from `offset` on, and why not
+/// all. Those beyond may have been written to, too.
 pub(crate) fn read(
     file: &CachedFile,
     dst: SegmentIter<'_>,
     offset: u64,
     end: u64,
     size: u64,
-) -> Result<std::result::Result<(), Shrunk>> {
+) -> (u64, Option<Stopped>) {
     let (first, last) = (file.page_of(offset), file.page_of(end - 1));
-    let mut reader = Reader { file, dst, offset, end, size, faulted: false };
+    let mut reader = Reader { file, dst, offset, end, size, reached: offset, faulted: false };
     let step = file.chunk_pages(CHUNK_PAGES) as u64;
     let mut page = first;
-    while page <= last {
+    let mut stopped = None;
+    while page <= last && stopped.is_none() {
         let pages = (last - page + 1).min(step) as usize;
-        if reader.chunk(page, pages)?.is_err() {
-            return Ok(Err(Shrunk));
-        }
+        stopped = reader.chunk(page, pages).err();
         page += pages as u64;
     }
     if reader.faulted {
-        return Err(Error::Fault { op: Op::Read, offset, len: end - offset });
+        return (
+            0,
+            Some(Stopped::Failed(Error::Fault { op: Op::Read, offset, len: end - offset })),
+        );
     }
-    Ok(Ok(()))
+    (reader.reached - offset, stopped)
 }
 
 /// A read under way.
@@ -118,13 +133,15 @@ struct Reader<'a> {
     offset: u64,
     end: u64,
     size: u64,
+    /// All before it was taken.
+    reached: u64,
     faulted: bool,
 }
 
-type Outcome = std::result::Result<(), Shrunk>;
+type Outcome = std::result::Result<(), Stopped>;
 
 impl Reader<'_> {
-    fn chunk(&mut self, first: PageIndex, pages: usize) -> Result<Outcome> {
+    fn chunk(&mut self, first: PageIndex, pages: usize) -> Outcome {
         let mut done = [false; CHUNK_PAGES];
         let file = self.file;
         let mut tried = 0;
@@ -136,22 +153,24 @@ impl Reader<'_> {
             });
             match part {
                 Ok(part) => tried += part,
-                Err(shrunk) => return Ok(Err(shrunk)),
+                // Which page it is, and what there is of it, is found out below.
+                Err(Shrunk) => break,
             }
         }
         for (page, done) in (first..).zip(&done[..pages]) {
-            if !done && self.one(page)?.is_err() {
-                return Ok(Err(Shrunk));
+            if !done {
+                self.one(page)?;
             }
+            self.reached = self.file.start_of(page + 1).min(self.end);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Reads one page, whoever fills it.
-    fn one(&mut self, page: PageIndex) -> Result<Outcome> {
+    fn one(&mut self, page: PageIndex) -> Outcome {
         let file = self.file;
         let mut leaves = Leaves::new(file);
-        loop {
+        for _ in 0..ROUNDS_MAX {
             let Ok(held) = leaves.hold(page, true) else {
                 return self.around(page);
             };
@@ -164,7 +183,7 @@ impl Reader<'_> {
                     fence(Acquire);
                     if word.is_unchanged(seen) {
                         word.mark_referenced(seen);
-                        return Ok(Ok(()));
+                        return Ok(());
                     }
                 }
                 State::Filling | State::Hidden => {
@@ -172,22 +191,20 @@ impl Reader<'_> {
                         word.sleep(armed);
                     }
                 }
-                State::Empty => match self.fill_alone(page)? {
-                    Some(outcome) => return Ok(outcome),
-                    None => continue,
-                },
+                State::Empty => {
+                    let filled =
+                        fill_one(file, page, self.size, Op::Read, &mut |filled| self.take(&filled));
+                    match filled {
+                        Ok(Alone::Filled) => return Ok(()),
+                        Ok(Alone::Others) => {}
+                        // Of a page that is bad or missing in part, the caller may want another part,
+                        // and has what comes before.
+                        Ok(Alone::NoFrame | Alone::Shrunk) | Err(_) => return self.around(page),
+                    }
+                }
             }
         }
-    }
-
-    /// Fills one page and takes its bytes; `None` if somebody else got at it first.
-    fn fill_alone(&mut self, page: PageIndex) -> Result<Option<Outcome>> {
-        match fill_one(self.file, page, self.size, Op::Read, &mut |filled| self.take(&filled))? {
-            Alone::Filled => Ok(Some(Ok(()))),
-            Alone::Shrunk => Ok(Some(Err(Shrunk))),
-            Alone::Others => Ok(None),
-            Alone::NoFrame => self.around(page).map(Some),
-        }
+        self.around(page)
     }
 
     /// Copies the part of a page that the caller wants.
@@ -205,8 +222,8 @@ impl Reader<'_> {
         self.faulted |= copied.is_err();
     }
 
-    /// F4: reads the part of a page that the caller wants from the back end.
-    fn around(&mut self, page: PageIndex) -> Result<Outcome> {
+    /// F4: reads the part of a page that the caller wants from the back end, or what there is of it.
+    fn around(&mut self, page: PageIndex) -> Outcome {
         let file = self.file;
         file.cache().counters.uncached_reads.add(1);
         let start = file.start_of(page);
@@ -227,28 +244,34 @@ impl Reader<'_> {
         let aligned = bounce[skip..skip + len].as_mut_ptr();
         // SAFETY: a part of `bounce`, which outlives the transfer.
         let segment = unsafe { [Segment::new(aligned, len)] };
-        let moved = read_alone(file, first, (&segment).into(), Op::Read)?;
+        let (moved, failure) = read_alone(file, first, (&segment).into());
         slots.give_back();
-        let skipped = (from - first) as usize;
-        let part = self.dst.slice(from - self.offset, to - from);
+        let skipped = from - first;
+        let moved = moved.saturating_sub(skipped).min(to - from);
+        let part = self.dst.slice(from - self.offset, moved);
         // SAFETY: within `bounce`; `dst` is our caller's promise.
-        let copied = unsafe { copy_out(part, aligned.add(skipped), Source::Near) };
+        let copied = unsafe { copy_out(part, aligned.add(skipped as usize), Source::Near) };
         self.faulted |= copied.is_err();
-        let moved = moved.saturating_sub(skipped as u64);
-        file.cache().counters.bytes_passed.add(to - from);
-        Ok(if moved >= to - from { Ok(()) } else { Err(Shrunk) })
+        file.cache().counters.bytes_passed.add(moved);
+        self.reached = from + moved;
+        match failure {
+            _ if moved == to - from => Ok(()),
+            None => Err(Stopped::Shrunk),
+            Some(error) => Err(Stopped::Failed(Error::io(Op::Read, first, len as u64, error))),
+        }
     }
 }
 
-/// Reads with a slot that the caller has.
-fn read_alone(file: &CachedFile, offset: u64, segments: SegmentIter<'_>, op: Op) -> Result<u64> {
+/// Reads with a slot that the caller has: the bytes moved, and why not all.
+fn read_alone(
+    file: &CachedFile,
+    offset: u64,
+    segments: SegmentIter<'_>,
+) -> (u64, Option<io::Error>) {
     let mut batch = [Transfer::new(Direction::Read, offset, segments)];
     request::run(&*file.backing, &mut batch);
     let [transfer] = batch;
-    match transfer.error {
-        Some(error) => Err(Error::io(op, offset, segments.left(), error)),
-        None => Ok(transfer.moved),
-    }
+    (transfer.moved, transfer.error)
 }
 
 /// Fills those of `pages` pages from `first` that are EMPTY and for which there are frames, each
@@ -485,13 +508,14 @@ pub(crate) fn fill_one(
     let bytes = file.cache().frames.bytes(frame);
     // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
     let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };
-    let outcome = read_alone(file, file.start_of(page), (&segment).into(), op);
+    let (start, page_bytes) = (file.start_of(page), file.core().page_bytes() as u64);
+    let (moved, failure) = read_alone(file, start, (&segment).into());
     slots.give_back();
     let run = Run { first: page, size, prefetched: false, marker: false };
-    let moved = *outcome.as_ref().unwrap_or(&0);
-    match run.finish(file, std::iter::once(frame), moved, take) {
-        RunEnd::Whole => Ok(Alone::Filled),
-        RunEnd::Short => outcome.map(|_| Alone::Shrunk),
+    match (run.finish(file, std::iter::once(frame), moved, take), failure) {
+        (RunEnd::Whole, _) => Ok(Alone::Filled),
+        (RunEnd::Short, None) => Ok(Alone::Shrunk),
+        (RunEnd::Short, Some(error)) => Err(Error::io(op, start, page_bytes, error)),
     }
 }
 

@@ -15,7 +15,11 @@ use crate::view::View;
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
-    /// the end of the file.
+    /// the end of the file, or where bytes that can't be read follow: then a read of those says why.
+    ///
+    /// Beyond the bytes that were read, `dst` is as it was; or zero, where the read met a truncation, an
+    /// error, or changes that others make to the file below. Never are there other bytes of this file,
+    /// or of another.
     ///
     /// Cached bytes are read without locks and without waiting (after FreeBSD's `vn_read_from_obj`,
     /// but atomically). Otherwise blocks until the pages were read, or until a writer of the same
@@ -24,7 +28,7 @@ impl File {
     /// # Errors
     ///
     /// [`Error::InvalidRange`]: the range ends past `i64::MAX`. [`Error::NotPermitted`]: not open
-    /// for reading. [`Error::Io`]: a page could not be read; `dst` is unspecified.
+    /// for reading. [`Error::Io`]: the first byte could not be read.
     #[inline]
     pub fn read_at(&self, dst: &mut [u8], offset: u64) -> Result<usize> {
         // SAFETY: an exclusive slice is valid for writes of its length.
@@ -88,7 +92,10 @@ impl File {
     ///
     /// As for [`File::read_at`]; [`Error::Io`] of kind `UnexpectedEof` if the file ends before.
     pub fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
-        if self.read_at(dst, offset)? < dst.len() {
+        let moved = self.read_at(dst, offset)?;
+        if moved < dst.len() {
+            // Why: at the end of the file there is nothing to be read, and else an error.
+            self.read_at(&mut dst[moved..], offset + moved as u64)?;
             let end = std::io::ErrorKind::UnexpectedEof;
             return Err(Error::io(Op::Read, offset, dst.len() as u64, end));
         }

@@ -40,11 +40,13 @@ impl<'a> Transfer<'a> {
         offset: u64,
         segments: impl Into<SegmentIter<'a>>,
     ) -> Self {
-        let segments = segments.into();
+        let segments: SegmentIter<'a> = segments.into();
         Transfer {
             direction,
             offset,
-            segments,
+            // No file has bytes beyond, and the kernel refuses all of a transfer that ends there: that
+            // of the page with the last of them.
+            segments: segments.limited((i64::MAX as u64).saturating_sub(offset)),
             direct: false,
             durable: false,
             moved: 0,

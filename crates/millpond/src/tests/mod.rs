@@ -1,12 +1,14 @@
 //! Tests of the whole engine that need to look inside it.
 
 mod async_reads;
+mod bounded;
 mod extents;
 mod in_flight;
 mod kept_pages;
 mod nests;
 mod no_shared_write;
 mod short;
+mod short_reads;
 mod shutdown;
 mod slow;
 mod torn;

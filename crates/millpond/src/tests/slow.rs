@@ -1,6 +1,7 @@
 //! A file in memory whose operations take their time, or as long as a test wants, and fail when it says.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize};
@@ -25,12 +26,19 @@ pub(crate) enum Kind {
 /// The operations of a kind.
 #[derive(Default)]
 struct Line {
-    held: Mutex<bool>,
+    held: Mutex<Held>,
     released: Condvar,
     now: AtomicUsize,
     most: AtomicUsize,
     /// With which they end, if not 0.
     errno: AtomicI32,
+}
+
+#[derive(Default)]
+struct Held {
+    on: bool,
+    /// How many are let go on all the same.
+    passes: usize,
 }
 
 pub(crate) struct Slow {
@@ -39,6 +47,8 @@ pub(crate) struct Slow {
     lines: [Line; 3],
     /// Gives background reads back.
     refuses: AtomicBool,
+    /// Bytes that can't be read.
+    bad: Mutex<Range<u64>>,
 }
 
 impl Slow {
@@ -48,7 +58,26 @@ impl Slow {
             delay,
             lines: Default::default(),
             refuses: AtomicBool::new(false),
+            bad: Mutex::new(0..0),
         })
+    }
+
+    /// Has reads of these bytes fail with EIO, and those that come to them end before.
+    pub(crate) fn set_bad(&self, bad: Range<u64>) {
+        *self.bad.lock().unwrap() = bad;
+    }
+
+    /// How many bytes of a transfer can be moved.
+    fn good(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+        let (bad, start) = (self.bad.lock().unwrap().clone(), transfer.offset);
+        let meets = bad.start < start + transfer.segments.left() && start < bad.end;
+        match transfer.direction {
+            Direction::Read if meets && bad.start <= start => {
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+            Direction::Read if meets => Ok((bad.start - start) as usize),
+            _ => Ok(usize::MAX),
+        }
     }
 
     pub(crate) fn contents(&self) -> Vec<u8> {
@@ -61,7 +90,13 @@ impl Slow {
 
     /// Holds up what begins from now on, or lets it go on.
     pub(crate) fn hold(&self, kind: Kind, on: bool) {
-        *self.line(kind).held.lock().unwrap() = on;
+        *self.line(kind).held.lock().unwrap() = Held { on, passes: 0 };
+        self.line(kind).released.notify_all();
+    }
+
+    /// Lets one go on of those that are held up, or the next that will be.
+    pub(crate) fn let_one_go_on(&self, kind: Kind) {
+        self.line(kind).held.lock().unwrap().passes += 1;
         self.line(kind).released.notify_all();
     }
 
@@ -104,7 +139,10 @@ impl Slow {
     /// Waits while the kind is held up; then whether it fails.
     fn pass(&self, kind: Kind) -> io::Result<()> {
         let line = self.line(kind);
-        drop(line.released.wait_while(line.held.lock().unwrap(), |held| *held).unwrap());
+        let is_held = |held: &mut Held| held.on && held.passes == 0;
+        let mut held = line.released.wait_while(line.held.lock().unwrap(), is_held).unwrap();
+        held.passes = held.passes.saturating_sub(1);
+        drop(held);
         match line.errno.load(SeqCst) {
             0 => Ok(()),
             errno => Err(io::Error::from_raw_os_error(errno)),
@@ -113,8 +151,9 @@ impl Slow {
 
     fn carry_out(&self, transfer: &mut Transfer<'_>) {
         let outcome = self.pass(kind_of(transfer));
+        let outcome = outcome.and_then(|()| self.good(transfer));
         let mut bytes = self.bytes.lock().unwrap();
-        transfer.set(outcome.and_then(|()| move_bytes(&mut bytes, transfer, usize::MAX)));
+        transfer.set(outcome.and_then(|limit| move_bytes(&mut bytes, transfer, limit)));
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {

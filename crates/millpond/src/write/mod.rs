@@ -76,24 +76,16 @@ pub(crate) fn append(
     durable: bool,
 ) -> Result<(u64, usize)> {
     let len = src.left();
-    let may_wait = may_wait(file, len)?;
-    let appending = file.appending.lock().expect("no panic under the lock");
-    loop {
-        let end = file.core().size.load(Acquire);
-        if len == 0 {
-            return Ok((end, 0));
-        }
-        if end.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::InvalidRange { op: Op::Write, offset: end, len });
-        }
-        let guard = file.lock(end, end + len, Mode::Exclusive);
-        if file.core().size.load(Acquire) == end {
-            let moved = write_locked(file, src, end, end, guard, Durable(durable), may_wait)?;
-            drop(appending);
-            sync_if(file, durable, end, moved)?;
-            return Ok((end, moved));
-        }
+    if len == 0 {
+        return Ok((file.core().size.load(Acquire), 0));
     }
+    let may_wait = may_wait(file, len)?;
+    let turn = file.turn_to_append();
+    let (guard, end) = lock_end(file, len)?;
+    let moved = write_locked(file, src, end, end, guard, Durable(durable), may_wait)?;
+    drop(turn);
+    sync_if(file, durable, end, moved)?;
+    Ok((end, moved))
 }
 
 /// Whether a write may leave its bytes in the cache; waits for room below the dirty limit, while
@@ -117,25 +109,60 @@ fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: usize) -> Resul
 #[derive(Clone, Copy)]
 struct Durable(bool);
 
+/// An exclusive guard for `len` bytes at the end of the file, and where that is: it does not move
+/// meanwhile. Caller: has the turn to append.
+///
+/// Waits twice at most, however fast others move the end. Who moves it holds the bytes from the old end
+/// on (W5). So a guard from where the end was seen to the last byte there is has it in its range, or
+/// before that where it was cut meanwhile: then the next guard is for the whole file. One for the bytes
+/// of the append alone would come too late each time that somebody extends the file while it is waited
+/// for.
+pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> {
+    let check = |end: u64| match end.checked_add(len) {
+        Some(to) if to <= i64::MAX as u64 => Ok(to),
+        _ => Err(Error::InvalidRange { op: Op::Write, offset: end, len }),
+    };
+    let seen = file.core().size.load(Acquire);
+    // Mostly nobody is there; and what lies beyond the append is left to others.
+    if let Ok(to) = check(seen)
+        && let Some(guard) = file.ranges.try_lock(file.pages(seen, to), Mode::Exclusive)
+        && file.core().size.load(Acquire) == seen
+    {
+        return Ok((guard, seen));
+    }
+    let mut start = seen;
+    loop {
+        let guard = file.lock(start, u64::MAX, Mode::Exclusive);
+        let end = file.core().size.load(Acquire);
+        if guard.range().start() <= end {
+            check(end)?;
+            return Ok((guard, end));
+        }
+        start = 0;
+    }
+}
+
 /// An exclusive guard for a write, and the size, which cannot change under it if it matters. `None`:
-/// somebody else has a part of the range, and the caller does not want to wait.
+/// somebody else has a part of the range, and the caller does not want to wait. Asks twice at most.
 pub(crate) fn lock_for_write(
     file: &CachedFile,
     offset: u64,
     end: u64,
     patience: Patience,
 ) -> Option<(Guard<'_>, u64)> {
+    let mut size = file.core().size.load(Acquire);
     loop {
-        let size = file.core().size.load(Acquire);
         let start = if end > size { offset.min(size) } else { offset };
         let guard = match patience {
             Patience::Wait => file.lock(start, end, Mode::Exclusive),
             Patience::Try => file.ranges.try_lock(file.pages(start, end), Mode::Exclusive)?,
         };
-        let size = file.core().size.load(Acquire);
+        size = file.core().size.load(Acquire);
         if end <= size || guard.range().start() <= offset.min(size) {
             return Some((guard, size));
         }
+        // It was cut meanwhile, and may be again: from the first byte on, wherever the end is then.
+        size = 0;
     }
 }
 

@@ -52,8 +52,9 @@ use std::time::{Duration, Instant};
 
 use crate::cache::ledger::Share;
 use crate::cache::table::PageIndex;
-use crate::cached::{CachedFile, FileId};
+use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
+use crate::registry::FileId;
 use crate::space;
 use crate::writeback::dirty::Dirty;
 use crate::writeback::flush::{BATCH_BYTES, Patience, flush};

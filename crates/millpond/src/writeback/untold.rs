@@ -13,9 +13,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard};
 
-use crate::cached::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::made;
+use crate::registry::FileId;
 use crate::writeback::Failure;
 
 const FILES_MAX: usize = 1024;

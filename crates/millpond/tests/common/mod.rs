@@ -1,6 +1,7 @@
 //! What the tests of this directory share.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod mount;
 pub mod requests;
 
 use std::io::{BufRead, BufReader, Read};

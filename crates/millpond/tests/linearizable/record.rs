@@ -169,6 +169,12 @@ impl Setup {
         };
         let outcome = match outcome {
             Ok(Outcome::Read { bytes: moved, .. }) => {
+                if let (Some(_), Op::Read { limit_bytes, .. }) = (&self.errors, &mut op)
+                    && moved > 0
+                {
+                    // It may have ended before what the device did not read.
+                    *limit_bytes = moved;
+                }
                 let cells = cells_of(&bytes[..moved], cell_bytes);
                 Outcome::Read { bytes: moved, cells }
             }

@@ -17,6 +17,7 @@ use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, St
 use rustix::io::Errno;
 
 use crate::io::backend::aio::{Contexts, Request};
+use crate::io::backend::allocation::{self, Blocks, Company, Overwrites};
 use crate::io::backend::in_place::{Direct, Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::batch;
@@ -106,6 +107,22 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.seek(offset, to)
     }
 
+    fn overwrites(&self) -> Overwrites {
+        self.descriptors.overwrites()
+    }
+
+    fn blocks(&self, start: u64) -> io::Result<Blocks> {
+        allocation::blocks(self.descriptors.any()?, start)
+    }
+
+    fn company(&self) -> Company {
+        self.descriptors.write.get().map_or(Company::Others, |fd| allocation::company(fd.as_fd()))
+    }
+
+    fn give_back(&self, len: u64, leased: bool) {
+        self.descriptors.give_back(len, leased);
+    }
+
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.descriptors.sync(data_only)
     }
@@ -176,6 +193,7 @@ pub(crate) struct Descriptors {
     /// Direct, on the caller's own description.
     in_place: Option<Gate>,
     transfers: Arc<Transfers>,
+    overwrites: OnceLock<Overwrites>,
     /// The kernel is asked not to keep what it moves, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
@@ -208,6 +226,7 @@ impl Descriptors {
             direct_read: OnceLock::new(),
             direct_write: OnceLock::new(),
             seek: OnceLock::new(),
+            overwrites: OnceLock::new(),
             direct,
             handles_direct: OnceLock::new(),
         })
@@ -260,8 +279,8 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Makes ready for direct transfers. Not called by several threads at once: the registry is
-    /// locked.
+    /// Makes ready for direct transfers. Not called by several threads at once, as `attach` is not
+    /// (`CachedFile::open`).
     fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         if self.handles_direct.get().is_none() {
             let alignment = match self.direct {
@@ -302,6 +321,31 @@ impl Descriptors {
     pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         Ok(rustix::fs::ftruncate(fd, len)?)
+    }
+
+    fn overwrites(&self) -> Overwrites {
+        let Some(write) = self.write.get() else { return Overwrites::Elsewhere };
+        let read = self.read.get().map(|fd| fd.as_fd());
+        *self.overwrites.get_or_init(|| allocation::overwrites(read, write.as_fd()))
+    }
+
+    /// [`BackingFile::give_back`]. There is no call that cuts what lies beyond the end, and nothing else:
+    /// to cut the file to the length it has is one, if nobody can append between the look at the length
+    /// and that. (To punch a hole beyond the end does nothing on ext4, and takes an append's bytes
+    /// elsewhere.)
+    fn give_back(&self, len: u64, leased: bool) {
+        let Some(fd) = self.write.get() else { return };
+        let cut = || {
+            if self.len().is_ok_and(|now| now == len) {
+                // Where it fails, the file has blocks beyond its end, as after `fallocate`.
+                let _ = self.set_len(len);
+            }
+        };
+        if leased {
+            cut();
+        } else {
+            allocation::alone(fd.as_fd(), cut);
+        }
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
@@ -394,8 +438,11 @@ impl Descriptors {
             true => self.handles_direct.get().copied(),
             false => self.direct.filter(|_| self.in_place.is_none()),
         };
+        // The last block that a file can have is one byte short (see `Transfer::new`).
+        let is_last = transfer.offset + transfer.segments.left() == i64::MAX as u64;
         let is_direct = alignment.is_some_and(|alignment| {
-            transfer.direction == Direction::Read || is_aligned(transfer, alignment)
+            let is_whole = transfer.direction == Direction::Read && !is_last;
+            is_whole || is_aligned(transfer, alignment)
         });
         if !is_direct {
             self.transfers.count(transfer.direction, false);

@@ -23,6 +23,8 @@ pub(crate) mod descriptors;
 
 pub(crate) mod in_place;
 
+pub(crate) mod allocation;
+
 mod aio;
 
 mod aio_reads;
@@ -34,6 +36,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::io::backend::allocation::{Blocks, Company, Overwrites};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::request::{BackgroundRead, Transfer};
 
@@ -92,6 +95,32 @@ pub(crate) trait BackingFile: Send + Sync {
     fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>>;
 
     fn sync(&self, data_only: bool) -> io::Result<()>;
+
+    /// What overwriting bytes takes.
+    fn overwrites(&self) -> Overwrites {
+        Overwrites::InPlace
+    }
+
+    /// What blocks there are from `start` on.
+    fn blocks(&self, start: u64) -> io::Result<Blocks> {
+        let hole = self.seek(start, Seek::Hole)?;
+        Ok(Blocks { there_until: hole.unwrap_or(start), own_until: u64::MAX })
+    }
+
+    /// Who else may make the file longer.
+    fn company(&self) -> Company {
+        Company::Alone
+    }
+
+    /// Gives up the space beyond the end of a file that is `len` bytes long, unless another process can
+    /// make it longer meanwhile. `leased`: none can.
+    fn give_back(&self, len: u64, leased: bool) {
+        let _ = leased;
+        if self.len().is_ok_and(|now| now == len) {
+            // Where it fails, the file has blocks beyond its end, as after `fallocate`.
+            let _ = self.set_len(len);
+        }
+    }
 
     /// Asks for the errors that closing a descriptor of the file would tell of.
     fn flush(&self) -> io::Result<()> {

@@ -18,14 +18,19 @@
 //!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
 //! - **S4** So few jobs are in flight that the kernel never has to keep completions for want of room:
 //!   of those it would tell nobody.
+//! - **S5** Once a thread finds the ring broken (R3 of `uring`), what the kernel has not taken goes to the
+//!   driver, and whatever comes later, too. Nobody sleeps in it any more, but who did may do so for
+//!   [`SLEEP_MAX`], as he can't be poked.
 //!
 //! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them
 //! but the kernel.
 
+use std::collections::VecDeque;
 use std::io;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -34,7 +39,9 @@ use smallvec::SmallVec;
 
 use crate::cache::copy;
 use crate::io::backend::entry::outcome;
-use crate::io::backend::uring::{AbortOnUnwind, Driver, Job, is_transient, plain_entry};
+use crate::io::backend::uring::{
+    AbortOnUnwind, Driver, Job, PAUSE, is_broken, is_transient, plain_entry,
+};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::reaping::{Reaping, Ring};
@@ -51,19 +58,18 @@ const POKE: u64 = u64::MAX;
 const TOGETHER: u32 = 4;
 /// Completions that are seldom exceeded by what is reaped at once.
 const TOGETHER_ENDED: usize = 16;
-/// The longest sleep for which the kernel's clock is asked.
-const SLEEP_MAX: Duration = Duration::from_secs(1 << 30);
-/// Until the kernel, which was short of memory, is asked again.
-const PAUSE: Duration = Duration::from_millis(1);
-
+/// The longest sleep in the ring (S5).
+const SLEEP_MAX: Duration = Duration::from_secs(30);
 /// See the module header.
 pub(crate) struct SharedRing {
     reaping: Reaping<Kernel>,
 }
 
 struct Kernel {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
     driver: Arc<Driver>,
+    /// S5.
+    broken: AtomicBool,
     submission: Mutex<Queued>,
     /// Somebody is going to submit (S3).
     due: AtomicBool,
@@ -72,7 +78,7 @@ struct Kernel {
 
 /// Entries that were not submitted.
 #[derive(Default)]
-struct Queued(u32);
+struct Queued(VecDeque<u64>);
 
 #[derive(Default)]
 struct Jobs {
@@ -94,8 +100,9 @@ impl SharedRing {
         ring.submitter().register_eventfd(driver.bell().as_raw_fd())?;
         let shared = Arc::new(SharedRing {
             reaping: Reaping::new(Kernel {
-                ring,
+                ring: ManuallyDrop::new(ring),
                 driver: Arc::clone(driver),
+                broken: AtomicBool::new(false),
                 submission: Mutex::default(),
                 due: AtomicBool::new(false),
                 jobs: Mutex::default(),
@@ -183,6 +190,15 @@ impl Drop for SharedRing {
     }
 }
 
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if !*self.broken.get_mut() {
+            // SAFETY: it is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
+    }
+}
+
 impl Jobs {
     fn are_none(&self) -> bool {
         self.free.len() == self.places.len()
@@ -200,7 +216,11 @@ impl Kernel {
 
     fn keep(&self, job: Job) -> Result<usize, Job> {
         let mut jobs = self.jobs();
-        if jobs.retired || jobs.places.len() - jobs.free.len() >= JOBS_MAX {
+        // Acquire: pairs with the release of who found it out. (Who is later than that is handed over.)
+        if self.broken.load(Acquire)
+            || jobs.retired
+            || jobs.places.len() - jobs.free.len() >= JOBS_MAX
+        {
             return Err(job);
         }
         let number = jobs.free.pop().unwrap_or_else(|| {
@@ -233,26 +253,56 @@ impl Kernel {
 
     fn push(&self, entry: &squeue::Entry) {
         let mut queued = self.submission();
-        // SAFETY: S2. The entry's memory and descriptor are those of a job (S1), or it has none.
-        unsafe { self.ring.submission_shared().push(entry) }.expect("there are never that many");
-        queued.0 += 1;
-        if queued.0 >= TOGETHER {
-            self.submit_under(&mut queued);
+        queued.0.push_back(entry.get_user_data());
+        // Relaxed: whichever it is, all that is in `queued` and was not submitted is handed over.
+        if !self.broken.load(Relaxed) {
+            // SAFETY: S2. The entry's memory and descriptor are those of a job (S1), or it has none.
+            unsafe { self.ring.submission_shared().push(entry) }
+                .expect("there are never that many");
+        }
+        if queued.0.len() >= TOGETHER as usize {
+            self.submit_under(queued);
         }
     }
 
     fn submit(&self) {
-        self.submit_under(&mut self.submission());
+        self.submit_under(self.submission());
     }
 
     /// Submits all that is queued.
-    fn submit_under(&self, queued: &mut Queued) {
-        while queued.0 > 0 {
+    fn submit_under(&self, mut queued: MutexGuard<'_, Queued>) {
+        while !queued.0.is_empty() && !self.broken.load(Relaxed) {
             match self.ring.submit() {
-                Ok(submitted) => queued.0 -= submitted as u32,
+                Ok(submitted) => drop(queued.0.drain(..submitted)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Release: pairs with the look of who is about to sleep. Those who slept before are not
+                // to be reached (S5).
+                Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // Short of memory for a moment: nobody may be told that the reads have failed.
                 Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+        if !queued.0.is_empty() {
+            let untaken = mem::take(&mut queued.0);
+            drop(queued);
+            self.hand_over(untaken);
+        }
+    }
+
+    /// Gives the driver what a broken ring has not taken (S5).
+    #[cold]
+    fn hand_over(&self, untaken: VecDeque<u64>) {
+        for number in untaken.into_iter().filter(|&number| number != POKE) {
+            let number = number as usize;
+            let mut jobs = self.jobs();
+            let job = jobs.places[number].take().expect("kept until its completion was reaped");
+            jobs.free.push(number);
+            drop(jobs);
+            let file = Arc::clone(&job.file);
+            if let Err(read) = self.driver.start(job) {
+                // There is no thread for it.
+                let outcome = file.descriptors.try_one(&read.transfer());
+                Job { file, read }.finish(outcome);
             }
         }
     }
@@ -273,7 +323,10 @@ impl Kernel {
             EnterFlags::GETEVENTS | args.map_or(EnterFlags::empty(), |_| EnterFlags::EXT_ARG);
         // An error says "interrupted" or "timed out": the caller looks again.
         // SAFETY: nothing is submitted; the arguments are valid for the call.
-        let _ = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), args) };
+        let entered = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), args) };
+        if entered.is_err_and(|error| is_broken(&error)) {
+            self.broken.store(true, Release);
+        }
     }
 }
 
@@ -335,8 +388,12 @@ impl Ring for Kernel {
     }
 
     fn sleep(&self, deadline: Option<Instant>) {
-        let Some(deadline) = deadline else { return self.enter(None) };
-        let left = deadline.saturating_duration_since(Instant::now()).min(SLEEP_MAX);
+        // Acquire: pairs with the release of who found it out.
+        if self.broken.load(Acquire) {
+            return std::thread::sleep(PAUSE);
+        }
+        let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
+        let left = left.min(SLEEP_MAX);
         let left = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
         self.enter(Some(&types::SubmitArgs::new().timespec(&left)));
     }

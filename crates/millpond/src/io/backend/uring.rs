@@ -22,18 +22,28 @@
 //! - **R1** Memory given to a ring is kept by the request, on the ring's side of the queue, until
 //!   its completion was reaped. The driver never ends with reads in flight.
 //! - **R2** EINTR, EAGAIN and ECANCELED are submitted again, never reported.
+//! - **R3** A ring that the kernel refuses for good (a sandbox that was entered later, a program that closes
+//!   descriptors that it does not know) is *broken*: nothing is submitted to it again. What it had not
+//!   taken, which are the last entries, is carried out by plain system calls. What is in flight ends by
+//!   itself, and its completions are found in memory, so no ring has its completions deferred until its
+//!   thread asks for them (`DEFER_TASKRUN`): nobody could ask. A broken ring is not closed, as its
+//!   descriptor may be somebody else's by now.
 //!
 //! Locks: the driver's queue; nothing is called under it.
 //!
 //! [`try_all`]: crate::io::backend::BackingFile::try_all
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::EventfdFlags;
+use smallvec::SmallVec;
 
 use crate::io::backend::descriptors::{Carrier, DescriptorFile, Descriptors};
 use crate::io::backend::entry::{entry, outcome};
@@ -69,15 +79,14 @@ pub(crate) fn probe() -> io::Result<()> {
     )?;
     let mut byte = [0u8; 1];
     let read = opcode::Read::new(types::Fd(file.as_raw_fd()), byte.as_mut_ptr(), 1).build();
-    // SAFETY: `byte` and `file` live until the completion was reaped below; should that fail, the
-    // ring is torn down first, which ends the request.
+    // SAFETY: `byte` and `file` live until the completion was reaped below, or the kernel has refused to
+    // take the entry.
     unsafe { ring.submission().push(&read) }.map_err(|_| io::Error::other("the ring is full"))?;
     let done = loop {
         // What was submitted is in flight until it is reaped, whatever interrupts the wait.
         match ring.submit_and_wait(1) {
-            Err(error) if ring.submission().is_empty() && !is_interrupt(&error) => {
-                return Err(error);
-            }
+            Err(error) if is_broken(&error) && !ring.submission().is_empty() => return Err(error),
+            Err(error) if is_broken(&error) => std::thread::sleep(PAUSE),
             _ => {}
         }
         if let Some(done) = ring.completion().next() {
@@ -90,9 +99,17 @@ pub(crate) fn probe() -> io::Result<()> {
     }
 }
 
-fn is_interrupt(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::Interrupted
+/// R3: whether a ring that refused a call with this is broken. Others say that submitting or waiting was
+/// interrupted, or that memory was short for a moment.
+pub(crate) fn is_broken(error: &io::Error) -> bool {
+    use libc::{EAGAIN, EBUSY, EINTR, ENOMEM, ETIME};
+    ![EAGAIN, EBUSY, EINTR, ENOMEM, ETIME].contains(&error.raw_os_error().unwrap_or(EAGAIN))
 }
+
+/// Between two looks at a broken ring.
+pub(crate) const PAUSE: Duration = Duration::from_millis(1);
+/// The same where nothing is in flight.
+const PAUSE_IDLE: Duration = Duration::from_millis(10);
 
 pub(crate) fn new_ring(entries: u32) -> io::Result<IoUring> {
     build_ring(entries, 2 * entries)
@@ -102,8 +119,8 @@ fn build_ring(entries: u32, completions: u32) -> io::Result<IoUring> {
     // A forked child must not find the queues in its memory: they are the parent's.
     let mut plain = IoUring::builder();
     plain.dontfork().setup_cqsize(completions);
-    // One thread submits and reaps, and completion work runs when it waits (Linux 6.1).
-    match plain.clone().setup_single_issuer().setup_defer_taskrun().build(entries) {
+    // One thread submits and reaps (Linux 6.0), and completion work does not interrupt it (R3).
+    match plain.clone().setup_single_issuer().setup_coop_taskrun().build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => plain.build(entries),
         other => other,
     }
@@ -137,14 +154,22 @@ impl Carrier for Arc<Driver> {
     }
 }
 
+/// What a thread has for its synchronous transfers.
+enum ThreadRing {
+    None,
+    Ready(Box<IoUring>),
+    /// R3.
+    Broken,
+}
+
 thread_local! {
-    static RING: RefCell<Option<IoUring>> = const { RefCell::new(None) };
+    static RING: RefCell<ThreadRing> = const { RefCell::new(ThreadRing::None) };
 }
 
 /// In a forked child: gives up the ring that this thread had in the parent, whose memory the two
 /// share.
 pub(crate) fn forget_parent() {
-    let _ = RING.try_with(|ring| ring.try_borrow_mut().map(|mut ring| *ring = None));
+    let _ = RING.try_with(|ring| ring.try_borrow_mut().map(|mut ring| *ring = ThreadRing::None));
 }
 
 /// Carries out `batch` in the ring of this thread. `None`: there is no ring to be had, and nothing
@@ -153,20 +178,35 @@ fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<
     RING.try_with(|ring| {
         // A signal handler that reads while its thread is in here goes without the ring.
         let mut slot = ring.try_borrow_mut().ok()?;
-        if slot.is_none() {
-            *slot = Some(new_ring(RING_ENTRIES).ok()?);
+        if matches!(*slot, ThreadRing::None) {
+            *slot = ThreadRing::Ready(Box::new(new_ring(RING_ENTRIES).ok()?));
         }
-        let ring = slot.as_mut().expect("set above");
         for part in batch.chunks_mut(RING_ENTRIES as usize) {
-            run_part(ring, descriptors, part);
+            let ThreadRing::Ready(ring) = &mut *slot else {
+                descriptors.try_each(part);
+                continue;
+            };
+            if run_part(ring, descriptors, part).is_err()
+                && let ThreadRing::Ready(ring) = mem::replace(&mut *slot, ThreadRing::Broken)
+            {
+                mem::forget(ring);
+            }
         }
         Some(())
     })
     .ok()?
 }
 
-fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<'_>]) {
-    let mut in_flight = 0;
+/// The ring can't be used any more.
+struct Broken;
+
+/// Carries out all of `part`, also if the ring breaks.
+fn run_part(
+    ring: &mut IoUring,
+    descriptors: &Descriptors,
+    part: &mut [Transfer<'_>],
+) -> Result<(), Broken> {
+    let mut queued: SmallVec<[usize; RING_ENTRIES as usize]> = SmallVec::new();
     for (number, transfer) in part.iter_mut().enumerate() {
         match plain_entry(descriptors, transfer) {
             Ok(entry) => {
@@ -175,20 +215,33 @@ fn run_part(ring: &mut IoUring, descriptors: &Descriptors, part: &mut [Transfer<
                 // most as many transfers as the ring has entries.
                 unsafe { ring.submission().push(&entry.user_data(number as u64)) }
                     .expect("room for all");
-                in_flight += 1;
+                queued.push(number);
             }
             Err(error) => transfer.set(Err(error)),
         }
     }
+    let mut in_flight = queued.len();
+    let mut ring_state = Ok(());
     while in_flight > 0 {
-        // An error says that submitting or waiting was interrupted, or that memory was short for
-        // a moment; what is queued or in flight stays, so go on until all is reaped (R1, R2).
-        let _ = ring.submit_and_wait(in_flight);
+        if ring_state.is_err() {
+            std::thread::sleep(PAUSE);
+        } else if let Err(error) = ring.submit_and_wait(in_flight)
+            // After another error, what is queued or in flight stays (R1, R2).
+            && is_broken(&error)
+        {
+            ring_state = Err(Broken);
+            let left = ring.submission().len();
+            for &number in &queued[queued.len() - left..] {
+                part[number].set(descriptors.try_one(&part[number]));
+            }
+            in_flight -= left;
+        }
         for done in ring.completion() {
             part[done.user_data() as usize].set(outcome(done.result()));
             in_flight -= 1;
         }
     }
+    ring_state
 }
 
 pub(crate) fn plain_entry(
@@ -244,7 +297,7 @@ impl Driver {
         Ok(Driver { state: Mutex::default(), bell })
     }
 
-    fn start(self: &Arc<Self>, job: Job) -> Result<(), BackgroundRead> {
+    pub(crate) fn start(self: &Arc<Self>, job: Job) -> Result<(), BackgroundRead> {
         let mut state = self.state.lock().expect("no panic under the lock");
         if state.pending >= QUEUED_MAX && !job.read.wanted {
             return Err(job.read);
@@ -373,6 +426,12 @@ struct Reaper<'d> {
     /// Where the eventfd's count is read to; boxed, as the kernel writes to it.
     rung: Box<[u8; 8]>,
     bell_armed: bool,
+    /// What was pushed since the submission queue was last found empty.
+    queued: VecDeque<u64>,
+    /// Those of them that found no room in the queue of a broken ring.
+    untaken: usize,
+    /// R3.
+    broken: bool,
 }
 
 impl<'d> Reaper<'d> {
@@ -384,6 +443,9 @@ impl<'d> Reaper<'d> {
             free: Vec::new(),
             rung: Box::default(),
             bell_armed: false,
+            queued: VecDeque::new(),
+            untaken: 0,
+            broken: false,
         }
     }
 
@@ -392,8 +454,12 @@ impl<'d> Reaper<'d> {
         let _abort = AbortOnUnwind;
         self.arm_bell();
         loop {
-            // Errors: interrupted, or short of memory for a moment (R2).
-            let _ = self.ring.submit_and_wait(1);
+            if !self.broken {
+                self.enter(1);
+            }
+            if self.broken {
+                return self.serve_broken();
+            }
             let reaped: Vec<(u64, i32)> =
                 self.ring.completion().map(|done| (done.user_data(), done.result())).collect();
             let batch = batch::open();
@@ -448,11 +514,79 @@ impl<'d> Reaper<'d> {
         }
     }
 
+    /// Submits what is queued, and waits for so many completions; or finds that the ring is broken.
+    fn enter(&mut self, wanted: usize) {
+        match self.ring.submit_and_wait(wanted) {
+            Err(error) if is_broken(&error) => self.broken = true,
+            // Interrupted, or short of memory for a moment (R2).
+            _ => {
+                if self.ring.submission().is_empty() {
+                    self.queued.clear();
+                }
+            }
+        }
+    }
+
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: R1: what the entry names is kept in `self.jobs` or `self.rung` until its
         // completion, and the ring is dropped before them.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
-            let _ = self.ring.submit();
+            self.enter(0);
+            if self.broken {
+                // It is as if it had been queued: the last that the ring has not taken.
+                self.queued.push_back(entry.get_user_data());
+                self.untaken += 1;
+                return;
+            }
+        }
+        self.queued.push_back(entry.get_user_data());
+    }
+
+    /// Goes on with a broken ring (R3): what is in flight is looked for, and what else there is to be read
+    /// is read by plain system calls. Looks instead of waiting for the bell, whose own read may be in
+    /// flight for ever; so its memory stays.
+    fn serve_broken(mut self) {
+        let untaken = self.ring.submission().len() + self.untaken;
+        let queued = mem::take(&mut self.queued);
+        let mut jobs: Vec<Job> = queued
+            .into_iter()
+            .rev()
+            .take(untaken)
+            .filter(|&number| number != BELL)
+            .map(|number| self.jobs[number as usize].take().expect("each entry has its job"))
+            .collect();
+        loop {
+            let is_busy = !jobs.is_empty() || self.jobs.iter().any(Option::is_some);
+            for job in jobs {
+                let outcome = job.file.descriptors.try_one(&job.read.transfer());
+                self.driver.finish(job, outcome);
+                self.driver.look();
+            }
+            let reaped: Vec<(u64, i32)> =
+                self.ring.completion().map(|done| (done.user_data(), done.result())).collect();
+            let mut again = Vec::new();
+            for (number, result) in reaped {
+                if number == BELL {
+                    continue;
+                }
+                let job = self.jobs[number as usize].take().expect("each completion has its job");
+                if is_transient(result) {
+                    again.push(job);
+                } else {
+                    self.driver.finish(job, outcome(result));
+                }
+            }
+            self.driver.look();
+            let (taken, ended) = self.driver.take();
+            if ended {
+                mem::forget(self);
+                return;
+            }
+            jobs = taken;
+            jobs.append(&mut again);
+            if jobs.is_empty() {
+                std::thread::sleep(if is_busy { PAUSE } else { PAUSE_IDLE });
+            }
         }
     }
 

@@ -1,0 +1,266 @@
+//! Rings that the kernel refuses after they were made: a program enters a sandbox without `io_uring_enter`,
+//! or closes descriptors that it does not know.
+//!
+//! Whoever submitted to such a ring, or waited for it, tried again for ever, with guards held.
+
+mod common;
+
+use std::io::Read;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond::{
+    Advice, AsyncFile, BackendChoice, DirectRequest, Engine, File, OpenOptions, Request,
+    SegmentList,
+};
+
+use common::{block_on, engine, has_uring, in_own_process, read_write, temp_dir};
+
+const FILE_BYTES: usize = 8 << 20;
+const PAGE: usize = 4096;
+
+fn byte_at(at: usize) -> u8 {
+    (at % 251) as u8
+}
+
+fn content(at: usize, len: usize) -> Vec<u8> {
+    (at..at + len).map(byte_at).collect()
+}
+
+/// Refuses `io_uring_enter` to all threads, with EPERM.
+fn enter_sandbox() {
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let done = libc::BPF_RET | libc::BPF_K;
+    let line =
+        |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The number of the system call is the first word.
+        line(load, 0, 0, 0),
+        line(jump, 0, 1, libc::SYS_io_uring_enter as u32),
+        line(done, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        line(done, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let (mode, all) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+    // SAFETY: the program is valid for the call.
+    let entered = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::syscall(libc::SYS_seccomp, mode, all, &raw const program)
+    };
+    assert_eq!(entered, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Closes the descriptors of all rings.
+fn close_rings() {
+    let rings: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let target = std::fs::read_link(entry.path()).ok()?;
+            let is_ring = target.to_string_lossy().contains("io_uring");
+            is_ring.then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+        })
+        .collect();
+    assert!(!rings.is_empty());
+    for ring in rings {
+        // SAFETY: not memory; that it is not ours to close is what this is about.
+        let closed = unsafe { libc::syscall(libc::SYS_close_range, ring, ring, 0) };
+        assert_eq!(closed, 0);
+    }
+}
+
+/// An engine all of whose rings have been used.
+struct Used {
+    engine: Engine,
+    file: Arc<File>,
+    queue: millpond::Queue,
+    _dir: tempfile::TempDir,
+}
+
+impl Used {
+    fn new() -> Used {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, content(0, FILE_BYTES)).unwrap();
+        let engine = engine(4 << 20, BackendChoice::Uring);
+        let file = Arc::new(engine.open(&path, &read_write()).unwrap());
+        let queue = engine.queue(64).unwrap();
+        let used = Used { engine, file, queue, _dir: dir };
+        used.use_all();
+        used
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self._dir.path().join("file")
+    }
+
+    fn forget(&self) {
+        self.file.advise(0, 0, Advice::DontNeed).unwrap();
+    }
+
+    fn submit(&self, seed: usize) {
+        let mut requests: Vec<Request> = (0..64)
+            .map(|number| {
+                let at = ((number * 97 + seed * 31) % 2000) * PAGE + 5;
+                Request::read(&self.file, vec![0; 5000], at as u64).user_data(at as u64)
+            })
+            .collect();
+        assert_eq!(self.queue.submit(&mut requests), 64);
+    }
+
+    fn reap(&self) {
+        for done in self.queue.wait(64, 64, None).unwrap() {
+            let at = done.user_data() as usize;
+            let (outcome, bytes) = done.into_parts();
+            assert_eq!(outcome.unwrap(), 5000);
+            assert!(bytes == content(at, 5000));
+        }
+    }
+
+    /// Reads by each of the rings.
+    fn use_all(&self) {
+        // Of the thread: several runs.
+        self.forget();
+        let mut bytes = vec![0; 40 * PAGE];
+        self.file.advise(0, 0, Advice::Random).unwrap();
+        for page in (0..40).step_by(3) {
+            self.file.read_at(&mut bytes[..1], (page * PAGE) as u64).unwrap();
+        }
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == content(0, bytes.len()));
+        // Of the driver: read-ahead, and futures.
+        self.file.advise(4 << 20, 1 << 20, Advice::WillNeed).unwrap();
+        let handle = self.engine.open(self.path(), &read_write()).unwrap();
+        let asynchronous = AsyncFile::from(handle);
+        for page in [1000, 1100, 1200] {
+            let mut bytes = vec![0; 2 * PAGE];
+            let read = asynchronous.read_at(&mut bytes, (page * PAGE) as u64);
+            assert_eq!(block_on(read).unwrap(), 2 * PAGE);
+            assert!(bytes == content(page * PAGE, 2 * PAGE));
+        }
+        // Of the queue.
+        self.forget();
+        self.submit(1);
+        self.reap();
+    }
+}
+
+/// Many direct reads under way at once, after some of which `breaks` is called.
+fn use_a_pipeline(engine: &Engine, path: &Path, breaks: impl FnOnce()) {
+    let file = match engine.open(path, &OpenOptions::new().read(true).direct(true)) {
+        Ok(file) => file,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let mut buffers = engine.alloc_buffers(16, 16 * PAGE).unwrap();
+    let mut breaks = Some(breaks);
+    let (mut next, mut ended) = (0, 0);
+    let total = 120;
+    let mut at = [0; 16];
+    engine.pipeline(16).unwrap().run(|lane| {
+        if let (Some(outcome), Some(request)) = (lane.outcome, &*lane.request) {
+            assert_eq!(outcome.unwrap(), 16 * PAGE);
+            let bytes: Vec<u8> = request.slices().flatten().copied().collect();
+            assert!(bytes == content(at[lane.number], bytes.len()));
+            ended += 1;
+        }
+        if next == 40
+            && let Some(breaks) = breaks.take()
+        {
+            breaks();
+        }
+        if next == total {
+            return false;
+        }
+        at[lane.number] = next * 16 * PAGE;
+        match lane.request {
+            Some(request) => request.set_offset(at[lane.number] as u64),
+            None => {
+                let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+                *lane.request = Some(DirectRequest::read(&file, list, at[lane.number] as u64));
+            }
+        }
+        next += 1;
+        true
+    });
+    assert_eq!(ended, total);
+}
+
+fn in_use(name: &str, breaks: fn()) {
+    in_own_process(name, Duration::from_secs(120), || {
+        if !has_uring() {
+            return;
+        }
+        let used = Used::new();
+        // Some in flight, and a thread asleep in the queue's ring.
+        used.forget();
+        used.submit(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| used.reap());
+            breaks();
+        });
+        for _ in 0..3 {
+            used.use_all();
+        }
+        drop(used);
+    });
+}
+
+/// Goal: all that was under way, and all that comes, ends with its bytes.
+#[test]
+fn all_goes_on_in_a_sandbox_without_rings() {
+    in_use("all_goes_on_in_a_sandbox_without_rings", enter_sandbox);
+}
+
+/// The same.
+#[test]
+fn all_goes_on_without_the_descriptors_of_rings() {
+    in_use("all_goes_on_without_the_descriptors_of_rings", close_rings);
+}
+
+/// Goal: the same of a pipeline, in the middle.
+#[test]
+fn a_pipeline_goes_on_in_a_sandbox_without_rings() {
+    let name = "a_pipeline_goes_on_in_a_sandbox_without_rings";
+    in_own_process(name, Duration::from_secs(60), || {
+        if has_uring() {
+            let used = Used::new();
+            use_a_pipeline(&used.engine, &used.path(), enter_sandbox);
+            use_a_pipeline(&used.engine, &used.path(), || {});
+        }
+    });
+}
+
+/// The same.
+#[test]
+fn a_pipeline_goes_on_without_the_descriptors_of_rings() {
+    let name = "a_pipeline_goes_on_without_the_descriptors_of_rings";
+    in_own_process(name, Duration::from_secs(60), || {
+        if has_uring() {
+            let used = Used::new();
+            use_a_pipeline(&used.engine, &used.path(), close_rings);
+        }
+    });
+}
+
+/// Goal: an engine that is made in a sandbox, where rings can be set up and not entered, does without.
+#[test]
+fn an_engine_is_made_in_a_sandbox_without_rings() {
+    let name = "an_engine_is_made_in_a_sandbox_without_rings";
+    in_own_process(name, Duration::from_secs(60), || {
+        enter_sandbox();
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, content(0, 10_000)).unwrap();
+        let engine = engine(1 << 20, BackendChoice::Auto);
+        let file = engine.open(&path, &read_write()).unwrap();
+        let mut bytes = vec![0; 10_000];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == content(0, 10_000));
+        let mut below = Vec::new();
+        std::fs::File::open(&path).unwrap().read_to_end(&mut below).unwrap();
+        assert!(bytes == below);
+    });
+}
