@@ -572,7 +572,7 @@ impl Flusher {
         unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
     }
 
-    /// Whether the thread may go to work on a file of `device`, where others may be at its device already (F4).
+    /// Whether the thread may go to work on a file of `device`, where others may be already (F4).
     fn place(&self, me: ThreadId, device: u64) -> Place {
         let (mut others, mut moving) = (0, false);
         for hand in self.state().hands.iter_mut() {
