@@ -402,7 +402,7 @@ fn errors_reach_whom_they_concern() {
             }
         }
     }
-    assert!(outcomes.iter().all(|&count| count > 100), "{outcomes:?}");
+    assert!(outcomes.iter().all(|&count| count > 20), "{outcomes:?}");
 }
 
 /// Goal: queued reads and writers of the same pages, which get in each other's way, tear nothing and

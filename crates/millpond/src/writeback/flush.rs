@@ -246,11 +246,11 @@ impl Flush<'_> {
                 failure = (!is_done).then_some(met);
             }
         }
-        self.end_writebacks(claimed, &mut ends, epoch);
+        let suspicion = self.end_writebacks(claimed, &mut ends, epoch);
         Flushed {
             pages: claimed.len(),
             durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
-            failure,
+            failure: failure.or(suspicion),
         }
     }
 
@@ -268,20 +268,22 @@ impl Flush<'_> {
         })
     }
 
+    /// Notes what became of the pages; why those that were written may be lost all the same, if that is so:
+    /// they are DIRTY again then.
     fn end_writebacks(
         &self,
         claimed: &[(PageIndex, FrameIndex)],
         ends: &mut [WritebackEnd],
         epoch: Epoch,
-    ) {
+    ) -> Option<Failure> {
         let file = self.file;
         let mut generations = file.writeback.generations.lock();
-        let is_current = generations.is_current(epoch);
+        let suspicion = generations.suspicion(epoch);
         for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
             match *end {
                 WritebackEnd::Failed => continue,
                 // G1: it may be lost, and here is the copy.
-                WritebackEnd::Unstable if !is_current => {
+                WritebackEnd::Unstable if suspicion.is_some() => {
                     *end = WritebackEnd::Failed;
                     continue;
                 }
@@ -315,6 +317,7 @@ impl Flush<'_> {
             // Who waits for this flush finds them, and tells of it or writes them.
             file.writeback.state().dirty.put_back(self.number, &failed);
         }
+        suspicion
     }
 }
 

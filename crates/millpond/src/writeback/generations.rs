@@ -29,8 +29,9 @@
 //! - **G5** Of each page in a generation the cache has what the back end took, or newer bytes; or the
 //!   generation says that it has bytes *without a copy*. Who reads a page back, whole or in part, says so
 //!   before it is shown, as the back end may have lost the page meanwhile.
-//! - **G6** What is suspect is written again before a sync asks the back end, and before bytes are read
-//!   past the cache or overwritten in part. Where there is no copy, it is lost, and every sync says so until the
+//! - **G6** What is suspect is written again before a sync asks the back end (one that finds suspects when
+//!   it enters the gate has failed, as somebody has been told of an error since it began), and before
+//!   bytes are read past the cache or overwritten in part. Where there is no copy, it is lost, and every sync says so until the
 //!   last handle is gone.
 //! - **G7** An error that nobody was told of outlives the file's last handle
 //!   ([`untold`](super::untold)).
@@ -177,9 +178,10 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Whether what was begun in `epoch` is of this one.
-    pub(crate) fn is_current(&self, epoch: Epoch) -> bool {
-        self.state.epoch == epoch.0
+    /// Why what was begun in `epoch` is suspect, if it is.
+    pub(crate) fn suspicion(&self, epoch: Epoch) -> Option<Failure> {
+        let is_suspect = self.state.epoch != epoch.0;
+        is_suspect.then(|| self.state.failure.unwrap_or(Failure::UNKNOWN))
     }
 
     /// G1: of a transfer begun in `epoch`; whether it is suspect already.
@@ -190,7 +192,7 @@ impl Locked<'_> {
         epoch: Epoch,
     ) -> bool {
         self.shared.owes.store(true, Release);
-        let is_suspect = !self.is_current(epoch);
+        let is_suspect = self.suspicion(epoch).is_some();
         let state = &mut *self.state;
         let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
         if copy == Copy::None || generation.pages.leaves() >= LEAVES_MAX {
@@ -259,12 +261,16 @@ impl Generations {
         Pass { number, epoch: Epoch(state.epoch) }
     }
 
-    /// A sync enters, and everything young is to be covered by it (G4). One at a time.
-    pub(crate) fn enter_sync(&self) -> Pass {
+    /// A sync enters, and everything young is to be covered by it (G4). One at a time. `Err`: there are
+    /// suspects, which nobody has written again (G6).
+    pub(crate) fn enter_sync(&self) -> Result<Pass, Failure> {
         let mut state = self.state();
         debug_assert!(state.covering.is_empty(), "one sync at a time");
+        if !state.suspect.pages.is_empty() {
+            return Err(state.failure.unwrap_or(Failure::UNKNOWN));
+        }
         state.covering = std::mem::take(&mut state.young);
-        Self::enter_locked(&mut state)
+        Ok(Self::enter_locked(&mut state))
     }
 
     /// It was told of no error.

@@ -98,15 +98,12 @@ fn sync_locked(
     let writeback = &file.writeback;
     let generations = &writeback.generations;
     redirty(file, guards);
-    if let Some((_, failure)) = generations.suspects(0, LAST_PAGE) {
-        return Err(failure.error(Op::Sync));
-    }
     if let Some((first, last)) = pages
         && let Some(failure) = flush(file, first, last, Patience::WaitAndLock, false).failure
     {
         return Err(failure.error(Op::Sync));
     }
-    let pass = generations.enter_sync();
+    let pass = generations.enter_sync().map_err(|failure| failure.error(Op::Sync))?;
     let failure = match file.backing.sync(data_only) {
         Ok(()) => {
             let ticket = generations.leave(pass);
