@@ -59,6 +59,10 @@ fn missing() -> Option<String> {
     if command("mkfs.ext4").arg("-V").stderr(Stdio::null()).status().is_err() {
         return Some("mkfs.ext4 is missing: install the package e2fsprogs".into());
     }
+    let free = command("losetup").arg("-f").output().unwrap();
+    if !Path::new(String::from_utf8_lossy(&free.stdout).trim()).exists() {
+        return Some("there is no free loop device".into());
+    }
     own_mounts().err().map(|error| format!("no mount namespace: {error}"))
 }
 
