@@ -2,7 +2,7 @@
 //! somebody else moved into the file, or an earlier opening wrote.
 //!
 //! A program wrote data, closed the file, opened it again, wrote a header and called `fdatasync`: in
-//! mode back the header alone was made durable. See `power_cut.rs` of the engine for the disk.
+//! mode back the header alone was made durable. See `tests/power_cut` of the engine for the disk.
 
 mod common;
 #[path = "../../millpond/tests/power/mod.rs"]

@@ -78,7 +78,8 @@ pub enum PersistStep {
     /// not be.
     Rename,
     /// The sync of a directory. The file has the name `to`, for everybody who looks. After a power cut
-    /// `to` may be what it was before, or this file, with all its bytes. `persist(to, to)` tries this
+    /// `to` may be what it was before, or this file, with all its bytes, and this file may have its old
+    /// name as well. `persist(to, to)` tries this
     /// step again; but a file system that has failed it may have given up what it could not store, and
     /// then says that all is well.
     SyncDirectory,

@@ -80,6 +80,9 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     writeback::sync(file, 0, LAST_PAGE, false)
         .map_err(|error| at(PersistStep::Sync)(error.into()))?;
 
+    // Once more, as a sync may take long. Nothing closes the gap between this and the rename: there is no
+    // rename of an open file.
+    from.check(file).map_err(at(PersistStep::Rename))?;
     let flags = if replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     rustix::fs::renameat_with(&from.dir, from.name, &to.dir, to.name, flags)
         .map_err(|errno| at(PersistStep::Rename)(errno.into()))?;

@@ -1,6 +1,6 @@
 //! `File::persist`: what is there by which name after each step, and after each step's failure.
 //!
-//! What is there after a power cut: `power_cut.rs`.
+//! What is there after a power cut: `power_cut/persisted.rs`.
 
 mod common;
 

@@ -307,7 +307,15 @@ impl Owing {
         let (pass, outcome) = if self.without == Rule::CoverFirst {
             let pass = self.generations.enter();
             let outcome = self.device().sync();
-            let _ = self.generations.leave(self.generations.enter_sync().map_err(drop)?);
+            match self.generations.enter_sync() {
+                Ok(late) => {
+                    let _ = self.generations.leave(late);
+                }
+                Err(_) => {
+                    let _ = self.generations.leave(pass);
+                    return Err(());
+                }
+            }
             (pass, outcome)
         } else {
             let pass = match self.generations.enter_sync() {

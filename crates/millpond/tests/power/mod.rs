@@ -7,6 +7,8 @@
 //! Mounts are in a namespace of the test's thread, and of those that it starts: whatever happens to the
 //! test, none is left behind.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 pub mod recorder;
 
 use std::fs;
@@ -58,6 +60,12 @@ fn missing() -> Option<String> {
     }
     if command("mkfs.ext4").arg("-V").stderr(Stdio::null()).status().is_err() {
         return Some("mkfs.ext4 is missing: install the package e2fsprogs".into());
+    }
+    let Ok(free) = command("losetup").arg("-f").output() else {
+        return Some("losetup is missing: install the package mount".into());
+    };
+    if !Path::new(String::from_utf8_lossy(&free.stdout).trim()).exists() {
+        return Some("there is no free loop device".into());
     }
     own_mounts().err().map(|error| format!("no mount namespace: {error}"))
 }

@@ -120,13 +120,16 @@ fn one(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 
 fn told(case: &Case, times: [&Times; 2], counts: &[[u64; APPENDERS]]) -> String {
     let [own, peer] = times.map(|times| times.quantile(0.999) / times.quantile(0.5));
+    let median = times[0].quantile(0.5) / times[1].quantile(0.5);
     let of = |thread: usize| counts.iter().map(|counts| counts[thread]).sum::<u64>();
     let least = counts.iter().flatten().min().copied().unwrap_or(0);
     format!(
-        "{}: {}: p99.9 is {own:.1} times the median (bar {BAR}), {}'s {peer:.1} times; appends by thread: \
+        "{}: {}: p99.9 is {own:.1} times the median (bar {BAR}), {}'s {peer:.1} times; the median is \
+         {median:.1} times {}'s; appends by thread: \
          {} and {}, in a slice at least {least}",
         case.name,
         case.engine,
+        case.peer,
         case.peer,
         of(0),
         of(1)

@@ -2,28 +2,33 @@
 //! wrote it and how.
 //!
 //! The disk below the file system loses what it was not asked to flush; see `power`. `sim` starts
-//! with a file nobody else has written to, so tests on it could not show this: a `sync_data` wrote
+//! with a file that nobody else has written to, so tests on it could not show this: a `sync_data` wrote
 //! its dirty pages with RWF_DSYNC and left `fdatasync` out, because this opening of the file knew of
 //! nothing else that was not durable. What an earlier opening had written back, another descriptor
 //! or another process had written, was still in the kernel's cache, and lost.
 
+mod random;
+
+mod persisted;
+
+#[path = "../common/mod.rs"]
 mod common;
+
+#[path = "../power/mod.rs"]
 mod power;
 
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 
 use millpond::keeper::{Address, Server};
 use millpond::{
-    BackendChoice, Backing, DirectRequest, Engine, EngineBuilder, Error, File, OpenOptions,
-    PersistStep, SegmentList, SimOptions,
+    BackendChoice, Backing, DirectRequest, Engine, EngineBuilder, File, OpenOptions, SegmentList,
 };
 
 use common::requests::each;
-use common::{Random, builder, has_uring, read_write, scaled, then_stop, write_back};
+use common::{builder, has_uring, read_write, write_back};
 use power::{Disk, Unflushed};
 
 const CACHE_BYTES: u64 = 4 << 20;
@@ -402,326 +407,4 @@ fn has_after_cut_once(disk: &mut Disk, name: &str, (value, at, bytes): (u8, usiz
     let range = found.get(at..at + bytes);
     let is_there = range.is_some_and(|range| range.iter().all(|byte| *byte == value));
     assert!(is_there, "{name}: not all of {bytes} at {at}; the file has {}", found.len());
-}
-
-/// What a file may hold after a power cut, byte by byte.
-struct Model {
-    /// As everybody reads it now.
-    current: Vec<u8>,
-    /// For each byte the values it may have, as bits: values are below 64.
-    may_be: Vec<u64>,
-    /// Lengths it may have.
-    shortest: usize,
-    longest: usize,
-}
-
-/// Below this only a descriptor of the kernel's writes, from it on only the engine does, which
-/// caches what it has read.
-const KERNEL_END: usize = 64 << 10;
-const MODEL_BYTES: usize = 400 << 10;
-
-impl Model {
-    fn new() -> Model {
-        Model { current: Vec::new(), may_be: vec![1; MODEL_BYTES], shortest: 0, longest: 0 }
-    }
-
-    fn resized(&mut self, len: usize) {
-        for at in len..self.current.len() {
-            self.may_be[at] |= 1;
-        }
-        self.current.resize(len, 0);
-        self.shortest = self.shortest.min(len);
-        self.longest = self.longest.max(len);
-    }
-
-    fn wrote(&mut self, value: u8, at: usize, bytes: usize, is_durable: bool) {
-        let end = at + bytes;
-        if end > self.current.len() {
-            self.resized(end);
-        }
-        self.current[at..end].fill(value);
-        for may_be in &mut self.may_be[at..end] {
-            let others = if is_durable { 0 } else { *may_be };
-            *may_be = others | 1 << value;
-        }
-        if is_durable {
-            self.shortest = self.shortest.max(end);
-        }
-    }
-
-    /// Zeros within the length.
-    fn zeroed(&mut self, at: usize, bytes: usize) {
-        let end = (at + bytes).min(self.current.len());
-        if at < end {
-            self.wrote(0, at, end - at, false);
-        }
-    }
-
-    fn synced(&mut self) {
-        for (at, may_be) in self.may_be.iter_mut().enumerate() {
-            *may_be = 1 << self.current.get(at).unwrap_or(&0);
-        }
-        (self.shortest, self.longest) = (self.current.len(), self.current.len());
-    }
-
-    /// What is wrong with what was found after a cut.
-    fn explain(&self, found: &[u8]) -> Option<String> {
-        if !(self.shortest..=self.longest).contains(&found.len()) {
-            let (len, now) = (found.len(), self.current.len());
-            let (shortest, longest) = (self.shortest, self.longest);
-            return Some(format!("length {len}, not {shortest} to {longest}; now {now}"));
-        }
-        let is_wrong = |at: &usize| found[*at] >= 64 || self.may_be[*at] & 1 << found[*at] == 0;
-        let mut wrong = (0..found.len()).filter(is_wrong);
-        let first = wrong.next()?;
-        let (value, now, count) = (found[first], self.current.get(first), wrong.count() + 1);
-        Some(format!("{count} bytes, the first at {first}: {value}, and now {now:?}"))
-    }
-}
-
-/// The handles of a file that a random run uses.
-struct Handles {
-    cached: File,
-    durable: File,
-    direct: File,
-    direct_durable: File,
-    kernel: fs::File,
-}
-
-impl Handles {
-    fn open(engine: &Engine, path: &Path, options: &OpenOptions) -> Handles {
-        let direct = read_write().direct(true).bounce(true);
-        let open = |options: &OpenOptions| engine.open(path, options).unwrap();
-        Handles {
-            cached: open(options),
-            durable: open(&options.clone().dsync(true)),
-            direct: open(&direct),
-            direct_durable: open(&direct.dsync(true)),
-            kernel: fs::OpenOptions::new().write(true).open(path).unwrap(),
-        }
-    }
-}
-
-/// One random operation; returns what it was, and whether it promised something that a cut is to
-/// show.
-fn step(random: &mut Random, handles: &Handles, model: &mut Model) -> (String, bool) {
-    let value = 1 + random.below(63) as u8;
-    let at = KERNEL_END + random.below((MODEL_BYTES - KERNEL_END - 1) as u64) as usize;
-    // Mostly some pages; at times within one, or many.
-    let bytes_max = [300, 20_000, 200_000][random.below(3) as usize].min(MODEL_BYTES - at);
-    let bytes = 1 + random.below(bytes_max as u64) as usize;
-    let data = vec![value; bytes];
-    let mut wrote = |what: &str, at: usize, is_durable: bool| {
-        model.wrote(value, at, bytes, is_durable);
-        (format!("{what} {value} {bytes} at {at}"), is_durable)
-    };
-    let offset = at as u64;
-    match random.below(20) {
-        0..4 => {
-            handles.cached.write_all_at(&data, offset).unwrap();
-            wrote("write", at, false)
-        }
-        4 => {
-            assert_eq!(handles.cached.write_at_dsync(&data, offset).unwrap(), bytes);
-            wrote("write_at_dsync", at, true)
-        }
-        5 => {
-            handles.durable.write_all_at(&data, offset).unwrap();
-            wrote("dsync write", at, true)
-        }
-        6 => {
-            handles.direct.write_all_at(&data, offset).unwrap();
-            wrote("direct write", at, false)
-        }
-        7 => {
-            handles.direct_durable.write_all_at(&data, offset).unwrap();
-            wrote("direct dsync write", at, true)
-        }
-        8 => {
-            let bytes = 1 + random.below(KERNEL_END as u64 / 4) as usize;
-            let at = random.below((KERNEL_END - bytes) as u64) as usize;
-            handles.kernel.write_all_at(&data.repeat(bytes)[..bytes], at as u64).unwrap();
-            model.wrote(value, at, bytes, false);
-            (format!("kernel's write {value} {bytes} at {at}"), false)
-        }
-        9 if model.current.len() + bytes <= MODEL_BYTES => {
-            let is_durable = random.chance(500);
-            let handle = if is_durable { &handles.durable } else { &handles.cached };
-            let at = handle.append(&data).unwrap() as usize;
-            assert_eq!(at, model.current.len());
-            let mut wrote = |what: &str| {
-                model.wrote(value, at, bytes, is_durable);
-                (format!("{what} {value} {bytes} at {at}"), is_durable)
-            };
-            wrote(if is_durable { "dsync append" } else { "append" })
-        }
-        9 | 10 => {
-            handles.cached.truncate(offset).unwrap();
-            model.resized(at);
-            (format!("truncate {at}"), false)
-        }
-        11 => {
-            handles.cached.punch_hole(offset, bytes as u64).unwrap();
-            model.zeroed(at, bytes);
-            (format!("punch {bytes} at {at}"), false)
-        }
-        12 => {
-            handles.cached.zero_range(offset, bytes as u64).unwrap();
-            model.zeroed(at, bytes);
-            (format!("zero {bytes} at {at}"), false)
-        }
-        13 => {
-            handles.cached.allocate(offset, bytes as u64).unwrap();
-            let len = model.current.len().max(at + bytes);
-            model.resized(len);
-            (format!("allocate {bytes} at {at}"), false)
-        }
-        14 => {
-            handles.cached.write_back().unwrap();
-            ("write_back".into(), false)
-        }
-        15 => {
-            handles.durable.settle().unwrap();
-            ("settle".into(), false)
-        }
-        16 => {
-            handles.cached.sync_all().unwrap();
-            model.synced();
-            ("sync_all".into(), true)
-        }
-        17 => {
-            handles.direct.sync_data().unwrap();
-            model.synced();
-            ("direct sync_data".into(), true)
-        }
-        _ => {
-            handles.cached.sync_data().unwrap();
-            model.synced();
-            ("sync_data".into(), true)
-        }
-    }
-}
-
-/// Goal: after any sequence of operations by several handles, of a descriptor below them and of
-/// openings, each byte is after a cut what a sync or durable write made of it, or what came after.
-/// Method: a model of what may be there; a cut at once after what promised something.
-#[test]
-fn random_sequences() {
-    let Some(mut disk) = disk() else { return };
-    let mut random = Random::from_environment();
-    each_engine(|name, engine, options| {
-        let path = disk.path(name);
-        fs::File::create(&path).unwrap().sync_all().unwrap();
-        fs::File::open(path.parent().unwrap()).unwrap().sync_all().unwrap();
-        let mut model = Model::new();
-        let mut log = Vec::new();
-        let mut handles = Handles::open(engine, &path, options);
-        let mut cuts = scaled(8);
-        while cuts > 0 {
-            if random.chance(60) {
-                drop(handles);
-                handles = Handles::open(engine, &path, options);
-                log.push("all closed, and opened".to_string());
-            }
-            let (what, has_promised) = step(&mut random, &handles, &mut model);
-            log.push(what);
-            if !has_promised || random.chance(400) {
-                continue;
-            }
-            cuts -= 1;
-            let seed = random.next();
-            let unflushed =
-                if seed.is_multiple_of(2) { Unflushed::Lost } else { Unflushed::Some(seed) };
-            let found = disk.cut(unflushed).read(name).expect("the file is there");
-            if let Some(wrong) = model.explain(&found) {
-                panic!("{name}, {unflushed:?}: {wrong}; after {log:#?}");
-            }
-        }
-    });
-}
-
-/// Contents of a file that is replaced as a whole: all of one number, as many pages.
-fn version(number: u8) -> Vec<u8> {
-    vec![number; 4096 * (1 + number as usize % 5) + 100]
-}
-
-/// Goal: after `File::persist` has returned the new file is there by its name, with all its bytes; with
-/// nothing but sync and rename, or rename alone, it would not be.
-#[test]
-fn persisted_files() {
-    let Some(mut disk) = disk() else { return };
-    fs::create_dir(disk.path("other")).unwrap();
-    each_engine(|name, engine, options| {
-        for (number, dir) in (1u8..).zip(["", "other/", "", ""]) {
-            let new = format!("{dir}{name}-new");
-            let path = disk.path(&new);
-            let file = engine.open(&path, options).unwrap();
-            file.write_all_at(&version(number), 0).unwrap();
-            file.persist(&path, disk.path(name)).unwrap();
-            for unflushed in [Unflushed::Lost, Unflushed::Some(7)] {
-                let survivor = disk.cut(unflushed);
-                assert_eq!(survivor.read(name).unwrap(), version(number), "{name}, {number}");
-                assert_eq!(survivor.read(&new), None, "{name}, {number}: the old name");
-            }
-        }
-    });
-}
-
-/// Goal: a cut while files are persisted finds one of them, whole: the last that was, or a later one.
-#[test]
-fn cuts_while_files_are_persisted() {
-    let Some(mut disk) = disk() else { return };
-    let mut random = Random::from_environment();
-    each_engine(|name, engine, options| {
-        let (new, current) = (disk.path("new"), disk.path(name));
-        let persist = |number: u8| {
-            let file = engine.open(&new, options).unwrap();
-            file.write_all_at(&version(number), 0).unwrap();
-            file.persist(&new, &current).unwrap();
-        };
-        persist(1);
-        let (persisted, stop) = (AtomicU8::new(1), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for number in 2..=250 {
-                    if stop.load(SeqCst) {
-                        return;
-                    }
-                    persist(number);
-                    persisted.store(number, SeqCst);
-                }
-            });
-            then_stop(&stop, || {
-                for _ in 0..scaled(5) {
-                    let before = persisted.load(SeqCst);
-                    let seed = random.next();
-                    let found = disk.cut(Unflushed::Some(seed)).read(name).expect("a file");
-                    let number = found[0];
-                    assert!(number >= before, "{name}, {seed}: {number} after {before}");
-                    assert_eq!(found, version(number), "{name}, {seed}");
-                }
-            });
-        });
-    });
-}
-
-/// Goal: where the directory can't be synced that is said, with what has happened: the file has its new
-/// name. After a cut the old one is there, or it.
-/// Method: a file of `sim`, whose own sync the failing disk does not concern.
-#[test]
-fn a_directory_that_can_not_be_synced() {
-    let Some(mut disk) = disk() else { return };
-    let (new, current) = (disk.path("new"), disk.path("current"));
-    fs::write(&current, b"old").unwrap();
-    fs::File::open(&current).unwrap().sync_all().unwrap();
-    let engine = builder(CACHE_BYTES, BackendChoice::Sim(SimOptions::new(1))).build().unwrap();
-    let file = engine.open(&new, &read_write()).unwrap();
-    let inode = fs::metadata(&new).unwrap().ino();
-    disk.fail();
-    let failed = file.persist(&new, &current);
-    let is_told = matches!(failed, Err(Error::Persist { step: PersistStep::SyncDirectory, .. }));
-    assert!(is_told, "{failed:?}");
-    assert_eq!(fs::metadata(&current).unwrap().ino(), inode);
-    assert!(!new.exists());
-    assert_eq!(disk.cut(Unflushed::Lost).read("current").unwrap(), b"old");
 }
