@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::{self, Source};
-use crate::cache::fill::{self, Stopped};
+use crate::cache::fill::{self, Came, Stopped};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::FileCore;
 use crate::cached::{CachedFile, Shared};
@@ -343,9 +343,9 @@ fn read_guarded(
         if end <= offset {
             return Ok(0);
         }
-        let (moved, stopped) = fill::read(file, dst, offset, end, size);
+        let Came { moved, touched: came_to, stopped } = fill::read(file, dst, offset, end, size);
         drop(guard);
-        *touched = (*touched).max(end - offset);
+        *touched = (*touched).max(came_to);
         file.cache().counters.bytes_slow.add(moved);
         tries += 1;
         match stopped {

@@ -368,7 +368,7 @@ fn what_has_not_begun_can_be_cancelled() {
 /// Goal: a device that fails tells so to the reads concerned, and to no others; later ones succeed.
 #[test]
 fn errors_reach_whom_they_concern() {
-    let sim = SimOptions::new(11).error_per_mille(300).short_per_mille(300).delay_us_max(50);
+    let sim = SimOptions::new(11).error_per_mille(600).short_per_mille(300).delay_us_max(50);
     let errors = sim.errors_switch();
     errors.store(false, SeqCst);
     let case = open(BackendChoice::Sim(sim), 256 << 10, 2 << 20);

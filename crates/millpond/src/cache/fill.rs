@@ -98,17 +98,27 @@ impl<'c> Leaves<'c> {
     }
 }
 
-/// Reads bytes `offset..end`, which lie below `size`, into `dst`: how many from `offset` on, and why not
-/// all. Those beyond may have been written to, too.
+/// How far a read came.
+pub(crate) struct Came {
+    /// Bytes that were read, from the first on.
+    pub(crate) moved: u64,
+    /// Up to where its memory may have been written to.
+    pub(crate) touched: u64,
+    /// Why not all were read.
+    pub(crate) stopped: Option<Stopped>,
+}
+
+/// Reads bytes `offset..end`, which lie below `size`, into `dst`.
 pub(crate) fn read(
     file: &CachedFile,
     dst: SegmentIter<'_>,
     offset: u64,
     end: u64,
     size: u64,
-) -> (u64, Option<Stopped>) {
+) -> Came {
     let (first, last) = (file.page_of(offset), file.page_of(end - 1));
-    let mut reader = Reader { file, dst, offset, end, size, reached: offset, faulted: false };
+    let (reached, touched) = (offset, offset);
+    let mut reader = Reader { file, dst, offset, end, size, reached, touched, faulted: false };
     let step = file.chunk_pages(CHUNK_PAGES) as u64;
     let mut page = first;
     let mut stopped = None;
@@ -117,13 +127,12 @@ pub(crate) fn read(
         stopped = reader.chunk(page, pages).err();
         page += pages as u64;
     }
+    let touched = reader.touched - offset;
     if reader.faulted {
-        return (
-            0,
-            Some(Stopped::Failed(Error::Fault { op: Op::Read, offset, len: end - offset })),
-        );
+        let fault = Error::Fault { op: Op::Read, offset, len: end - offset };
+        return Came { moved: 0, touched, stopped: Some(Stopped::Failed(fault)) };
     }
-    (reader.reached - offset, stopped)
+    Came { moved: reader.reached - offset, touched, stopped }
 }
 
 /// A read under way.
@@ -135,6 +144,8 @@ struct Reader<'a> {
     size: u64,
     /// All before it was taken.
     reached: u64,
+    /// Nothing from there on was written to.
+    touched: u64,
     faulted: bool,
 }
 
@@ -212,6 +223,7 @@ impl Reader<'_> {
         let start = self.file.start_of(filled.page);
         let page_end = start + self.file.core().page_bytes() as u64;
         let (from, to) = (start.max(self.offset), page_end.min(self.end));
+        self.touched = self.touched.max(to);
         let frame = self.file.cache().frames.bytes(filled.frame);
         // SAFETY: the part lies within the frame, which may be reused meanwhile where the caller
         // checks the word afterwards; `dst` is our caller's promise.
@@ -254,6 +266,7 @@ impl Reader<'_> {
         self.faulted |= copied.is_err();
         file.cache().counters.bytes_passed.add(moved);
         self.reached = from + moved;
+        self.touched = self.touched.max(self.reached);
         match failure {
             _ if moved == to - from => Ok(()),
             None => Err(Stopped::Shrunk),
