@@ -225,8 +225,7 @@ impl Engine {
         self.shared.hit_path.store(on, Relaxed);
     }
 
-    /// What the engine has done so far. Takes the lock of the eviction queues, and time in
-    /// proportion to the number of cached pages.
+    /// What the engine has done so far. Takes the lock of the eviction queues, for a moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let readahead = self.shared.cache.readahead_use();

@@ -46,7 +46,7 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::evict::{Arrival, Look, Queues, ReadaheadUse};
+use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
 use crate::cache::frame::{Class, FrameIndex, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
@@ -54,8 +54,10 @@ use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
 use crate::survival::keeper::Address;
 
-/// How often the queues are looked at for a page that can go, where a whole turn was in vain (E3).
-const LOOKS_MAX: u64 = 8;
+/// How many goes at the queues must do, where a whole turn was in vain (E3).
+const GOES_MAX: u64 = 8;
+/// Pages that are put into the queues in one hold of their lock, which every miss takes.
+const QUEUED_MAX: usize = 32;
 
 /// The cache of one engine.
 pub(crate) struct Cache {
@@ -135,22 +137,25 @@ impl Cache {
 
     fn evict_one(&self) -> bool {
         let released = self.ledger.released();
-        for looks in 1.. {
+        let mut all_kept = true;
+        for goes in 1.. {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             // Else each attempt would go through all pages in vain.
             if self.ledger.kept() >= queues.bytes() {
                 return false;
             }
             match queues.evict_one(self) {
-                Look::Evicted => break,
-                Look::Nothing => return false,
-                Look::Kept => {}
+                Go::Evicted => break,
+                Go::Nothing => return false,
+                Go::More { all_kept: these } => all_kept &= these,
             }
-            if looks > LOOKS_MAX && looks > queues.looks_of_a_turn() {
-                queues.note_barren(released);
+            if goes > GOES_MAX && goes > queues.goes_of_a_turn() {
+                if all_kept {
+                    queues.note_barren(released);
+                }
                 return false;
             }
-            if looks >= LOOKS_MAX && queues.is_barren(released) {
+            if goes >= GOES_MAX && queues.is_barren(released) {
                 return false;
             }
         }
@@ -160,33 +165,39 @@ impl Cache {
 
     /// Queues pages that became READY; the caller still holds the guard under which they did.
     pub(crate) fn arrived<'a>(&self, arrivals: impl Iterator<Item = Arrival<'a>>) {
-        let mut queues = self.queues.lock().expect("no panic under the lock");
-        for arrival in arrivals {
-            queues.insert(self, &arrival);
+        let mut arrivals = arrivals.peekable();
+        while arrivals.peek().is_some() {
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            for arrival in arrivals.by_ref().take(QUEUED_MAX) {
+                queues.insert(self, &arrival);
+            }
         }
     }
 
     /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there was
     /// none.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
-        let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
-        if places.clone().next().is_none() {
-            return;
+        for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
+            let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
+            if places.clone().next().is_none() {
+                continue;
+            }
+            for (old, _) in places.clone() {
+                Queues::prefetch(&self.frames, *old);
+            }
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            for (old, new) in places {
+                queues.replace(&self.frames, *old, *new);
+            }
         }
-        for (old, _) in places.clone() {
-            Queues::prefetch(&self.frames, *old);
+        if old.iter().any(|&old| old != FrameIndex::NONE) {
+            self.frames.release_many(old, class);
         }
-        let mut queues = self.queues.lock().expect("no panic under the lock");
-        for (old, new) in places {
-            queues.replace(&self.frames, *old, *new);
-        }
-        drop(queues);
-        self.frames.release_many(old, class);
     }
 
     /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
     pub(crate) fn discarded(&self, frame: FrameIndex, class: Class) {
-        self.queues.lock().expect("no panic under the lock").remove(&self.frames, frame);
+        self.queues.lock().expect("no panic under the lock").remove(&self.frames, frame, false);
         self.frames.release(frame, class);
     }
 
@@ -195,7 +206,7 @@ impl Cache {
         let class = Class::page(core.page_shift);
         core.for_each_page(self, first, last, &mut |held, _, word| {
             let mut queues = self.queues.lock().expect("no panic under the lock");
-            word.take_referenced();
+            let used = word.take_referenced();
             let seen = word.load();
             // A page is queued from the time it is READY until it is not, but for moments in
             // which its owner has it in hand.
@@ -205,7 +216,7 @@ impl Cache {
                 && word.try_evict(seen, &core.epoch)
             {
                 held.vacated();
-                queues.remove(&self.frames, seen.frame());
+                queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
                 self.frames.release(seen.frame(), class);
             }
@@ -213,7 +224,13 @@ impl Cache {
     }
 
     pub(crate) fn readahead_use(&self) -> ReadaheadUse {
-        self.queues.lock().expect("no panic under the lock").readahead_use(self)
+        self.queues.lock().expect("no panic under the lock").readahead_use()
+    }
+
+    /// The most pages that one hold of the queues' lock looked at (E4 of `evict`), and forgets it.
+    #[cfg(test)]
+    pub(crate) fn take_most_looks(&self) -> u64 {
+        std::mem::take(&mut self.queues.lock().unwrap().most_looks)
     }
 
     /// Empties a file that nobody uses any more and gives its nodes back.
@@ -223,14 +240,14 @@ impl Cache {
             // E1: out of the queues before the core goes. Nobody else can touch a READY page of
             // this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");
-            word.take_referenced();
+            let used = word.take_referenced();
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
             }
             let seen = word.load();
             if seen.is_ready() && word.try_evict(seen, &core.epoch) {
                 held.vacated();
-                queues.remove(&self.frames, seen.frame());
+                queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
                 self.frames.release(seen.frame(), class);
             }

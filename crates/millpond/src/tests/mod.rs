@@ -1,6 +1,7 @@
 //! Tests of the whole engine that need to look inside it.
 
 mod async_reads;
+mod eviction_looks;
 mod extents;
 mod in_flight;
 mod kept_pages;
