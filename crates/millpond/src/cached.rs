@@ -14,9 +14,10 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-use millpond_rangelock::{ByteRange, Mode};
+use millpond_rangelock::{Budget, ByteRange, Mode};
 
 use crate::cache::Cache;
+use crate::cache::heap::HeapCharge;
 use crate::cache::parked;
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, PageIndex};
@@ -59,6 +60,17 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.workers.stop();
         self.flusher.stop();
+    }
+}
+
+/// What range locks grow by.
+impl Budget for Shared {
+    fn try_take(&self, bytes: usize) -> bool {
+        self.cache.try_charge_locks(bytes as u64)
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.cache.uncharge_locks(bytes as u64);
     }
 }
 
@@ -156,6 +168,8 @@ pub(crate) struct CachedFile {
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
     through: AtomicUsize,
     pub(crate) writeback: Writeback,
+    /// What the sets of `writeback` take.
+    pub(crate) writeback_heap: HeapCharge,
     pub(crate) space: Space,
     pub(crate) kept: Kept,
     pub(crate) handles: AtomicUsize,
@@ -282,15 +296,18 @@ impl CachedFile {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
+        // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
+        let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
-            ranges: shared.range_lock.lock(),
+            ranges: shared.range_lock.lock(budget),
             appending: Mutex::new(()),
             backing,
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
             writeback: Writeback::default(),
+            writeback_heap: HeapCharge::default(),
             space: Space::default(),
             kept: Kept::default(),
             handles: AtomicUsize::new(0),
@@ -392,6 +409,8 @@ impl Drop for CachedFile {
             files.remove(&self.id);
         }
         drop(files);
+        self.writeback_heap.set(self.cache(), 0);
+        self.space.heap.set(self.cache(), 0);
         self.cache().tear_down(self.core());
         Slab::free(self.cache(), self.core);
         self.cache().frames.uncharge(FILE_BYTES);

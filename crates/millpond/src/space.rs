@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::process::Resource;
 
+use crate::cache::heap::HeapCharge;
 use crate::cached::CachedFile;
 use crate::io::backend::Seek;
 
@@ -36,6 +37,8 @@ pub(crate) struct Space {
     /// holds the range, so nobody forgets what is asked about meanwhile; that others forget their
     /// own, or learn, does not matter to it.
     prefix: AtomicU64,
+    /// What the ranges take.
+    pub(crate) heap: HeapCharge,
 }
 
 impl Space {
@@ -79,6 +82,14 @@ struct Known {
 }
 
 impl Known {
+    /// What the ranges take of the heap, at most: nodes of 11, of which but the first five are used.
+    fn heap_bytes(&self) -> u64 {
+        match self.ranges.len() as u64 {
+            0 => 0,
+            ranges => 304 + (ranges - 1) * 61,
+        }
+    }
+
     fn covers(&self, start: u64, end: u64) -> bool {
         self.ranges.range(..=start).next_back().is_some_and(|(_, &known)| known >= end)
     }
@@ -118,7 +129,15 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
     if end <= file.space.prefix.load(Relaxed) {
         return true;
     }
-    let known = &mut file.space.known();
+    let mut known = file.space.known();
+    let reserved = reserve_unknown(file, &mut known, start, end, size);
+    let heap_bytes = known.heap_bytes();
+    drop(known);
+    file.space.heap.set(file.cache(), heap_bytes);
+    reserved
+}
+
+fn reserve_unknown(file: &CachedFile, known: &mut Known, start: u64, end: u64, size: u64) -> bool {
     if known.covers(start, end) {
         return true;
     }

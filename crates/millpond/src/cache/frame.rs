@@ -10,7 +10,8 @@
 //!
 //! - **The limit.** `committed` counts what may be resident: each frame that was ever touched and
 //!   not given back, the metadata of each that was ever touched, and what [`Frames::try_charge`]
-//!   was told of (objects of open files). It never exceeds the limit. A free frame of one class counts until
+//!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but for
+//!   what `heap` says. A free frame of one class counts until
 //!   [`Frames::decommit`] returns its memory to the system for another class.
 //! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
 //!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
@@ -47,6 +48,9 @@ const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
+/// Below this limit nothing is spared: 4 KiB would be a page of few.
+const SPARE_LIMIT_BYTES_MIN: u64 = 1 << 20;
+const SPARE_BYTES_MAX: u64 = 256 << 10;
 /// Below this limit no memory is committed ahead of its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
 /// The same for leaves of page tables.
@@ -171,6 +175,8 @@ pub(crate) struct Frames {
     metas: *mut FrameMeta,
     units: u32,
     limit_bytes: u64,
+    /// What may be charged; the rest is for what can't be refused.
+    room_bytes: u64,
     committed_bytes: AtomicU64,
     next_chunk: AtomicU32,
     huge_chunks: Box<[AtomicBool]>,
@@ -210,6 +216,7 @@ impl Frames {
             metas: metas.cast(),
             units,
             limit_bytes,
+            room_bytes: limit_bytes - spare_bytes(limit_bytes),
             committed_bytes: AtomicU64::new(fixed_bytes),
             // Chunk 0 is left out, so that index 0 is no frame.
             next_chunk: AtomicU32::new(1),
@@ -287,9 +294,19 @@ impl Frames {
         // Relaxed: a counter; the memory it stands for is passed on under other locks.
         self.committed_bytes
             .fetch_update(Relaxed, Relaxed, |now| {
-                now.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
+                now.checked_add(bytes).filter(|&sum| sum <= self.room_bytes)
             })
             .is_ok()
+    }
+
+    /// Counts `bytes`, whether they fit or not.
+    pub(crate) fn charge_over(&self, bytes: u64) {
+        self.committed_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Whether more is counted than [`Frames::try_charge`] would.
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.committed_bytes() > self.room_bytes
     }
 
     pub(crate) fn uncharge(&self, bytes: u64) {
@@ -571,6 +588,11 @@ fn opaque(at: *mut u8) -> *mut u8 {
         }
         address
     })
+}
+
+/// The part of the limit that is left to what can't be refused (see `heap`).
+fn spare_bytes(limit_bytes: u64) -> u64 {
+    if limit_bytes < SPARE_LIMIT_BYTES_MIN { 0 } else { (limit_bytes / 256).min(SPARE_BYTES_MAX) }
 }
 
 fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {

@@ -24,6 +24,8 @@ mod nest;
 
 pub(crate) mod pageset;
 
+pub(crate) mod heap;
+
 pub(crate) mod ledger;
 
 pub(crate) mod pin;
@@ -44,6 +46,7 @@ mod loom_writeback_tests;
 
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
@@ -56,6 +59,8 @@ use crate::survival::keeper::Address;
 
 /// How many goes at the queues must do, where a whole turn was in vain (E3).
 const GOES_MAX: u64 = 8;
+/// The part of the limit that tables of range locks may take.
+const LOCKS_PART: u64 = 16;
 /// Pages that are put into the queues in one hold of their lock, which every miss takes.
 const QUEUED_MAX: usize = 32;
 
@@ -66,6 +71,8 @@ pub(crate) struct Cache {
     pub(crate) slab: Slab,
     pub(crate) ledger: Ledger,
     queues: Mutex<Queues>,
+    /// What the tables of range locks take (counted against the limit, too).
+    locks_bytes: AtomicU64,
 }
 
 impl Cache {
@@ -79,22 +86,32 @@ impl Cache {
             slab: Slab::default(),
             ledger: Ledger::default(),
             queues: Mutex::new(queues),
+            locks_bytes: AtomicU64::new(0),
         })
     }
 
     /// A frame, evicting what must go for it; never waits. `None`: nothing can go now.
     pub(crate) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        // For what was charged anyway.
+        while self.frames.is_overdrawn() {
+            if !self.make_room(None) {
+                return None;
+            }
+        }
         loop {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
             }
-            if !self.frames.break_nest()
-                && !self.frames.decommit_one(Some(class))
-                && !self.evict_one()
-            {
+            if !self.make_room(Some(class)) {
                 return None;
             }
         }
+    }
+
+    /// Frees something, or gives the system the memory of something that is free, but not of class
+    /// `keep`; false if nothing can go now.
+    fn make_room(&self, keep: Option<Class>) -> bool {
+        self.frames.break_nest() || self.frames.decommit_one(keep) || self.evict_one()
     }
 
     /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
@@ -129,10 +146,40 @@ impl Cache {
             if self.frames.try_charge(bytes) {
                 return true;
             }
-            if !self.frames.break_nest() && !self.frames.decommit_one(None) && !self.evict_one() {
+            if !self.make_room(None) {
                 return false;
             }
         }
+    }
+
+    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is passed
+    /// (see `heap`).
+    pub(crate) fn charge_anyway(&self, bytes: u64) {
+        if !self.try_charge(bytes) {
+            self.frames.charge_over(bytes);
+        }
+    }
+
+    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open: they
+    /// get a small part of the limit, else those of many files would leave nothing for pages.
+    pub(crate) fn try_charge_locks(&self, bytes: u64) -> bool {
+        let max = self.frames.limit_bytes() / LOCKS_PART;
+        let taken = self
+            .locks_bytes
+            .fetch_update(Relaxed, Relaxed, |now| now.checked_add(bytes).filter(|&sum| sum <= max));
+        if taken.is_err() {
+            return false;
+        }
+        let charged = self.try_charge(bytes);
+        if !charged {
+            self.locks_bytes.fetch_sub(bytes, Relaxed);
+        }
+        charged
+    }
+
+    pub(crate) fn uncharge_locks(&self, bytes: u64) {
+        self.frames.uncharge(bytes);
+        self.locks_bytes.fetch_sub(bytes, Relaxed);
     }
 
     fn evict_one(&self) -> bool {

@@ -240,6 +240,11 @@ impl Writeback {
 }
 
 impl State {
+    fn heap_bytes(&self) -> u64 {
+        let sets = [&self.dirty, &self.unsynced, &self.covering, &self.doubtful];
+        sets.map(PageSet::heap_bytes).iter().sum()
+    }
+
     fn insert_dirty(&mut self, pages: impl Iterator<Item = PageIndex>) {
         for page in pages {
             self.dirty.insert(page);
@@ -280,6 +285,12 @@ impl State {
     }
 }
 
+/// Counts what the sets take. Without the lock of the state.
+fn count_heap(file: &CachedFile) {
+    let bytes = file.writeback.state().heap_bytes();
+    file.writeback_heap.set(file.cache(), bytes);
+}
+
 /// Notes pages whose words the caller has made DIRTY, under its guard (B2).
 pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
@@ -288,7 +299,9 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     state.insert_dirty(first..=last);
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
+    let heap_bytes = state.heap_bytes();
     drop(state);
+    file.writeback_heap.set(file.cache(), heap_bytes);
     if due {
         file.shared.flusher.tell();
     }
@@ -333,6 +346,9 @@ pub(crate) fn passed(
     } else {
         (first..=last).for_each(|page| file.writeback.insert_unsynced(&mut state, page));
     }
+    let heap_bytes = state.heap_bytes();
+    drop(state);
+    file.writeback_heap.set(file.cache(), heap_bytes);
 }
 
 /// Notes that the pages from `first` to `last`, which the caller has found EMPTY and not shown yet, are
@@ -433,7 +449,10 @@ pub(crate) fn sync(
     data_only: bool,
 ) -> Result<()> {
     let one = file.writeback.syncing.lock().expect("no panic under the lock");
-    sync_locked(file, first, last, data_only, Guards::Wait, &one)
+    let synced = sync_locked(file, first, last, data_only, Guards::Wait, &one);
+    drop(one);
+    count_heap(file);
+    synced
 }
 
 /// [`sync`], by the one who may.
