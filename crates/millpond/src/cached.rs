@@ -220,6 +220,9 @@ impl CachedFile {
         fd: OwnedFd,
         options: &OpenOptions,
     ) -> Result<(Arc<CachedFile>, Option<OwnedFd>)> {
+        if shared.cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Open });
+        }
         let failed = |source: io::Error| Error::io(Op::Open, 0, 0, source);
         let stat = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?;
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {

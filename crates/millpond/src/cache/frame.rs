@@ -21,6 +21,13 @@
 //! - **Survival.** With a keeper, chunks of pages are shared memory (see `survival`), everything
 //!   else stays private. A frame's record in the keeper's tables is FREE from the time the frame
 //!   left its page, at the latest before it is handed out again.
+//! - **Fork.** A child of fork gets the address space and none of the memory: each frame reads as
+//!   zeros there, and so does all metadata (where the system can do that, since Linux 4.14; frames that
+//!   are shared with a keeper are not there at all). So its parent's cache is empty, its page words are
+//!   EMPTY, its files' cores have no page size, and the parent, which fills its cache again, has it to
+//!   itself. The metadata of frame 0, which is none, is marked, and tells the child
+//!   ([`Frames::are_the_parents`]): operations are refused before they get here. A cached read finds no
+//!   table and no size, and asks only then ([`FileCore::is_the_parents`]).
 //! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
 //!   Who takes a frame out of its page word fences, and then finds the pin, or the viewer finds
 //!   the word changed. A pinned frame that left its page is an orphan: the last pin frees it.
@@ -37,6 +44,8 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::cache::page::FRAMES_MAX;
 use crate::cache::pin::Pins;
+#[cfg(doc)]
+use crate::cache::table::FileCore;
 use crate::survival::Survival;
 use crate::survival::keeper::Address;
 
@@ -112,6 +121,9 @@ impl Class {
         (0..Self::COUNT as u8).map(Class)
     }
 }
+
+/// The tags of frame 0, which is none (Fork).
+const MARK: u32 = 1;
 
 /// In a frame's tags: it waits in a nest. The other low bits are the evictor's.
 pub(crate) const NESTED: u32 = 1 << 7;
@@ -207,10 +219,15 @@ impl Frames {
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
         let metas_bytes = units as usize * size_of::<FrameMeta>();
         let metas = map(metas_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        for (at, bytes) in [(mapped, bytes + SLACK_BYTES), (metas, metas_bytes)] {
+            // Where the system can't, a child has copies, as of all other memory.
+            // SAFETY: our own mapping; the advice does not change its contents here.
+            let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, Advice::LinuxWipeOnFork) };
+        }
         // As for small chunks: it is charged frame by frame.
         // SAFETY: our own mapping; the advice does not change its contents.
         let _ = unsafe { rustix::mm::madvise(metas.cast(), metas_bytes, Advice::LinuxNoHugepage) };
-        Ok(Frames {
+        let frames = Frames {
             mapped,
             base,
             metas: metas.cast(),
@@ -224,7 +241,14 @@ impl Frames {
             classes: Default::default(),
             nests: Mutex::default(),
             survival,
-        })
+        };
+        frames.meta(FrameIndex::NONE).tags.store(MARK, Relaxed);
+        Ok(frames)
+    }
+
+    /// Whether this is a child of fork, and the frames are its parent's.
+    pub(crate) fn are_the_parents(&self) -> bool {
+        self.meta(FrameIndex::NONE).tags.load(Relaxed) != MARK
     }
 
     /// What makes dirty pages survive; `None` for an engine without a keeper.
