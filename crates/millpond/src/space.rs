@@ -133,7 +133,11 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
     let reserved = reserve_unknown(file, &mut known, start, end, size);
     let heap_bytes = known.heap_bytes();
     drop(known);
-    file.space.heap.set(file.cache(), heap_bytes);
+    if !file.space.heap.try_set(file.cache(), heap_bytes) {
+        // It can be asked again.
+        file.space.known().ranges.clear();
+        file.space.heap.set(file.cache(), 0);
+    }
     reserved
 }
 

@@ -23,16 +23,28 @@ impl HeapCharge {
     /// though they came one after the other: who changes what is counted calls this after it, so a
     /// number that is not the newest is soon replaced. The caller holds no lock but range guards.
     pub(crate) fn set(&self, cache: &Cache, bytes: u64) {
+        self.set_if(cache, bytes, &|more| {
+            cache.charge_anyway(more);
+            true
+        });
+    }
+
+    /// The same of what can be given up; false, and nothing is counted, if it does not fit.
+    pub(crate) fn try_set(&self, cache: &Cache, bytes: u64) -> bool {
+        self.set_if(cache, bytes, &|more| cache.try_charge(more))
+    }
+
+    fn set_if(&self, cache: &Cache, bytes: u64, charge: &dyn Fn(u64) -> bool) -> bool {
         // Relaxed: a counter.
         let mut now = self.bytes.load(Relaxed);
         while now != bytes {
-            if bytes > now {
-                cache.charge_anyway(bytes - now);
+            if bytes > now && !charge(bytes - now) {
+                return false;
             }
             match self.bytes.compare_exchange(now, bytes, Relaxed, Relaxed) {
                 Ok(_) => {
                     cache.frames.uncharge(now.saturating_sub(bytes));
-                    return;
+                    return true;
                 }
                 Err(other) => {
                     cache.frames.uncharge(bytes.saturating_sub(now));
@@ -40,5 +52,6 @@ impl HeapCharge {
                 }
             }
         }
+        true
     }
 }
