@@ -13,6 +13,11 @@
 //!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but for
 //!   what `heap` says. A free frame of one class counts until
 //!   [`Frames::decommit`] returns its memory to the system for another class.
+//! - **System pages** may be larger than a frame (16 or 64 KiB on AArch64), and the system gives and
+//!   takes back whole ones only. So frames are committed and decommitted by *groups*: a frame that is
+//!   no smaller than a system page is one, else as many frames as fill a system page are. A group
+//!   is decommitted when all of its frames are free and none of them was taken from the rest of a chunk
+//!   apart from the others; a count for each group knows.
 //! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
 //!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
 //!   not huge, else the kernel would fill the hole again behind our back.
@@ -37,7 +42,7 @@
 use std::io;
 use std::ptr;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 use std::sync::{Mutex, MutexGuard};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -57,6 +62,10 @@ const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
+/// Units of the largest system page.
+const GROUP_UNITS_MAX: usize = 64;
+/// Beside the count of a group: it is in the list of whole ones.
+const LISTED: u8 = 1 << 7;
 /// Below this limit nothing is spared: 4 KiB would be a page of few.
 const SPARE_LIMIT_BYTES_MIN: u64 = 1 << 20;
 const SPARE_BYTES_MAX: u64 = 256 << 10;
@@ -148,10 +157,12 @@ pub(crate) struct FrameMeta {
 /// The free frames of one class.
 #[derive(Default)]
 struct FreeList {
-    /// Committed and free, linked by `next`.
+    /// Committed and free, linked by `next`; where groups are of several frames, by `previous`, too.
     warm: u32,
-    /// Not committed, linked by `next`.
+    /// The first frames of groups that are not committed, linked by `next`.
     cold: u32,
+    /// Groups of several frames that were all free at some time since they were committed.
+    whole: Vec<u32>,
     /// The rest of the newest chunk, never used.
     fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
@@ -186,6 +197,10 @@ pub(crate) struct Frames {
     base: *mut u8,
     metas: *mut FrameMeta,
     units: u32,
+    /// The smallest piece that the system gives and takes back.
+    system_page_bytes: usize,
+    /// Of each system page, how many of its frames are free, and LISTED; where groups are of several.
+    free_in_group: Box<[AtomicU8]>,
     limit_bytes: u64,
     /// What may be charged; the rest is for what can't be refused.
     room_bytes: u64,
@@ -212,6 +227,16 @@ impl Frames {
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
         let units = chunks as u32 * CHUNK_UNITS;
         let bytes = units as usize * UNIT_BYTES;
+        let system_page_bytes = system_page_bytes();
+        // With larger ones a chunk would be no whole number of them, or a count not fit its byte.
+        if !(1..=GROUP_UNITS_MAX).contains(&(system_page_bytes / UNIT_BYTES)) {
+            let what = format!("memory pages of {system_page_bytes} bytes");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        let groups = match system_page_bytes / UNIT_BYTES {
+            1 => 0,
+            group_units => units as usize / group_units,
+        };
         let survival =
             keeper.map(|keeper| Survival::connect(keeper, limit_bytes, units)).transpose()?;
         let fixed_bytes = survival.as_ref().map_or(0, Survival::fixed_bytes);
@@ -232,6 +257,8 @@ impl Frames {
             base,
             metas: metas.cast(),
             units,
+            system_page_bytes,
+            free_in_group: (0..groups).map(|_| AtomicU8::new(0)).collect(),
             limit_bytes,
             room_bytes: limit_bytes - spare_bytes(limit_bytes),
             committed_bytes: AtomicU64::new(fixed_bytes),
@@ -377,32 +404,123 @@ impl Frames {
     fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
         if free.warm != 0 {
             let frame = FrameIndex(free.warm);
-            free.warm = self.meta(frame).next.load(Relaxed);
+            self.unlink_warm(free, frame, class);
             return Some(frame);
         }
         if free.fresh.is_empty() || !free.fresh_is_warm {
+            let frames = self.group_frames(class);
             if free.cold != 0 {
-                if !self.try_charge(class.bytes() as u64) {
+                if !self.try_charge(u64::from(frames) * class.bytes() as u64) {
                     return None;
                 }
-                let frame = FrameIndex(free.cold);
-                free.cold = self.meta(frame).next.load(Relaxed);
-                return Some(frame);
+                let group = FrameIndex(free.cold);
+                free.cold = self.meta(group).next.load(Relaxed);
+                return Some(self.open_group(free, group, class));
             }
-            if !self.try_charge(self.charge(class)) {
+            let charge = u64::from(frames) * self.charge(class);
+            if !self.try_charge(charge) {
                 return None;
             }
             if free.fresh.is_empty() {
-                self.uncharge(self.charge(class));
+                self.uncharge(charge);
                 self.add_chunk(free, class)?;
-                if !free.fresh_is_warm && !self.try_charge(self.charge(class)) {
+                if !free.fresh_is_warm && !self.try_charge(charge) {
                     return None;
                 }
+            }
+            if !free.fresh_is_warm {
+                let group = FrameIndex(free.fresh.start);
+                free.fresh.start += frames * class.units();
+                return Some(self.open_group(free, group, class));
             }
         }
         let frame = FrameIndex(free.fresh.start);
         free.fresh.start += class.units();
         Some(frame)
+    }
+
+    /// How many frames of `class` are committed together.
+    fn group_frames(&self, class: Class) -> u32 {
+        (self.system_page_bytes / class.bytes()).max(1) as u32
+    }
+
+    /// How many frames of the group of `frame` are free; `None` where a frame is a group.
+    fn free_in_group(&self, frame: FrameIndex, class: Class) -> Option<&AtomicU8> {
+        let group_units = self.system_page_bytes / UNIT_BYTES;
+        (class.bytes() < self.system_page_bytes)
+            .then(|| &self.free_in_group[frame.0 as usize / group_units])
+    }
+
+    /// The first frame of a group that was committed just now; the others are free.
+    fn open_group(&self, free: &mut FreeList, group: FrameIndex, class: Class) -> FrameIndex {
+        for number in (1..self.group_frames(class)).rev() {
+            self.link_warm(free, FrameIndex(group.0 + number * class.units()), class);
+        }
+        group
+    }
+
+    /// Puts a committed frame on the free list.
+    fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+        let meta = self.meta(frame);
+        meta.next.store(free.warm, Relaxed);
+        if let Some(free_in_group) = self.free_in_group(frame, class) {
+            meta.previous.store(0, Relaxed);
+            if free.warm != 0 {
+                self.meta(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
+            }
+            // Relaxed: under the lock of the class, as all that concerns the list.
+            let mut count = free_in_group.load(Relaxed) + 1;
+            if u32::from(count) == self.group_frames(class) {
+                let group_units = (self.system_page_bytes / UNIT_BYTES) as u32;
+                free.whole.push(frame.0 / group_units * group_units);
+                count |= LISTED;
+            }
+            free_in_group.store(count, Relaxed);
+        }
+        free.warm = frame.0;
+        self.classes[class.0 as usize].note_warm();
+    }
+
+    /// Takes a frame off the free list; the first one, where a frame is a group.
+    fn unlink_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+        let next = self.meta(frame).next.load(Relaxed);
+        let Some(free_in_group) = self.free_in_group(frame, class) else {
+            free.warm = next;
+            return;
+        };
+        free_in_group.store(free_in_group.load(Relaxed) - 1, Relaxed);
+        let previous = self.meta(frame).previous.load(Relaxed);
+        match previous {
+            0 => free.warm = next,
+            at => self.meta(FrameIndex(at)).next.store(next, Relaxed),
+        }
+        if next != 0 {
+            self.meta(FrameIndex(next)).previous.store(previous, Relaxed);
+        }
+    }
+
+    /// Takes a group off the free list whose frames are all free, to be decommitted.
+    fn take_whole_group(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+        let frames = self.group_frames(class);
+        if frames == 1 {
+            let first = (free.warm != 0).then_some(FrameIndex(free.warm))?;
+            self.unlink_warm(free, first, class);
+            return Some(first);
+        }
+        loop {
+            let group = FrameIndex(free.whole.pop()?);
+            let count = self.free_in_group(group, class).expect("of several frames");
+            let free_frames = count.load(Relaxed) & !LISTED;
+            count.store(free_frames, Relaxed);
+            // Some were taken since.
+            if u32::from(free_frames) < frames {
+                continue;
+            }
+            for number in 0..frames {
+                self.unlink_warm(free, FrameIndex(group.0 + number * class.units()), class);
+            }
+            return Some(group);
+        }
     }
 
     /// Gives the class another chunk; `None` if address space or the system's memory ran out.
@@ -429,7 +547,8 @@ impl Frames {
             return Some(first);
         }
         // Somebody took the room: the chunk serves as any other, after the one in use.
-        for frame in (first..first + CHUNK_UNITS).step_by(class.units() as usize) {
+        let group_units = self.group_frames(class) * class.units();
+        for frame in (first..first + CHUNK_UNITS).step_by(group_units as usize) {
             self.meta(FrameIndex(frame)).next.store(free.cold, Relaxed);
             free.cold = frame;
         }
@@ -478,11 +597,8 @@ impl Frames {
 
     /// Puts a frame that belongs to nobody any more on its free list.
     pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
-        let class = &self.classes[class.0 as usize];
-        let mut free = class.lock();
-        self.meta(frame).next.store(free.warm, Relaxed);
-        free.warm = frame.0;
-        class.note_warm();
+        let mut free = self.classes[class.0 as usize].lock();
+        self.link_warm(&mut free, frame, class);
     }
 
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
@@ -513,17 +629,14 @@ impl Frames {
                 *frame = FrameIndex::NONE;
             }
         }
-        let class = &self.classes[class.0 as usize];
-        let mut free = class.lock();
+        let mut free = self.classes[class.0 as usize].lock();
         for &frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
-            self.meta(frame).next.store(free.warm, Relaxed);
-            free.warm = frame.0;
-            class.note_warm();
+            self.link_warm(&mut free, frame, class);
         }
     }
 
-    /// Returns the memory of one free frame, not of class `keep`, to the system; false if there is
-    /// none.
+    /// Returns the memory of one group of free frames, not of class `keep`, to the system; false if
+    /// there is none.
     pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
         Class::all().filter(|&class| Some(class) != keep).any(|class| {
             let frames = &self.classes[class.0 as usize];
@@ -531,33 +644,42 @@ impl Frames {
                 return false;
             }
             let mut free = frames.lock();
-            let frame = if free.warm != 0 {
-                let frame = FrameIndex(free.warm);
-                free.warm = self.meta(frame).next.load(Relaxed);
-                frame
+            let group_units = self.group_frames(class) * class.units();
+            if free.fresh_is_warm {
+                // What is left of a group of which some were taken is as free as they may be.
+                while !free.fresh.is_empty() && free.fresh.start % group_units != 0 {
+                    let frame = FrameIndex(free.fresh.start);
+                    free.fresh.start += class.units();
+                    self.link_warm(&mut free, frame, class);
+                }
+            }
+            let group = if let Some(group) = self.take_whole_group(&mut free, class) {
+                group
             } else if free.fresh_is_warm && !free.fresh.is_empty() {
-                free.fresh.start += class.units();
-                FrameIndex(free.fresh.start - class.units())
+                free.fresh.start += group_units;
+                FrameIndex(free.fresh.start - group_units)
             } else {
                 frames.may_be_warm.store(false, Relaxed);
                 return false;
             };
-            self.decommit(frame, class);
-            self.meta(frame).next.store(free.cold, Relaxed);
-            free.cold = frame.0;
+            self.decommit(group, class);
+            self.meta(group).next.store(free.cold, Relaxed);
+            free.cold = group.0;
             true
         })
     }
 
-    fn decommit(&self, frame: FrameIndex, class: Class) {
-        let chunk = frame.0 / CHUNK_UNITS;
+    /// Returns the memory of a group to the system.
+    fn decommit(&self, group: FrameIndex, class: Class) {
+        let bytes = self.group_frames(class) as usize * class.bytes();
+        let chunk = group.0 / CHUNK_UNITS;
         if self.huge_chunks[chunk as usize].swap(false, Relaxed) {
             let at = self.bytes(FrameIndex(chunk * CHUNK_UNITS)).cast();
             // SAFETY: our own mapping; the advice does not change its contents.
             let _ =
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
-        let at = self.bytes(frame).cast();
+        let at = self.bytes(group);
         // As in `try_alloc`: a late reader that sees the zeros also sees that the frame left.
         fence(Release);
         // Shared memory is given back by a hole in what is mapped.
@@ -565,10 +687,24 @@ impl Frames {
             None => Advice::LinuxDontNeed,
             Some(_) => Advice::LinuxRemove,
         };
-        // SAFETY: the frame is free, so nobody relies on its bytes; late readers find zeros (W8).
-        let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), advice) };
+        debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
+        // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers find
+        // zeros (W8). It is of whole system pages, so the system drops nothing else.
+        let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
-        self.uncharge(class.bytes() as u64);
+        self.uncharge(bytes as u64);
+    }
+
+    /// What is counted of `committed_bytes` for metadata, in an engine without a keeper: each frame
+    /// that was ever committed.
+    #[cfg(test)]
+    pub(crate) fn metas_committed_bytes(&self) -> u64 {
+        let chunks = u64::from(self.next_chunk.load(Relaxed)) - 1;
+        let fresh = Class::all().map(|class| {
+            let free = self.classes[class.0 as usize].lock();
+            if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 }
+        });
+        (chunks * u64::from(CHUNK_UNITS) - fresh.sum::<u64>()) * size_of::<FrameMeta>() as u64
     }
 
     /// Makes all frames, tables, file objects and their metadata read-only, or writable again where
@@ -612,6 +748,21 @@ fn opaque(at: *mut u8) -> *mut u8 {
         }
         address
     })
+}
+
+#[cfg(test)]
+thread_local! {
+    /// System pages of engines that the thread builds; 0: as they are.
+    pub(crate) static SYSTEM_PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+fn system_page_bytes() -> usize {
+    #[cfg(test)]
+    if SYSTEM_PAGE_BYTES.get() > 0 {
+        return SYSTEM_PAGE_BYTES.get();
+    }
+    // SAFETY: no memory is involved.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// The part of the limit that is left to what can't be refused (see `heap`).

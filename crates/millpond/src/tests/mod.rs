@@ -10,6 +10,7 @@ mod no_shared_write;
 mod short;
 mod shutdown;
 mod slow;
+mod system_pages;
 mod torn;
 mod woken;
 mod worker_threads;
