@@ -13,11 +13,8 @@
 //!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but for
 //!   what `heap` says. A free frame of one class counts until
 //!   [`Frames::decommit`] returns its memory to the system for another class.
-//! - **System pages** may be larger than a frame (16 or 64 KiB on AArch64), and the system gives and
-//!   takes back whole ones only. So frames are committed and decommitted by *groups*: a frame that is
-//!   no smaller than a system page is one, else as many frames as fill a system page are. A group
-//!   is decommitted when all of its frames are free and none of them was taken from the rest of a chunk
-//!   apart from the others; a count for each group knows.
+//! - **System pages** may be larger than a frame: memory is taken and given back by groups of frames
+//!   (see `group`).
 //! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
 //!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
 //!   not huge, else the kernel would fill the hole again behind our back.
@@ -47,6 +44,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use crate::cache::group;
 use crate::cache::page::FRAMES_MAX;
 use crate::cache::pin::Pins;
 #[cfg(doc)]
@@ -62,10 +60,6 @@ const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
-/// Units of the largest system page.
-const GROUP_UNITS_MAX: usize = 64;
-/// Beside the count of a group: it is in the list of whole ones.
-const LISTED: u8 = 1 << 7;
 /// Below this limit nothing is spared: 4 KiB would be a page of few.
 const SPARE_LIMIT_BYTES_MIN: u64 = 1 << 20;
 const SPARE_BYTES_MAX: u64 = 256 << 10;
@@ -108,7 +102,7 @@ impl Class {
         UNIT_BYTES << self.0.saturating_sub(Self::SLAB.0 + 1)
     }
 
-    fn units(self) -> u32 {
+    pub(super) fn units(self) -> u32 {
         (self.bytes() / UNIT_BYTES) as u32
     }
 
@@ -156,13 +150,13 @@ pub(crate) struct FrameMeta {
 
 /// The free frames of one class.
 #[derive(Default)]
-struct FreeList {
+pub(super) struct FreeList {
     /// Committed and free, linked by `next`; where groups are of several frames, by `previous`, too.
-    warm: u32,
+    pub(super) warm: u32,
     /// The first frames of groups that are not committed, linked by `next`.
     cold: u32,
     /// Groups of several frames that were all free at some time since they were committed.
-    whole: Vec<u32>,
+    pub(super) whole: Vec<u32>,
     /// The rest of the newest chunk, never used.
     fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
@@ -171,7 +165,7 @@ struct FreeList {
 
 /// The free frames of one class, under their lock.
 #[derive(Default)]
-struct FreeFrames {
+pub(super) struct FreeFrames {
     list: Mutex<FreeList>,
     /// False: none is committed. A hint, so that who looks in vain takes no lock.
     may_be_warm: AtomicBool,
@@ -183,7 +177,7 @@ impl FreeFrames {
     }
 
     /// The caller has the lock, and has added some that are committed.
-    fn note_warm(&self) {
+    pub(super) fn note_warm(&self) {
         if !self.may_be_warm.load(Relaxed) {
             self.may_be_warm.store(true, Relaxed);
         }
@@ -198,16 +192,16 @@ pub(crate) struct Frames {
     metas: *mut FrameMeta,
     units: u32,
     /// The smallest piece that the system gives and takes back.
-    system_page_bytes: usize,
+    pub(super) system_page_bytes: usize,
     /// Of each system page, how many of its frames are free, and LISTED; where groups are of several.
-    free_in_group: Box<[AtomicU8]>,
+    pub(super) free_in_group: Box<[AtomicU8]>,
     limit_bytes: u64,
     /// What may be charged; the rest is for what can't be refused.
     room_bytes: u64,
     committed_bytes: AtomicU64,
     next_chunk: AtomicU32,
     huge_chunks: Box<[AtomicBool]>,
-    classes: [FreeFrames; Class::COUNT],
+    pub(super) classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
     pub(crate) nests: Mutex<Vec<u32>>,
     survival: Option<Survival>,
@@ -227,16 +221,8 @@ impl Frames {
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
         let units = chunks as u32 * CHUNK_UNITS;
         let bytes = units as usize * UNIT_BYTES;
-        let system_page_bytes = system_page_bytes();
-        // With larger ones a chunk would be no whole number of them, or a count not fit its byte.
-        if !(1..=GROUP_UNITS_MAX).contains(&(system_page_bytes / UNIT_BYTES)) {
-            let what = format!("memory pages of {system_page_bytes} bytes");
-            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
-        }
-        let groups = match system_page_bytes / UNIT_BYTES {
-            1 => 0,
-            group_units => units as usize / group_units,
-        };
+        let system_page_bytes = group::system_page_bytes()?;
+        let groups = if system_page_bytes > UNIT_BYTES { bytes / system_page_bytes } else { 0 };
         let survival =
             keeper.map(|keeper| Survival::connect(keeper, limit_bytes, units)).transpose()?;
         let fixed_bytes = survival.as_ref().map_or(0, Survival::fixed_bytes);
@@ -439,90 +425,6 @@ impl Frames {
         Some(frame)
     }
 
-    /// How many frames of `class` are committed together.
-    fn group_frames(&self, class: Class) -> u32 {
-        (self.system_page_bytes / class.bytes()).max(1) as u32
-    }
-
-    /// How many frames of the group of `frame` are free; `None` where a frame is a group.
-    fn free_in_group(&self, frame: FrameIndex, class: Class) -> Option<&AtomicU8> {
-        let group_units = self.system_page_bytes / UNIT_BYTES;
-        (class.bytes() < self.system_page_bytes)
-            .then(|| &self.free_in_group[frame.0 as usize / group_units])
-    }
-
-    /// The first frame of a group that was committed just now; the others are free.
-    fn open_group(&self, free: &mut FreeList, group: FrameIndex, class: Class) -> FrameIndex {
-        for number in (1..self.group_frames(class)).rev() {
-            self.link_warm(free, FrameIndex(group.0 + number * class.units()), class);
-        }
-        group
-    }
-
-    /// Puts a committed frame on the free list.
-    fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
-        let meta = self.meta(frame);
-        meta.next.store(free.warm, Relaxed);
-        if let Some(free_in_group) = self.free_in_group(frame, class) {
-            meta.previous.store(0, Relaxed);
-            if free.warm != 0 {
-                self.meta(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
-            }
-            // Relaxed: under the lock of the class, as all that concerns the list.
-            let mut count = free_in_group.load(Relaxed) + 1;
-            if u32::from(count) == self.group_frames(class) {
-                let group_units = (self.system_page_bytes / UNIT_BYTES) as u32;
-                free.whole.push(frame.0 / group_units * group_units);
-                count |= LISTED;
-            }
-            free_in_group.store(count, Relaxed);
-        }
-        free.warm = frame.0;
-        self.classes[class.0 as usize].note_warm();
-    }
-
-    /// Takes a frame off the free list; the first one, where a frame is a group.
-    fn unlink_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
-        let next = self.meta(frame).next.load(Relaxed);
-        let Some(free_in_group) = self.free_in_group(frame, class) else {
-            free.warm = next;
-            return;
-        };
-        free_in_group.store(free_in_group.load(Relaxed) - 1, Relaxed);
-        let previous = self.meta(frame).previous.load(Relaxed);
-        match previous {
-            0 => free.warm = next,
-            at => self.meta(FrameIndex(at)).next.store(next, Relaxed),
-        }
-        if next != 0 {
-            self.meta(FrameIndex(next)).previous.store(previous, Relaxed);
-        }
-    }
-
-    /// Takes a group off the free list whose frames are all free, to be decommitted.
-    fn take_whole_group(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
-        let frames = self.group_frames(class);
-        if frames == 1 {
-            let first = (free.warm != 0).then_some(FrameIndex(free.warm))?;
-            self.unlink_warm(free, first, class);
-            return Some(first);
-        }
-        loop {
-            let group = FrameIndex(free.whole.pop()?);
-            let count = self.free_in_group(group, class).expect("of several frames");
-            let free_frames = count.load(Relaxed) & !LISTED;
-            count.store(free_frames, Relaxed);
-            // Some were taken since.
-            if u32::from(free_frames) < frames {
-                continue;
-            }
-            for number in 0..frames {
-                self.unlink_warm(free, FrameIndex(group.0 + number * class.units()), class);
-            }
-            return Some(group);
-        }
-    }
-
     /// Gives the class another chunk; `None` if address space or the system's memory ran out.
     fn add_chunk(&self, free: &mut FreeList, class: Class) -> Option<()> {
         let (first, huge) = self.new_chunk(class)?;
@@ -647,7 +549,7 @@ impl Frames {
             let group_units = self.group_frames(class) * class.units();
             if free.fresh_is_warm {
                 // What is left of a group of which some were taken is as free as they may be.
-                while !free.fresh.is_empty() && free.fresh.start % group_units != 0 {
+                while !free.fresh.is_empty() && !free.fresh.start.is_multiple_of(group_units) {
                     let frame = FrameIndex(free.fresh.start);
                     free.fresh.start += class.units();
                     self.link_warm(&mut free, frame, class);
@@ -748,21 +650,6 @@ fn opaque(at: *mut u8) -> *mut u8 {
         }
         address
     })
-}
-
-#[cfg(test)]
-thread_local! {
-    /// System pages of engines that the thread builds; 0: as they are.
-    pub(crate) static SYSTEM_PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-fn system_page_bytes() -> usize {
-    #[cfg(test)]
-    if SYSTEM_PAGE_BYTES.get() > 0 {
-        return SYSTEM_PAGE_BYTES.get();
-    }
-    // SAFETY: no memory is involved.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// The part of the limit that is left to what can't be refused (see `heap`).

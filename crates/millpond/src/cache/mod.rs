@@ -20,6 +20,8 @@ pub(crate) mod miss;
 
 pub(crate) mod frame;
 
+pub(crate) mod group;
+
 mod nest;
 
 pub(crate) mod pageset;
