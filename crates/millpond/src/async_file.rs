@@ -15,7 +15,7 @@ use crate::buffers::Buffer;
 use crate::cache::miss::{Miss, Pace, Step, Wanted};
 use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range, in_range};
+use crate::file::{File, in_range};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::workers::Outcome;
@@ -477,10 +477,7 @@ fn poll_missed(
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
     let (offset, len) = (wanted.offset, wanted.dst.left());
-    check_range(Op::Read, offset, len)?;
-    if !file.read {
-        return Poll::Ready(Err(Error::NotPermitted { op: Op::Read, offset, len }));
-    }
+    file.check_read(offset, len)?;
     file.check_cached()?;
     if len == 0 {
         return Poll::Ready(Ok(0));

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-use millpond_rangelock::{ByteRange, Mode};
+use millpond_rangelock::{Budget, ByteRange, Mode};
 
 use crate::cache::Cache;
 use crate::cache::parked;
@@ -59,6 +59,17 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.workers.stop();
         self.flusher.stop();
+    }
+}
+
+/// What range locks grow by.
+impl Budget for Shared {
+    fn try_take(&self, bytes: usize) -> bool {
+        self.cache.try_charge_locks(bytes as u64)
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.cache.uncharge_locks(bytes as u64);
     }
 }
 
@@ -179,6 +190,9 @@ impl CachedFile {
         fd: OwnedFd,
         options: &OpenOptions,
     ) -> Result<(Arc<CachedFile>, Option<OwnedFd>)> {
+        if shared.cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Open });
+        }
         let failed = |source: io::Error| Error::io(Op::Open, 0, 0, source);
         let stat = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?;
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
@@ -258,10 +272,12 @@ impl CachedFile {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
+        // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
+        let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
-            ranges: shared.range_lock.lock(),
+            ranges: shared.range_lock.lock(budget),
             backing,
             attaching: Mutex::new(()),
             opened_mode: write_mode,
@@ -370,6 +386,8 @@ impl CachedFile {
 impl Drop for CachedFile {
     fn drop(&mut self) {
         registry::leave(self.id);
+        self.writeback.uncharge(self.cache());
+        self.space.heap.set(self.cache(), 0);
         self.cache().tear_down(self.core());
         Slab::free(self.cache(), self.core);
         self.cache().frames.uncharge(FILE_BYTES);

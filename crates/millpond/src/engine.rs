@@ -210,6 +210,9 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn queue(&self, capacity: usize) -> Result<Queue> {
+        if self.shared.cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Wait });
+        }
         Queue::new(capacity, &self.shared.workers, self.shared.backend.driver())
     }
 
@@ -225,8 +228,7 @@ impl Engine {
         self.shared.hit_path.store(on, Relaxed);
     }
 
-    /// What the engine has done so far. Takes the lock of the eviction queues, and time in
-    /// proportion to the number of cached pages.
+    /// What the engine has done so far. Takes the lock of the eviction queues, for a moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let readahead = self.shared.cache.readahead_use();
@@ -251,8 +253,10 @@ impl Engine {
     }
 
     /// To be called in a child of `fork`, before any other use of the crate there. The parent's
-    /// engines and files must not be touched in the child, nor dropped; files that the child opens
-    /// belong to engines that it builds.
+    /// engines must not be dropped in the child; files that the child opens belong to engines that it
+    /// builds. A child has nothing of its parent's cache: operations on its parent's files fail
+    /// with [`Error::Forked`], and views of theirs panic (on systems before Linux 4.14, and some that
+    /// imitate Linux, it has a copy instead, and must not touch them).
     pub fn forget_parent() {
         crate::cached::forget_parent();
     }

@@ -152,6 +152,12 @@ pub enum Error {
         /// Number of bytes asked for.
         len: u64,
     },
+    /// The file or engine is the parent's, and this is a child of fork (EBADF): the cache is not
+    /// inherited. Files that the child opens are of engines that it builds.
+    Forked {
+        /// The operation that was refused.
+        op: Op,
+    },
     /// Only regular files can be cached. The errno is EISDIR for a directory.
     NotRegular {
         /// Whether it was a directory.
@@ -215,7 +221,7 @@ impl Error {
             Error::InvalidRange { .. } | Error::InvalidInput { .. } | Error::Unaligned { .. } => {
                 libc::EINVAL
             }
-            Error::NotPermitted { .. } => libc::EBADF,
+            Error::NotPermitted { .. } | Error::Forked { .. } => libc::EBADF,
             Error::NotRegular { directory: true } => libc::EISDIR,
             Error::NotRegular { directory: false } => libc::ENOTSUP,
             Error::Fault { .. } => libc::EFAULT,
@@ -248,6 +254,9 @@ impl fmt::Display for Error {
             ),
             Error::NotPermitted { op, offset, len } => {
                 write!(f, "{op} of {len} bytes at offset {offset}: the file is not open for this")
+            }
+            Error::Forked { op } => {
+                write!(f, "{op}: the file or engine is that of the process that forked this one")
             }
             Error::NotRegular { directory: true } => f.write_str("open: is a directory"),
             Error::NotRegular { directory: false } => f.write_str("open: not a regular file"),

@@ -125,12 +125,11 @@ impl CachedFile {
             let end = end.min(size);
             match self.backing.zero(offset, end - offset) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    let generations = &self.writeback.generations;
-                    let epoch = generations.epoch();
+                    let epoch = self.writeback.generations.epoch();
                     let written = self.write_zeros(offset, end);
                     // Also after a failure: a part may have been written, and is not cached.
                     let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                    generations.took(first..=last, Copy::None, epoch);
+                    writeback::took(self, first, last, Copy::None, epoch);
                     written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),

@@ -92,6 +92,7 @@ impl File {
     ///
     /// As for [`File::sync_all`]; the handle is closed all the same.
     pub fn close(self) -> Result<()> {
+        self.check_process(Op::Close)?;
         if self.write {
             crate::writeback::close(&self.cached)?;
             self.cached.backing.flush().map_err(|error| Error::io(Op::Close, 0, 0, error))?;
@@ -118,7 +119,19 @@ impl File {
     }
 
     fn check(&self, permitted: bool, op: Op, offset: u64, len: u64) -> Result<()> {
+        self.check_process(op)?;
         if permitted { Ok(()) } else { Err(Error::NotPermitted { op, offset, len }) }
+    }
+
+    /// Refuses what a child of fork asks of its parent's file.
+    pub(crate) fn check_process(&self, op: Op) -> Result<()> {
+        if self.cached.core().is_the_parents() { Err(Error::Forked { op }) } else { Ok(()) }
+    }
+
+    /// What can be said of a read without doing it.
+    pub(crate) fn check_read(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(Op::Read, offset, len)?;
+        self.check(self.read, Op::Read, offset, len)
     }
 
     /// What a [`crate::DirectRequest`] needs of its file.
@@ -161,6 +174,11 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
+        if self.cached.core().is_the_parents() {
+            // What it would write back, give back and wait for is the parent's.
+            std::mem::forget(Arc::clone(&self.cached));
+            return;
+        }
         // AcqRel: what other handles wrote happens before the last one writes it back.
         if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
             let cached = Arc::clone(&self.cached);

@@ -189,10 +189,15 @@ unsafe fn attempt_page(
     Attempt::Read(len)
 }
 
-/// Nothing is cached at `offset`: a hit all the same if the file ends before it.
+/// Nothing is cached at `offset`: a hit all the same if the file ends before it; unless it has no size
+/// because it is the parent's, which the slow path finds out.
 #[cold]
 fn at_end(core: &FileCore, offset: u64) -> Attempt {
-    if offset >= core.size.load(Acquire) { Attempt::Read(0) } else { Attempt::Miss }
+    if offset >= core.size.load(Acquire) && !core.is_the_parents() {
+        Attempt::Read(0)
+    } else {
+        Attempt::Miss
+    }
 }
 
 /// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
@@ -238,7 +243,7 @@ fn attempt_pages(
     let size = core.size.load(Acquire);
     let end = (offset + len).min(size);
     if end <= offset {
-        return Attempt::Read(0);
+        return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
     }
     if (end - 1) >> core.page_shift >= first + pages as u64 {
         return Attempt::Retry(0);

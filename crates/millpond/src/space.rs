@@ -30,6 +30,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::process::Resource;
 
+use crate::cache::heap::HeapCharge;
 use crate::cached::CachedFile;
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::{Company, Overwrites};
@@ -50,6 +51,8 @@ pub(crate) struct Space {
     /// holds the range, so nobody forgets what is asked about meanwhile; that others forget their
     /// own, or learn, does not matter to it.
     prefix: AtomicU64,
+    /// What the ranges take.
+    pub(crate) heap: HeapCharge,
 }
 
 impl Space {
@@ -95,6 +98,14 @@ struct Known {
 }
 
 impl Known {
+    /// What the ranges take of the heap, at most: nodes of 11, of which but the first five are used.
+    fn heap_bytes(&self) -> u64 {
+        match self.ranges.len() as u64 {
+            0 => 0,
+            ranges => 304 + (ranges - 1) * 61,
+        }
+    }
+
     fn covers(&self, start: u64, end: u64) -> bool {
         self.ranges.range(..=start).next_back().is_some_and(|(_, &known)| known >= end)
     }
@@ -145,7 +156,19 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
     if end <= file.space.prefix.load(Relaxed) {
         return true;
     }
-    let known = &mut file.space.known();
+    let mut known = file.space.known();
+    let reserved = reserve_unknown(file, &mut known, start, end, size);
+    let heap_bytes = known.heap_bytes();
+    drop(known);
+    if !file.space.heap.try_set(file.cache(), heap_bytes) {
+        // It can be asked again.
+        file.space.known().ranges.clear();
+        file.space.heap.set(file.cache(), 0);
+    }
+    reserved
+}
+
+fn reserve_unknown(file: &CachedFile, known: &mut Known, start: u64, end: u64, size: u64) -> bool {
     if known.covers(start, end) {
         return true;
     }

@@ -26,9 +26,11 @@ pub struct Stats {
     pub fills: u64,
     /// Reads that were taken to the back end around the cache, as no page could be evicted.
     pub uncached_reads: u64,
-    /// Pages that read-ahead brought and that were read.
+    /// Pages that read-ahead brought and that were read. Settled when a page is looked at for
+    /// eviction the first time, or leaves: what was brought of late is not counted yet.
     pub readahead_used: u64,
-    /// Pages that read-ahead brought and that were evicted unread.
+    /// Pages that read-ahead brought and that left unread, or were not read until they were looked at
+    /// for eviction.
     pub readahead_wasted: u64,
     /// Pages evicted to make room.
     pub evictions: u64,

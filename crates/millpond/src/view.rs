@@ -36,6 +36,7 @@ impl Deref for View<'_> {
         if self.len == 0 {
             return &[];
         }
+        assert!(!self.file.core().is_the_parents(), "a view that the process's parent took");
         let bytes = self.file.cache().frames.bytes(self.frame);
         // SAFETY: the frame was READY when it was pinned, so nobody writes to it (W2) until the
         // last pin is gone, and ours goes with `self`; the part lies within the frame.
@@ -51,7 +52,7 @@ impl std::fmt::Debug for View<'_> {
 
 impl Drop for View<'_> {
     fn drop(&mut self) {
-        if self.frame != FrameIndex::NONE {
+        if self.frame != FrameIndex::NONE && !self.file.core().is_the_parents() {
             unpin(self.file, self.frame);
         }
     }

@@ -9,7 +9,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use millpond::{Advice, BackendChoice, Backing, Request, SimOptions};
+use millpond::{
+    Advice, BackendChoice, Backing, Engine, Error, File, Queue, Request, SimOptions, View,
+    WriteMode,
+};
 
 use common::{Random, has_uring, in_own_process, read_write, temp_dir};
 
@@ -130,4 +133,170 @@ fn a_child_disturbs_nothing_that_is_in_flight() {
             file.sync_all().unwrap();
         }
     });
+}
+
+/// Carries out `body` in a child; it must not panic, nor be killed.
+fn in_child(body: impl FnOnce()) {
+    // SAFETY: a process with threads of which none has a lock of the C library, which sees to its own;
+    // the child ends without unwinding into what is its parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(if outcome.is_ok() { 0 } else { 101 }) };
+    }
+    assert!(child > 0);
+    wait_for(child);
+}
+
+fn is_refused<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Forked { .. }))
+}
+
+/// Goal: a child that uses what its parent has open is told so, whatever is cached: no bytes that are
+/// not the file's, no signal, and nothing changes for the parent.
+#[test]
+fn a_child_is_refused_its_parents_files() {
+    let test = "a_child_is_refused_its_parents_files";
+    in_own_process(test, Duration::from_secs(120), || {
+        let dir = temp_dir();
+        for (backend, kept) in [
+            (BackendChoice::Threads, false),
+            (BackendChoice::Auto, false),
+            (BackendChoice::Auto, true),
+        ] {
+            for mode in [WriteMode::Through, WriteMode::Back] {
+                let path = dir.path().join("file");
+                std::fs::write(&path, content(0, FILE_BYTES as usize)).unwrap();
+                let mut builder = common::builder(16 << 20, backend.clone());
+                if kept {
+                    builder = builder.keeper(millpond::keeper::spawn().unwrap());
+                }
+                let engine = builder.build().unwrap();
+                let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+                let file = Arc::new(file);
+                let mut bytes = vec![0; FILE_BYTES as usize];
+                assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+                file.write_all_at(&[7; 5000], 3000).unwrap();
+                let view = file.view(100, 100).unwrap();
+                let queue = engine.queue(8).unwrap();
+                let other = engine.open(&path, &read_write()).unwrap();
+                in_child(|| {
+                    refused(&engine, &file, &queue, &view);
+                    assert!(is_refused(other.close()));
+                });
+                assert_eq!(view[..], content(100, 100));
+                assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+                assert!(bytes[..3000] == content(0, 3000) && bytes[3000..8000] == [7; 5000]);
+                assert!(bytes[8000..] == content(8000, bytes.len() - 8000));
+                drop(view);
+                file.sync_all().unwrap();
+                assert!(std::fs::read(&path).unwrap() == bytes);
+            }
+        }
+    });
+}
+
+/// In the child: everything that one can do with a file.
+fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
+    let mut bytes = [9; 9000];
+    for len in [1, 100, 4096, 9000] {
+        for offset in [0, 1, 4000, FILE_BYTES - 10, FILE_BYTES, FILE_BYTES + 5000] {
+            assert!(is_refused(file.read_at(&mut bytes[..len], offset)));
+            let mut slices = bytes[..len].chunks_mut(50).map(std::io::IoSliceMut::new);
+            let mut slices: Vec<_> = slices.by_ref().collect();
+            assert!(is_refused(file.read_vectored_at(&mut slices, offset)));
+            assert!(is_refused(file.try_read_at(&mut bytes[..len], offset)));
+            // SAFETY: `bytes` is valid for writes of its length.
+            assert!(unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), len, offset) }.is_none());
+            assert!(is_refused(file.write_at(&bytes[..len], offset)));
+            assert!(is_refused(file.view(offset, len)));
+        }
+    }
+    assert_eq!(bytes, [9; 9000]);
+    assert!(is_refused(file.append(&bytes)));
+    assert!(is_refused(file.write_at_dsync(&bytes, 0)));
+    assert!(is_refused(file.len()));
+    assert!(is_refused(file.truncate(0)));
+    assert!(is_refused(file.punch_hole(0, 4096)));
+    assert!(is_refused(file.zero_range(0, 4096)));
+    assert!(is_refused(file.allocate(0, 4096)));
+    assert!(is_refused(file.seek_data(0)));
+    assert!(is_refused(file.seek_hole(0)));
+    assert!(is_refused(file.invalidate(0, 4096)));
+    assert!(is_refused(file.sync_all()));
+    assert!(is_refused(file.sync_data()));
+    assert!(is_refused(file.sync_range(0, 1)));
+    assert!(is_refused(file.write_back()));
+    assert!(is_refused(file.settle()));
+    assert!(is_refused(file.begin_through()));
+    for advice in [Advice::WillNeed, Advice::DontNeed, Advice::Random] {
+        assert!(is_refused(file.advise(0, 0, advice)));
+    }
+    assert!(is_refused(engine.queue(8)));
+    assert!(is_refused(engine.open("/dev/null", &read_write())));
+    let mut requests = vec![
+        Request::read(file, vec![0; 100], 0),
+        Request::write(file, vec![0; 100], 0),
+        Request::sync_all(file),
+    ];
+    assert_eq!(queue.submit(&mut requests), 3);
+    for done in queue.wait(3, 3, Some(Duration::from_secs(60))).unwrap() {
+        assert!(matches!(done.result(), Err(Error::Forked { .. })));
+    }
+    // There is no error to be had from a view.
+    std::panic::set_hook(Box::new(|_| {}));
+    let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| view.len()));
+    assert!(seen.is_err());
+}
+
+/// Goal: a child holds nothing of its parent's cache, which the parent may fill again without there being
+/// two of it.
+/// Incident: private frames were copied on write: each living child kept what was cached when it was
+/// forked, and a limit of 1 GiB was 2.
+#[test]
+fn a_child_holds_none_of_the_cache() {
+    const CACHE_BYTES: u64 = 64 << 20;
+    let test = "a_child_holds_none_of_the_cache";
+    in_own_process(test, Duration::from_secs(120), || {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::File::create(&path).unwrap().set_len(2 * CACHE_BYTES).unwrap();
+        let engine = common::engine(CACHE_BYTES, BackendChoice::Threads);
+        let file = engine.open(&path, &read_write()).unwrap();
+        let fill = |from: u64| {
+            let mut bytes = vec![0; 1 << 16];
+            for at in (from..from + CACHE_BYTES).step_by(bytes.len()) {
+                assert_eq!(file.read_at(&mut bytes, at).unwrap(), bytes.len());
+            }
+        };
+        fill(0);
+        let own = |key| memory_of(std::process::id() as i32, key);
+        assert!(own("Rss:") > CACHE_BYTES * 9 / 10, "the cache is full");
+        // SAFETY: the child does nothing.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        }
+        assert!(child > 0);
+        fill(CACHE_BYTES);
+        let both = own("Pss:") + memory_of(child, "Pss:");
+        let childs = memory_of(child, "Rss:");
+        // SAFETY: our own child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        println!("child: {childs}, both together: {both}");
+        assert!(childs < CACHE_BYTES / 4, "{childs} bytes resident in the child");
+        assert!(both < CACHE_BYTES + CACHE_BYTES / 4, "{both} bytes resident in both");
+    });
+}
+
+/// A line of what the kernel says of a process's memory, in bytes.
+fn memory_of(process: libc::pid_t, key: &str) -> u64 {
+    let all = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
+    let line = all.lines().find(|line| line.starts_with(key)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Engine, Error};
+use millpond::{Advice, BackendChoice, Engine, Error, WriteMode};
 
 use common::{Random, engine, in_own_process, read_write, rss_bytes, temp_dir};
 
@@ -100,13 +100,9 @@ fn random_pages_of_a_sparse_terabyte() {
 #[test]
 fn many_open_files() {
     const WANTED: u64 = 32_768;
-    const SPARE: u64 = 100;
     in_own_process("many_open_files", Duration::from_secs(300), || {
-        let mut files_max = WANTED;
-        if !common::set_limit(libc::RLIMIT_NOFILE, WANTED + SPARE, WANTED + SPARE) {
-            let hard = common::hard_limit(libc::RLIMIT_NOFILE);
-            assert!(common::set_limit(libc::RLIMIT_NOFILE, hard, hard));
-            files_max = hard - SPARE;
+        let files_max = open_files_max(WANTED);
+        if files_max < WANTED {
             println!("skipped: {WANTED} open files; RLIMIT_NOFILE allows {files_max}");
         }
         warm_up();
@@ -210,6 +206,110 @@ fn page_sizes_take_turns() {
                 }
             }
             watch.report(&engine, "page sizes in turn");
+        }
+    });
+}
+
+/// The limit on open files raised as far as it goes; how many there may be, `wanted` at most.
+fn open_files_max(wanted: u64) -> u64 {
+    const SPARE: u64 = 100;
+    if common::set_limit(libc::RLIMIT_NOFILE, wanted + SPARE, wanted + SPARE) {
+        return wanted;
+    }
+    let hard = common::hard_limit(libc::RLIMIT_NOFILE);
+    assert!(common::set_limit(libc::RLIMIT_NOFILE, hard, hard));
+    wanted.min(hard - SPARE)
+}
+
+/// Goal: what files take for ranges that were held all at once stays within the limit.
+/// Method: many files, each with eight reads under way together, in regions of their own.
+/// Incident: each such file kept a table of 8 KiB for its range lock, which nobody counted, until it was
+/// closed: 80 MiB beyond a limit of 64.
+#[test]
+fn reads_under_way_in_many_files() {
+    const READS: u64 = 8;
+    const REGION: u64 = 64 << 10;
+    in_own_process("reads_under_way_in_many_files", Duration::from_secs(300), || {
+        let files_max = open_files_max(8000);
+        warm_up();
+        let dir = temp_dir();
+        // In the back end, so that reads are in flight for a while.
+        for number in 0..files_max {
+            let path = dir.path().join(number.to_string());
+            std::fs::File::create(path).unwrap().set_len(READS * REGION).unwrap();
+        }
+        let engine = common::builder(48 << 20, BackendChoice::Threads)
+            .readahead_bytes_max(0)
+            .build()
+            .unwrap();
+        let queue = engine.queue(READS as usize).unwrap();
+        let mut files = Vec::with_capacity(files_max as usize);
+        let mut watch = Watch::new();
+        for number in 0..files_max {
+            let path = dir.path().join(number.to_string());
+            let file = std::sync::Arc::new(engine.open(path, &read_write()).unwrap());
+            let mut reads: Vec<_> = (0..READS)
+                .map(|read| millpond::Request::read(&file, vec![1; 16], read * REGION))
+                .collect();
+            assert_eq!(queue.submit(&mut reads), READS as usize);
+            let done = queue.wait(READS as usize, READS as usize, None).unwrap();
+            for read in done {
+                assert_eq!(read.result().unwrap(), 16);
+                assert_eq!(read.into_buffer(), [0; 16]);
+            }
+            files.push(file);
+            if number % 500 == 0 {
+                watch.check(&engine, "reads under way");
+            }
+        }
+        watch.check(&engine, "reads under way");
+        watch.report(&engine, &format!("{READS} reads under way in each of {files_max} files"));
+        assert!(engine.stats().misses >= files_max * READS);
+        drop((files, queue));
+        let left = engine.stats().memory_bytes;
+        assert!(left < engine.cache_bytes(), "{left} bytes are counted for no file");
+    });
+}
+
+/// Goal: what files take for knowing which of their pages are dirty, or were written since the last sync,
+/// and which blocks they have, stays within the limit.
+/// Method: many files with a write each that waits, or went through, and one with such writes far apart.
+#[test]
+fn sets_of_pages_of_many_files() {
+    in_own_process("sets_of_pages_of_many_files", Duration::from_secs(300), || {
+        // A file that is written may have two descriptors.
+        let files_max = open_files_max(8000) / 2;
+        warm_up();
+        for mode in [WriteMode::Back, WriteMode::Through] {
+            let dir = temp_dir();
+            let engine = common::builder(64 << 20, BackendChoice::Threads)
+                .dirty_age_max(Duration::from_secs(3600))
+                .build()
+                .unwrap();
+            let options = read_write().write_mode(mode);
+            let mut files = Vec::with_capacity(files_max as usize);
+            let mut watch = Watch::new();
+            for number in 0..files_max {
+                let file = engine.open(dir.path().join(number.to_string()), &options).unwrap();
+                file.write_all_at(&[1; 100], 0).unwrap();
+                files.push(file);
+                if number % 500 == 0 {
+                    watch.check(&engine, "sets of files");
+                }
+            }
+            watch.report(&engine, &format!("{mode:?}, a page of each of {files_max} files"));
+            let sparse = engine.open(dir.path().join("sparse"), &options).unwrap();
+            sparse.truncate(1 << 40).unwrap();
+            for number in 0..10_000u64 {
+                // No two in one leaf of the table, and in no order.
+                sparse.write_all_at(&[1; 100], (number * 7919 % 10_000) * (4 << 20)).unwrap();
+                if number % 500 == 0 {
+                    watch.check(&engine, "sets of a file");
+                }
+            }
+            watch.check(&engine, "sets of a file");
+            watch.report(&engine, &format!("{mode:?}, pages far apart"));
+            drop(files);
         }
     });
 }

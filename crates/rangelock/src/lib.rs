@@ -33,10 +33,11 @@
 //! - Longer ones, and all that conflict, go through a mutex and a tree, in O(log n) plus what they
 //!   conflict with; whole-file shared holders are counted in one word.
 //! - 512 bytes for each lock, until threads compete for it or many ranges are held at once; then a
-//!   table of stripes that grows from 8 KiB up to 2 MiB, and goes when the lock goes. A wide range
-//!   has to visit all of the table, so a lock that has once held tens of thousands of ranges has
+//!   table of stripes that grows from 8 KiB up to 2 MiB, and goes when the lock goes, as those do that
+//!   it has outgrown: 2.7 MiB at most. A [`Budget`] can keep locks from growing. A wide range has to visit all of the table, so a lock that has once held tens of thousands of ranges has
 //!   dear whole-file requests.
-//! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold.
+//! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold; but what
+//!   more than 8 at a time took who waited is given back when nobody waits any more.
 //!
 //! # What to look out for
 //!
@@ -60,6 +61,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+mod budget;
 mod future;
 mod guard;
 #[cfg(debug_assertions)]
@@ -75,6 +77,7 @@ mod striped;
 mod sync;
 mod wait;
 
+pub use budget::Budget;
 pub use guard::{Guard, OwnedGuard};
 pub use lock::RangeLock;
 pub use queue::OFFER_GRACE;

@@ -8,7 +8,7 @@ use crate::future::{Acquire, OwnedAcquire};
 use crate::guard::{Guard, OwnedGuard};
 use crate::raw::{RawRangeLock, Request};
 use crate::wait::{Backoff, ThreadWait};
-use crate::{ByteRange, Mode, Striped};
+use crate::{Budget, ByteRange, Mode, Striped};
 
 /// Locks on ranges of bytes, shared or exclusive.
 ///
@@ -73,6 +73,34 @@ impl RangeLock {
     /// ```
     pub fn with_region_bytes(bytes: u64) -> RangeLock {
         RangeLock::from_raw(Striped::with_region_bytes(bytes))
+    }
+}
+
+impl RangeLock {
+    /// The same lock, which grows only as far as `budget` allows it: what it takes for that, it gives
+    /// back when it is dropped. Once the budget is gone, the lock grows no more. A lock that can't
+    /// grow is slower where many hold parts of it, and nothing else.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Weak};
+    /// use millpond_rangelock::{Budget, RangeLock};
+    ///
+    /// struct Nothing;
+    ///
+    /// impl Budget for Nothing {
+    ///     fn try_take(&self, _bytes: usize) -> bool {
+    ///         false
+    ///     }
+    ///
+    ///     fn give_back(&self, _bytes: usize) {}
+    /// }
+    ///
+    /// let budget: Arc<dyn Budget> = Arc::new(Nothing);
+    /// let lock = RangeLock::new().with_budget(Arc::downgrade(&budget));
+    /// ```
+    #[must_use]
+    pub fn with_budget(self, budget: std::sync::Weak<dyn Budget>) -> RangeLock {
+        RangeLock { raw: self.raw.with_budget(budget), ..self }
     }
 }
 

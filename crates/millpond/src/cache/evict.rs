@@ -24,13 +24,22 @@
 //!   a file down first removes its frames here, under the lock, and takes the lock once more
 //!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
-//!   keeps (W4). Of the latter only a few are looked at in one go: they collect in main, since the
-//!   others leave, and whoever needs a frame would go through all of them under the lock. A queue that
-//!   shows nothing else rests for a while.
-//! - **E3** Who finds nothing but kept pages looks again, until the queues went around once: so it finds
-//!   a page that can go, wherever that lies. The lock is released after each look; what was looked at is
-//!   behind the rest, so the next go on there. A turn in vain is remembered, and not repeated before a
-//!   page was released by write-back or came in clean: until then a few looks must do.
+//!   keeps (W4). The latter collect in main, since the others leave. A queue that shows little else
+//!   rests for a while.
+//! - **E3** Who finds none that can go looks again, until the queues went around once: so it finds
+//!   a page that can go, wherever that lies. The lock is released after each go; what was looked at is
+//!   behind the rest, so the next go on there. A turn that met nothing but kept pages is remembered, and
+//!   not repeated before a page was released by write-back or came in clean: until then a few goes must
+//!   do.
+//! - **E4** One go looks at [`LOOKS_MAX`] pages of a queue at most, whatever they are: all that is
+//!   cached may have been read again since the last eviction, and would be gone through under the
+//!   lock, which every miss and every overwrite takes. What was looked at has had its second chance,
+//!   and the next go on behind it: a backlog of pages that were read again is worked off by as many
+//!   evictions as it takes. Each of these has to choose among pages of which it knows only that they
+//!   were read again, and some newcomers: the oldest newcomer goes, and is remembered by the ghost, so
+//!   that it returns to main if that was wrong. Taking one of the others instead would cost a thirtieth
+//!   of a hot set, each time that a scan begins. Where there is no newcomer, it is the oldest that was
+//!   looked at.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
@@ -43,9 +52,15 @@ use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held, PageIndex};
 use crate::cache::{Cache, ghost::Ghost};
 
-/// Pages kept by write-back that are looked at in one queue, before the next one is tried.
-const KEPT_LOOKS_MAX: u64 = 32;
-/// So many evictions a queue rests that showed no others.
+/// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
+/// words and metadata come from memory.
+const LOOKS_MAX: u64 = 64;
+/// Of one go: each queue, the young one for once more, and the page that goes then.
+#[cfg(test)]
+pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 4 * LOOKS_MAX + 1;
+/// So many of those kept by write-back make the queue rest (E2).
+const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
+/// For so many evictions.
 const REST: u32 = 64;
 
 const QUEUE: u32 = 0b11;
@@ -80,6 +95,9 @@ pub(crate) struct Queues {
     rests: [u32; 4],
     /// What the ledger said was released when a whole turn was in vain (E3).
     barren: Option<u64>,
+    /// The most pages that one hold of the lock looked at (E4).
+    #[cfg(test)]
+    pub(crate) most_looks: u64,
 }
 
 /// What became of the pages that read-ahead brought.
@@ -99,12 +117,14 @@ pub(crate) struct Arrival<'a> {
     pub(crate) kept: bool,
 }
 
-/// What a look at the queues came to.
+/// What one go at the queues came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Look {
+pub(crate) enum Go {
     Evicted,
-    /// There is more behind the kept pages that it showed.
-    Kept,
+    /// There is more behind the pages that it showed. `all_kept`: by write-back.
+    More {
+        all_kept: bool,
+    },
     /// Nothing can go.
     Nothing,
 }
@@ -113,7 +133,27 @@ enum Verdict {
     Evicted,
     /// By write-back.
     Kept,
-    Stays(QueueName),
+    /// By write-back, and it was used since the last look.
+    KeptAndUsed(QueueName),
+    Used(QueueName),
+    /// Pinned, or in transition.
+    Busy,
+}
+
+/// The looks of one go, by the name of the queue.
+struct Looks {
+    all: [u64; 4],
+    kept: [u64; 4],
+    /// Whether all were kept by write-back.
+    all_kept: bool,
+    /// The first page that stayed for having been read again, and nothing else.
+    first_used: Option<FrameIndex>,
+}
+
+impl Looks {
+    fn new() -> Looks {
+        Looks { all: [0; 4], kept: [0; 4], all_kept: true, first_used: None }
+    }
 }
 
 impl Queues {
@@ -128,13 +168,15 @@ impl Queues {
             readahead: ReadaheadUse::default(),
             rests: [0; 4],
             barren: None,
+            #[cfg(test)]
+            most_looks: 0,
         }
     }
 
-    /// So many looks show each queue's frames once.
-    pub(crate) fn looks_of_a_turn(&self) -> u64 {
+    /// So many goes show each queue's frames once.
+    pub(crate) fn goes_of_a_turn(&self) -> u64 {
         let longest = self.young.frames.max(self.small.frames).max(self.main.frames);
-        longest / KEPT_LOOKS_MAX + 1
+        longest / LOOKS_MAX + 1
     }
 
     /// Whether a turn was in vain, and nothing has changed since (E3).
@@ -177,10 +219,11 @@ impl Queues {
         self.trim_young(cache);
     }
 
-    /// Takes out the frame of a page that is leaving by another way than eviction.
-    pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex) {
+    /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
+    /// read since it was last looked at.
+    pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
         self.unlink(frames, frame);
-        self.count_prefetched(frames.meta(frame), false);
+        self.count_prefetched(frames.meta(frame), used);
     }
 
     pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
@@ -222,59 +265,58 @@ impl Queues {
         from.tags.fetch_and(!QUEUE, Relaxed);
     }
 
-    /// Evicts one page and frees its frame, if it meets one before too many that are kept (E2).
-    pub(crate) fn evict_one(&mut self, cache: &Cache) -> Look {
-        // How often each queue was looked at in vain.
-        let mut vain = [0; 4];
-        let mut kept = [0; 4];
+    /// Evicts one page and frees its frame, if it meets one that can go (E2, E4).
+    pub(crate) fn evict_one(&mut self, cache: &Cache) -> Go {
         self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
-        while let Some(name) = self.next_queue(&vain, &kept) {
-            let tries = vain[name as usize];
-            let queue = self.queue(name);
-            let frame = FrameIndex(queue.head);
-            // Once every page had its second chance, REFERENCED no longer protects.
-            let force = tries > queue.frames;
-            let verdict = self.judge(cache, name, frame, force);
-            self.unlink(&cache.frames, frame);
-            match verdict {
-                Verdict::Kept => {
-                    self.push(&cache.frames, name, frame);
-                    vain[name as usize] += 1;
-                    kept[name as usize] += 1;
-                    if kept[name as usize] == KEPT_LOOKS_MAX {
-                        self.rests[name as usize] = REST;
-                    }
-                }
-                Verdict::Stays(to) => {
-                    self.push(&cache.frames, to, frame);
-                    vain[name as usize] += 1;
-                }
-                Verdict::Evicted => {
-                    self.ask_for_head(cache, name);
-                    let class = class_of(cache.frames.meta(frame));
-                    cache.frames.release(frame, class);
-                    return Look::Evicted;
-                }
+        let mut looks = Looks::new();
+        let mut gone = false;
+        while !gone && let Some(name) = self.next_queue(&looks) {
+            gone = self.look(cache, name, false, &mut looks);
+        }
+        if !gone && let Some(first_used) = looks.first_used {
+            gone = self.evict_anyway(cache, first_used, &mut looks);
+        }
+        #[cfg(test)]
+        {
+            self.most_looks = self.most_looks.max(looks.all.iter().sum());
+        }
+        if gone {
+            Go::Evicted
+        } else if looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
+            Go::More { all_kept: looks.all_kept }
+        } else {
+            Go::Nothing
+        }
+    }
+
+    /// The oldest newcomer, or else `first_used` (E4).
+    fn evict_anyway(&mut self, cache: &Cache, first_used: FrameIndex, looks: &mut Looks) -> bool {
+        for _ in 0..self.young.frames.min(LOOKS_MAX) {
+            if self.look(cache, QueueName::Young, true, looks) {
+                return true;
             }
         }
-        let more = kept.iter().any(|&kept| kept >= KEPT_LOOKS_MAX);
-        if more { Look::Kept } else { Look::Nothing }
+        // Queued all the time: nobody else had the lock.
+        self.look_at(cache, first_used, true, looks)
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue
-    /// is pinned or in transition, or it rests, the next one.
-    fn next_queue(&self, vain: &[u64; 4], kept: &[u64; 4]) -> Option<QueueName> {
+    /// is pinned or in transition, or it rests, the next one. None where pages were passed over that
+    /// were read again, if what is left is to be looked at in another way (E4).
+    fn next_queue(&self, looks: &Looks) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
+        let nothing_used = looks.first_used.is_none();
         let awake = |may_rest: bool| {
             let can = |name: QueueName, queue: &Queue| {
                 let at = name as usize;
-                let left = vain[at] <= 2 * queue.frames && kept[at] < KEPT_LOOKS_MAX;
+                let left = looks.all[at] < LOOKS_MAX.min(2 * queue.frames + 1);
                 (left && queue.frames > 0 && (may_rest || self.rests[at] == 0)).then_some(name)
             };
             let (young, small, main) =
                 (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
+            let young = young.filter(|_| nothing_used);
             if self.small.bytes > self.small_bytes_max {
-                small.or(main).or(young)
+                small.or(main.filter(|_| nothing_used)).or(young)
             } else {
                 main.or(small).or(young)
             }
@@ -282,11 +324,62 @@ impl Queues {
         awake(false).or_else(|| awake(true))
     }
 
-    /// Decides about the page at the head of queue `name`, and makes it EMPTY if it goes.
+    /// Looks at the head of queue `name`; whether it went.
+    fn look(&mut self, cache: &Cache, name: QueueName, force: bool, looks: &mut Looks) -> bool {
+        let head = FrameIndex(self.queue(name).head);
+        let gone = self.look_at(cache, head, force, looks);
+        if gone {
+            self.ask_for_head(cache, name);
+        } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
+            self.rests[name as usize] = REST;
+        }
+        gone
+    }
+
+    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue or
+    /// the next one.
+    fn look_at(
+        &mut self,
+        cache: &Cache,
+        frame: FrameIndex,
+        force: bool,
+        looks: &mut Looks,
+    ) -> bool {
+        let name = queue_of(cache.frames.meta(frame));
+        let verdict = self.judge(cache, name, frame, force);
+        self.unlink(&cache.frames, frame);
+        looks.all[name as usize] += 1;
+        let stays = match verdict {
+            Verdict::Evicted => {
+                let class = class_of(cache.frames.meta(frame));
+                cache.frames.release(frame, class);
+                return true;
+            }
+            Verdict::Kept => {
+                looks.kept[name as usize] += 1;
+                name
+            }
+            Verdict::KeptAndUsed(to) => to,
+            Verdict::Used(to) => {
+                looks.first_used.get_or_insert(frame);
+                looks.all_kept = false;
+                to
+            }
+            Verdict::Busy => {
+                looks.all_kept = false;
+                name
+            }
+        };
+        self.push(&cache.frames, stays, frame);
+        false
+    }
+
+    /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was read
+    /// again.
     fn judge(&mut self, cache: &Cache, name: QueueName, frame: FrameIndex, force: bool) -> Verdict {
         let meta = cache.frames.meta(frame);
         if meta.pins.is_pinned() {
-            return Verdict::Stays(name);
+            return Verdict::Busy;
         }
         with_word(cache, frame, |held, word, seen| {
             let referenced = seen.is_referenced();
@@ -295,10 +388,11 @@ impl Queues {
                 word.take_referenced();
                 // The first reads of a page that read-ahead brought too early for the young queue.
                 let first_use = prefetched || name == QueueName::Young;
-                return Verdict::Stays(if first_use { QueueName::Small } else { QueueName::Main });
+                let to = if first_use { QueueName::Small } else { QueueName::Main };
+                return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
             }
             if !word.try_evict(seen, &held.core().epoch) {
-                return if seen.is_kept() { Verdict::Kept } else { Verdict::Stays(name) };
+                return if seen.is_kept() { Verdict::Kept } else { Verdict::Busy };
             }
             held.vacated();
             if name != QueueName::Main {
@@ -307,7 +401,7 @@ impl Queues {
             }
             Verdict::Evicted
         })
-        .unwrap_or(Verdict::Stays(name))
+        .unwrap_or(Verdict::Busy)
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
@@ -352,20 +446,8 @@ impl Queues {
         prefetched
     }
 
-    /// The use of read-ahead so far, pages that are still cached included.
-    pub(crate) fn readahead_use(&mut self, cache: &Cache) -> ReadaheadUse {
-        for first in [self.young.head, self.small.head, self.main.head] {
-            let mut frame = FrameIndex(first);
-            while frame != FrameIndex::NONE {
-                let meta = cache.frames.meta(frame);
-                if meta.tags.load(Relaxed) & PREFETCHED != 0
-                    && with_word(cache, frame, |_, _, seen| seen.is_referenced()) == Some(true)
-                {
-                    self.count_prefetched(meta, true);
-                }
-                frame = FrameIndex(meta.next.load(Relaxed));
-            }
-        }
+    /// The use of read-ahead, as far as it is settled.
+    pub(crate) fn readahead_use(&self) -> ReadaheadUse {
         self.readahead
     }
 

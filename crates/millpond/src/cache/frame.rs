@@ -10,8 +10,11 @@
 //!
 //! - **The limit.** `committed` counts what may be resident: each frame that was ever touched and
 //!   not given back, the metadata of each that was ever touched, and what [`Frames::try_charge`]
-//!   was told of (objects of open files). It never exceeds the limit. A free frame of one class counts until
+//!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but for
+//!   what `heap` says. A free frame of one class counts until
 //!   [`Frames::decommit`] returns its memory to the system for another class.
+//! - **System pages** may be larger than a frame: memory is taken and given back by groups of frames
+//!   (see `group`).
 //! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
 //!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
 //!   not huge, else the kernel would fill the hole again behind our back.
@@ -20,6 +23,13 @@
 //! - **Survival.** With a keeper, chunks of pages are shared memory (see `survival`), everything
 //!   else stays private. A frame's record in the keeper's tables is FREE from the time the frame
 //!   left its page, at the latest before it is handed out again.
+//! - **Fork.** A child of fork gets the address space and none of the memory: each frame reads as
+//!   zeros there, and so does all metadata (where the system can do that, since Linux 4.14; frames that
+//!   are shared with a keeper are not there at all). So its parent's cache is empty, its page words are
+//!   EMPTY, its files' cores have no page size, and the parent, which fills its cache again, has it to
+//!   itself. The metadata of frame 0, which is none, is marked, and tells the child
+//!   ([`Frames::are_the_parents`]): operations are refused before they get here. A cached read finds no
+//!   table and no size, and asks only then ([`FileCore::is_the_parents`]).
 //! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
 //!   Who takes a frame out of its page word fences, and then finds the pin, or the viewer finds
 //!   the word changed. A pinned frame that left its page is an orphan: the last pin frees it.
@@ -29,13 +39,16 @@
 use std::io;
 use std::ptr;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 use std::sync::{Mutex, MutexGuard};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use crate::cache::group;
 use crate::cache::page::FRAMES_MAX;
 use crate::cache::pin::Pins;
+#[cfg(doc)]
+use crate::cache::table::FileCore;
 use crate::survival::Survival;
 use crate::survival::keeper::Address;
 
@@ -47,6 +60,9 @@ const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
+/// Below this limit nothing is spared: 4 KiB would be a page of few.
+const SPARE_LIMIT_BYTES_MIN: u64 = 1 << 20;
+const SPARE_BYTES_MAX: u64 = 256 << 10;
 /// Below this limit no memory is committed ahead of its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
 /// The same for leaves of page tables.
@@ -86,7 +102,7 @@ impl Class {
         UNIT_BYTES << self.0.saturating_sub(Self::SLAB.0 + 1)
     }
 
-    fn units(self) -> u32 {
+    pub(super) fn units(self) -> u32 {
         (self.bytes() / UNIT_BYTES) as u32
     }
 
@@ -108,6 +124,9 @@ impl Class {
         (0..Self::COUNT as u8).map(Class)
     }
 }
+
+/// The tags of frame 0, which is none (Fork).
+const MARK: u32 = 1;
 
 /// In a frame's tags: it waits in a nest. The other low bits are the evictor's.
 pub(crate) const NESTED: u32 = 1 << 7;
@@ -131,11 +150,13 @@ pub(crate) struct FrameMeta {
 
 /// The free frames of one class.
 #[derive(Default)]
-struct FreeList {
-    /// Committed and free, linked by `next`.
-    warm: u32,
-    /// Not committed, linked by `next`.
+pub(super) struct FreeList {
+    /// Committed and free, linked by `next`; where groups are of several frames, by `previous`, too.
+    pub(super) warm: u32,
+    /// The first frames of groups that are not committed, linked by `next`.
     cold: u32,
+    /// Groups of several frames that were all free at some time since they were committed.
+    pub(super) whole: Vec<u32>,
     /// The rest of the newest chunk, never used.
     fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
@@ -144,7 +165,7 @@ struct FreeList {
 
 /// The free frames of one class, under their lock.
 #[derive(Default)]
-struct FreeFrames {
+pub(super) struct FreeFrames {
     list: Mutex<FreeList>,
     /// False: none is committed. A hint, so that who looks in vain takes no lock.
     may_be_warm: AtomicBool,
@@ -156,7 +177,7 @@ impl FreeFrames {
     }
 
     /// The caller has the lock, and has added some that are committed.
-    fn note_warm(&self) {
+    pub(super) fn note_warm(&self) {
         if !self.may_be_warm.load(Relaxed) {
             self.may_be_warm.store(true, Relaxed);
         }
@@ -170,11 +191,17 @@ pub(crate) struct Frames {
     base: *mut u8,
     metas: *mut FrameMeta,
     units: u32,
+    /// The smallest piece that the system gives and takes back.
+    pub(super) system_page_bytes: usize,
+    /// Of each system page, how many of its frames are free, and LISTED; where groups are of several.
+    pub(super) free_in_group: Box<[AtomicU8]>,
     limit_bytes: u64,
+    /// What may be charged; the rest is for what can't be refused.
+    room_bytes: u64,
     committed_bytes: AtomicU64,
     next_chunk: AtomicU32,
     huge_chunks: Box<[AtomicBool]>,
-    classes: [FreeFrames; Class::COUNT],
+    pub(super) classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
     pub(crate) nests: Mutex<Vec<u32>>,
     survival: Option<Survival>,
@@ -194,6 +221,8 @@ impl Frames {
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
         let units = chunks as u32 * CHUNK_UNITS;
         let bytes = units as usize * UNIT_BYTES;
+        let system_page_bytes = group::system_page_bytes()?;
+        let groups = if system_page_bytes > UNIT_BYTES { bytes / system_page_bytes } else { 0 };
         let survival =
             keeper.map(|keeper| Survival::connect(keeper, limit_bytes, units)).transpose()?;
         let fixed_bytes = survival.as_ref().map_or(0, Survival::fixed_bytes);
@@ -201,15 +230,23 @@ impl Frames {
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
         let metas_bytes = units as usize * size_of::<FrameMeta>();
         let metas = map(metas_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        for (at, bytes) in [(mapped, bytes + SLACK_BYTES), (metas, metas_bytes)] {
+            // Where the system can't, a child has copies, as of all other memory.
+            // SAFETY: our own mapping; the advice does not change its contents here.
+            let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, Advice::LinuxWipeOnFork) };
+        }
         // As for small chunks: it is charged frame by frame.
         // SAFETY: our own mapping; the advice does not change its contents.
         let _ = unsafe { rustix::mm::madvise(metas.cast(), metas_bytes, Advice::LinuxNoHugepage) };
-        Ok(Frames {
+        let frames = Frames {
             mapped,
             base,
             metas: metas.cast(),
             units,
+            system_page_bytes,
+            free_in_group: (0..groups).map(|_| AtomicU8::new(0)).collect(),
             limit_bytes,
+            room_bytes: limit_bytes - spare_bytes(limit_bytes),
             committed_bytes: AtomicU64::new(fixed_bytes),
             // Chunk 0 is left out, so that index 0 is no frame.
             next_chunk: AtomicU32::new(1),
@@ -217,7 +254,14 @@ impl Frames {
             classes: Default::default(),
             nests: Mutex::default(),
             survival,
-        })
+        };
+        frames.meta(FrameIndex::NONE).tags.store(MARK, Relaxed);
+        Ok(frames)
+    }
+
+    /// Whether this is a child of fork, and the frames are its parent's.
+    pub(crate) fn are_the_parents(&self) -> bool {
+        self.meta(FrameIndex::NONE).tags.load(Relaxed) != MARK
     }
 
     /// What makes dirty pages survive; `None` for an engine without a keeper.
@@ -287,9 +331,19 @@ impl Frames {
         // Relaxed: a counter; the memory it stands for is passed on under other locks.
         self.committed_bytes
             .fetch_update(Relaxed, Relaxed, |now| {
-                now.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
+                now.checked_add(bytes).filter(|&sum| sum <= self.room_bytes)
             })
             .is_ok()
+    }
+
+    /// Counts `bytes`, whether they fit or not.
+    pub(crate) fn charge_over(&self, bytes: u64) {
+        self.committed_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Whether more is counted than [`Frames::try_charge`] would.
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.committed_bytes() > self.room_bytes
     }
 
     pub(crate) fn uncharge(&self, bytes: u64) {
@@ -336,27 +390,34 @@ impl Frames {
     fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
         if free.warm != 0 {
             let frame = FrameIndex(free.warm);
-            free.warm = self.meta(frame).next.load(Relaxed);
+            self.unlink_warm(free, frame, class);
             return Some(frame);
         }
         if free.fresh.is_empty() || !free.fresh_is_warm {
+            let frames = self.group_frames(class);
             if free.cold != 0 {
-                if !self.try_charge(class.bytes() as u64) {
+                if !self.try_charge(u64::from(frames) * class.bytes() as u64) {
                     return None;
                 }
-                let frame = FrameIndex(free.cold);
-                free.cold = self.meta(frame).next.load(Relaxed);
-                return Some(frame);
+                let group = FrameIndex(free.cold);
+                free.cold = self.meta(group).next.load(Relaxed);
+                return Some(self.open_group(free, group, class));
             }
-            if !self.try_charge(self.charge(class)) {
+            let charge = u64::from(frames) * self.charge(class);
+            if !self.try_charge(charge) {
                 return None;
             }
             if free.fresh.is_empty() {
-                self.uncharge(self.charge(class));
+                self.uncharge(charge);
                 self.add_chunk(free, class)?;
-                if !free.fresh_is_warm && !self.try_charge(self.charge(class)) {
+                if !free.fresh_is_warm && !self.try_charge(charge) {
                     return None;
                 }
+            }
+            if !free.fresh_is_warm {
+                let group = FrameIndex(free.fresh.start);
+                free.fresh.start += frames * class.units();
+                return Some(self.open_group(free, group, class));
             }
         }
         let frame = FrameIndex(free.fresh.start);
@@ -388,7 +449,8 @@ impl Frames {
             return Some(first);
         }
         // Somebody took the room: the chunk serves as any other, after the one in use.
-        for frame in (first..first + CHUNK_UNITS).step_by(class.units() as usize) {
+        let group_units = self.group_frames(class) * class.units();
+        for frame in (first..first + CHUNK_UNITS).step_by(group_units as usize) {
             self.meta(FrameIndex(frame)).next.store(free.cold, Relaxed);
             free.cold = frame;
         }
@@ -437,11 +499,8 @@ impl Frames {
 
     /// Puts a frame that belongs to nobody any more on its free list.
     pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
-        let class = &self.classes[class.0 as usize];
-        let mut free = class.lock();
-        self.meta(frame).next.store(free.warm, Relaxed);
-        free.warm = frame.0;
-        class.note_warm();
+        let mut free = self.classes[class.0 as usize].lock();
+        self.link_warm(&mut free, frame, class);
     }
 
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
@@ -472,17 +531,14 @@ impl Frames {
                 *frame = FrameIndex::NONE;
             }
         }
-        let class = &self.classes[class.0 as usize];
-        let mut free = class.lock();
+        let mut free = self.classes[class.0 as usize].lock();
         for &frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
-            self.meta(frame).next.store(free.warm, Relaxed);
-            free.warm = frame.0;
-            class.note_warm();
+            self.link_warm(&mut free, frame, class);
         }
     }
 
-    /// Returns the memory of one free frame, not of class `keep`, to the system; false if there is
-    /// none.
+    /// Returns the memory of one group of free frames, not of class `keep`, to the system; false if
+    /// there is none.
     pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
         Class::all().filter(|&class| Some(class) != keep).any(|class| {
             let frames = &self.classes[class.0 as usize];
@@ -490,33 +546,42 @@ impl Frames {
                 return false;
             }
             let mut free = frames.lock();
-            let frame = if free.warm != 0 {
-                let frame = FrameIndex(free.warm);
-                free.warm = self.meta(frame).next.load(Relaxed);
-                frame
+            let group_units = self.group_frames(class) * class.units();
+            if free.fresh_is_warm {
+                // What is left of a group of which some were taken is as free as they may be.
+                while !free.fresh.is_empty() && !free.fresh.start.is_multiple_of(group_units) {
+                    let frame = FrameIndex(free.fresh.start);
+                    free.fresh.start += class.units();
+                    self.link_warm(&mut free, frame, class);
+                }
+            }
+            let group = if let Some(group) = self.take_whole_group(&mut free, class) {
+                group
             } else if free.fresh_is_warm && !free.fresh.is_empty() {
-                free.fresh.start += class.units();
-                FrameIndex(free.fresh.start - class.units())
+                free.fresh.start += group_units;
+                FrameIndex(free.fresh.start - group_units)
             } else {
                 frames.may_be_warm.store(false, Relaxed);
                 return false;
             };
-            self.decommit(frame, class);
-            self.meta(frame).next.store(free.cold, Relaxed);
-            free.cold = frame.0;
+            self.decommit(group, class);
+            self.meta(group).next.store(free.cold, Relaxed);
+            free.cold = group.0;
             true
         })
     }
 
-    fn decommit(&self, frame: FrameIndex, class: Class) {
-        let chunk = frame.0 / CHUNK_UNITS;
+    /// Returns the memory of a group to the system.
+    fn decommit(&self, group: FrameIndex, class: Class) {
+        let bytes = self.group_frames(class) as usize * class.bytes();
+        let chunk = group.0 / CHUNK_UNITS;
         if self.huge_chunks[chunk as usize].swap(false, Relaxed) {
             let at = self.bytes(FrameIndex(chunk * CHUNK_UNITS)).cast();
             // SAFETY: our own mapping; the advice does not change its contents.
             let _ =
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
-        let at = self.bytes(frame).cast();
+        let at = self.bytes(group);
         // As in `try_alloc`: a late reader that sees the zeros also sees that the frame left.
         fence(Release);
         // Shared memory is given back by a hole in what is mapped.
@@ -524,10 +589,24 @@ impl Frames {
             None => Advice::LinuxDontNeed,
             Some(_) => Advice::LinuxRemove,
         };
-        // SAFETY: the frame is free, so nobody relies on its bytes; late readers find zeros (W8).
-        let dropped = unsafe { rustix::mm::madvise(at, class.bytes(), advice) };
+        debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
+        // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers find
+        // zeros (W8). It is of whole system pages, so the system drops nothing else.
+        let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
-        self.uncharge(class.bytes() as u64);
+        self.uncharge(bytes as u64);
+    }
+
+    /// What is counted of `committed_bytes` for metadata, in an engine without a keeper: each frame
+    /// that was ever committed.
+    #[cfg(test)]
+    pub(crate) fn metas_committed_bytes(&self) -> u64 {
+        let chunks = u64::from(self.next_chunk.load(Relaxed)) - 1;
+        let fresh = Class::all().map(|class| {
+            let free = self.classes[class.0 as usize].lock();
+            if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 }
+        });
+        (chunks * u64::from(CHUNK_UNITS) - fresh.sum::<u64>()) * size_of::<FrameMeta>() as u64
     }
 
     /// Makes all frames, tables, file objects and their metadata read-only, or writable again where
@@ -571,6 +650,11 @@ fn opaque(at: *mut u8) -> *mut u8 {
         }
         address
     })
+}
+
+/// The part of the limit that is left to what can't be refused (see `heap`).
+fn spare_bytes(limit_bytes: u64) -> u64 {
+    if limit_bytes < SPARE_LIMIT_BYTES_MIN { 0 } else { (limit_bytes / 256).min(SPARE_BYTES_MAX) }
 }
 
 fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {

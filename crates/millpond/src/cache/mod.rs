@@ -20,9 +20,13 @@ pub(crate) mod miss;
 
 pub(crate) mod frame;
 
+pub(crate) mod group;
+
 mod nest;
 
 pub(crate) mod pageset;
+
+pub(crate) mod heap;
 
 pub(crate) mod ledger;
 
@@ -44,9 +48,10 @@ mod loom_writeback_tests;
 
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::evict::{Arrival, Look, Queues, ReadaheadUse};
+use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
 use crate::cache::frame::{Class, FrameIndex, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
@@ -54,8 +59,12 @@ use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
 use crate::stats::Counters;
 use crate::survival::keeper::Address;
 
-/// How often the queues are looked at for a page that can go, where a whole turn was in vain (E3).
-const LOOKS_MAX: u64 = 8;
+/// How many goes at the queues must do, where a whole turn was in vain (E3).
+const GOES_MAX: u64 = 8;
+/// The part of the limit that tables of range locks may take.
+const LOCKS_PART: u64 = 16;
+/// Pages that are put into the queues in one hold of their lock, which every miss takes.
+const QUEUED_MAX: usize = 32;
 
 /// The cache of one engine.
 pub(crate) struct Cache {
@@ -64,6 +73,8 @@ pub(crate) struct Cache {
     pub(crate) slab: Slab,
     pub(crate) ledger: Ledger,
     queues: Mutex<Queues>,
+    /// What the tables of range locks take (counted against the limit, too).
+    locks_bytes: AtomicU64,
 }
 
 impl Cache {
@@ -77,22 +88,32 @@ impl Cache {
             slab: Slab::default(),
             ledger: Ledger::default(),
             queues: Mutex::new(queues),
+            locks_bytes: AtomicU64::new(0),
         })
     }
 
     /// A frame, evicting what must go for it; never waits. `None`: nothing can go now.
     pub(crate) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        // For what was charged anyway.
+        while self.frames.is_overdrawn() {
+            if !self.make_room(None) {
+                return None;
+            }
+        }
         loop {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
             }
-            if !self.frames.break_nest()
-                && !self.frames.decommit_one(Some(class))
-                && !self.evict_one()
-            {
+            if !self.make_room(Some(class)) {
                 return None;
             }
         }
+    }
+
+    /// Frees something, or gives the system the memory of something that is free, but not of class
+    /// `keep`; false if nothing can go now.
+    fn make_room(&self, keep: Option<Class>) -> bool {
+        self.frames.break_nest() || self.frames.decommit_one(keep) || self.evict_one()
     }
 
     /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
@@ -127,30 +148,63 @@ impl Cache {
             if self.frames.try_charge(bytes) {
                 return true;
             }
-            if !self.frames.break_nest() && !self.frames.decommit_one(None) && !self.evict_one() {
+            if !self.make_room(None) {
                 return false;
             }
         }
     }
 
+    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is passed
+    /// (see `heap`).
+    pub(crate) fn charge_anyway(&self, bytes: u64) {
+        if !self.try_charge(bytes) {
+            self.frames.charge_over(bytes);
+        }
+    }
+
+    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open: they
+    /// get a small part of the limit, else those of many files would leave nothing for pages.
+    pub(crate) fn try_charge_locks(&self, bytes: u64) -> bool {
+        let max = self.frames.limit_bytes() / LOCKS_PART;
+        let taken = self
+            .locks_bytes
+            .fetch_update(Relaxed, Relaxed, |now| now.checked_add(bytes).filter(|&sum| sum <= max));
+        if taken.is_err() {
+            return false;
+        }
+        let charged = self.try_charge(bytes);
+        if !charged {
+            self.locks_bytes.fetch_sub(bytes, Relaxed);
+        }
+        charged
+    }
+
+    pub(crate) fn uncharge_locks(&self, bytes: u64) {
+        self.frames.uncharge(bytes);
+        self.locks_bytes.fetch_sub(bytes, Relaxed);
+    }
+
     fn evict_one(&self) -> bool {
         let released = self.ledger.released();
-        for looks in 1.. {
+        let mut all_kept = true;
+        for goes in 1.. {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             // Else each attempt would go through all pages in vain.
             if self.ledger.kept() >= queues.bytes() {
                 return false;
             }
             match queues.evict_one(self) {
-                Look::Evicted => break,
-                Look::Nothing => return false,
-                Look::Kept => {}
+                Go::Evicted => break,
+                Go::Nothing => return false,
+                Go::More { all_kept: these } => all_kept &= these,
             }
-            if looks > LOOKS_MAX && looks > queues.looks_of_a_turn() {
-                queues.note_barren(released);
+            if goes > GOES_MAX && goes > queues.goes_of_a_turn() {
+                if all_kept {
+                    queues.note_barren(released);
+                }
                 return false;
             }
-            if looks >= LOOKS_MAX && queues.is_barren(released) {
+            if goes >= GOES_MAX && queues.is_barren(released) {
                 return false;
             }
         }
@@ -160,33 +214,39 @@ impl Cache {
 
     /// Queues pages that became READY; the caller still holds the guard under which they did.
     pub(crate) fn arrived<'a>(&self, arrivals: impl Iterator<Item = Arrival<'a>>) {
-        let mut queues = self.queues.lock().expect("no panic under the lock");
-        for arrival in arrivals {
-            queues.insert(self, &arrival);
+        let mut arrivals = arrivals.peekable();
+        while arrivals.peek().is_some() {
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            for arrival in arrivals.by_ref().take(QUEUED_MAX) {
+                queues.insert(self, &arrival);
+            }
         }
     }
 
     /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there was
     /// none.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
-        let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
-        if places.clone().next().is_none() {
-            return;
+        for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
+            let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
+            if places.clone().next().is_none() {
+                continue;
+            }
+            for (old, _) in places.clone() {
+                Queues::prefetch(&self.frames, *old);
+            }
+            let mut queues = self.queues.lock().expect("no panic under the lock");
+            for (old, new) in places {
+                queues.replace(&self.frames, *old, *new);
+            }
         }
-        for (old, _) in places.clone() {
-            Queues::prefetch(&self.frames, *old);
+        if old.iter().any(|&old| old != FrameIndex::NONE) {
+            self.frames.release_many(old, class);
         }
-        let mut queues = self.queues.lock().expect("no panic under the lock");
-        for (old, new) in places {
-            queues.replace(&self.frames, *old, *new);
-        }
-        drop(queues);
-        self.frames.release_many(old, class);
     }
 
     /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
     pub(crate) fn discarded(&self, frame: FrameIndex, class: Class) {
-        self.queues.lock().expect("no panic under the lock").remove(&self.frames, frame);
+        self.queues.lock().expect("no panic under the lock").remove(&self.frames, frame, false);
         self.frames.release(frame, class);
     }
 
@@ -195,7 +255,7 @@ impl Cache {
         let class = Class::page(core.page_shift);
         core.for_each_page(self, first, last, &mut |held, _, word| {
             let mut queues = self.queues.lock().expect("no panic under the lock");
-            word.take_referenced();
+            let used = word.take_referenced();
             let seen = word.load();
             // A page is queued from the time it is READY until it is not, but for moments in
             // which its owner has it in hand.
@@ -205,7 +265,7 @@ impl Cache {
                 && word.try_evict(seen, &core.epoch)
             {
                 held.vacated();
-                queues.remove(&self.frames, seen.frame());
+                queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
                 self.frames.release(seen.frame(), class);
             }
@@ -213,7 +273,13 @@ impl Cache {
     }
 
     pub(crate) fn readahead_use(&self) -> ReadaheadUse {
-        self.queues.lock().expect("no panic under the lock").readahead_use(self)
+        self.queues.lock().expect("no panic under the lock").readahead_use()
+    }
+
+    /// The most pages that one hold of the queues' lock looked at (E4 of `evict`), and forgets it.
+    #[cfg(test)]
+    pub(crate) fn take_most_looks(&self) -> u64 {
+        std::mem::take(&mut self.queues.lock().unwrap().most_looks)
     }
 
     /// Empties a file that nobody uses any more and gives its nodes back.
@@ -223,14 +289,14 @@ impl Cache {
             // E1: out of the queues before the core goes. Nobody else can touch a READY page of
             // this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");
-            word.take_referenced();
+            let used = word.take_referenced();
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
             }
             let seen = word.load();
             if seen.is_ready() && word.try_evict(seen, &core.epoch) {
                 held.vacated();
-                queues.remove(&self.frames, seen.frame());
+                queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
                 self.frames.release(seen.frame(), class);
             }

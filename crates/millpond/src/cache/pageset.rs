@@ -1,7 +1,9 @@
 //! A set of pages of one file: a bitmap for each table leaf that has a member.
 //!
 //! Ordered, so that what is written back together lies together. 64 bytes for 2 MiB of small pages
-//! at best, and about a hundred for a page that is alone in its leaf, which itself takes 4 KiB.
+//! at best, and some hundred for a page that is alone in its leaf, which itself takes 4 KiB. That is
+//! counted against the memory limit by who has the set, after changes ([`PageSet::heap_bytes`],
+//! [`HeapCharge`](crate::cache::heap::HeapCharge)).
 
 use std::collections::BTreeMap;
 
@@ -18,6 +20,17 @@ pub(crate) struct PageSet {
 impl PageSet {
     pub(crate) fn is_empty(&self) -> bool {
         self.pages == 0
+    }
+
+    /// What it takes of the heap, at most: nodes of 11 members each, at least five of which are used
+    /// but in the first, and what the allocator adds.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        const NODE_BYTES: u64 = 960;
+        const MEMBER_BYTES: u64 = NODE_BYTES / 5;
+        match self.leaves.len() as u64 {
+            0 => 0,
+            leaves => NODE_BYTES + (leaves - 1) * MEMBER_BYTES,
+        }
     }
 
     /// The number of bitmaps.
@@ -88,6 +101,10 @@ impl PageSet {
         }
         for leaf in emptied {
             self.leaves.remove(&leaf);
+        }
+        if self.leaves.is_empty() {
+            // An empty map keeps a node.
+            self.leaves = BTreeMap::new();
         }
         self.pages -= taken.len() as u64;
         taken

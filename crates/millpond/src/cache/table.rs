@@ -129,6 +129,12 @@ impl FileCore {
         1 << self.page_shift
     }
 
+    /// Whether this is a child of fork, and the file its parent's: then the core is all zeros (see
+    /// `frame`, "Fork").
+    pub(crate) fn is_the_parents(&self) -> bool {
+        self.page_shift == 0
+    }
+
     /// The word of `page`, or a wrong one if the table changed meanwhile: the caller compares the
     /// epoch in the end. `None`: the page is not cached. The frame is a guess at what the word
     /// says.

@@ -13,6 +13,7 @@ impl File {
     ///
     /// None at present.
     pub fn len(&self) -> Result<u64> {
+        self.check_process(Op::Stat)?;
         Ok(self.cached.core().size.load(Acquire))
     }
 
@@ -131,6 +132,7 @@ impl File {
     /// not there.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
         check_range(Op::Seek, offset, 0)?;
+        self.check_process(Op::Seek)?;
         self.cached.seek(offset, Seek::Data)
     }
 
@@ -143,6 +145,7 @@ impl File {
     /// As for [`File::seek_data`].
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
         check_range(Op::Seek, offset, 0)?;
+        self.check_process(Op::Seek)?;
         self.cached.seek(offset, Seek::Hole)
     }
 
@@ -155,6 +158,7 @@ impl File {
     /// [`Error::InvalidRange`], or [`Error::Io`] if the length can't be had.
     pub fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
         check_range(Op::Stat, offset, len)?;
+        self.check_process(Op::Stat)?;
         self.cached.invalidate(offset, offset + len)
     }
 

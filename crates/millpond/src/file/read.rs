@@ -144,6 +144,7 @@ impl File {
     /// ```
     pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         check_range(Op::Advise, offset, len)?;
+        self.check_process(Op::Advise)?;
         let file = &self.cached;
         let end = if len == 0 { i64::MAX as u64 } else { offset + len };
         match advice {

@@ -16,6 +16,7 @@ impl File {
     /// [`Error::Lost`](crate::Error::Lost) where an earlier failure concerned bytes that had left the cache
     /// since they were written.
     pub fn sync_all(&self) -> Result<()> {
+        self.check_process(Op::Sync)?;
         writeback::sync(&self.cached, 0, LAST_PAGE, false)
     }
 
@@ -25,6 +26,7 @@ impl File {
     ///
     /// As for [`File::sync_all`].
     pub fn sync_data(&self) -> Result<()> {
+        self.check_process(Op::Sync)?;
         writeback::sync(&self.cached, 0, LAST_PAGE, true)
     }
 
@@ -36,6 +38,7 @@ impl File {
     /// As for [`File::sync_all`], and [`Error::InvalidRange`](crate::Error::InvalidRange).
     pub fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
         check_range(Op::Sync, offset, len)?;
+        self.check_process(Op::Sync)?;
         let (file, end) = (&self.cached, if len == 0 { i64::MAX as u64 } else { offset + len });
         writeback::sync(file, file.page_of(offset), file.page_of(end - 1), true)
     }
@@ -48,6 +51,7 @@ impl File {
     ///
     /// [`Error::Io`](crate::Error::Io): what could not be written stays cached, as after a sync.
     pub fn write_back(&self) -> Result<()> {
+        self.check_process(Op::Sync)?;
         writeback::write_back(&self.cached, 0, LAST_PAGE, Op::Sync)
     }
 
@@ -59,6 +63,7 @@ impl File {
     ///
     /// As for [`File::write_back`].
     pub fn settle(&self) -> Result<()> {
+        self.check_process(Op::Sync)?;
         self.cached.settle(false)
     }
 
@@ -86,6 +91,7 @@ impl File {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn begin_through(&self) -> Result<()> {
+        self.check_process(Op::Sync)?;
         self.cached.begin_through()
     }
 

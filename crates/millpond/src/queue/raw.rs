@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::cache::miss::{Miss, Pace, Step, Wanted};
-use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range};
+use crate::error::Result;
+use crate::file::File;
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::queue::task::{Reading, Task, let_go};
@@ -104,11 +104,8 @@ impl File {
             .map(|one| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) })
             .collect();
         let len = segments.iter().map(|one| one.len() as u64).sum();
-        if let Err(error) = check_range(Op::Read, offset, len) {
+        if let Err(error) = self.check_read(offset, len) {
             return Some(Err(error));
-        }
-        if !self.read {
-            return Some(Err(Error::NotPermitted { op: Op::Read, offset, len }));
         }
         if len == 0 {
             return Some(Ok(0));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::buffers::Buffer;
 use crate::direct::unattended::{read_buffers, write_buffers};
 use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range};
+use crate::file::File;
 
 /// Something for a [`Queue`](crate::Queue) to do.
 ///
@@ -131,14 +131,12 @@ impl Request {
 
     /// What can be said without doing it.
     pub(super) fn check(&self) -> Result<()> {
-        if let Kind::Read { buffer, offset } = &self.kind {
-            let len = buffer.len() as u64;
-            check_range(Op::Read, *offset, len)?;
-            if !self.file.read {
-                return Err(Error::NotPermitted { op: Op::Read, offset: *offset, len });
-            }
+        match &self.kind {
+            Kind::Read { buffer, offset } => self.file.check_read(*offset, buffer.len() as u64),
+            Kind::ReadBuffers { .. } => self.file.check_process(Op::Read),
+            Kind::Write { .. } | Kind::WriteBuffers { .. } => self.file.check_process(Op::Write),
+            Kind::Sync { .. } => self.file.check_process(Op::Sync),
         }
-        Ok(())
     }
 
     /// Completes it by waiting for what it needs.

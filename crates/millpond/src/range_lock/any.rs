@@ -6,10 +6,10 @@
 use std::fmt;
 use std::pin::Pin;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use millpond_rangelock::peers::{IntervalTree, MutexBTree, OlcBTree, WholeFile};
-use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock, Striped};
+use millpond_rangelock::{Budget, ByteRange, Mode, RangeLock, RawRangeLock, Striped};
 
 use super::REGION_BYTES;
 use crate::error::{Error, Op};
@@ -53,10 +53,10 @@ macro_rules! any_range_lock {
                 }
             }
 
-            /// A lock for a file.
-            pub(crate) fn lock(self) -> Ranges {
+            /// A lock for a file; that of the engine grows within `budget`, the others as they like.
+            pub(crate) fn lock(self, budget: Weak<dyn Budget>) -> Ranges {
                 match self {
-                    $(RangeLockKind::$kind => Ranges::$kind(Arc::new($make)),)*
+                    $(RangeLockKind::$kind => Ranges::$kind(Arc::new($make(budget))),)*
                 }
             }
         }
@@ -144,15 +144,15 @@ pub(crate) fn lock_later(ranges: &Ranges, range: ByteRange, mode: Mode) -> Guard
 any_range_lock! {
     /// Millpond's own: a request touches only what belongs to its part of the file.
     #[default]
-    Striped = RangeLock::with_region_bytes(REGION_BYTES),
+    Striped = |budget| RangeLock::with_region_bytes(REGION_BYTES).with_budget(budget),
     /// One reader-writer lock for the whole file: a write excludes everything else.
-    WholeFile = RangeLock::with_raw(),
+    WholeFile = |_| RangeLock::with_raw(),
     /// An interval tree under a mutex.
-    IntervalTree = RangeLock::with_raw(),
+    IntervalTree = |_| RangeLock::with_raw(),
     /// A B-tree under a mutex.
-    MutexBTree = RangeLock::with_raw(),
+    MutexBTree = |_| RangeLock::with_raw(),
     /// A B-tree with optimistic lock coupling: who changes it locks the leaf that changes.
-    OlcBTree = RangeLock::with_raw(),
+    OlcBTree = |_| RangeLock::with_raw(),
 }
 
 impl fmt::Display for RangeLockKind {
@@ -186,7 +186,8 @@ mod tests {
         let range = ByteRange::new(0, 4096).unwrap();
         for &kind in RangeLockKind::ALL {
             assert_eq!(kind.to_string().parse::<RangeLockKind>().unwrap(), kind);
-            let ranges = kind.lock();
+            let nobody: Weak<crate::cached::Shared> = Weak::new();
+            let ranges = kind.lock(nobody);
             let guard = ranges.lock(range, Mode::Exclusive);
             assert_eq!(guard.range(), range);
             assert!(ranges.try_lock_owned(range, Mode::Shared).is_none(), "{kind}");

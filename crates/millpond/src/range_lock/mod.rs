@@ -24,11 +24,11 @@ const REGION_BYTES: u64 = 64 << 10;
 #[cfg(not(feature = "range-lock-peers"))]
 mod only {
     use std::pin::Pin;
-    use std::sync::Arc;
+    use std::sync::{Arc, Weak};
 
     use super::REGION_BYTES;
 
-    use millpond_rangelock::{ByteRange, Mode, RangeLock};
+    use millpond_rangelock::{Budget, ByteRange, Mode, RangeLock};
     pub(crate) use millpond_rangelock::{Guard, OwnedGuard};
 
     /// A request for a guard, pending or granted and not yet taken.
@@ -52,9 +52,9 @@ mod only {
     }
 
     impl Kind {
-        /// A lock for a file.
-        pub(crate) fn lock(self) -> Ranges {
-            Arc::new(RangeLock::with_region_bytes(REGION_BYTES))
+        /// A lock for a file, which grows within `budget`.
+        pub(crate) fn lock(self, budget: Weak<dyn Budget>) -> Ranges {
+            Arc::new(RangeLock::with_region_bytes(REGION_BYTES).with_budget(budget))
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod async_reads;
 mod bounded;
+mod eviction_looks;
 mod extents;
 mod in_flight;
 mod kept_pages;
@@ -11,6 +12,7 @@ mod short;
 mod short_reads;
 mod shutdown;
 mod slow;
+mod system_pages;
 mod torn;
 mod woken;
 mod worker_threads;

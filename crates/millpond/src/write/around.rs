@@ -86,7 +86,7 @@ impl Write<'_> {
         }
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
-            file.writeback.generations.took(self.first..=self.last, Copy::None, epoch);
+            writeback::took(file, self.first, self.last, Copy::None, epoch);
         }
         if around.is_cached {
             self.drop_or_show(end);

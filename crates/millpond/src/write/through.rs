@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::io::segment::Segment;
 use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write, Written};
-use crate::writeback::{Copy, Durability};
+use crate::writeback::{self, Copy, Durability};
 
 impl Write<'_> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
@@ -64,7 +64,7 @@ impl Write<'_> {
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             let copy = if is_cached { Copy::Cached } else { Copy::None };
-            self.file.writeback.generations.took(self.first..=last, copy, epoch);
+            writeback::took(self.file, self.first, last, copy, epoch);
         }
         self.result(moved, error, durability)
     }

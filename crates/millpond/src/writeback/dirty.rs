@@ -53,6 +53,12 @@ impl Dirty {
         self.set.is_empty() && self.under_way.is_empty()
     }
 
+    /// What the sets take of the heap, at most.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        let owed = self.waiting.iter().map(|waiting| waiting.owed.heap_bytes());
+        self.set.heap_bytes() + owed.sum::<u64>()
+    }
+
     /// Since when there has been something in the set.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.since

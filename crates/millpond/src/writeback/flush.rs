@@ -296,7 +296,9 @@ impl Flush<'_> {
             // Before a sync that fails from here on commits the frame again.
             file.forget_frame(frame);
         }
+        let heap_bytes = generations.heap_bytes();
         drop(generations);
+        file.writeback.owed_heap.set(file.cache(), heap_bytes);
         let mut leaves = Leaves::new(file);
         let mut failed = Vec::new();
         // Who is woken is told of it in the end, and does not wait for this flush meanwhile.

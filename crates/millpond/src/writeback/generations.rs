@@ -48,8 +48,8 @@ use crate::writeback::Failure;
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The memory that may go into remembering one generation, in bitmaps of about 100 bytes; what is
-/// taken beyond counts as bytes without a copy.
+/// The memory that may go into remembering one generation, in bitmaps of some hundred bytes; what is
+/// taken beyond counts as bytes without a copy. (All are counted against the memory limit.)
 const LEAVES_MAX: usize = 1024;
 
 /// How many durable operations have failed.
@@ -217,6 +217,12 @@ impl Locked<'_> {
         self.state.suspect.forget(page, page)
     }
 
+    /// What the sets take of the heap, at most.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        let State { young, covering, suspect, .. } = &*self.state;
+        [young, covering, suspect].iter().map(|it| it.pages.heap_bytes()).sum()
+    }
+
     /// G6: there is no copy of a suspect page.
     pub(crate) fn lose(&mut self) {
         self.state.suspect.uncached = true;
@@ -237,16 +243,6 @@ impl Generations {
         // Acquire: pairs with the Release in `fail`. Who sees an older number here finds a newer one
         // under the lock, in the end, and takes its bytes for suspect without need.
         Epoch(self.epoch.load(Acquire))
-    }
-
-    /// [`Locked::took`].
-    pub(crate) fn took(
-        &self,
-        pages: impl IntoIterator<Item = PageIndex>,
-        copy: Copy,
-        epoch: Epoch,
-    ) -> bool {
-        self.lock().took(pages, copy, epoch)
     }
 
     /// A durable operation enters the gate.

@@ -292,7 +292,7 @@ impl Owing {
         self.give(page);
         let late = self.generations.epoch();
         let epoch = if self.without == Rule::EpochFirst { late } else { early };
-        self.generations.took([page as PageIndex], Copy::Cached, epoch);
+        self.generations.lock().took([page as PageIndex], Copy::Cached, epoch);
     }
 
     /// A sync, which has what is suspect written again.

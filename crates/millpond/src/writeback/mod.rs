@@ -50,6 +50,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::cache::Cache;
+use crate::cache::heap::HeapCharge;
 use crate::cache::ledger::Share;
 use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
@@ -81,6 +83,9 @@ pub(crate) struct Writeback {
     pub(crate) generations: Generations,
     syncing: Mutex<()>,
     pub(crate) share: Arc<Share>,
+    /// What the sets of the state take, and those of the generations.
+    dirty_heap: HeapCharge,
+    owed_heap: HeapCharge,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     begun: AtomicBool,
 }
@@ -145,6 +150,12 @@ impl Writeback {
         self.state.lock().expect("no panic under the lock")
     }
 
+    /// The file is no more.
+    pub(crate) fn uncharge(&self, cache: &Cache) {
+        self.dirty_heap.set(cache, 0);
+        self.owed_heap.set(cache, 0);
+    }
+
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
@@ -160,6 +171,24 @@ impl State {
     }
 }
 
+/// Counts what the sets take. Without their locks.
+fn count_heap(file: &CachedFile) {
+    let writeback = &file.writeback;
+    let dirty = writeback.state().dirty.heap_bytes();
+    writeback.dirty_heap.set(file.cache(), dirty);
+    let owed = writeback.generations.lock().heap_bytes();
+    writeback.owed_heap.set(file.cache(), owed);
+}
+
+/// Notes that the back end took the pages from `first` to `last` of a transfer begun in `epoch` (G1).
+pub(crate) fn took(file: &CachedFile, first: PageIndex, last: PageIndex, copy: Copy, epoch: Epoch) {
+    let mut generations = file.writeback.generations.lock();
+    generations.took(first..=last, copy, epoch);
+    let heap_bytes = generations.heap_bytes();
+    drop(generations);
+    file.writeback.owed_heap.set(file.cache(), heap_bytes);
+}
+
 /// Notes pages whose words the caller has made DIRTY, under its guard (B2).
 pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
@@ -168,7 +197,9 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     state.dirty.insert(first..=last);
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
+    let heap_bytes = state.dirty.heap_bytes();
     drop(state);
+    writeback.dirty_heap.set(file.cache(), heap_bytes);
     if due {
         file.shared.flusher.tell();
     }

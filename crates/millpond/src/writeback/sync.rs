@@ -25,7 +25,7 @@ use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
 use crate::writeback::flush::{Patience, flush};
-use crate::writeback::{Failure, LAST_PAGE, tell_flusher};
+use crate::writeback::{Failure, LAST_PAGE, count_heap, tell_flusher};
 
 /// Pages of which [`settle`] clears a bit under one hold of the lock.
 const SETTLED_TOGETHER: usize = 256;
@@ -47,6 +47,8 @@ pub(crate) fn sync(
 ) -> Result<()> {
     let one = file.writeback.syncing.lock().expect("no panic under the lock");
     let outcome = sync_locked(file, Some((first, last)), data_only, Guards::Wait, &one);
+    drop(one);
+    count_heap(file);
     tell(file, outcome)
 }
 
@@ -84,6 +86,8 @@ pub(super) fn sync_in_background(file: &CachedFile, guards: Guards) {
     };
     if let Some(one) = one {
         let _ = sync_locked(file, None, true, guards, &one);
+        drop(one);
+        count_heap(file);
     }
 }
 

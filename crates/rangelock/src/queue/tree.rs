@@ -2,7 +2,8 @@
 //!
 //! A treap (a search tree by start, a heap by random priority) in which each node knows
 //! the largest end below it. Nodes are entries of one vector, named by index, reused through a free
-//! list: no allocation once it has been as full as it gets.
+//! list: no allocation once it has been as full as it gets. A tree that runs empty keeps room for few:
+//! there is one for each open file.
 //!
 //! - T1. In order of `(start, index)`.
 //! - T2. `max_end` is the largest end in the node's subtree.
@@ -13,6 +14,9 @@ use std::ops::{Index, IndexMut};
 
 use super::Entry;
 use crate::ByteRange;
+
+/// Entries for which an empty tree keeps its memory.
+const SPARE_MAX: usize = 8;
 
 /// No node.
 pub(super) const NIL: u32 = u32::MAX;
@@ -187,7 +191,11 @@ impl Tree {
         }
         self.free.push(at);
         self.len -= 1;
-        self.nodes[at as usize].take().expect("a live node")
+        let removed = self.nodes[at as usize].take().expect("a live node");
+        if self.len == 0 && self.nodes.capacity() > SPARE_MAX {
+            (self.nodes, self.free) = (Vec::new(), Vec::new());
+        }
+        removed
     }
 
     fn computed_max_end(&self, at: u32) -> u64 {

@@ -3,9 +3,11 @@
 //! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
 //! looks at are gated for as long as it does: by a queue entry that covers them (R1), or by itself.
 
+use std::sync::Weak;
+
 use super::held::{Held, Place};
 use super::stripe::Stripe;
-use super::table::{PIECES_MAX, View};
+use super::table::{PIECES_MAX, Table, View};
 use super::{SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
 use crate::queue::{Ticket, unlock_and_tell};
 use crate::raw::Request;
@@ -47,6 +49,29 @@ impl Striped {
         }
         self.table.publish(stripes, &mut state.allocated);
         true
+    }
+
+    /// Replaces the table by the next larger one, if the budget has room for that (B4) and nothing
+    /// stands against it. The budget is asked without the mutex, as it may take its time.
+    pub(super) fn grow_if_paid(&self, log2_max: u32) -> bool {
+        let Some(log2) = self.table.next_log2(log2_max) else { return false };
+        let bytes = Table::bytes(log2);
+        let budget = self.budget.as_ref().map(Weak::upgrade);
+        let refused = match &budget {
+            None => false,
+            Some(budget) => !budget.as_ref().is_some_and(|budget| budget.try_take(bytes)),
+        };
+        if refused {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        // That size or none: somebody else may have been quicker.
+        let grown = self.grow(&mut state, log2);
+        self.unlock(state);
+        if !grown && let Some(budget) = budget.flatten() {
+            budget.give_back(bytes);
+        }
+        grown
     }
 
     /// Sets the gate of every stripe that `range` covers, one more time (R1).
@@ -99,15 +124,14 @@ impl Striped {
         why: Why,
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
-        let mut state = lock(&self.state);
-        if why == Why::Full && self.should_grow(range) && self.grow(&mut state, u32::MAX) {
+        if why == Why::Full && self.should_grow(range) && self.grow_if_paid(u32::MAX) {
             // The claim must not meet the mutex. At most once for each size of table.
-            self.unlock(state);
             return match self.claim_front(range, mode) {
                 Ok(held) => Some(Request::Granted(held)),
                 Err(why) => self.enqueue(range, mode, why, notify),
             };
         }
+        let mut state = lock(&self.state);
         self.close_whole(&mut state, range, mode);
         let view = self.table.view();
         Striped::gate(view, range);

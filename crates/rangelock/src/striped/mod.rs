@@ -54,6 +54,7 @@ mod stripe;
 mod table;
 mod whole;
 
+use std::sync::Weak;
 use std::time::Duration;
 
 use crate::queue::{Queue, Ticket};
@@ -61,7 +62,7 @@ use crate::raw::{RawRangeLock, Request};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
+use crate::{Budget, ByteRange, Mode};
 pub use held::Held;
 use held::Place;
 use stripe::{Claim, Claimed, Release, SLOTS, Stripe};
@@ -94,6 +95,8 @@ pub struct Striped {
     lost: AtomicU32,
     /// How many wait in the queue: a hint for those who would spin.
     waiting: AtomicU32,
+    /// Where the memory of larger tables comes from; it may be gone, as everything it is for.
+    budget: Option<Weak<dyn Budget>>,
     state: Mutex<State>,
 }
 
@@ -128,6 +131,11 @@ impl Default for Striped {
 }
 
 impl Striped {
+    pub(crate) fn with_budget(mut self, budget: Weak<dyn Budget>) -> Striped {
+        self.budget = Some(budget);
+        self
+    }
+
     pub(crate) fn with_region_bytes(bytes: u64) -> Striped {
         let log2 = bytes.max(1).checked_next_power_of_two().map_or(u32::MAX, u64::trailing_zeros);
         Striped::new(log2.clamp(REGION_SHIFT.min(12), REGION_SHIFT_MAX))
@@ -138,6 +146,7 @@ impl Striped {
             table: Table::new(region_shift),
             lost: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
+            budget: None,
             state: Mutex::new(State::default()),
         }
     }
@@ -147,7 +156,12 @@ impl Drop for Striped {
     fn drop(&mut self) {
         let allocated = std::mem::take(&mut lock(&self.state).allocated);
         let mut allocated = allocated;
-        self.table.free_all(&mut allocated);
+        let bytes = self.table.free_all(&mut allocated);
+        if bytes > 0
+            && let Some(budget) = self.budget.as_ref().and_then(Weak::upgrade)
+        {
+            budget.give_back(bytes);
+        }
     }
 }
 
@@ -255,11 +269,9 @@ impl Striped {
         }
         let before = self.lost.fetch_add(lost, Ordering::Relaxed);
         if before < LOST_MAX && before + lost >= LOST_MAX {
-            let mut state = lock(&self.state);
-            self.grow(&mut state, LOG2_MAX_CONTENDED);
+            self.grow_if_paid(LOG2_MAX_CONTENDED);
             // If it could not grow now, then after as many more.
             self.lost.store(0, Ordering::Relaxed);
-            self.unlock(state);
         }
     }
 

@@ -12,7 +12,9 @@
 //! - B1. `word` changes only under the lock's mutex; it only ever names larger tables. So equal
 //!   sizes mean the same table.
 //! - B2. A replaced table stays closed, and stays allocated until the lock is dropped: who still
-//!   looks at it finds every stripe gated, and starts over under the mutex.
+//!   looks at it finds every stripe gated, and starts over under the mutex. All of them together are
+//!   a third of the current one.
+//! - B4. The bytes of each table, replaced or not, were taken from the lock's budget, if it has one.
 //! - B3. Growing moves every held piece. A piece that finds no slot is adopted by the queue.
 
 use std::ptr::NonNull;
@@ -89,14 +91,24 @@ impl Table {
         View { stripes, log2: log2 as u32, region_shift }
     }
 
-    /// An empty table of the next size, not yet in use; `None` if there is none.
-    pub(super) fn allocate_next(&self, log2_max: u32) -> Option<(Box<[Stripe]>, u32)> {
+    /// log2 of the stripes of the next table; `None` if there is none.
+    pub(super) fn next_log2(&self, log2_max: u32) -> Option<u32> {
         let log2 = match self.view().log2 {
             0 => LOG2_FIRST,
             log2 => log2 + LOG2_STEP,
         };
-        let stripes = || (0..1usize << log2).map(|_| Stripe::new()).collect();
-        (log2 <= log2_max.min(LOG2_MAX)).then(|| (stripes(), log2))
+        (log2 <= log2_max.min(LOG2_MAX)).then_some(log2)
+    }
+
+    /// An empty table of the next size, not yet in use; `None` if there is none.
+    pub(super) fn allocate_next(&self, log2_max: u32) -> Option<(Box<[Stripe]>, u32)> {
+        let log2 = self.next_log2(log2_max)?;
+        Some(((0..1usize << log2).map(|_| Stripe::new()).collect(), log2))
+    }
+
+    /// What a table takes.
+    pub(super) fn bytes(log2: u32) -> usize {
+        size_of::<Stripe>() << log2
     }
 
     /// Puts a larger table in place; the caller has closed the old one and filled this one (B1).
@@ -109,14 +121,16 @@ impl Table {
         self.word.store(word, Ordering::Release);
     }
 
-    /// Frees every table, replaced or not.
-    pub(super) fn free_all(&mut self, allocated: &mut Allocated) {
+    /// Frees every table, replaced or not; what they took.
+    pub(super) fn free_all(&mut self, allocated: &mut Allocated) -> usize {
         self.word = AtomicPtr::new(std::ptr::null_mut());
+        let bytes = allocated.iter().map(|stripes| stripes.len() * size_of::<Stripe>()).sum();
         for stripes in allocated.drain(..) {
             // SAFETY: `publish` leaked a box for each, it is dropped once, and `&mut self` proves
             // that no view of this lock is left (B2).
             drop(unsafe { Box::from_raw(stripes.as_ptr()) });
         }
+        bytes
     }
 }
 

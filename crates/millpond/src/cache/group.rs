@@ -1,0 +1,137 @@
+//! Groups: the frames that the system gives and takes back together.
+//!
+//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` concerns whole ones:
+//! of a smaller piece it takes all of the page, or refuses. So frames are committed and decommitted by
+//! groups: a frame that is no smaller than a system page is one, else as many as fill a system page
+//! are. All frames of a committed group count against the limit.
+//!
+//! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for each
+//!   group knows, where groups are of several frames; then the free list is linked both ways, so that
+//!   they can be taken off it wherever they are.
+//! - **GR2** A group whose count became full is in the list of whole ones, once, until who wants to
+//!   decommit takes it out; some of its frames may be in use again by then.
+//!
+//! Locks: that of the class's free frames, which the caller has.
+
+use std::io;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::cache::frame::{Class, FrameIndex, Frames, FreeList, UNIT_BYTES};
+
+/// Units of the largest system page: a count fits below LISTED, and a chunk is a number of them.
+const GROUP_UNITS_MAX: usize = 64;
+/// Beside the count of a group: it is in the list of whole ones.
+const LISTED: u8 = 1 << 7;
+
+impl Frames {
+    /// How many frames of `class` are committed together.
+    pub(super) fn group_frames(&self, class: Class) -> u32 {
+        (self.system_page_bytes / class.bytes()).max(1) as u32
+    }
+
+    /// How many frames of the group of `frame` are free; `None` where a frame is a group.
+    fn free_in_group(&self, frame: FrameIndex, class: Class) -> Option<&AtomicU8> {
+        let group_units = self.system_page_bytes / UNIT_BYTES;
+        (class.bytes() < self.system_page_bytes)
+            .then(|| &self.free_in_group[frame.0 as usize / group_units])
+    }
+
+    /// The first frame of a group that was committed just now; the others are free.
+    pub(super) fn open_group(
+        &self,
+        free: &mut FreeList,
+        group: FrameIndex,
+        class: Class,
+    ) -> FrameIndex {
+        for number in (1..self.group_frames(class)).rev() {
+            self.link_warm(free, FrameIndex(group.0 + number * class.units()), class);
+        }
+        group
+    }
+
+    /// Puts a committed frame on the free list.
+    pub(super) fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+        let meta = self.meta(frame);
+        meta.next.store(free.warm, Relaxed);
+        if let Some(free_in_group) = self.free_in_group(frame, class) {
+            meta.previous.store(0, Relaxed);
+            if free.warm != 0 {
+                self.meta(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
+            }
+            // Relaxed: under the lock of the class, as all that concerns the list.
+            let mut count = free_in_group.load(Relaxed) + 1;
+            if u32::from(count) == self.group_frames(class) {
+                let group_units = (self.system_page_bytes / UNIT_BYTES) as u32;
+                free.whole.push(frame.0 / group_units * group_units);
+                count |= LISTED;
+            }
+            free_in_group.store(count, Relaxed);
+        }
+        free.warm = frame.0;
+        self.classes[class.tag() as usize].note_warm();
+    }
+
+    /// Takes a frame off the free list; the first one, where a frame is a group.
+    pub(super) fn unlink_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+        let next = self.meta(frame).next.load(Relaxed);
+        let Some(free_in_group) = self.free_in_group(frame, class) else {
+            free.warm = next;
+            return;
+        };
+        free_in_group.store(free_in_group.load(Relaxed) - 1, Relaxed);
+        let previous = self.meta(frame).previous.load(Relaxed);
+        match previous {
+            0 => free.warm = next,
+            at => self.meta(FrameIndex(at)).next.store(next, Relaxed),
+        }
+        if next != 0 {
+            self.meta(FrameIndex(next)).previous.store(previous, Relaxed);
+        }
+    }
+
+    /// Takes a group off the free list whose frames are all free, to be decommitted.
+    pub(super) fn take_whole_group(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+        let frames = self.group_frames(class);
+        if frames == 1 {
+            let first = (free.warm != 0).then_some(FrameIndex(free.warm))?;
+            self.unlink_warm(free, first, class);
+            return Some(first);
+        }
+        loop {
+            let group = FrameIndex(free.whole.pop()?);
+            let count = self.free_in_group(group, class).expect("of several frames");
+            let free_frames = count.load(Relaxed) & !LISTED;
+            count.store(free_frames, Relaxed);
+            // Some were taken since.
+            if u32::from(free_frames) < frames {
+                continue;
+            }
+            for number in 0..frames {
+                self.unlink_warm(free, FrameIndex(group.0 + number * class.units()), class);
+            }
+            return Some(group);
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// System pages of engines that the thread builds; 0: as they are.
+    pub(crate) static SYSTEM_PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// The size of the system's pages; an error if groups can't be made of it.
+pub(super) fn system_page_bytes() -> io::Result<usize> {
+    // SAFETY: no memory is involved.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize };
+    #[cfg(test)]
+    let bytes = if SYSTEM_PAGE_BYTES.get() > 0 { SYSTEM_PAGE_BYTES.get() } else { bytes };
+    let units = bytes / UNIT_BYTES;
+    if units.is_power_of_two() && units <= GROUP_UNITS_MAX {
+        return Ok(bytes);
+    }
+    let what =
+        format!("the system has memory pages of {bytes} bytes: 4 KiB to 256 KiB are supported");
+    Err(io::Error::new(io::ErrorKind::Unsupported, what))
+}

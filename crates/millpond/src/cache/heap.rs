@@ -1,0 +1,57 @@
+//! What files take of the heap, counted against the memory limit.
+//!
+//! Sets of pages and ranges grow where nothing can be refused: a page is DIRTY, and has to be in the
+//! set. So they grow first, and are counted right after, without the lock that they are under, as that
+//! may evict. Where nothing can go for it, as all pages are kept by write-back or pinned, it takes what
+//! [`Frames`](crate::cache::frame::Frames) spares of the limit, and nobody gets a frame before that is
+//! made up for ([`Cache::take_frame`]): so it is a matter of what was under way.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::cache::Cache;
+
+/// What is counted for one thing that grows and shrinks.
+#[derive(Default)]
+pub(crate) struct HeapCharge {
+    /// Never more than what was charged.
+    bytes: AtomicU64,
+}
+
+impl HeapCharge {
+    /// Counts `bytes` from now on, evicting what must go for it. Of several at once one is the last, as
+    /// though they came one after the other: who changes what is counted calls this after it, so a
+    /// number that is not the newest is soon replaced. The caller holds no lock but range guards.
+    pub(crate) fn set(&self, cache: &Cache, bytes: u64) {
+        self.set_if(cache, bytes, &|more| {
+            cache.charge_anyway(more);
+            true
+        });
+    }
+
+    /// The same of what can be given up; false, and nothing is counted, if it does not fit.
+    pub(crate) fn try_set(&self, cache: &Cache, bytes: u64) -> bool {
+        self.set_if(cache, bytes, &|more| cache.try_charge(more))
+    }
+
+    fn set_if(&self, cache: &Cache, bytes: u64, charge: &dyn Fn(u64) -> bool) -> bool {
+        // Relaxed: a counter.
+        let mut now = self.bytes.load(Relaxed);
+        while now != bytes {
+            if bytes > now && !charge(bytes - now) {
+                return false;
+            }
+            match self.bytes.compare_exchange(now, bytes, Relaxed, Relaxed) {
+                Ok(_) => {
+                    cache.frames.uncharge(now.saturating_sub(bytes));
+                    return true;
+                }
+                Err(other) => {
+                    cache.frames.uncharge(bytes.saturating_sub(now));
+                    now = other;
+                }
+            }
+        }
+        true
+    }
+}
