@@ -118,6 +118,7 @@ fn begin_write<'f>(
     patience: Patience,
 ) -> Result<Begun<'f>> {
     let around = Some(extent.write(size).begin_around(patience)?);
+    extent.file.begin_change(extent.offset + extent.len);
     Ok(Begun { guard, size, around })
 }
 
@@ -409,6 +410,7 @@ impl Begun<'_> {
                 (Ok(moved as usize), moved < wanted)
             }
             Some(around) => {
+                file.end_change();
                 let write = extent.write(self.size);
                 if let Some(error) = &error {
                     write.note_failure(error);

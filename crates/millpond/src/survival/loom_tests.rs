@@ -10,7 +10,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
-use crate::survival::layout::{FileEntryWords, FileSlot, OpWords, RecordWords};
+use crate::survival::layout::{ChangeWords, FileEntryWords, FileSlot, OpWords, RecordWords};
 use crate::survival::replay::{DirtyPages, size_of};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;
@@ -39,9 +39,7 @@ impl Mapping {
                 life: zero(),
                 size: zero(),
                 intent: [zero(), zero(), zero()],
-                device: zero(),
-                inode: zero(),
-                page_shift: zero(),
+                changes: [zero(), zero(), zero()],
             }],
             records: std::array::from_fn(|_| Record {
                 state: zero(),
@@ -51,7 +49,7 @@ impl Mapping {
             }),
             sequence: zero(),
         };
-        mapping.tables().open_entry(FILE, 0, 0, 100, 12);
+        mapping.tables().open_entry(FILE, 100);
         Arc::new(mapping)
     }
 
@@ -82,7 +80,7 @@ impl Mapping {
             life: load(&entry.life),
             size: load(&entry.size),
             intent: [0; 3],
-            page_shift: 12,
+            changes: ChangeWords::default(),
         };
         let pages = dirty.latest(FILE).iter().map(|dirty| (dirty.page, dirty.frame)).collect();
         (pages, size_of(FILE, &entry, &ops))

@@ -88,10 +88,16 @@ pub(crate) mod client;
 
 pub(crate) mod kept;
 
+pub(crate) mod changes;
+
 mod layout;
 mod tables;
 
 mod wire;
+
+mod life;
+
+pub(crate) mod mark;
 
 pub mod keeper;
 
@@ -102,6 +108,8 @@ mod replay;
 mod memory;
 
 mod target;
+
+mod rescue;
 
 mod report;
 

@@ -1,7 +1,8 @@
 //! A keeper's process: forked off by a program, or one that was started to be a keeper.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -37,7 +38,11 @@ pub fn spawn() -> io::Result<Address> {
             // SAFETY: as above.
             let forked = unsafe { libc::fork() };
             let status = match forked {
-                0 => i32::from(live(server).is_err()),
+                // Whatever happens, it does not go on in what the program was about to do.
+                0 => match catch_unwind(AssertUnwindSafe(|| live(server))) {
+                    Ok(Ok(())) => 0,
+                    _ => 1,
+                },
                 -1 => 1,
                 _ => 0,
             };
@@ -50,10 +55,16 @@ pub fn spawn() -> io::Result<Address> {
             while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
                 if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
                     // The program does not want to hear of its children, or waits for all of them.
-                    return Ok(address);
+                    status = 0;
+                    break;
                 }
             }
-            if status == 0 { Ok(address) } else { Err(Errno::AGAIN.into()) }
+            if status != 0 {
+                return Err(Errno::AGAIN.into());
+            }
+            // The socket is the keeper's, which removes it in the end.
+            server.made.clear();
+            Ok(address)
         }
     }
 }
@@ -120,9 +131,14 @@ fn live(server: Server) -> io::Result<()> {
     use_all_descriptors();
     server.serve(|report| {
         if !report.is_complete() {
-            eprintln!("millpond keeper: {report}");
+            say(&report);
         }
     })
+}
+
+/// Tells whoever reads standard error. If nobody does, that is no reason to die.
+fn say(report: &Report) {
+    let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }
 
 fn ignore(signals: &[i32]) {

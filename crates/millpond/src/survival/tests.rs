@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::cache::frame::FrameIndex;
+use crate::survival::changes::Changes;
 use crate::survival::keeper::{self, Address, Report, Server, Stopper};
-use crate::survival::wire::{self, Request};
+use crate::survival::wire::{self, Keeper, Request};
 use crate::survival::{FileSlot, Intent, Survival};
 
 /// A keeper in a thread.
@@ -80,6 +81,9 @@ fn dirty_pages_are_written() {
     survival.clean(FrameIndex(5));
     survival.forget(other_slot);
     // As by a write that was in flight.
+    let changes = Changes::default();
+    changes.enter(&survival, slot, file.as_fd());
+    changes.begin(&survival, 50_000);
     file.set_len(50_000).unwrap();
     drop(survival);
     let report = keeper.reports.recv().unwrap();
@@ -279,7 +283,8 @@ fn what_a_keeper_refuses() {
 
     // Not a mapping of ours; and messages that mean nothing.
     let strange = File::open("/dev/zero").unwrap();
-    let hello = |fds: &[BorrowedFd<'_>]| wire::ask(&keeper.address, Request::Hello, fds);
+    let hello =
+        |fds: &[BorrowedFd<'_>]| wire::ask(&keeper.address, Keeper::Trusted, Request::Hello, fds);
     assert!(hello(&[]).is_err());
     assert!(hello(&[strange.as_fd(), strange.as_fd()]).is_err());
     let socket = wire::socket().unwrap();
@@ -317,8 +322,9 @@ fn failures_are_reported_and_the_rest_is_written() {
     survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), Some(10));
     survival.set_intent(slot, Intent::Truncate { len: 100 });
     drop(survival);
-    let report = keeper.reports.recv().unwrap();
+    let mut report = keeper.reports.recv().unwrap();
     assert!(!report.is_complete());
+    report.files.sort_by_key(|file| file.failures.is_empty());
     let [sealed, whole] = report.files.as_slice() else { panic!("{report:?}") };
     assert_eq!((sealed.pages, sealed.bytes), (2, 8192), "{sealed:?}");
     let ranges: Vec<_> = sealed.failures.iter().map(|f| (f.range.start, f.range.end)).collect();
@@ -327,6 +333,14 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert!(report.to_string().contains("writing bytes 8192 to 16384"), "{report}");
     assert_eq!((whole.pages, whole.failures.len()), (1, 0));
     assert_eq!(contents(&other), [5; 10]);
+    // What could not be written is elsewhere.
+    let rescue = sealed.rescue.clone().unwrap();
+    let target = tempfile::NamedTempFile::new().unwrap();
+    let restored = keeper::restore(&rescue, Some(target.path()), true).unwrap();
+    std::fs::remove_file(&rescue).unwrap();
+    assert_eq!((restored.bytes, restored.size), (8192, 16384));
+    let bytes = std::fs::read(target.path()).unwrap();
+    assert!(bytes[8192..12288].iter().all(|b| *b == 3) && bytes[12288..].iter().all(|b| *b == 4));
     let bytes = contents(&file);
     assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
 }
