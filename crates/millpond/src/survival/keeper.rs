@@ -31,7 +31,7 @@
 //! ```
 
 use std::collections::HashMap;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -115,13 +115,12 @@ impl Stopper {
     }
 }
 
-/// How names of [`Address::unique`] begin.
+/// How directories of [`Address::unique`] begin: what lies below is not told to others.
 const UNIQUE: &str = "millpond-keeper-";
 
 impl Address {
-    /// An address that nobody else has, and nobody else learns: a socket in a directory that other
-    /// users can't list, which [`Server::bind`] makes. It works for a client that has become another
-    /// user, too.
+    /// An address that nobody else has, and no other user learns: a socket below a directory that they
+    /// can't list, which [`Server::bind`] makes. It works for a client that has become another user, too.
     ///
     /// # Examples
     ///
@@ -134,7 +133,7 @@ impl Address {
         let pid = std::process::id();
         let random = || RandomState::new().hash_one(pid);
         let (one, two, three) = (random(), random(), random());
-        let names = format!("{UNIQUE}{pid}-{one:016x}/{two:016x}{three:016x}");
+        let names = format!("{UNIQUE}{pid}-{one:016x}/{two:016x}{three:016x}/door");
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let places = [std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()];
         let found = places.into_iter().chain(runtime).find_map(|place| {
@@ -147,8 +146,9 @@ impl Address {
 
     /// Whether it was made by [`Address::unique`].
     fn is_unique(&self) -> bool {
-        let directory = self.path().and_then(Path::parent).and_then(Path::file_name);
-        directory.is_some_and(|name| name.as_bytes().starts_with(UNIQUE.as_bytes()))
+        let directory = self.path().and_then(Path::parent).and_then(Path::parent);
+        let name = directory.and_then(Path::file_name);
+        name.is_some_and(|name| name.as_bytes().starts_with(UNIQUE.as_bytes()))
     }
 }
 
@@ -172,18 +172,20 @@ impl Server {
     /// What `bind(2)` answers; EADDRINUSE if a keeper listens there, or what is there is no socket.
     pub fn bind(address: &Address) -> io::Result<Server> {
         let listener = wire::socket()?;
-        let mut made = Vec::new();
-        match (address.path(), address.is_unique()) {
-            (Some(path), true) => bind_hidden(&listener, path, &mut made)?,
-            (Some(path), false) => bind_at(&listener, path, address, &mut made)?,
-            (None, _) => rustix::net::bind(&listener, &address.socket_address()?)?,
-        }
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
         let address = address.clone();
-        let server = Server { address, listener, stop, made, until: None, patience: PATIENCE };
-        rustix::net::listen(&server.listener, BACKLOG)?;
-        rustix::io::ioctl_fionbio(&server.listener, true)?;
+        let made = Vec::new();
+        // Whatever fails from here on, what was made is removed.
+        let mut server = Server { address, listener, stop, made, until: None, patience: PATIENCE };
+        let Server { address, listener, made, .. } = &mut server;
+        match (address.path(), address.is_unique()) {
+            (Some(path), true) => bind_hidden(listener, path, made)?,
+            (Some(path), false) => bind_at(listener, path, address, made)?,
+            (None, _) => rustix::net::bind(&*listener, &address.socket_address()?)?,
+        }
+        rustix::net::listen(&*listener, BACKLOG)?;
+        rustix::io::ioctl_fionbio(&*listener, true)?;
         Ok(server)
     }
 
@@ -276,16 +278,23 @@ impl Drop for Server {
     }
 }
 
-/// Binds to a path in a new directory that others may pass, but not list; and by a name that tells
+/// Binds to a path below a new directory that others may pass, but not list; and by a name that tells
 /// nobody of it who looks at the sockets of this machine (`/proc/net/unix`).
 fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+    let (Some(secret), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL.into());
     };
-    DirBuilder::new().mode(0o700).create(directory)?;
+    let outer = secret.parent().ok_or(Errno::INVAL)?;
+    let mut directories = Vec::new();
     let outcome = (|| {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(directory, flags, Mode::empty())?;
+        let mut last = None;
+        for directory in [outer, secret] {
+            DirBuilder::new().mode(0o700).create(directory)?;
+            directories.insert(0, directory.to_owned());
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            last = Some(rustix::fs::open(directory, flags, Mode::empty())?);
+        }
+        let fd = last.expect("two directories");
         let mut hidden = format!("/proc/self/fd/{}/", fd.as_raw_fd()).into_bytes();
         hidden.extend_from_slice(name.as_bytes());
         match rustix::net::bind(listener, &SocketAddrUnix::new(hidden)?) {
@@ -295,18 +304,16 @@ fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::
             }
             bound => bound,
         }?;
+        directories.insert(0, path.to_owned());
         // Who knows the name may connect, and is looked at then.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
-        rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o711))?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        std::fs::set_permissions(secret, Permissions::from_mode(0o711))?;
+        std::fs::set_permissions(outer, Permissions::from_mode(0o711))?;
         Ok(())
     })();
-    if outcome.is_err() {
-        let _ = std::fs::remove_file(path);
-        let _ = std::fs::remove_dir(directory);
-        return outcome;
-    }
-    made.extend([path.to_owned(), directory.to_owned()]);
-    Ok(())
+    // Also if it failed.
+    made.extend(directories);
+    outcome
 }
 
 /// Binds to a path that the user has chosen.
