@@ -1,10 +1,16 @@
 //! `millpond keeper`: a keeper as a process of its own.
 
 use std::io::Write;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use millpond::keeper::{Address, Report};
 
 use crate::failure::{Context, Result};
+
+/// How long a keeper that is done waits for somebody to read what it says.
+const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Writes back what programs left dirty when they died.
 ///
@@ -19,9 +25,19 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let address = &args.address;
-    // Whether or not anybody reads it: a keeper that died of that would be no keeper.
-    let report = |report: Report| {
-        let _ = writeln!(std::io::stderr(), "millpond keeper: {report}");
-    };
-    millpond::keeper::run(address, report).context(format!("keeper at {address}"))
+    // From a thread of its own, and whether or not anybody reads it: a keeper that waited for that, or
+    // died of it, would be no keeper.
+    let (send, reports) = channel::<Report>();
+    let (said, all_said) = channel::<()>();
+    thread::spawn(move || {
+        for report in reports {
+            let _ = writeln!(std::io::stderr(), "millpond keeper: {report}");
+        }
+        drop(said);
+    });
+    let report = |report| drop(send.send(report));
+    let served = millpond::keeper::run(address, report).context(format!("keeper at {address}"));
+    drop(send);
+    let _ = all_said.recv_timeout(SAYING_PATIENCE);
+    served
 }

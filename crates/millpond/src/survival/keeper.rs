@@ -212,6 +212,9 @@ impl Server {
     /// report comes for each engine whose process died, and for each that ended with files still
     /// handed over.
     ///
+    /// `on_report` is called by the thread that serves, and nobody is served meanwhile: it should not wait
+    /// for anybody, and must not open files that programs have with this keeper.
+    ///
     /// Signals of the process do not concern it, but for SIGXFSZ: a process with a file size limit
     /// should ignore that one.
     ///
@@ -476,13 +479,24 @@ impl Keeper {
             self.clients.iter().any(|client| client.pid == peer.pid && !client.is_dead());
         if !is_own && !is_client {
             wire::answer(socket.as_fd(), Err(Errno::PERM.into()), &[]);
+            self.hang_up(socket);
             return Ok(());
         }
         if self.connections.len() == CONNECTIONS_MAX {
-            self.connections.remove(0);
+            let oldest = self.connections.remove(0);
+            self.hang_up(oldest.socket);
         }
         self.connections.push(Connection { socket, peer });
         Ok(())
+    }
+
+    /// Ends a connection that nothing was received from. With it go the descriptors that were sent, and
+    /// the end of one may take as long as its sender likes (a socket that lingers).
+    fn hang_up(&mut self, socket: OwnedFd) {
+        self.apart(socket, |socket| {
+            drop(socket);
+            Told::Done
+        });
     }
 
     /// Takes and answers requests: one each, then the connection closes.
@@ -667,8 +681,7 @@ impl Keeper {
 
     /// Lets go of files, then says so.
     fn part(&mut self, connection: Connection, fds: Vec<OwnedFd>, files: Vec<Adopted>) {
-        let is_local = |file: &Adopted| file.target.medium == Medium::Local;
-        if fds.is_empty() && files.iter().all(is_local) {
+        if fds.is_empty() && files.iter().all(|file| file.target.closes_at_once()) {
             drop(files);
             return connection.answer(Ok(0));
         }
@@ -692,9 +705,9 @@ impl Keeper {
         self.under_way += 1;
         match spawn_thread("millpond-keeper", thread) {
             Ok(()) => drop(give.send(with)),
+            // Who asked is told by the end of the connection.
             Err(_) => {
-                // Who asked is told by the end of the connection. Better to leak than to wait.
-                std::mem::forget(with);
+                drop(with);
                 self.under_way -= 1;
             }
         }

@@ -190,8 +190,6 @@ fn set_list(head: *mut RobustList) -> io::Result<()> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::os::fd::FromRawFd;
-
     use super::*;
 
     fn see(life: &Life) -> Seen {
@@ -215,15 +213,13 @@ mod tests {
     /// Goal: clients see the end of a keeper that is killed, at once.
     #[test]
     fn a_life_is_ended() {
-        let mut ends = [-1; 2];
-        // SAFETY: room for two descriptors.
-        assert_eq!(
-            unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, ends.as_mut_ptr()) },
-            0
-        );
-        // SAFETY: just made, and ours.
-        let (ours, theirs) =
-            unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::empty(),
+            None,
+        )
+        .unwrap();
         // SAFETY: the child does what little a thread may do in it, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -5,13 +5,18 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::io::backend::spawn as spawn_thread;
 use crate::survival::keeper::Server;
 use crate::survival::report::Report;
 use crate::survival::wire::Address;
 
+/// How long a keeper that is done waits for somebody to read what it says.
+const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 /// Signals that ask a process to end.
 const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
@@ -129,14 +134,28 @@ fn live(server: Server) -> io::Result<()> {
     ignore(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]);
     leave_files(&server);
     use_all_descriptors();
-    server.serve(|report| {
-        if !report.is_complete() {
+    let (send, reports) = channel();
+    let (said, all_said) = channel::<()>();
+    let teller = spawn_thread("millpond-say", move || {
+        for report in reports {
             say(&report);
         }
-    })
+        drop(said);
+    });
+    let served = server.serve(|report| {
+        if !report.is_complete() {
+            let _ = send.send(report);
+        }
+    });
+    drop(send);
+    if teller.is_ok() {
+        let _ = all_said.recv_timeout(SAYING_PATIENCE);
+    }
+    served
 }
 
-/// Tells whoever reads standard error. If nobody does, that is no reason to die.
+/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a terminal
+/// that is stopped keeps it waiting. If nobody reads, that is no reason to die.
 fn say(report: &Report) {
     let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }

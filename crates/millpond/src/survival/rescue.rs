@@ -232,7 +232,8 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     let stat = rustix::fs::fstat(&target)?;
     let is_same = (stat.st_dev, stat.st_ino) == (header.device, header.inode);
     let is_unchanged = (mtime_ns(&stat), stat.st_size as u64) == (header.changed, header.length);
-    if !force && !(is_same && is_unchanged) {
+    let is_as_it_was = is_same && is_unchanged;
+    if !force && !is_as_it_was {
         let what = if is_same { "was changed since" } else { "is not the file that it was" };
         let kind = io::ErrorKind::StaleNetworkFileHandle;
         return Err(io::Error::new(kind, format!("{} {what}", path.display())));
