@@ -9,7 +9,7 @@ mod common;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -440,6 +440,46 @@ fn strangers_at_the_door() {
     thread.join().unwrap().unwrap();
     let outer = Path::new(&address).parent().and_then(Path::parent).unwrap();
     assert!(!outer.exists(), "the door is gone");
+}
+
+/// Goal: who sends a keeper something that takes long to close keeps nobody else waiting.
+/// Method: a connection that lingers, whose other end reads nothing, in a message that is no request.
+/// Incident: descriptors were closed by the one thread that served.
+#[test]
+fn a_descriptor_that_takes_long_to_close() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let address = address_in(dir.path());
+    let mut keeper = Actor::start("keeper", &[&address], None);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut lingering = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other_end, _) = listener.accept().unwrap();
+    let for_long = Some(Duration::from_secs(600));
+    rustix::net::sockopt::set_socket_linger(&lingering, for_long).unwrap();
+    lingering.set_nonblocking(true).unwrap();
+    while lingering.write(&[0; PAGE]).is_ok() {}
+    lingering.set_nonblocking(false).unwrap();
+    // So that the last to close it is not ourselves.
+    keeper.signal(libc::SIGSTOP);
+    let socket = connect(&address).unwrap();
+    let fds = [lingering.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = [std::io::IoSlice::new(&[7; 64])];
+    rustix::net::sendmsg(&socket, &bytes, &mut control, SendFlags::empty()).unwrap();
+    drop(lingering);
+    keeper.signal(libc::SIGCONT);
+    // It has closed the descriptor, or is at it, when the next is answered.
+    let mut answer = [0; 16];
+    assert_eq!(rustix::io::read(&socket, &mut answer).unwrap(), 16);
+    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "dirty"], None);
+    assert_eq!(std::fs::read(&path).unwrap(), [], "kept, and not written through");
+    writer.kill();
+    keeper.hears("report");
+    assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE]);
+    drop(other_end);
 }
 
 /// Goal: a process that has become another user is still served, and speaks to its keeper.

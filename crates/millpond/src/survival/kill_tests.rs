@@ -20,7 +20,7 @@ use crate::survival::layout::{ChangeWords, FileSlot, Intent, OPS};
 use crate::survival::memory::Memory;
 use crate::survival::replay::{Dead, replay};
 use crate::survival::report::FileReport;
-use crate::survival::target::{Adopted, Medium, mtime_ns};
+use crate::survival::target::{Adopted, Medium, SYNCS_TO_FAIL, mtime_ns};
 use crate::survival::{Survival, keeper::Address};
 
 const UNITS: u32 = 512;
@@ -276,8 +276,12 @@ impl Program {
     }
 
     pub(super) fn replay(&self) -> Vec<FileReport> {
+        self.replay_with(Duration::ZERO)
+    }
+
+    fn replay_with(&self, patience: Duration) -> Vec<FileReport> {
         let memory = Memory::new(self.memory.try_clone().unwrap()).map_err(|(_, error)| error);
-        let dead = Dead { pid: 1, memory: memory.unwrap(), patience: Duration::ZERO };
+        let dead = Dead { pid: 1, memory: memory.unwrap(), patience };
         let mut told = Vec::new();
         replay(dead, vec![self.adopted()], |reports| told.extend(reports));
         told
@@ -392,6 +396,34 @@ fn killed_at_every_step() {
         }
         println!("pages of {page} bytes in {dir}: killed before each of {steps} steps");
         assert!(steps > 300);
+    }
+}
+
+/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and where
+/// that does not help, kept in a rescue file.
+/// Incident: the keeper told of the failure, and gave up the frames.
+#[test]
+fn a_sync_that_fails_is_made_up_for() {
+    for (failing, patience) in [(1, Duration::from_secs(60)), (u32::MAX, Duration::ZERO)] {
+        let mut program = Program::new(test_file(0), 12, u64::MAX);
+        program.run(&Op::Write { at: 0, len: 20_000, with: 9 }).unwrap();
+        SYNCS_TO_FAIL.set(failing);
+        let reports = program.replay_with(patience);
+        SYNCS_TO_FAIL.set(0);
+        let [report] = reports.as_slice() else { panic!("{reports:?}") };
+        if failing == 1 {
+            assert!(report.failures.is_empty() && report.rescue.is_none(), "{report:?}");
+            assert_eq!((report.pages, report.bytes), (5, 20_000));
+            assert_eq!(program.contents(), [9; 20_000]);
+            continue;
+        }
+        assert_eq!((report.pages, report.failures.len()), (0, 1), "{report:?}");
+        let rescue = report.rescue.clone().unwrap();
+        let target = tempfile::NamedTempFile::new().unwrap();
+        let restored = crate::keeper::restore(&rescue, Some(target.path()), true);
+        std::fs::remove_file(rescue).unwrap();
+        assert_eq!(restored.unwrap().bytes, 20_000);
+        assert_eq!(std::fs::read(target.path()).unwrap(), [9; 20_000]);
     }
 }
 

@@ -41,6 +41,12 @@ pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
 
+#[cfg(all(test, not(loom)))]
+thread_local! {
+    /// Of the files that this thread writes.
+    pub(super) static SYNCS_TO_FAIL: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// What a file lies on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Medium {
@@ -406,8 +412,22 @@ impl Writer<'_> {
         Ok(self.changed(set)?)
     }
 
-    pub(super) fn sync(&self) -> io::Result<()> {
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        #[cfg(all(test, not(loom)))]
+        if SYNCS_TO_FAIL.get() > 0 {
+            SYNCS_TO_FAIL.set(SYNCS_TO_FAIL.get() - 1);
+            return self.lose();
+        }
         Ok(retry_on_intr(|| rustix::fs::fsync(self.fd()))?)
+    }
+
+    /// A sync that fails as on a device that has lost what was written.
+    #[cfg(all(test, not(loom)))]
+    fn lose(&mut self) -> io::Result<()> {
+        let len = self.len()?;
+        self.set_len(0)?;
+        self.set_len(len)?;
+        Err(Errno::IO.into())
     }
 
     /// Some of the bytes, at least one.

@@ -270,6 +270,11 @@ fn what_a_keeper_refuses() {
     assert_eq!(adopt(file.as_file(), stat.ino(), 17), Some(libc::EINVAL));
     let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
     assert_eq!(adopt(&null, stat.ino(), 12), Some(libc::EINVAL));
+    // A file system that does things when it is written.
+    let control = OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
+    let control_stat = control.metadata().unwrap();
+    let adopted = survival.adopt(control.as_fd(), control_stat.dev(), control_stat.ino(), 0, 12);
+    assert_eq!(adopted.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     // None of these used up an entry; and there is an end of them.
     let slots: Vec<_> =
         std::iter::from_fn(|| survival.adopt(file.as_fd(), stat.dev(), stat.ino(), 0, 12).ok())
