@@ -54,7 +54,7 @@ use crate::survival::life::Life;
 use crate::survival::mark::Mark;
 use crate::survival::memory::Memory;
 use crate::survival::replay::{Dead, PATIENCE, replay};
-use crate::survival::target::{Adopted, Medium, identify};
+use crate::survival::target::{Adopted, Identity, Medium};
 use crate::survival::wire::{self, Peer, Request};
 
 pub use crate::survival::process::{run, spawn};
@@ -65,6 +65,8 @@ pub use crate::survival::wire::Address;
 /// Connections whose request has not come yet; the oldest goes when there are more.
 const CONNECTIONS_MAX: usize = 256;
 const BACKLOG: i32 = 1024;
+/// Mounts that are remembered.
+const MEDIA_MAX: usize = 1024;
 
 /// A keeper that listens, and serves in whatever thread calls [`Server::serve`].
 ///
@@ -389,7 +391,7 @@ enum Told {
     },
     /// What the file of a request lies on.
     Medium {
-        device: u64,
+        mount: Option<u64>,
         medium: io::Result<Option<Medium>>,
         asked: Asked,
     },
@@ -431,7 +433,7 @@ struct Keeper {
     marks: OwnedFd,
     marked: HashMap<u64, Weak<Mark>>,
     next_mark: u64,
-    /// What the devices are that files have come from; `None`: nothing to be kept.
+    /// What is mounted where files have come from, by [`Identity::mount`]; `None`: nothing to be kept.
     media: HashMap<u64, Option<Medium>>,
 }
 
@@ -522,7 +524,7 @@ impl Keeper {
         match request {
             Request::Hello => self.greet(connection, fds),
             Request::Adopt { mapping, .. } => match self.client(peer, mapping) {
-                Ok(_) => self.adopt(Asked { connection, request, fds }),
+                Ok(_) => self.adopt(Asked { connection, request, fds }, None),
                 Err(error) => self.refuse(connection, fds, error),
             },
             Request::Forget { mapping, slot } => {
@@ -568,27 +570,28 @@ impl Keeper {
         wire::answer(connection.socket.as_fd(), Ok(id), &[self.life.shown()]);
     }
 
-    /// Takes a file from a client, if it is one to be kept. To know that, the file system of a device
-    /// that is new to us is asked, by a thread of its own, and the request carried out then.
-    fn adopt(&mut self, asked: Asked) {
+    /// Takes a file from a client, if it is one to be kept. To know that, its file system is asked, by a
+    /// thread of its own, unless it is known.
+    fn adopt(&mut self, asked: Asked, medium: Option<Option<Medium>>) {
         let Asked { connection, request, fds } = asked;
         let Request::Adopt { mapping, slot, device, inode, page_shift } = request else { return };
         let [fd] = match <[OwnedFd; 1]>::try_from(fds) {
             Ok(one) => one,
             Err(fds) => return self.refuse(connection, fds, Errno::PROTO),
         };
-        let found = match identify(&fd) {
-            Ok((found, _)) => found,
+        let mount = match Identity::of(&fd) {
+            Ok(found) => found.mount,
             Err(_) => return self.refuse(connection, vec![fd], Errno::INVAL),
         };
-        let medium = match self.media.get(&found) {
-            Some(Some(medium)) => *medium,
+        let known = || self.media.get(&mount?).copied();
+        let medium = match medium.or_else(known) {
+            Some(Some(medium)) => medium,
             Some(None) => return self.refuse(connection, vec![fd], Errno::OPNOTSUPP),
             None => {
                 let asked = Asked { connection, request, fds: vec![fd] };
                 return self.apart(asked, move |asked| {
                     let medium = Medium::ask(&asked.fds[0]);
-                    Told::Medium { device: found, medium, asked }
+                    Told::Medium { mount, medium, asked }
                 });
             }
         };
@@ -719,12 +722,15 @@ impl Keeper {
         while let Ok(told) = self.receive.try_recv() {
             match told {
                 Told::Done => self.under_way -= 1,
-                Told::Medium { device, medium, asked } => {
+                Told::Medium { mount, medium, asked } => {
                     self.under_way -= 1;
                     match medium {
                         Ok(medium) => {
-                            self.media.insert(device, medium);
-                            self.carry_out(asked, on_report);
+                            if self.media.len() >= MEDIA_MAX {
+                                self.media.clear();
+                            }
+                            self.media.extend(mount.map(|mount| (mount, medium)));
+                            self.adopt(asked, Some(medium));
                         }
                         Err(_) => self.refuse(asked.connection, asked.fds, Errno::IO),
                     }

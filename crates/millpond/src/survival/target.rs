@@ -102,16 +102,29 @@ impl Medium {
     }
 }
 
-/// Device and inode of a regular file, without asking the file system; EINVAL for anything else.
-pub(super) fn identify(fd: &OwnedFd) -> io::Result<(u64, u64)> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(fd, c"", flags, StatxFlags::TYPE | StatxFlags::INO)?;
-    let kind = rustix::fs::FileType::from_raw_mode(stat.stx_mode.into());
-    if kind != rustix::fs::FileType::RegularFile {
-        return Err(Errno::INVAL.into());
+/// What a file is, as far as the kernel knows without asking the file system.
+pub(super) struct Identity {
+    /// Device and inode.
+    pub(super) id: (u64, u64),
+    /// A number that no other mount has had or will have (Linux 6.8).
+    pub(super) mount: Option<u64>,
+}
+
+impl Identity {
+    /// EINVAL for anything but a regular file.
+    pub(super) fn of(fd: &OwnedFd) -> io::Result<Identity> {
+        const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let asked = StatxFlags::TYPE | StatxFlags::INO | MNT_ID_UNIQUE;
+        let stat = rustix::fs::statx(fd, c"", flags, asked)?;
+        let kind = rustix::fs::FileType::from_raw_mode(stat.stx_mode.into());
+        if kind != rustix::fs::FileType::RegularFile {
+            return Err(Errno::INVAL.into());
+        }
+        let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        let told = StatxFlags::from_bits_retain(stat.stx_mask).contains(MNT_ID_UNIQUE);
+        Ok(Identity { id: (device, stat.stx_ino), mount: told.then_some(stat.stx_mnt_id) })
     }
-    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    Ok((device, stat.stx_ino))
 }
 
 /// A file that a process handed over.
@@ -139,7 +152,7 @@ impl Adopted {
         if !shifts.contains(&page_shift) {
             return Err((fd, Errno::INVAL));
         }
-        if identify(&fd).ok() != Some(id) {
+        if Identity::of(&fd).map(|found| found.id).ok() != Some(id) {
             return Err((fd, Errno::STALE));
         }
         let permits = rustix::fs::fcntl_getfl(&fd)
