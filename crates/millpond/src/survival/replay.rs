@@ -247,8 +247,7 @@ impl Replay<'_> {
         if let Err(error) = writer.check() {
             work.unwritten = self.pieces(work.file, pages, &clip, report);
             if !work.unwritten.is_empty() {
-                let what = "not overwriting what somebody else has written, with";
-                report.failed(what, 0..work.size, &error);
+                report.failed("writing", 0..work.size, &error);
             }
             return;
         }

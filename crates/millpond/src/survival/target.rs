@@ -376,12 +376,16 @@ impl Writer<'_> {
         stands(self.fd())
     }
 
-    /// T2; ESTALE if somebody else has changed the file.
+    /// T2; StaleNetworkFileHandle if somebody else has changed the file.
     pub(super) fn check(&self) -> io::Result<()> {
         // In this order: who breaks the lease now changes the file after the look.
         let now = self.target.stamp()?;
         let is_ours = now == self.expected || (self.lease.was_standing && self.is_alone());
-        if is_ours { Ok(()) } else { Err(Errno::STALE.into()) }
+        if is_ours {
+            return Ok(());
+        }
+        let kind = io::ErrorKind::StaleNetworkFileHandle;
+        Err(io::Error::new(kind, "somebody else has changed the file since"))
     }
 
     /// What the file is like after a change of ours.
