@@ -3,7 +3,8 @@
 //! - [`run`]: starts another program with its file I/O served by Millpond. Looks at the program
 //!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs; or
 //!   stays as its keeper ([`run::kept`]).
-//! - [`keeper`]: writes back what other processes left dirty when they died.
+//! - [`keeper`]: writes back what other processes left dirty when they died; [`rescue`]: puts what it
+//!   could not write into the file after all.
 //! - [`bench`]: measures Millpond and its peers on this machine.
 //!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be
@@ -14,6 +15,7 @@
 mod bench;
 mod failure;
 mod keeper;
+mod rescue;
 mod run;
 
 use std::process::ExitCode;
@@ -38,6 +40,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Keeper(keeper::Args),
+    Rescue(rescue::Args),
     Bench(bench::Args),
 }
 
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match outcome {

@@ -19,8 +19,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use millpond::{
@@ -135,6 +135,7 @@ impl Registry {
     /// is one already.
     pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
+        tell_lost_keeper(self);
         if matches!(table::get(fd), Slot::File(_)) {
             // Closed where no hook saw it.
             self.forget(fd);
@@ -603,6 +604,15 @@ pub fn leave_keeper() {
     let engine = lock().engine.clone();
     if let Some(engine) = engine {
         engine.leave_keeper();
+    }
+}
+
+/// Says, once, if there was a keeper and it died.
+pub fn tell_lost_keeper(registry: &Registry) {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    let is_lost = registry.engine.as_ref().is_some_and(Engine::has_lost_keeper);
+    if is_lost && !IS_TOLD.swap(true, Relaxed) {
+        report::warn_lost_keeper();
     }
 }
 

@@ -324,7 +324,10 @@ pub fn put_by() {
 }
 
 fn tell_programs() -> Counts {
-    registry::lock().count_moved_by_libc();
+    let registry = registry::lock();
+    registry::tell_lost_keeper(&registry);
+    registry.count_moved_by_libc();
+    drop(registry);
     let counts = Counts::take();
     if let Some(path) = &config::get().report_file
         && !counts.is_empty()
@@ -349,6 +352,17 @@ pub fn warn_unwritten(fd: RawFd, errno: i32) {
     let stderr = STDERR.load(Relaxed);
     let stderr = if stderr >= 0 { stderr } else { libc::STDERR_FILENO };
     write(stderr, &format!("millpond: {path}: written bytes are not in the file yet: {error}\n"));
+}
+
+/// What waits in the cache has nobody any more who would write it if this process were killed.
+pub fn warn_lost_keeper() {
+    let stderr = STDERR.load(Relaxed);
+    let stderr = if stderr >= 0 { stderr } else { libc::STDERR_FILENO };
+    let pid = std::process::id();
+    write(
+        stderr,
+        &format!("millpond: process {pid}: the keeper died; writes go through from now on\n"),
+    );
 }
 
 /// Appends a line to a file, by one write.

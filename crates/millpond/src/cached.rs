@@ -32,7 +32,9 @@ use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::registry::{self, FileId, Found};
 use crate::space::{self, Space};
 use crate::stats::Transfers;
+use crate::survival::changes::Told;
 use crate::survival::kept::Kept;
+use crate::survival::{Survival, mark};
 use crate::workers::Workers;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
@@ -53,6 +55,13 @@ pub(crate) struct Shared {
     pub(crate) flusher: Arc<Flusher>,
     pub(crate) flight: crate::sync::Arc<Flight>,
     pub(crate) workers: Arc<Workers>,
+}
+
+impl Shared {
+    /// See [`crate::Stats::has_lost_keeper`].
+    pub(crate) fn has_lost_keeper(&self) -> bool {
+        self.cache.frames.survival().is_some_and(Survival::has_lost_keeper)
+    }
 }
 
 impl Drop for Shared {
@@ -98,6 +107,11 @@ impl Backend {
             BackendKind::Sim(_) => "sim",
             BackendKind::Null => "null",
         }
+    }
+
+    /// Whether what is written reaches files, and what is in them counts.
+    fn has_files(&self) -> bool {
+        matches!(self.kind, BackendKind::Uring(_) | BackendKind::Threads)
     }
 
     /// Who has rings for queues.
@@ -215,6 +229,10 @@ impl CachedFile {
             }
             // From here until it is entered, nobody else opens the file.
             Found::Place(place) => {
+                // Who has the file open already has waited.
+                if shared.backend.has_files() {
+                    mark::await_written(&stat, mark::PATIENCE).map_err(failed)?;
+                }
                 let backing = shared.backend.open(&fd, options.backing).map_err(failed)?;
                 let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
                 // Asked for only now: the last handle of the file may have changed it since `stat`.
@@ -274,6 +292,11 @@ impl CachedFile {
         };
         // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
+        let kept = Kept::default();
+        let backing = match shared.cache.frames.survival() {
+            Some(_) => Arc::new(Told::new(backing, &kept.changes, shared)),
+            None => backing,
+        };
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
@@ -284,7 +307,7 @@ impl CachedFile {
             through: AtomicUsize::new(0),
             writeback,
             space: Space::default(),
-            kept: Kept::default(),
+            kept,
             handles: AtomicUsize::new(0),
             this: Weak::clone(this),
             id,
@@ -336,6 +359,32 @@ impl CachedFile {
         }
         drop(guard);
         Ok(())
+    }
+
+    /// Parts all files of the engine from its keeper, which writes what is dirty: writes that begin later
+    /// go through.
+    ///
+    /// Files are written back first, so that the keeper finds nothing to write. What can't be written
+    /// back now it may have more luck with; until it is done the guards of those files are held, so that
+    /// no write comes in between, and the flusher writes nothing but what the keeper writes.
+    pub(crate) fn leave_keeper(shared: &Arc<Shared>) {
+        let Some(survival) = shared.cache.frames.survival() else { return };
+        survival.part();
+        let files: Vec<_> = registry::all()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|file| Arc::ptr_eq(&file.shared, shared))
+            .collect();
+        let mut held = Vec::new();
+        for file in &files {
+            // Before the guard is asked for, as in `begin_through`.
+            file.stay_through();
+            if file.settle(true).is_err() {
+                held.push(file.lock(0, u64::MAX, Mode::Exclusive));
+            }
+        }
+        survival.goodbye();
+        drop(held);
     }
 
     /// Has writes go through for as long as the file is open.

@@ -118,6 +118,7 @@ fn begin_write<'f>(
     patience: Patience,
 ) -> Result<Begun<'f>> {
     let around = extent.write(size).begin_around(patience)?;
+    extent.file.begin_change(extent.offset + extent.len);
     let account = Account::open(extent.file, extent.durable);
     Ok(Begun { guard, size, write: Some((around, account)) })
 }
@@ -413,6 +414,7 @@ impl Begun<'_> {
                 }
             }
             Some((around, account)) => {
+                file.end_change();
                 let write = extent.write(self.size);
                 let written = account.close(file, transfer, patience);
                 let pending = match written.durability {

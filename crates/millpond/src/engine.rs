@@ -238,18 +238,26 @@ impl Engine {
             memory_bytes: self.shared.cache.frames.committed_bytes(),
             back_end: self.shared.backend.name(),
             back_end_reason: self.shared.backend.reason.clone(),
+            has_lost_keeper: self.shared.has_lost_keeper(),
             ..self.shared.backend.transfers.report(self.shared.cache.counters.snapshot())
         }
     }
 
-    /// Parts from the keeper, if there is one: it writes what is dirty, and lets go of the engine's
-    /// memory and of all files. Files on which [`File::begin_through`] was not called may be written
-    /// twice; writes go through from now on. Call it before the process becomes another program
-    /// (exec): the keeper would wait for the end of that one.
+    /// Parts from the keeper, if there is one: writes back what is dirty, and has the keeper let go of
+    /// the engine's memory and of all files; what can't be written back the keeper tries to write, too.
+    /// Writes that begin after this has returned go through, of files that are open already as well.
+    /// Waits for writes that are under way. Call it before the process becomes another program (exec):
+    /// the keeper would wait for the end of that one.
     pub fn leave_keeper(&self) {
-        if let Some(survival) = self.shared.cache.frames.survival() {
-            survival.goodbye();
-        }
+        CachedFile::leave_keeper(&self.shared);
+    }
+
+    /// Whether the keeper, if there is one, died before the engine parted from it: then writes go through,
+    /// as after [`Engine::leave_keeper`], and nothing survives a kill that waits in the cache. Costs no
+    /// more than a look at memory.
+    #[must_use]
+    pub fn has_lost_keeper(&self) -> bool {
+        self.shared.has_lost_keeper()
     }
 
     /// To be called in a child of `fork`, before any other use of the crate there. The parent's

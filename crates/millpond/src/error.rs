@@ -215,6 +215,7 @@ impl Error {
                 match source.kind() {
                     io::ErrorKind::Unsupported => source.raw_os_error().unwrap_or(libc::EOPNOTSUPP),
                     io::ErrorKind::InvalidInput => source.raw_os_error().unwrap_or(libc::EINVAL),
+                    io::ErrorKind::ResourceBusy => source.raw_os_error().unwrap_or(libc::EBUSY),
                     _ => source.raw_os_error().unwrap_or(libc::EIO),
                 }
             }

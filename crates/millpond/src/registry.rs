@@ -147,6 +147,16 @@ impl Drop for Place {
     }
 }
 
+/// All files that are open, and those that were a moment ago.
+pub(crate) fn all() -> Vec<Weak<CachedFile>> {
+    let files = registry().files();
+    let open = files.values().filter_map(|known| match known {
+        Known::Open(file) => Some(Weak::clone(file)),
+        Known::Opening(_) => None,
+    });
+    open.collect()
+}
+
 /// The last reference to a file is gone.
 pub(crate) fn leave(id: FileId) {
     // It may have been opened anew since.

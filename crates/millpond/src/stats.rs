@@ -57,6 +57,9 @@ pub struct Stats {
     pub back_end: &'static str,
     /// Why that back end.
     pub back_end_reason: String,
+    /// Whether the keeper died before the engine parted from it: writes go through since, and what waited
+    /// in the cache before and has not been written yet is lost if this process is killed.
+    pub has_lost_keeper: bool,
 }
 
 /// A shared counter, for what is not done on the hit path.

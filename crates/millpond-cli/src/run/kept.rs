@@ -14,7 +14,7 @@
 //!
 //! The exit status, or the signal that ended the program, becomes our own.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::{Arc, Mutex};
@@ -62,11 +62,13 @@ impl Recovered {
     }
 
     fn say(&self, is_quiet: bool) {
-        eprint!("{}", self.failures);
+        // Whether or not anybody reads it: the status of the program is to be passed on.
+        let mut text = self.failures.clone();
         if self.pages > 0 && !is_quiet {
             let Recovered { files, pages, bytes, .. } = self;
-            eprintln!("millpond: recovered {files} files, {pages} pages, {bytes} bytes");
+            text += &format!("millpond: recovered {files} files, {pages} pages, {bytes} bytes\n");
         }
+        let _ = io::stderr().write_all(text.as_bytes());
     }
 }
 
@@ -88,7 +90,12 @@ pub fn run(command: &mut Command, is_quiet: bool) -> Result<io::Result<ExitCode>
     });
     let mut program = match command.spawn() {
         Ok(program) => program,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => {
+            // It removes its socket.
+            stopper.stop_when_idle();
+            let _ = keeper.join();
+            return Ok(Err(error));
+        }
     };
     use_all_descriptors();
     if let Some(pid) = Pid::from_raw(program.id() as i32) {

@@ -30,8 +30,9 @@ use rustix::process::{PidfdFlags, Resource};
 use crate::cache::frame::{FrameIndex, UNIT_BYTES};
 use crate::cache::table::PageIndex;
 use crate::survival::layout::{FREE, FileSlot, Intent, Layout, OPS, RECORD_BYTES, boot_id};
+use crate::survival::life::Seen;
 use crate::survival::tables::{Tables, unbroken};
-use crate::survival::wire::{self, Address, Request};
+use crate::survival::wire::{self, Address, Keeper, Request};
 use crate::sync::AtomicU64;
 
 /// The keeper of an engine, and the tables that it reads when the engine's process dies. One per
@@ -46,6 +47,12 @@ pub(crate) struct Survival {
     /// Entries that are not in use, as the use before left them.
     slots: Mutex<Vec<FileSlot>>,
     said_goodbye: AtomicBool,
+    /// Who that is; `None` until it has answered.
+    keeper: Option<(Keeper, Seen)>,
+    /// The keeper was told that we are done.
+    is_over: AtomicBool,
+    /// It did not answer in time, and is not asked for anything more under a guard.
+    is_silent: AtomicBool,
 }
 
 // SAFETY: the mapping lives as long as the value, and its tables are of atomics.
@@ -64,7 +71,10 @@ impl Survival {
         let own = rustix::process::getpid();
         let process = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
         let fds = [memory.as_fd(), process.as_fd()];
-        survival.id = wire::ask(address, Request::Hello, &fds)?;
+        let answer = wire::ask(address, Keeper::Trusted, Request::Hello, &fds)?;
+        let [life] = <[OwnedFd; 1]>::try_from(answer.fds).map_err(|_| Errno::PROTO)?;
+        survival.id = answer.value;
+        survival.keeper = Some((Keeper::Known(answer.keeper), Seen::new(life)?));
         survival.said_goodbye = AtomicBool::new(false);
         Ok(survival)
     }
@@ -93,6 +103,9 @@ impl Survival {
                 (0..layout.files).rev().map(|index| FileSlot { index, generation: 0 }).collect(),
             ),
             said_goodbye: AtomicBool::new(true),
+            keeper: None,
+            is_over: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
         };
         // A child of fork is another process: what it did to our tables would count as ours.
         // SAFETY: our own mapping; the advice does not change its contents here.
@@ -101,6 +114,34 @@ impl Survival {
         // SAFETY: the header lies at the start of the mapping, which nobody else has yet.
         unsafe { ptr::copy_nonoverlapping(header.as_ptr(), mapped.cast(), header.len()) };
         Ok((survival, memory))
+    }
+
+    /// Whether what is DIRTY from now on survives: the keeper lives, and we have not parted from it. Once
+    /// false it stays so.
+    #[inline]
+    pub(crate) fn has_keeper(&self) -> bool {
+        // Acquire: pairs with the Release of `part`.
+        self.is_alive() && !self.said_goodbye.load(Acquire)
+    }
+
+    /// Whether the keeper died before we parted from it.
+    pub(crate) fn has_lost_keeper(&self) -> bool {
+        !self.said_goodbye.load(Acquire) && !self.is_alive()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.keeper.as_ref().is_some_and(|(_, life)| life.is_alive())
+    }
+
+    /// Asks the keeper, if it is still the one that we know.
+    fn ask(&self, request: Request, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
+        let (keeper, _) = self.keeper.as_ref().ok_or(Errno::NOTCONN)?;
+        let outcome = wire::ask(&self.address, *keeper, request, fds);
+        if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ETIMEDOUT)) {
+            // Relaxed: a hint, that spares others the wait.
+            self.is_silent.store(true, Relaxed);
+        }
+        outcome.map(|answer| answer.value)
     }
 
     /// What of the tables is resident however few frames are used.
@@ -168,9 +209,10 @@ impl Survival {
     ///
     /// # Errors
     ///
-    /// ENFILE: as many files are dirty as there are entries; ENOTCONN after
-    /// [`Survival::goodbye`]; ECONNREFUSED or ECONNRESET: the keeper is gone; what else the keeper
-    /// met. The file's writes then have to go through.
+    /// ENFILE: as many files are dirty as there are entries; ENOTCONN after [`Survival::part`], or
+    /// where the keeper is dead, or did not answer before; EBUSY: another process's keeper has the file;
+    /// EOPNOTSUPP: a file system of which it is not known that it holds files; what else the keeper met.
+    /// The file's writes then have to go through.
     pub(crate) fn adopt(
         &self,
         fd: BorrowedFd<'_>,
@@ -179,16 +221,15 @@ impl Survival {
         size: u64,
         page_shift: u32,
     ) -> io::Result<FileSlot> {
-        // Acquire: pairs with the Release of `goodbye`.
-        if self.said_goodbye.load(Acquire) {
+        if !self.has_keeper() || self.is_silent.load(Relaxed) {
             return Err(Errno::NOTCONN.into());
         }
         let unused = self.slots.lock().expect("no panic under the lock").pop();
         let mut slot = unused.ok_or(Errno::NFILE)?;
         slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
-        self.tables().open_entry(slot, device, inode, size, page_shift);
+        self.tables().open_entry(slot, size);
         let request = Request::Adopt { mapping: self.id, slot, device, inode, page_shift };
-        match wire::ask(&self.address, request, &[fd]) {
+        match self.ask(request, &[fd]) {
             Ok(_) => Ok(slot),
             Err(error) => {
                 self.tables().close_entry(slot);
@@ -204,8 +245,11 @@ impl Survival {
         // K6.
         self.tables().close_entry(slot);
         let request = Request::Forget { mapping: self.id, slot };
-        // A keeper that does not answer is gone, and its descriptors with it.
-        let _ = wire::ask(&self.address, request, &[]);
+        // A keeper that is dead has no descriptors any more. One that does not answer keeps them until
+        // it goes on, but makes nothing of them (K6).
+        if !self.is_silent.load(Relaxed) {
+            let _ = self.ask(request, &[]);
+        }
         self.slots.lock().expect("no panic under the lock").push(slot);
     }
 
@@ -257,15 +301,24 @@ impl Survival {
         let _ = self.tables().try_clean(frame, unbroken);
     }
 
+    /// Nothing can be adopted any more, and no write is to wait in the cache any more that finds
+    /// [`Survival::has_keeper`] false.
+    pub(crate) fn part(&self) {
+        // Release: pairs with the Acquire of `has_keeper`.
+        self.said_goodbye.store(true, Release);
+    }
+
     /// The engine is done, or about to be replaced by another program (exec): the keeper writes
-    /// what is dirty, lets go of the mapping and of all files, and nothing can be adopted any more.
-    /// Blocks until it has. Without it an exec leaves the keeper waiting for the end of the process,
-    /// with the old program's dirty pages.
+    /// what is dirty, lets go of the mapping and of all files. Blocks until it has. Without it an exec
+    /// leaves the keeper waiting for the end of the process, with the old program's dirty pages.
+    /// Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
     pub(crate) fn goodbye(&self) {
-        // Release: pairs with the Acquire of `adopt`.
-        if !self.said_goodbye.swap(true, Release) {
-            let _ = wire::ask(&self.address, Request::Goodbye { mapping: self.id }, &[]);
+        self.part();
+        // Relaxed: who asks first does.
+        if self.is_over.swap(true, Relaxed) {
+            return;
         }
+        let _ = self.ask(Request::Goodbye { mapping: self.id }, &[]);
     }
 }
 

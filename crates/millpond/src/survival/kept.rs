@@ -10,13 +10,14 @@
 //! is waited for. It keeps a file from being adopted in the middle of a change that was not
 //! announced. Then `sizes`.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, Mutex};
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::table::PageIndex;
 use crate::cached::CachedFile;
+use crate::survival::changes::Changes;
 use crate::survival::{FileSlot, Intent, Survival};
 
 /// The entry of a file in the keeper's tables, if it has one.
@@ -27,6 +28,7 @@ pub(crate) struct Kept {
     /// Also: one intent at a time (K5).
     adopting: Mutex<()>,
     sizes: Mutex<()>,
+    pub(crate) changes: Arc<Changes>,
 }
 
 impl CachedFile {
@@ -41,9 +43,13 @@ impl CachedFile {
     }
 
     /// Whether pages of the file survive this process from now on, as far as the engine wants that.
+    /// Asked by each write that is to wait in the cache: so a keeper that died is noticed by the next.
     /// Caller: a writer's guard.
     pub(crate) fn keep(&self) -> bool {
         let Some(survival) = self.survival() else { return true };
+        if !survival.has_keeper() {
+            return false;
+        }
         if self.kept.slot.load(Acquire) != 0 {
             return true;
         }
@@ -57,6 +63,7 @@ impl CachedFile {
             survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
         match adopted {
             Ok(slot) => {
+                self.kept.changes.enter(survival, slot, fd);
                 let _told = self.kept.sizes.lock().expect("no panic under the lock");
                 self.kept.slot.store(slot.word(), Release);
                 survival.set_size(slot, self.core().size.load(Acquire));
@@ -71,6 +78,7 @@ impl CachedFile {
     pub(crate) fn let_go(&self) {
         if let Some((survival, slot)) = self.kept() {
             self.kept.slot.store(0, Release);
+            self.kept.changes.leave();
             survival.forget(slot);
         }
     }
@@ -106,6 +114,21 @@ impl CachedFile {
         let outcome = act();
         survival.clear_intent(slot);
         outcome
+    }
+
+    /// The file is about to be changed below the cache by who does not ask its back end to: no longer
+    /// than `reach` by it.
+    pub(crate) fn begin_change(&self, reach: u64) {
+        if let Some(survival) = self.survival() {
+            self.kept.changes.begin(survival, reach);
+        }
+    }
+
+    /// Ends what [`CachedFile::begin_change`] began.
+    pub(crate) fn end_change(&self) {
+        if let Some(survival) = self.survival() {
+            self.kept.changes.end(survival, self.backing.write_descriptor());
+        }
     }
 
     /// Changes the size, under an exclusive guard to the end of the file.

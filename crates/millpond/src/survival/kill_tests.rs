@@ -16,11 +16,11 @@ use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::FrameIndex;
-use crate::survival::layout::{FileSlot, Intent, OPS};
+use crate::survival::layout::{ChangeWords, FileSlot, Intent, OPS};
 use crate::survival::memory::Memory;
-use crate::survival::replay::replay;
+use crate::survival::replay::{Dead, replay};
 use crate::survival::report::FileReport;
-use crate::survival::target::Adopted;
+use crate::survival::target::{Adopted, Medium, SYNCS_TO_FAIL, mtime_ns};
 use crate::survival::{Survival, keeper::Address};
 
 const UNITS: u32 = 512;
@@ -65,6 +65,8 @@ pub(super) struct Program {
     pages: BTreeMap<u64, (FrameIndex, bool)>,
     free: Vec<FrameIndex>,
     steps_left: Cell<u64>,
+    /// Of its changes.
+    reach: Cell<u64>,
 }
 
 impl Program {
@@ -75,9 +77,9 @@ impl Program {
         let stat = file.metadata().unwrap();
         let mut bytes = vec![0; stat.len() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
-        survival.tables().open_entry(slot, stat.dev(), stat.ino(), stat.len(), page_shift);
+        survival.tables().open_entry(slot, stat.len());
         let units = 1 << (page_shift - 12);
-        Program {
+        let program = Program {
             survival,
             memory,
             file,
@@ -88,7 +90,31 @@ impl Program {
             pages: BTreeMap::new(),
             free: (units..UNITS - units).step_by(units as usize).map(FrameIndex).collect(),
             steps_left: Cell::new(steps),
-        }
+            reach: Cell::new(0),
+        };
+        program.tell_unchanged();
+        program
+    }
+
+    /// Says that nobody but the program has changed the file so far.
+    fn tell_unchanged(&self) {
+        let changes = self.changes(false);
+        self.survival.tables().try_end_change(self.slot, changes, || Some(())).unwrap();
+    }
+
+    fn changes(&self, is_in_flight: bool) -> ChangeWords {
+        let changed_ns = mtime_ns(&rustix::fs::fstat(&self.file).unwrap());
+        ChangeWords::new(is_in_flight.into(), false, changed_ns, self.reach.get())
+    }
+
+    /// Does what changes the file to no longer than `reach`, as one step.
+    fn change(&self, reach: u64, act: impl FnOnce()) -> Option<()> {
+        let tables = self.survival.tables();
+        self.reach.set(self.reach.get().max(reach));
+        tables.try_begin_change(self.slot, self.changes(true), || self.step())?;
+        self.step()?;
+        act();
+        tables.try_end_change(self.slot, self.changes(false), || self.step())
     }
 
     fn page_bytes(&self) -> u64 {
@@ -165,8 +191,7 @@ impl Program {
             let len = end.saturating_sub(start) as usize;
             // SAFETY: the bytes of the frame, which do not change.
             let bytes = unsafe { std::slice::from_raw_parts(self.survival.frame(frame), len) };
-            self.step()?;
-            self.file.write_all_at(bytes, start).unwrap();
+            self.change(end, || self.file.write_all_at(bytes, start).unwrap())?;
             self.survival.tables().try_clean(frame, || self.step())?;
             if evict {
                 self.pages.remove(&page);
@@ -207,8 +232,10 @@ impl Program {
     fn truncate(&mut self, len: u64) -> Option<()> {
         self.doing.resize(len as usize, 0);
         self.intend(Intent::Truncate { len })?;
-        self.step()?;
-        self.file.set_len(len).unwrap();
+        self.change(len, || {
+            self.file.set_len(len).unwrap();
+            self.reach.set(len);
+        })?;
         let tail = len >> self.page_shift;
         if len < self.done.len() as u64 && self.pages.contains_key(&tail) {
             // Its bytes beyond the size must be zero (W5).
@@ -232,12 +259,13 @@ impl Program {
         } else {
             Intent::Zero { start, end }
         })?;
-        self.step()?;
         let how = if punch { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
         let how = how | FallocateFlags::KEEP_SIZE;
-        if rustix::fs::fallocate(&self.file, how, start, end - start).is_err() {
-            self.file.write_all_at(&vec![0; (end - start) as usize], start).unwrap();
-        }
+        self.change(0, || {
+            if rustix::fs::fallocate(&self.file, how, start, end - start).is_err() {
+                self.file.write_all_at(&vec![0; (end - start) as usize], start).unwrap();
+            }
+        })?;
         self.drop_pages(start, end)?;
         for edge in [start >> self.page_shift, end >> self.page_shift] {
             if self.pages.contains_key(&edge) {
@@ -248,15 +276,25 @@ impl Program {
     }
 
     pub(super) fn replay(&self) -> Vec<FileReport> {
-        let memory = Memory::new(self.memory.try_clone().unwrap()).unwrap();
-        let adopted = self.adopted();
-        replay(&memory, &[adopted], Duration::ZERO)
+        self.replay_with(Duration::ZERO)
+    }
+
+    fn replay_with(&self, patience: Duration) -> Vec<FileReport> {
+        let memory = Memory::new(self.memory.try_clone().unwrap()).map_err(|(_, error)| error);
+        let dead = Dead { pid: 1, memory: memory.unwrap(), patience };
+        let mut told = Vec::new();
+        replay(dead, vec![self.adopted()], |reports| told.extend(reports));
+        told
     }
 
     pub(super) fn adopted(&self) -> Adopted {
         let stat = self.file.metadata().unwrap();
         let fd = self.file.as_fd().try_clone_to_owned().unwrap();
-        Adopted::new(fd, self.slot, (stat.dev(), stat.ino()), self.page_shift).unwrap()
+        let id = (stat.dev(), stat.ino());
+        let adopted = Adopted::new(fd, Medium::Local, self.slot, id, self.page_shift);
+        let mut adopted = adopted.map_err(|(_, error)| error).unwrap();
+        adopted.note();
+        adopted
     }
 
     fn contents(&self) -> Vec<u8> {
@@ -294,7 +332,8 @@ fn kill_and_compare(
     }
     let found = program.contents();
     if found == program.done || found == program.doing {
-        // Again from the start, as after a keeper that was interrupted.
+        // Again from the start: nothing in it depends on how often.
+        program.tell_unchanged();
         program.replay();
         if program.contents() == found {
             return Ok(killed);
@@ -360,6 +399,34 @@ fn killed_at_every_step() {
     }
 }
 
+/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and where
+/// that does not help, kept in a rescue file.
+/// Incident: the keeper told of the failure, and gave up the frames.
+#[test]
+fn a_sync_that_fails_is_made_up_for() {
+    for (failing, patience) in [(1, Duration::from_secs(60)), (u32::MAX, Duration::ZERO)] {
+        let mut program = Program::new(test_file(0), 12, u64::MAX);
+        program.run(&Op::Write { at: 0, len: 20_000, with: 9 }).unwrap();
+        SYNCS_TO_FAIL.set(failing);
+        let reports = program.replay_with(patience);
+        SYNCS_TO_FAIL.set(0);
+        let [report] = reports.as_slice() else { panic!("{reports:?}") };
+        if failing == 1 {
+            assert!(report.failures.is_empty() && report.rescue.is_none(), "{report:?}");
+            assert_eq!((report.pages, report.bytes), (5, 20_000));
+            assert_eq!(program.contents(), [9; 20_000]);
+            continue;
+        }
+        assert_eq!((report.pages, report.failures.len()), (0, 1), "{report:?}");
+        let rescue = report.rescue.clone().unwrap();
+        let target = tempfile::NamedTempFile::new().unwrap();
+        let restored = crate::keeper::restore(&rescue, Some(target.path()), true);
+        std::fs::remove_file(rescue).unwrap();
+        assert_eq!(restored.unwrap().bytes, 20_000);
+        assert_eq!(std::fs::read(target.path()).unwrap(), [9; 20_000]);
+    }
+}
+
 fn any_op() -> impl Strategy<Value = Op> {
     let at = || 0..80_000u64;
     prop_oneof![
@@ -401,7 +468,8 @@ proptest! {
         let mut program = Program::new(test_file(20_000), page_shift, steps);
         let _ = ops.iter().position(|op| program.run(op).is_none());
         let memory = File::from(program.memory.try_clone().unwrap());
-        let layout = Memory::new(program.memory.try_clone().unwrap()).unwrap().layout;
+        let memory_of = |program: &Program| Memory::new(program.memory.try_clone().unwrap()).ok();
+        let layout = memory_of(&program).unwrap().layout;
         for (section, at, bit, value, how) in changes {
             let (start, words) = match section {
                 0 => (layout.ops_at(), OPS * 8),
@@ -421,10 +489,15 @@ proptest! {
             };
             memory.write_all_at(&new.to_ne_bytes(), at).unwrap();
         }
-        if let Ok(memory) = Memory::new(program.memory.try_clone().unwrap()) {
+        if let Some(memory) = memory_of(&program) {
             // A large size is the process's right; it can do that to its own file.
             let started = std::time::Instant::now();
-            replay(&memory, &[program.adopted()], Duration::ZERO);
+            let dead = Dead { pid: 1, memory, patience: Duration::ZERO };
+            replay(dead, vec![program.adopted()], |reports| {
+                reports.into_iter().filter_map(|report| report.rescue).for_each(|path| {
+                    std::fs::remove_file(path).unwrap();
+                });
+            });
             prop_assert!(started.elapsed() < Duration::from_secs(5));
         }
         let mut bytes = vec![0; 5000];

@@ -16,7 +16,7 @@ use crate::cache::page::FRAMES_MAX;
 
 /// "MILLPOND", and the version of this layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MILLPOND");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 pub(super) const HEADER_BYTES: usize = 4096;
 /// Words of the header that are used.
 const HEADER_WORDS: usize = 12;
@@ -214,13 +214,43 @@ pub(super) struct FileEntryWords {
     pub(super) life: u64,
     pub(super) size: u64,
     pub(super) intent: [u64; 3],
-    pub(super) page_shift: u64,
+    pub(super) changes: ChangeWords,
 }
 
 impl FileEntryWords {
     pub(super) fn from_words(words: [u64; FILE_WORDS]) -> Self {
-        let [life, size, kind, start, end, _device, _inode, page_shift] = words;
-        Self { life, size, intent: [kind, start, end], page_shift }
+        let [life, size, kind, start, end, state, changed_ns, reach] = words;
+        let changes = ChangeWords { state, changed_ns, reach };
+        Self { life, size, intent: [kind, start, end], changes }
+    }
+}
+
+/// In [`ChangeWords::state`]: space was reserved beyond the size.
+const RESERVED: u64 = 1 << 63;
+
+/// What a process says of its own changes to a file below its cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct ChangeWords {
+    pub(super) state: u64,
+    /// The file's mtime after the last one, as `target::mtime_ns` has it.
+    pub(super) changed_ns: u64,
+    /// Its changes have made the file no longer than this.
+    pub(super) reach: u64,
+}
+
+impl ChangeWords {
+    pub(super) fn new(in_flight: u64, is_reserved: bool, changed_ns: u64, reach: u64) -> Self {
+        let state = in_flight | if is_reserved { RESERVED } else { 0 };
+        Self { state, changed_ns, reach }
+    }
+
+    /// Whether the process died in the middle of one.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.state & !RESERVED != 0
+    }
+
+    pub(super) fn is_reserved(&self) -> bool {
+        self.state & RESERVED != 0
     }
 }
 

@@ -4,13 +4,13 @@
 //! A kill is a thread that stops for good; the keeper looks when both are joined, as the real one
 //! does when the process is gone. Numbers of steps beyond the last one mean no kill.
 
-use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
-use crate::survival::layout::{FileEntryWords, FileSlot, OpWords, RecordWords};
+use crate::survival::layout::{ChangeWords, FileEntryWords, FileSlot, OpWords, RecordWords};
 use crate::survival::replay::{DirtyPages, size_of};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;
@@ -39,9 +39,7 @@ impl Mapping {
                 life: zero(),
                 size: zero(),
                 intent: [zero(), zero(), zero()],
-                device: zero(),
-                inode: zero(),
-                page_shift: zero(),
+                changes: [zero(), zero(), zero()],
             }],
             records: std::array::from_fn(|_| Record {
                 state: zero(),
@@ -51,7 +49,7 @@ impl Mapping {
             }),
             sequence: zero(),
         };
-        mapping.tables().open_entry(FILE, 0, 0, 100, 12);
+        mapping.tables().open_entry(FILE, 100);
         Arc::new(mapping)
     }
 
@@ -82,7 +80,7 @@ impl Mapping {
             life: load(&entry.life),
             size: load(&entry.size),
             intent: [0; 3],
-            page_shift: 12,
+            changes: ChangeWords::default(),
         };
         let pages = dirty.latest(FILE).iter().map(|dirty| (dirty.page, dirty.frame)).collect();
         (pages, size_of(FILE, &entry, &ops))
@@ -195,4 +193,74 @@ fn loom_a_write_races_the_write_back_of_its_page() {
 #[should_panic(expected = "an older frame over a newer one")]
 fn loom_without_k4_the_older_frame_wins() {
     write_races_write_back(Last::Clean);
+}
+
+/// When a change is said to be in flight: C1, or too late.
+#[derive(Clone, Copy, PartialEq)]
+enum Said {
+    Before,
+    After,
+}
+
+/// Two threads change the file below the cache, each by one tick of its time, and are killed after
+/// every number of steps.
+fn changes_are_told(said: Said) {
+    // Five stores and the change itself.
+    const STEPS: usize = 7;
+    for (mine, theirs) in (0..=STEPS).flat_map(|m| (0..=STEPS).map(move |t| (m, t))) {
+        explore(move || {
+            let mapping = Mapping::new();
+            let time = Arc::new(zero());
+            let in_flight = Arc::new(Mutex::new(0));
+            // The file as it was when it was handed over.
+            mapping.tables().try_end_change(FILE, ChangeWords::default(), || Some(())).unwrap();
+            let change = |mapping: &Mapping, time: &AtomicU64, in_flight: &Mutex<u64>, steps| {
+                let mut step = killed_after(steps);
+                let tables = mapping.tables();
+                let mut act = |step: &mut dyn FnMut() -> Option<()>| {
+                    step()?;
+                    time.fetch_add(1, Relaxed);
+                    Some(())
+                };
+                if said == Said::After {
+                    act(&mut step)?;
+                }
+                let mut count = in_flight.lock().unwrap();
+                *count += 1;
+                let words = ChangeWords::new(*count, false, 0, 100);
+                tables.try_begin_change(FILE, words, &mut step)?;
+                drop(count);
+                if said == Said::Before {
+                    act(&mut step)?;
+                }
+                let mut count = in_flight.lock().unwrap();
+                *count -= 1;
+                // C2.
+                let words = ChangeWords::new(*count, false, time.load(Relaxed), 100);
+                tables.try_end_change(FILE, words, &mut step)
+            };
+            let other = thread::spawn({
+                let (mapping, time, in_flight) =
+                    (Arc::clone(&mapping), Arc::clone(&time), Arc::clone(&in_flight));
+                move || change(&mapping, &time, &in_flight, theirs)
+            });
+            let _ = change(&mapping, &time, &in_flight, mine);
+            let _ = other.join().unwrap();
+            let [state, changed, _] = &mapping.files[0].changes;
+            let words = ChangeWords::new(state.load(Relaxed), false, changed.load(Relaxed), 0);
+            let now = time.load(Relaxed);
+            assert!(words.is_in_flight() || words.changed_ns == now, "taken for somebody else's");
+        });
+    }
+}
+
+#[test]
+fn loom_changes_are_told() {
+    changes_are_told(Said::Before);
+}
+
+#[test]
+#[should_panic(expected = "taken for somebody else's")]
+fn loom_a_change_that_is_told_too_late() {
+    changes_are_told(Said::After);
 }

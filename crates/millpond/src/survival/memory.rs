@@ -18,18 +18,25 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Takes the memfd of an engine; EINVAL for anything else.
-    pub(super) fn new(fd: OwnedFd) -> io::Result<Memory> {
-        // Only memory answers, so no read of it waits for anybody; and its length is for good.
-        let seals = rustix::fs::fcntl_get_seals(&fd)?;
-        let bytes = rustix::fs::fstat(&fd)?.st_size as u64;
-        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-            return Err(Errno::INVAL.into());
+    /// Takes the memfd of an engine; gives anything else back, with EINVAL.
+    pub(super) fn new(fd: OwnedFd) -> Result<Memory, (OwnedFd, Errno)> {
+        match Self::layout(&fd) {
+            Some(layout) => Ok(Memory { fd, layout }),
+            None => Err((fd, Errno::INVAL)),
         }
+    }
+
+    fn layout(fd: &OwnedFd) -> Option<Layout> {
+        // Only memory answers, so nothing else that is asked of it waits for anybody; and its length
+        // is for good.
+        let seals = rustix::fs::fcntl_get_seals(fd).ok()?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return None;
+        }
+        let bytes = rustix::fs::fstat(fd).ok()?.st_size as u64;
         let mut header = [0; HEADER_BYTES];
-        read_exact(fd.as_fd(), &mut header, 0)?;
-        let layout = Layout::from_header(&header, bytes, boot_id()).ok_or(Errno::INVAL)?;
-        Ok(Memory { fd, layout })
+        read_exact(fd.as_fd(), &mut header, 0).ok()?;
+        Layout::from_header(&header, bytes, boot_id())
     }
 
     pub(super) fn ops(&self) -> io::Result<Vec<OpWords>> {

@@ -6,13 +6,18 @@
 //!
 //! ```text
 //!   engine: client  --- message: memfd, files --->  keeper     (wire: the messages)
-//!              |                                      |
+//!              |    <-- memory: a robust futex ---    |        (life)
 //!           tables  ====== the mapping =======>    replay      (layout: what lies where)
+//!              |                                      |
+//!          changes  --- to the file, told of          +--> the file, or a rescue file (target, rescue)
+//!
+//!   open, of anybody: waits at the file's mark until its keeper is done       (mark)
 //! ```
 //!
 //! # What is shared
 //!
-//! - A *file entry* per adopted file: in use (with a generation), size, intent.
+//! - A *file entry* per adopted file: in use (with a generation), size, intent, changes below the
+//!   cache.
 //! - An *op slot* per commit in progress of several pages, or of pages and a size.
 //! - A *record* per unit of frames: file, page, write sequence, state. The record of a frame is
 //!   that of its first unit.
@@ -23,6 +28,7 @@
 //!   op slot:  IDLE(g) -- claim --> BUSY(g+1) -- commit --> COMMITTED(g+1) -- finish --> IDLE(g+1)
 //!   intent:   NONE -- set_intent --> TRUNCATE | PUNCH | ZERO -- clear_intent --> NONE
 //!   entry:    UNUSED(g) -- adopt --> USED(g+1) -- forget --> UNUSED(g+1)
+//!   changes:  IN FLIGHT -- end, none left --> NONE, time -- begin --> IN FLIGHT, reach
 //! ```
 //!
 //! A page is dirty, for the keeper, if one of its records is DIRTY, or PENDING of an op slot that
@@ -66,6 +72,20 @@
 //! - **K7** A frame is cleaned only by who keeps it from being handed out meanwhile: its page's owner,
 //!   or a write-back that has it pinned, before it unpins. Else a late `clean` could fall on the
 //!   frame's next page.
+//! - **K8** A change of the file below the cache is IN FLIGHT from before the back end is told of it to
+//!   after it has answered; the time that is stored is asked for while none is (`changes`, under a lock).
+//! - **K9** The keeper is asked whether it lives by every write that is to wait in the cache. One that
+//!   finds it dead goes through, and so do all later ones of the file.
+//!
+//! *Changes* (`Tables::try_begin_change`, `try_end_change`): what the engine does to the file below its
+//! cache, so that the keeper can tell it from what others do.
+//!
+//! | killed after                        | the keeper finds                       | it may               |
+//! |-------------------------------------|----------------------------------------|----------------------|
+//! | the reach                           | none in flight, an earlier time        | as before            |
+//! | IN FLIGHT, and whatever was done    | in flight; its own note of the time    | cut up to the reach  |
+//! | the time                            | in flight, the same                    | the same             |
+//! | NONE                                | none in flight, the time of the change | the same             |
 //!
 //! *Size, intent.* The size is one store. An intent's bounds are stored before its kind, which is
 //! stored last, and NONE stored first when it changes. A kill between intent and result redoes an
@@ -73,14 +93,24 @@
 //!
 //! # What the keeper does
 //!
-//! For each file, in `replay`: waits for direct I/O that the dead process left in flight; redoes
-//! the intent; writes the dirty pages, without what the intent removed and what lies past the
-//! size; sets the file to exactly its size; syncs it. It does this again from the start if it is
-//! told to (nothing in it depends on how often), and reports what it could not write.
+//! For each file, in `replay`: looks whether somebody else has changed it since the dead process did;
+//! waits for direct I/O that the dead process left in flight; redoes the intent; writes the dirty pages,
+//! without what the intent removed and what lies past the size; makes the file as long as its size, and
+//! cuts from it only what the process's own changes can have made; syncs it. What fails, or would
+//! overwrite somebody else, it keeps in a rescue file. It does this again from the start if it is told
+//! to (nothing in it depends on how often), and reports what it could not write. Processes are buried each
+//! by a thread, and files of different devices side by side.
+//!
+//! *Successors.* Who opens a file through Millpond waits at its mark until the file is written, or
+//! forgotten. Others are kept out by a lease for as long as the kernel lets them wait (45 s), where the
+//! program had one (`millpond run`) or the keeper gets one; and what they write is not overwritten.
 //!
 //! *Trust.* The keeper takes the mapping for bytes that anybody may have written: it reads them
-//! with `pread` (a hole stays a hole, and a shrunken file is an error, not a signal), once, and
-//! checks each index. A process can harm the files that it has handed over, and nothing else.
+//! with `pread` (a hole stays a hole, and a shrunken file is an error, not a signal), and checks each
+//! index. A process can harm the files that it has handed over, and nothing else: they are written through
+//! its own descriptors. Both ends know whom they talk to (`wire`, D1), and neither waits for ever (D2): what
+//! may take as long as somebody else likes (a file system of another machine, closing a stranger's
+//! descriptor) is done by threads.
 //!
 //! *Not survived*: what kills the keeper, too (the machine, a container as a whole).
 
@@ -88,10 +118,16 @@ pub(crate) mod client;
 
 pub(crate) mod kept;
 
+pub(crate) mod changes;
+
 mod layout;
 mod tables;
 
 mod wire;
+
+mod life;
+
+pub(crate) mod mark;
 
 pub mod keeper;
 
@@ -102,6 +138,8 @@ mod replay;
 mod memory;
 
 mod target;
+
+mod rescue;
 
 mod report;
 

@@ -1,16 +1,22 @@
 //! A keeper's process: forked off by a program, or one that was started to be a keeper.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::io::backend::spawn as spawn_thread;
 use crate::survival::keeper::Server;
 use crate::survival::report::Report;
 use crate::survival::wire::Address;
 
+/// How long a keeper that is done waits for somebody to read what it says.
+const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 /// Signals that ask a process to end.
 const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
@@ -37,7 +43,11 @@ pub fn spawn() -> io::Result<Address> {
             // SAFETY: as above.
             let forked = unsafe { libc::fork() };
             let status = match forked {
-                0 => i32::from(live(server).is_err()),
+                // Whatever happens, it does not go on in what the program was about to do.
+                0 => match catch_unwind(AssertUnwindSafe(|| live(server))) {
+                    Ok(Ok(())) => 0,
+                    _ => 1,
+                },
                 -1 => 1,
                 _ => 0,
             };
@@ -50,10 +60,16 @@ pub fn spawn() -> io::Result<Address> {
             while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
                 if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
                     // The program does not want to hear of its children, or waits for all of them.
-                    return Ok(address);
+                    status = 0;
+                    break;
                 }
             }
-            if status == 0 { Ok(address) } else { Err(Errno::AGAIN.into()) }
+            if status != 0 {
+                return Err(Errno::AGAIN.into());
+            }
+            // The socket is the keeper's, which removes it in the end.
+            server.made.clear();
+            Ok(address)
         }
     }
 }
@@ -118,11 +134,30 @@ fn live(server: Server) -> io::Result<()> {
     ignore(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]);
     leave_files(&server);
     use_all_descriptors();
-    server.serve(|report| {
-        if !report.is_complete() {
-            eprintln!("millpond keeper: {report}");
+    let (send, reports) = channel();
+    let (said, all_said) = channel::<()>();
+    let teller = spawn_thread("millpond-say", move || {
+        for report in reports {
+            say(&report);
         }
-    })
+        drop(said);
+    });
+    let served = server.serve(|report| {
+        if !report.is_complete() {
+            let _ = send.send(report);
+        }
+    });
+    drop(send);
+    if teller.is_ok() {
+        let _ = all_said.recv_timeout(SAYING_PATIENCE);
+    }
+    served
+}
+
+/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a terminal
+/// that is stopped keeps it waiting. If nobody reads, that is no reason to die.
+fn say(report: &Report) {
+    let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }
 
 fn ignore(signals: &[i32]) {

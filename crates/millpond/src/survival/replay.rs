@@ -2,36 +2,60 @@
 //!
 //! ```text
 //!   Memory: bytes of the mapping, each read once and checked
-//!     -> latest dirty frame of each page, per file          (`dirty_pages`)
-//!     -> drain -> redo intent -> write -> set size -> sync  (`Replay::file`)
+//!     -> latest dirty frame of each page, per file                          (`dirty_pages`)
+//!     -> drain -> redo intent -> write -> size -> sync -> give back space   (`Replay::file`)
+//!                    | fails, or somebody else has changed the file
+//!                    +-> rescue file
 //! ```
 //!
 //! - **R1** Before the first write, direct I/O that the dead process left in flight is waited for:
 //!   it could land after ours. `fsync` does not wait for it; `fallocate` does, on ext4, XFS and
 //!   btrfs, as it takes the inode's lock and waits for direct I/O under it. Where a file system has
 //!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as
-//!   shrinking must not overtake direct I/O either; that is not known of every file system, so the
-//!   report says [`FileReport::drained`] is false.
+//!   shrinking must not overtake direct I/O either; that is done only where nobody else can have the
+//!   file open, and is not known of every file system, so the report says [`FileReport::drained`] is
+//!   false.
 //! - **R2** Nothing is written at or beyond the size, or where the intent removed bytes.
 //! - **R3** An intent that can't be redone did not happen: what it would remove is written.
-//! - **R4** What fails is tried again for [`PATIENCE`] in all, then reported, and the rest goes on.
+//! - **R4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost what
+//!   it covered: all of it is written again, from the frames, before the next one.
+//! - **R5** Before each change it is looked whether somebody else has changed the file since the dead
+//!   process did (`target`, T2). If so nothing more is changed: which bytes are right is not ours to
+//!   say.
+//! - **R6** The file is cut only if it is no longer than the dead process's own changes can have made
+//!   it (`changes`). What is beyond is somebody else's.
+//! - **R7** What was dirty and is not in the file for certain goes to a rescue file, before its frames
+//!   are given up.
+//! - **R8** Space that was reserved beyond the size is given back only where nobody else can have the
+//!   file open: not every file system has a way that could not cut what others append meanwhile
+//!   (ext4 has none). Else it stays until the file's next last close.
+//!
+//! Files of one device are done one after the other, and those of another do not wait for them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::UNIT_SHIFT;
+use crate::io::backend::spawn;
 use crate::survival::layout::{FileEntryWords, FileSlot, Intent, OpWords, RecordWords};
 use crate::survival::memory::Memory;
 use crate::survival::report::FileReport;
+use crate::survival::rescue::{self, Origin, Rescue};
 use crate::survival::target::{Adopted, BUFFER_BYTES, Writer};
 
-/// How long failures are retried, in all, for one dead process.
+/// How long failures are retried, for each file.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// How long the files of a device may take until those of others are told of without them.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(60);
+/// Blocks that a file may have beside those of its bytes: a file system's own, of a large file.
+const SPARE_BYTES: u64 = 60 << 10;
 
 /// A dirty page: the frame, and the write sequence of its contents.
 #[derive(Clone, Copy)]
@@ -67,12 +91,21 @@ pub(super) fn size_of(file: FileSlot, entry: &FileEntryWords, ops: &[OpWords]) -
     ops.iter().find_map(|op| op.size_of(file)).unwrap_or(entry.size)
 }
 
-/// Writes what is dirty in `memory` to the files.
-pub(super) fn replay(memory: &Memory, files: &[Adopted], patience: Duration) -> Vec<FileReport> {
+/// A dead process.
+pub(super) struct Dead {
+    pub(super) pid: i32,
+    pub(super) memory: Memory,
+    /// R4.
+    pub(super) patience: Duration,
+}
+
+/// Writes what is dirty in the memory of a dead process to the files. What is told of a file comes when
+/// all are done, or more than once, where a device takes very long.
+pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<FileReport>)) {
     let mut dirty = DirtyPages::default();
     let read = || -> io::Result<Vec<OpWords>> {
-        let ops = memory.ops()?;
-        memory.for_each_record(|frame, record| dirty.note(&ops, frame, record))?;
+        let ops = dead.memory.ops()?;
+        dead.memory.for_each_record(|frame, record| dirty.note(&ops, frame, record))?;
         Ok(ops)
     };
     let ops = match { read }() {
@@ -83,22 +116,78 @@ pub(super) fn replay(memory: &Memory, files: &[Adopted], patience: Duration) -> 
                 report.failed("reading the dead process's tables, for", 0..u64::MAX, &error);
                 report
             };
-            return files.iter().map(failed).collect();
+            return tell(files.iter().map(failed).collect());
         }
     };
-    let mut replay = Replay { memory, ops: &ops, patience, tired_at: None };
-    files.iter().filter_map(|file| replay.file(file, dirty.latest(file.slot))).collect()
+    let mut devices: BTreeMap<u64, Vec<(Adopted, Vec<DirtyPage>)>> = BTreeMap::new();
+    for file in files {
+        let pages = dirty.latest(file.slot);
+        devices.entry(file.device).or_default().push((file, pages));
+    }
+    let context = Arc::new((dead, ops));
+    let (send, done) = channel();
+    let mut devices = devices.into_values();
+    let mut own: Vec<_> = devices.next_back().into_iter().flatten().collect();
+    let mut under_way = 0;
+    for files in devices {
+        let (context, send) = (Arc::clone(&context), send.clone());
+        let (give, take) = channel();
+        let work = move || {
+            if let Ok(files) = take.recv() {
+                let _ = send.send(replay_device(&context, files));
+            }
+        };
+        match spawn("millpond-replay", work) {
+            Ok(()) => {
+                under_way += 1;
+                let _ = give.send(files);
+            }
+            // They wait for each other, then.
+            Err(_) => own.extend(files),
+        }
+    }
+    drop(send);
+    let mut reports = replay_device(&context, own);
+    while under_way > 0 {
+        match done.recv_timeout(DEVICE_PATIENCE) {
+            Ok(more) => {
+                under_way -= 1;
+                reports.extend(more);
+            }
+            Err(RecvTimeoutError::Timeout) if !reports.is_empty() => {
+                tell(std::mem::take(&mut reports));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            // One has panicked.
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    tell(reports);
+}
+
+fn replay_device(
+    context: &(Dead, Vec<OpWords>),
+    files: Vec<(Adopted, Vec<DirtyPage>)>,
+) -> Vec<FileReport> {
+    let (dead, ops) = context;
+    let mut reports = Vec::new();
+    for (file, pages) in files {
+        // Each has its own patience. And who waits for a file may open it as soon as it is done.
+        let mut replay = Replay { dead, ops, tired_at: None };
+        reports.extend(replay.file(&file, &pages));
+    }
+    reports
 }
 
 struct Replay<'a> {
-    memory: &'a Memory,
+    dead: &'a Dead,
     ops: &'a [OpWords],
-    patience: Duration,
     /// Set by the first failure: when R4's time is up.
     tired_at: Option<Instant>,
 }
 
 /// Bytes to write: at `offset` of the file, from `from` of the mapping.
+#[derive(Clone)]
 struct Piece {
     offset: u64,
     from: u64,
@@ -107,9 +196,9 @@ struct Piece {
 
 impl Replay<'_> {
     /// `None` if the process did not have this file in its tables (any more).
-    fn file(&mut self, file: &Adopted, pages: Vec<DirtyPage>) -> Option<FileReport> {
+    fn file(&mut self, file: &Adopted, pages: &[DirtyPage]) -> Option<FileReport> {
         let mut report = file.report();
-        let entry = match self.memory.file_entry(file.slot.index) {
+        let entry = match self.dead.memory.file_entry(file.slot.index) {
             Ok(entry) => entry,
             Err(error) => {
                 report.failed("reading the dead process's tables, for", 0..u64::MAX, &error);
@@ -120,58 +209,172 @@ impl Replay<'_> {
         if entry.life != file.slot.used() {
             return None;
         }
-        let same_pages = entry.page_shift == u64::from(file.page_shift);
         let size = size_of(file.slot, &entry, self.ops);
         let intent = Intent::from_words(entry.intent);
-        if size > i64::MAX as u64 || intent.is_err() || !same_pages {
+        if size > i64::MAX as u64 || intent.is_err() {
             let error = io::Error::from(io::ErrorKind::InvalidData);
             report.failed("making sense of the dead process's tables, for", 0..size, &error);
             return Some(report);
         }
-        let intent = intent.ok().flatten();
-        let writer = match file.target.prepare() {
-            Ok(writer) => writer,
+        let mut work =
+            Work { file, entry, size, intent: intent.ok().flatten(), unwritten: Vec::new() };
+        let clip = Clip { size, hole: 0..0 };
+        match file.target.take_over(work.last_change()) {
+            Ok(mut writer) => self.apply(&mut writer, pages, &mut work, &mut report),
             Err(error) => {
+                work.unwritten = self.pieces(file, pages, &clip, &mut report);
                 report.failed("preparing to write", 0..size, &error);
-                return Some(report);
             }
-        };
-        report.drained = writer.drain();
+        }
+        self.rescue(&work, &mut report);
+        Some(report)
+    }
 
-        let mut clip = Clip { size, hole: 0..0 };
-        let mut final_size = size;
-        if let Some(intent) = intent
-            && self.redo(&writer, intent, size, &mut report)
+    /// Brings the file to what the process had told its callers; what is left is in `work`.
+    fn apply(
+        &mut self,
+        writer: &mut Writer<'_>,
+        pages: &[DirtyPage],
+        work: &mut Work<'_>,
+        report: &mut FileReport,
+    ) {
+        let mut clip = Clip { size: work.size, hole: 0..0 };
+        let len = match writer.len() {
+            Ok(len) if !pages.is_empty() || work.intent.is_some() || len != work.size => len,
+            // Nothing is to be done; what was written may be in the kernel's cache only.
+            _ => return self.finish(writer, work, &[], report),
+        };
+        if let Err(error) = writer.check() {
+            work.unwritten = self.pieces(work.file, pages, &clip, report);
+            if !work.unwritten.is_empty() {
+                report.failed("writing", 0..work.size, &error);
+            }
+            return;
+        }
+        // Not one that is only as long as others have made it.
+        if pages.is_empty()
+            && work.intent.is_none()
+            && len > work.entry.changes.reach.max(work.size)
+        {
+            return self.finish(writer, work, &[], report);
+        }
+        report.drained = writer.drain();
+        if let Some(intent) = work.intent
+            && self.redo(writer, intent, work.size, report)
         {
             match intent {
                 Intent::Truncate { len } => {
-                    clip.size = size.min(len);
-                    final_size = len;
+                    clip.size = work.size.min(len);
+                    work.size = len;
                 }
                 Intent::Punch { start, end } | Intent::Zero { start, end } => {
                     clip.hole = start..end
                 }
             }
         }
-        self.write(&writer, file.page_shift, &pages, &clip, &mut report);
+        let pieces = self.pieces(work.file, pages, &clip, report);
+        report.pages = count_pages(&pieces, work.file.page_shift);
+        let mut written = 0;
+        work.unwritten = self.write(writer, &pieces, work.file, report, &mut written);
+        self.set_size(writer, work, len, report);
+        report.bytes = written;
+        report.pages -= count_pages(&work.unwritten, work.file.page_shift).min(report.pages);
+        self.finish(writer, work, &pieces, report);
+    }
+
+    /// R6.
+    fn set_size(
+        &mut self,
+        writer: &mut Writer<'_>,
+        work: &Work<'_>,
+        len_before: u64,
+        report: &mut FileReport,
+    ) {
+        let may_cut = len_before <= work.entry.changes.reach;
+        let size = work.size;
         let sized = self.persist(|| match writer.len()? {
-            len if len == final_size => Ok(()),
-            _ => writer.set_len(final_size),
+            len if len == size || (len > size && !may_cut) => Ok(()),
+            _ => writer.check().and_then(|()| writer.set_len(size)),
         });
         if let Err(error) = sized {
-            report.failed("setting the size; cutting or adding", final_size..u64::MAX, &error);
+            report.failed("setting the size; cutting or adding", size..u64::MAX, &error);
         }
-        // No second try: what a failed sync lost is not in the kernel's cache any more.
-        if let Err(error) = writer.sync() {
-            report.failed("syncing", 0..final_size, &error);
+    }
+
+    /// Syncs; what can't be synced counts as not written. Gives back what was reserved.
+    fn finish(
+        &mut self,
+        writer: &mut Writer<'_>,
+        work: &mut Work<'_>,
+        pieces: &[Piece],
+        report: &mut FileReport,
+    ) {
+        while let Err(error) = writer.sync() {
+            let again = self.may_try_again(&error);
+            if !again || pieces.is_empty() {
+                report.failed("syncing", 0..work.size, &error);
+                work.unwritten = pieces.to_vec();
+                (report.pages, report.bytes) = (0, 0);
+                break;
+            }
+            // R4.
+            work.unwritten = self.write(writer, pieces, work.file, &mut work.file.report(), &mut 0);
         }
-        Some(report)
+        // R8. In this order: who opens the file waits, if we are alone.
+        let is_whole = |writer: &Writer<'_>| writer.len().is_ok_and(|len| len == work.size);
+        let end = work.size.next_multiple_of(1 << work.file.page_shift);
+        if work.entry.changes.is_reserved()
+            && writer.allocated().is_ok_and(|bytes| bytes > end.saturating_add(SPARE_BYTES))
+            && writer.check().is_ok()
+            && writer.is_alone()
+            && is_whole(writer)
+        {
+            let _ = writer.set_len(work.size);
+        }
+    }
+
+    /// R7.
+    fn rescue(&self, work: &Work<'_>, report: &mut FileReport) {
+        if work.unwritten.is_empty() {
+            return;
+        }
+        let origin = Origin {
+            path: report.path.clone(),
+            device: report.device,
+            inode: report.inode,
+            size: work.size,
+            stamp: work.file.target.stamp().ok(),
+            pid: self.dead.pid,
+        };
+        let kept = rescue::keep(&origin, |rescue: &mut Rescue| {
+            let mut batch = Batch::default();
+            for piece in &work.unwritten {
+                if !batch.takes(piece) {
+                    rescue.extent(batch.at, &batch.bytes)?;
+                    batch.bytes.clear();
+                }
+                // One that can't be read was told of.
+                let _ = batch.take(piece, &self.dead.memory);
+            }
+            match batch.bytes.is_empty() {
+                true => Ok(()),
+                false => rescue.extent(batch.at, &batch.bytes),
+            }
+        });
+        match kept {
+            Ok(path) => report.rescue = Some(path),
+            Err(error) => report.failed(
+                "keeping in a rescue file, as nothing has room for it,",
+                0..work.size,
+                &error,
+            ),
+        }
     }
 
     /// Does again what the process was about to do; false if that fails (R3).
     fn redo(
         &mut self,
-        writer: &Writer<'_>,
+        writer: &mut Writer<'_>,
         intent: Intent,
         size: u64,
         report: &mut FileReport,
@@ -183,11 +386,14 @@ impl Replay<'_> {
         };
         // Nothing lies beyond the size, and nothing is to be allocated there.
         let within = range.start..range.end.min(size);
-        let redone = self.persist(|| match intent {
-            Intent::Truncate { len } => writer.set_len(len),
-            _ if within.is_empty() => Ok(()),
-            Intent::Punch { .. } => writer.zero(FallocateFlags::PUNCH_HOLE, within.clone()),
-            Intent::Zero { .. } => writer.zero(FallocateFlags::ZERO_RANGE, within.clone()),
+        let redone = self.persist(|| {
+            writer.check()?;
+            match intent {
+                Intent::Truncate { len } => writer.set_len(len),
+                _ if within.is_empty() => Ok(()),
+                Intent::Punch { .. } => writer.zero(FallocateFlags::PUNCH_HOLE, within.clone()),
+                Intent::Zero { .. } => writer.zero(FallocateFlags::ZERO_RANGE, within.clone()),
+            }
         });
         if let Err(error) = &redone {
             report.failed(doing, range, error);
@@ -195,18 +401,18 @@ impl Replay<'_> {
         redone.is_ok()
     }
 
-    fn write(
-        &mut self,
-        writer: &Writer<'_>,
-        page_shift: u32,
+    /// What of the pages is to be written, in the file's order.
+    fn pieces(
+        &self,
+        file: &Adopted,
         pages: &[DirtyPage],
         clip: &Clip,
         report: &mut FileReport,
-    ) {
-        let page_bytes = 1u64 << page_shift;
+    ) -> Vec<Piece> {
+        let page_bytes = 1u64 << file.page_shift;
         let units = (page_bytes >> UNIT_SHIFT) as u32;
-        let layout = self.memory.layout;
-        let mut batch = Batch { at: 0, bytes: Vec::with_capacity(BUFFER_BYTES), page_bytes };
+        let layout = self.dead.memory.layout;
+        let mut pieces = Vec::with_capacity(pages.len());
         for dirty in pages {
             let within = dirty.page.checked_mul(page_bytes).filter(|&at| at <= i64::MAX as u64);
             let fits = dirty.frame.checked_add(units).is_some_and(|end| end <= layout.units);
@@ -216,39 +422,86 @@ impl Replay<'_> {
                 continue;
             };
             let frame_at = layout.frames_at() as u64 + (u64::from(dirty.frame) << UNIT_SHIFT);
-            let pieces = clip.pieces(start, start + page_bytes, frame_at);
-            let mut written = pieces.clone().next().is_some();
-            for piece in pieces {
-                if !batch.takes(&piece) {
-                    self.flush(writer, &mut batch, report);
-                }
-                if let Err(error) = batch.take(&piece, self.memory) {
-                    let range = piece.offset..piece.offset + piece.len as u64;
-                    report.failed("reading the frame of", range, &error);
-                    written = false;
-                }
-            }
-            // Until a flush fails.
-            report.pages += u64::from(written);
+            pieces.extend(clip.pieces(start, start + page_bytes, frame_at));
         }
-        self.flush(writer, &mut batch, report);
+        pieces
     }
 
-    /// Writes the batch; what can't be written is skipped page by page.
-    fn flush(&mut self, writer: &Writer<'_>, batch: &mut Batch, report: &mut FileReport) {
+    /// Writes the pieces; returns those that can't be written.
+    fn write(
+        &mut self,
+        writer: &mut Writer<'_>,
+        pieces: &[Piece],
+        file: &Adopted,
+        report: &mut FileReport,
+        written: &mut u64,
+    ) -> Vec<Piece> {
+        let mut failed = Vec::new();
+        let mut batch = Batch::default();
+        let mut first = 0;
+        for (number, piece) in pieces.iter().enumerate() {
+            if !batch.takes(piece) {
+                self.flush(
+                    writer,
+                    &mut batch,
+                    &pieces[first..number],
+                    file,
+                    report,
+                    written,
+                    &mut failed,
+                );
+                first = number;
+            }
+            if let Err(error) = batch.take(piece, &self.dead.memory) {
+                let range = piece.offset..piece.offset + piece.len as u64;
+                report.failed("reading the frame of", range, &error);
+                // What is in a row ends here.
+                self.flush(
+                    writer,
+                    &mut batch,
+                    &pieces[first..number],
+                    file,
+                    report,
+                    written,
+                    &mut failed,
+                );
+                failed.push(piece.clone());
+                first = number + 1;
+            }
+        }
+        self.flush(writer, &mut batch, &pieces[first..], file, report, written, &mut failed);
+        failed
+    }
+
+    /// Writes the batch, which is of `pieces`; what can't be written is skipped page by page.
+    #[allow(clippy::too_many_arguments)]
+    fn flush(
+        &mut self,
+        writer: &mut Writer<'_>,
+        batch: &mut Batch,
+        pieces: &[Piece],
+        file: &Adopted,
+        report: &mut FileReport,
+        written: &mut u64,
+        failed: &mut Vec<Piece>,
+    ) {
         let end = batch.at + batch.bytes.len() as u64;
         let mut at = batch.at;
         while at < end {
             let rest = &batch.bytes[(at - batch.at) as usize..];
-            match self.persist(|| writer.write(rest, at)) {
+            match self.persist(|| writer.check().and_then(|()| writer.write(rest, at))) {
                 Ok(moved) => {
-                    report.bytes += moved as u64;
+                    *written += moved as u64;
                     at += moved as u64;
                 }
                 Err(error) => {
-                    let next = ((at / batch.page_bytes + 1) * batch.page_bytes).min(end);
+                    let page_bytes = 1u64 << file.page_shift;
+                    let next = ((at / page_bytes + 1) * page_bytes).min(end);
                     report.failed("writing", at..next, &error);
-                    report.pages = report.pages.saturating_sub(1);
+                    let lost = |piece: &&Piece| {
+                        piece.offset < next && piece.offset + piece.len as u64 > at
+                    };
+                    failed.extend(pieces.iter().filter(lost).cloned());
                     at = next;
                 }
             }
@@ -259,31 +512,61 @@ impl Replay<'_> {
     /// Tries until it works, or R4's time is up.
     fn persist<T>(&mut self, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
-            let error = match attempt() {
-                Err(error) => error,
+            match attempt() {
+                Err(error) if self.may_try_again(&error) => {}
                 done => return done,
-            };
-            match error.raw_os_error() {
-                Some(libc::EINTR) => continue,
-                Some(
-                    libc::ENOSPC
-                    | libc::EDQUOT
-                    | libc::EIO
-                    | libc::EAGAIN
-                    | libc::ENOMEM
-                    | libc::EBUSY
-                    | libc::ESTALE
-                    | libc::ETIMEDOUT,
-                ) => {}
-                _ => return Err(error),
             }
-            let now = Instant::now();
-            if now >= *self.tired_at.get_or_insert(now + self.patience) {
-                return Err(error);
-            }
-            std::thread::sleep(RETRY_PAUSE.min(self.patience));
         }
     }
+
+    /// Whether it is worth it; waits a moment before.
+    fn may_try_again(&mut self, error: &io::Error) -> bool {
+        match error.raw_os_error() {
+            Some(libc::EINTR) => return true,
+            Some(
+                libc::ENOSPC
+                | libc::EDQUOT
+                | libc::EIO
+                | libc::EAGAIN
+                | libc::ENOMEM
+                | libc::EBUSY
+                | libc::ETIMEDOUT,
+            ) => {}
+            _ => return false,
+        }
+        let now = Instant::now();
+        if now >= *self.tired_at.get_or_insert(now + self.dead.patience) {
+            return false;
+        }
+        std::thread::sleep(RETRY_PAUSE.min(self.dead.patience));
+        true
+    }
+}
+
+/// What is to be done to a file.
+struct Work<'a> {
+    file: &'a Adopted,
+    entry: FileEntryWords,
+    size: u64,
+    intent: Option<Intent>,
+    /// What is not in the file for certain.
+    unwritten: Vec<Piece>,
+}
+
+impl Work<'_> {
+    /// The file's mtime when only its process had changed it, if that is known.
+    fn last_change(&self) -> Option<u64> {
+        let changes = self.entry.changes;
+        let noted = self.file.noted.map(|noted| noted.changed_ns);
+        if changes.is_in_flight() { noted } else { Some(changes.changed_ns) }
+    }
+}
+
+/// Pages that the pieces lie in; they are in order.
+fn count_pages(pieces: &[Piece], page_shift: u32) -> u64 {
+    let mut pages: Vec<u64> = pieces.iter().map(|piece| piece.offset >> page_shift).collect();
+    pages.dedup();
+    pages.len() as u64
 }
 
 /// What of the pages is written (R2).
@@ -315,10 +598,10 @@ impl Clip {
 }
 
 /// Bytes that lie in a row in the file.
+#[derive(Default)]
 struct Batch {
     at: u64,
     bytes: Vec<u8>,
-    page_bytes: u64,
 }
 
 impl Batch {

@@ -13,7 +13,8 @@ pub struct Report {
     pub pid: i32,
     /// Whether it told the keeper that it was done.
     pub goodbye: bool,
-    /// One entry for each file that it had handed over.
+    /// One entry for each file that it had handed over. Those on a file system that takes very long
+    /// come in a report of their own.
     pub files: Vec<FileReport>,
 }
 
@@ -52,6 +53,10 @@ impl fmt::Display for Report {
             for failure in &file.failures {
                 write!(f, "\n  {}: {failure}", file.name())?;
             }
+            if let Some(rescue) = &file.rescue {
+                let (name, rescue) = (file.name(), rescue.display());
+                write!(f, "\n  {name}: what was not written is kept in {rescue}")?;
+            }
         }
         Ok(())
     }
@@ -75,12 +80,23 @@ pub struct FileReport {
     pub drained: bool,
     /// What could not be done.
     pub failures: Vec<Failure>,
+    /// Where that is kept which was dirty and is not in the file for certain; see
+    /// [`restore`](crate::keeper::restore).
+    pub rescue: Option<PathBuf>,
 }
 
 impl FileReport {
     pub(super) fn new(device: u64, inode: u64, path: Option<PathBuf>) -> FileReport {
-        let (pages, bytes, drained, failures) = (0, 0, false, Vec::new());
-        FileReport { device, inode, path, pages, bytes, drained, failures }
+        let (pages, bytes, drained, failures, rescue) = (0, 0, false, Vec::new(), None);
+        FileReport { device, inode, path, pages, bytes, drained, failures, rescue }
+    }
+
+    /// Of a file that was given up by a mistake of ours.
+    pub(super) fn of_panic((device, inode): (u64, u64)) -> FileReport {
+        let mut report = FileReport::new(device, inode, None);
+        let error = io::Error::other("the keeper panicked");
+        report.failed("writing what was left;", 0..u64::MAX, &error);
+        report
     }
 
     /// Notes a failure, together with the one before it where that is the same.
@@ -98,7 +114,7 @@ impl FileReport {
         self.failures.push(Failure { doing, range, error });
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match &self.path {
             Some(path) => path.display().to_string(),
             None => format!("inode {} of device {:#x}", self.inode, self.device),

@@ -5,12 +5,14 @@
 //! is the kernel's and survives.
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cache::frame::FrameIndex;
+use crate::survival::changes::Changes;
 use crate::survival::tests::{TestKeeper, adopt, fill};
 use crate::survival::{Intent, Survival};
 
@@ -68,6 +70,8 @@ impl Frames {
 /// write, then for each page which was written last.
 fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
     let slot = adopt(survival, file, 12);
+    let changes = Changes::default();
+    changes.enter(survival, slot, file.as_fd());
     let mut random = Random(std::process::id().into());
     let mut frames = Frames::new(thread);
     let mut dirty = [None; PAGES as usize];
@@ -101,7 +105,9 @@ fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
             if let Some(frame) = dirty[page as usize].take() {
                 // SAFETY: our frame, which nobody changes.
                 let bytes = unsafe { std::slice::from_raw_parts(survival.frame(frame), 4096) };
+                changes.begin(survival, (thread * PAGES + page + 1) * 4096);
                 file.write_all_at(bytes, (thread * PAGES + page) * 4096).unwrap();
+                changes.end(survival, Some(file.as_fd()));
                 survival.clean(frame);
                 frames.free.push(frame.0);
             }
@@ -118,6 +124,8 @@ fn pattern(at: u64) -> u8 {
 /// Appends and truncates; says which size it goes to, then which it has.
 fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
     let slot = adopt(survival, file, 12);
+    let changes = Changes::default();
+    changes.enter(survival, slot, file.as_fd());
     let mut random = Random(std::process::id().into());
     let mut frames = Frames::new(WRITERS);
     let mut pages: Vec<Option<FrameIndex>> = vec![None; 16];
@@ -147,7 +155,10 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
             }
         } else {
             survival.set_intent(slot, Intent::Truncate { len: target });
+            changes.begin(survival, target);
             file.set_len(target).unwrap();
+            changes.truncated(target);
+            changes.end(survival, Some(file.as_fd()));
             if pages[(target / 4096) as usize].is_some() {
                 let tail = build(&mut frames, target / 4096, target);
                 survival.commit(slot, [tail].into_iter(), Some(target));

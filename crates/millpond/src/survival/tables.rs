@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::table::PageIndex;
-use crate::survival::layout::{DIRTY, FREE, FileSlot, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse};
+use crate::survival::layout::{
+    ChangeWords, DIRTY, FREE, FileSlot, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse,
+};
 use crate::sync::AtomicU64;
 
 /// An op slot; `layout::OpWords` is how the keeper reads it.
@@ -26,9 +28,8 @@ pub(super) struct FileEntry {
     pub(super) life: AtomicU64,
     pub(super) size: AtomicU64,
     pub(super) intent: [AtomicU64; 3],
-    pub(super) device: AtomicU64,
-    pub(super) inode: AtomicU64,
-    pub(super) page_shift: AtomicU64,
+    /// State, changed_ns, reach.
+    pub(super) changes: [AtomicU64; 3],
 }
 
 /// The record of a unit of frames; `layout::RecordWords` is how the keeper reads it.
@@ -233,20 +234,50 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    /// Sets up the entry of a file; the caller then hands the file to the keeper (K6).
-    pub(super) fn open_entry(
+    /// Says that a change of the file below the cache begins: before the back end is told of it.
+    pub(super) fn try_begin_change(
         self,
         file: FileSlot,
-        device: u64,
-        inode: u64,
-        size: u64,
-        page_shift: u32,
-    ) {
+        changes: ChangeWords,
+        mut step: impl Steps,
+    ) -> Option<()> {
+        let [state, _, reach] = &self.files[file.index as usize].changes;
+        // Larger than it was, or nothing is in flight yet.
+        step()?;
+        reach.store(changes.reach, Release);
+        step()?;
+        // Release: its reach is stored before.
+        state.store(changes.state, Release);
+        Some(())
+    }
+
+    /// Says that a change is over, and the file as `changes` has it.
+    pub(super) fn try_end_change(
+        self,
+        file: FileSlot,
+        changes: ChangeWords,
+        mut step: impl Steps,
+    ) -> Option<()> {
+        let [state, changed, reach] = &self.files[file.index as usize].changes;
+        step()?;
+        changed.store(changes.changed_ns, Release);
+        step()?;
+        // Release: the time is stored before the state that has it count.
+        state.store(changes.state, Release);
+        step()?;
+        reach.store(changes.reach, Release);
+        Some(())
+    }
+
+    /// Sets up the entry of a file; the caller then hands the file to the keeper (K6). A change is
+    /// taken to be in flight, until the first that ends.
+    pub(super) fn open_entry(self, file: FileSlot, size: u64) {
         let entry = &self.files[file.index as usize];
+        let [state, changed, reach] = &entry.changes;
         entry.intent[0].store(INTENT_NONE, Relaxed);
-        entry.device.store(device, Relaxed);
-        entry.inode.store(inode, Relaxed);
-        entry.page_shift.store(u64::from(page_shift), Relaxed);
+        state.store(1, Relaxed);
+        changed.store(0, Relaxed);
+        reach.store(0, Relaxed);
         entry.size.store(size, Relaxed);
         // Release: all of it is stored before.
         entry.life.store(file.used(), Release);

@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::cache::frame::FrameIndex;
+use crate::survival::changes::Changes;
 use crate::survival::keeper::{self, Address, Report, Server, Stopper};
-use crate::survival::wire::{self, Request};
+use crate::survival::wire::{self, Keeper, Request};
 use crate::survival::{FileSlot, Intent, Survival};
 
 /// A keeper in a thread.
@@ -80,6 +81,9 @@ fn dirty_pages_are_written() {
     survival.clean(FrameIndex(5));
     survival.forget(other_slot);
     // As by a write that was in flight.
+    let changes = Changes::default();
+    changes.enter(&survival, slot, file.as_fd());
+    changes.begin(&survival, 50_000);
     file.set_len(50_000).unwrap();
     drop(survival);
     let report = keeper.reports.recv().unwrap();
@@ -266,6 +270,11 @@ fn what_a_keeper_refuses() {
     assert_eq!(adopt(file.as_file(), stat.ino(), 17), Some(libc::EINVAL));
     let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
     assert_eq!(adopt(&null, stat.ino(), 12), Some(libc::EINVAL));
+    // A file system that does things when it is written.
+    let control = OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
+    let control_stat = control.metadata().unwrap();
+    let adopted = survival.adopt(control.as_fd(), control_stat.dev(), control_stat.ino(), 0, 12);
+    assert_eq!(adopted.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     // None of these used up an entry; and there is an end of them.
     let slots: Vec<_> =
         std::iter::from_fn(|| survival.adopt(file.as_fd(), stat.dev(), stat.ino(), 0, 12).ok())
@@ -279,7 +288,8 @@ fn what_a_keeper_refuses() {
 
     // Not a mapping of ours; and messages that mean nothing.
     let strange = File::open("/dev/zero").unwrap();
-    let hello = |fds: &[BorrowedFd<'_>]| wire::ask(&keeper.address, Request::Hello, fds);
+    let hello =
+        |fds: &[BorrowedFd<'_>]| wire::ask(&keeper.address, Keeper::Trusted, Request::Hello, fds);
     assert!(hello(&[]).is_err());
     assert!(hello(&[strange.as_fd(), strange.as_fd()]).is_err());
     let socket = wire::socket().unwrap();
@@ -317,8 +327,9 @@ fn failures_are_reported_and_the_rest_is_written() {
     survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), Some(10));
     survival.set_intent(slot, Intent::Truncate { len: 100 });
     drop(survival);
-    let report = keeper.reports.recv().unwrap();
+    let mut report = keeper.reports.recv().unwrap();
     assert!(!report.is_complete());
+    report.files.sort_by_key(|file| file.failures.is_empty());
     let [sealed, whole] = report.files.as_slice() else { panic!("{report:?}") };
     assert_eq!((sealed.pages, sealed.bytes), (2, 8192), "{sealed:?}");
     let ranges: Vec<_> = sealed.failures.iter().map(|f| (f.range.start, f.range.end)).collect();
@@ -327,6 +338,14 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert!(report.to_string().contains("writing bytes 8192 to 16384"), "{report}");
     assert_eq!((whole.pages, whole.failures.len()), (1, 0));
     assert_eq!(contents(&other), [5; 10]);
+    // What could not be written is elsewhere.
+    let rescue = sealed.rescue.clone().unwrap();
+    let target = tempfile::NamedTempFile::new().unwrap();
+    let restored = keeper::restore(&rescue, Some(target.path()), true).unwrap();
+    std::fs::remove_file(&rescue).unwrap();
+    assert_eq!((restored.bytes, restored.size), (8192, 16384));
+    let bytes = std::fs::read(target.path()).unwrap();
+    assert!(bytes[8192..12288].iter().all(|b| *b == 3) && bytes[12288..].iter().all(|b| *b == 4));
     let bytes = contents(&file);
     assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
 }

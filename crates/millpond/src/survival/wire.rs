@@ -4,6 +4,12 @@
 //! them; the answer is one message; then the connection closes. So no descriptor stays open in the
 //! program, which may close all that it has. A request names its mapping by the id that the keeper
 //! gave it, and is taken only from the process that the mapping came from.
+//!
+//! - **D1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the moment
+//!   at which the one listened and the other connected) before they send or receive anything. So a
+//!   descriptor is neither handed to a stranger nor taken from one.
+//! - **D2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
+//!   does. The keeper does not wait at all: it receives what is there, and answers who listens.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -12,23 +18,29 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt,
 };
 
 use crate::survival::layout::FileSlot;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"MPKEEP01");
+const MAGIC: u64 = u64::from_le_bytes(*b"MPKEEP02");
 const REQUEST_WORDS: usize = 8;
 const ANSWER_WORDS: usize = 2;
 /// Descriptors that one message can carry.
 const FDS_MAX: usize = 2;
+/// How long a keeper may take for an answer: it is asked under exclusive guards. It answers in
+/// microseconds, unless it is stopped, or has no processor.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where a keeper listens: the path of a socket, or `@` and a name in the abstract name space,
-/// which no file system shows and which is gone with the keeper.
+/// which no file system shows and which is gone with the keeper. Any user of the network name space
+/// may connect to the latter; the keeper hears none but its own, but they can keep it busy.
 ///
 /// # Examples
 ///
@@ -80,11 +92,38 @@ pub(super) fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Process and user at the other end of a connection, as they were when it connected.
+/// Process and user at the other end of a connection, as they were when it connected, or listened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Peer {
     /// 0 for a process that is not in our pid name space.
     pub(super) pid: i32,
     pub(super) uid: u32,
+}
+
+/// Who has to be at the other end, for an engine to talk to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Keeper {
+    /// Somebody who could do to us whatever they like: a process of our user, or root's.
+    Trusted,
+    /// The one that we have talked to; we may have become another user meanwhile.
+    Known(Peer),
+}
+
+impl Keeper {
+    fn is(self, peer: Peer) -> bool {
+        match self {
+            Keeper::Trusted => peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0,
+            Keeper::Known(known) => peer == known,
+        }
+    }
+}
+
+/// What a keeper says.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) value: u64,
+    pub(super) fds: Vec<OwnedFd>,
+    pub(super) keeper: Peer,
 }
 
 /// SO_PEERCRED. (Of rustix's the process id can't be 0.)
@@ -162,39 +201,79 @@ impl Request {
     }
 }
 
-/// Sends a request and waits for the answer, however long the keeper takes.
-pub(super) fn ask(address: &Address, request: Request, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
+/// Sends a request and waits for the answer.
+///
+/// # Errors
+///
+/// What the keeper answered; EPERM: somebody else listens there; ETIMEDOUT; what `connect(2)` says,
+/// or ECONNRESET: the keeper is gone.
+pub(super) fn ask(
+    address: &Address,
+    keeper: Keeper,
+    request: Request,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<Answer> {
+    let patience = (!matches!(request, Request::Goodbye { .. })).then_some(PATIENCE);
+    ask_within(address, keeper, request, fds, patience)
+}
+
+pub(super) fn ask_within(
+    address: &Address,
+    keeper: Keeper,
+    request: Request,
+    fds: &[BorrowedFd<'_>],
+    patience: Option<Duration>,
+) -> io::Result<Answer> {
+    let timed_out = |error| if error == Errno::AGAIN { Errno::TIMEDOUT } else { error };
     let socket = socket()?;
     let to = address.socket_address()?;
-    retry_on_intr(|| rustix::net::connect(&socket, &to))?;
-    send(socket.as_fd(), &request.words(), fds, SendFlags::NOSIGNAL)?;
+    // A connection waits for room in the backlog for as long as a message may.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, patience)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &to)).map_err(timed_out)?;
+    // D1.
+    let peer = peer(socket.as_fd())?;
+    if !keeper.is(peer) {
+        return Err(Errno::PERM.into());
+    }
+    send(socket.as_fd(), &request.words(), fds, SendFlags::NOSIGNAL).map_err(timed_out)?;
     let mut answer = [0; ANSWER_WORDS];
-    let (words, _) = receive(socket.as_fd(), &mut answer, RecvFlags::empty())?;
+    let received = receive(socket.as_fd(), &mut answer, RecvFlags::empty());
+    let (words, fds) = received.map_err(timed_out)?;
     match (words, answer) {
-        (ANSWER_WORDS, [0, value]) => Ok(value),
+        (ANSWER_WORDS, [0, value]) => Ok(Answer { value, fds, keeper: peer }),
         (ANSWER_WORDS, [errno, _]) => Err(io::Error::from_raw_os_error(errno as i32)),
-        // The keeper died, or the address is somebody else's.
+        // The keeper died.
         _ => Err(Errno::CONNRESET.into()),
     }
 }
 
-/// Takes a request that has arrived; `None` for anything else.
+/// Takes a request that has arrived; `None` for anything else. Descriptors come with what is no
+/// request, too: whoever closes them may have to wait.
 pub(super) fn receive_request(
     socket: BorrowedFd<'_>,
-) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
+) -> (rustix::io::Result<Option<Request>>, Vec<OwnedFd>) {
     let mut words = [0; REQUEST_WORDS];
-    let (count, fds) = receive(socket, &mut words, RecvFlags::DONTWAIT)?;
-    let request = (count == REQUEST_WORDS).then(|| Request::from_words(words)).flatten();
-    Ok(request.map(|request| (request, fds)))
+    match receive(socket, &mut words, RecvFlags::DONTWAIT) {
+        Ok((REQUEST_WORDS, fds)) => (Ok(Request::from_words(words)), fds),
+        Ok((_, fds)) => (Ok(None), fds),
+        Err(error) => (Err(error), Vec::new()),
+    }
 }
 
 /// Answers without waiting; who does not listen misses it.
-pub(super) fn answer(socket: BorrowedFd<'_>, outcome: io::Result<u64>) {
+pub(super) fn answer(socket: BorrowedFd<'_>, outcome: io::Result<u64>, fds: &[BorrowedFd<'_>]) {
     let words = match outcome {
         Ok(value) => [0, value],
         Err(error) => [error.raw_os_error().unwrap_or(libc::EIO) as u64, 0],
     };
-    let _ = send(socket, &words, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let _ = send(socket, &words, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+/// What came with an answer.
+#[cfg(all(test, not(loom)))]
+pub(super) fn receive_fds(socket: BorrowedFd<'_>) -> Vec<OwnedFd> {
+    receive(socket, &mut [0; ANSWER_WORDS], RecvFlags::empty()).unwrap().1
 }
 
 fn send(
@@ -202,17 +281,17 @@ fn send(
     words: &[u64],
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
-) -> io::Result<()> {
+) -> rustix::io::Result<()> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(Errno::INVAL.into());
+        return Err(Errno::INVAL);
     }
     let slices = [IoSlice::new(&bytes)];
     let sent = retry_on_intr(|| rustix::net::sendmsg(socket, &slices, &mut control, flags))?;
     // A message of a SEQPACKET socket goes whole.
-    if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE.into()) }
+    if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
 /// One message, cut into words: how many, and the descriptors that came with it.
@@ -220,7 +299,7 @@ fn receive(
     socket: BorrowedFd<'_>,
     words: &mut [u64],
     flags: RecvFlags,
-) -> io::Result<(usize, Vec<OwnedFd>)> {
+) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
     let mut bytes = [0; REQUEST_WORDS * 8];
     let bytes = &mut bytes[..words.len() * 8];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
@@ -237,7 +316,7 @@ fn receive(
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
         // Most likely our limit of open files.
-        return Err(Errno::NFILE.into());
+        return Err(Errno::NFILE);
     }
     if message.bytes % 8 != 0 || message.flags.contains(ReturnFlags::TRUNC) {
         return Ok((0, fds));

@@ -1,0 +1,273 @@
+//! What an engine with a keeper does to a file below its cache, told to the keeper as it happens.
+//!
+//! The keeper must know afterwards whether somebody else has changed the file (`target`, T2), and which
+//! length a change that was in flight can have given to it (`replay`, R6). So whoever changes the file
+//! says so before and after:
+//!
+//! ```text
+//!   none in flight, time of the last one -- begin --> in flight, reach -- end --> none, its time
+//! ```
+//!
+//! | killed                                 | the keeper finds       | and knows                         |
+//! |----------------------------------------|------------------------|-----------------------------------|
+//! | before `begin` has stored all          | none in flight         | the file is as after the last one |
+//! | until `end` has stored that it is over | in flight, reach       | it may be done, in part or whole  |
+//! | after                                  | none in flight, a time | the file is as at that time       |
+//!
+//! The *reach* is the furthest byte that a change of ours may have made the file's last, since it was
+//! truncated: a size is told only after the back end has the bytes, and what lies between the two goes if
+//! the process is killed there.
+//!
+//! - **C1** A change is begun before the back end is told of it, and ends after it has answered.
+//! - **C2** The time is asked for when no change is in flight: under the lock, so that none begins
+//!   meanwhile.
+//!
+//! Locks: `state`, under range guards; the back end's `fstat` under it.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::cached::Shared;
+use crate::io::backend::allocation::{Blocks, Company, Overwrites};
+use crate::io::backend::descriptors::Descriptors;
+use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::survival::Survival;
+use crate::survival::layout::{ChangeWords, FileSlot};
+use crate::survival::tables::unbroken;
+use crate::survival::target::mtime_ns;
+
+/// The changes of one file that are in flight.
+#[derive(Default)]
+pub(crate) struct Changes {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The file's entry, if it has one.
+    slot: Option<FileSlot>,
+    in_flight: u64,
+    reach: u64,
+    is_reserved: bool,
+    changed_ns: u64,
+}
+
+impl State {
+    fn words(&self) -> ChangeWords {
+        ChangeWords::new(self.in_flight, self.is_reserved, self.changed_ns, self.reach)
+    }
+
+    /// C2. Where the file can't be asked, a change stays in flight, for the keeper.
+    fn settle(&mut self, survival: &Survival, fd: Option<BorrowedFd<'_>>) {
+        let Some(slot) = self.slot else { return };
+        let mut words = self.words();
+        if self.in_flight == 0 {
+            match fd.map(rustix::fs::fstat) {
+                Some(Ok(stat)) => self.changed_ns = mtime_ns(&stat),
+                _ => words = ChangeWords::new(1, self.is_reserved, 0, self.reach),
+            }
+            words.changed_ns = self.changed_ns;
+        }
+        let _ = survival.tables().try_end_change(slot, words, unbroken);
+    }
+}
+
+impl Changes {
+    /// A change is about to be made that makes the file no longer than `reach`.
+    pub(crate) fn begin(&self, survival: &Survival, reach: u64) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        state.in_flight += 1;
+        state.reach = state.reach.max(reach);
+        if let Some(slot) = state.slot {
+            let _ = survival.tables().try_begin_change(slot, state.words(), unbroken);
+        }
+    }
+
+    /// It is made, or failed.
+    pub(crate) fn end(&self, survival: &Survival, fd: Option<BorrowedFd<'_>>) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        state.in_flight -= 1;
+        state.settle(survival, fd);
+    }
+
+    /// Space is about to be reserved beyond the end.
+    fn reserving(&self) {
+        self.state.lock().expect("no panic under the lock").is_reserved = true;
+    }
+
+    /// The file is as long as that, under a guard to its end, and has nothing reserved beyond.
+    pub(super) fn truncated(&self, len: u64) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        (state.reach, state.is_reserved) = (len, false);
+    }
+
+    /// The file has an entry now; its changes are told there.
+    pub(super) fn enter(&self, survival: &Survival, slot: FileSlot, fd: BorrowedFd<'_>) {
+        let mut state = self.state.lock().expect("no panic under the lock");
+        state.slot = Some(slot);
+        state.settle(survival, Some(fd));
+    }
+
+    /// It has none any more.
+    pub(super) fn leave(&self) {
+        self.state.lock().expect("no panic under the lock").slot = None;
+    }
+}
+
+/// A backing file whose changes are told.
+pub(crate) struct Told {
+    inner: Arc<dyn BackingFile>,
+    changes: Arc<Changes>,
+    shared: Weak<Shared>,
+}
+
+impl Told {
+    pub(crate) fn new(
+        inner: Arc<dyn BackingFile>,
+        changes: &Arc<Changes>,
+        shared: &Arc<Shared>,
+    ) -> Told {
+        Told { inner, changes: Arc::clone(changes), shared: Arc::downgrade(shared) }
+    }
+
+    fn change<R>(&self, reach: u64, act: impl FnOnce() -> R) -> R {
+        // Whoever changes the file has it, and so the engine.
+        let shared = self.shared.upgrade();
+        let Some(survival) = shared.as_ref().and_then(|shared| shared.cache.frames.survival())
+        else {
+            return act();
+        };
+        // C1.
+        self.changes.begin(survival, reach);
+        let outcome = act();
+        self.changes.end(survival, self.inner.write_descriptor());
+        outcome
+    }
+}
+
+impl BackingFile for Told {
+    fn try_all(&self, batch: &mut [Transfer<'_>]) {
+        let writes = batch.iter().filter(|transfer| transfer.direction == Direction::Write);
+        match writes.map(|transfer| transfer.offset + transfer.segments.left()).max() {
+            Some(reach) => self.change(reach, || self.inner.try_all(batch)),
+            None => self.inner.try_all(batch),
+        }
+    }
+
+    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+        Arc::clone(&self.inner).start(read)
+    }
+
+    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
+        self.inner.attach(fd, read, write)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(len, || {
+            let set = self.inner.set_len(len);
+            if set.is_ok() {
+                self.changes.truncated(len);
+            }
+            set
+        })
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.change(0, || self.inner.punch(offset, len))
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.change(0, || self.inner.zero(offset, len))
+    }
+
+    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
+        if keep_size {
+            self.changes.reserving();
+        }
+        let reach = if keep_size { 0 } else { offset + len };
+        self.change(reach, || self.inner.allocate(offset, len, keep_size))
+    }
+
+    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+        self.inner.seek(offset, to)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.inner.sync(data_only)
+    }
+
+    fn overwrites(&self) -> Overwrites {
+        self.inner.overwrites()
+    }
+
+    fn blocks(&self, start: u64) -> io::Result<Blocks> {
+        self.inner.blocks(start)
+    }
+
+    fn company(&self) -> Company {
+        self.inner.company()
+    }
+
+    fn give_back(&self, len: u64, leased: bool) {
+        self.change(len, || self.inner.give_back(len, leased));
+        self.changes.truncated(len);
+    }
+
+    fn made(&self) -> Option<(i64, u32)> {
+        self.inner.made()
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        self.inner.verify()
+    }
+
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.write_descriptor()
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.inner.permits(writing)
+    }
+
+    fn read_alignment(&self) -> Alignment {
+        self.inner.read_alignment()
+    }
+
+    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
+        self.inner.attach_direct(fd, read, write)
+    }
+
+    fn descriptors(&self) -> Option<&Descriptors> {
+        self.inner.descriptors()
+    }
+
+    fn direct_alignment(&self) -> Alignment {
+        self.inner.direct_alignment()
+    }
+
+    fn transfer_bytes(&self) -> u64 {
+        self.inner.transfer_bytes()
+    }
+
+    fn begin_plain(&self) {
+        self.inner.begin_plain();
+    }
+
+    fn end_plain(&self) {
+        self.inner.end_plain();
+    }
+
+    fn is_direct(&self) -> bool {
+        self.inner.is_direct()
+    }
+}

@@ -1,0 +1,145 @@
+//! The mark of a file that a keeper has: how who opens the file learns that pages of it are dirty in a
+//! process that is dead, and waits until they are written.
+//!
+//! ```text
+//!   adopt -> mark: listens at a name made of device and inode        (keeper)
+//!     the process lives:  connected -> closed by the keeper at once  -> open goes on
+//!     the process died:   connected -> closed with the mark, when the file is written
+//!   forget, or written -> the mark closes
+//! ```
+//!
+//! A mark is a socket in the abstract name space that listens. Whoever opens an inode that the process
+//! does not have open yet connects to the inode's mark, if there is one, and waits for the end of the
+//! connection. The keeper looks for deaths before it ends one, so an open that begins when the program
+//! is known to be dead does not end before its pages are in the file.
+//!
+//! Not a lock on the file: a lock that the keeper held would be in the way of those that the program
+//! takes itself (whole files are locked by `fcntl` as a rule, and a lock of another description
+//! conflicts, also within one process), and does not tell a living owner from a dead one. A lease would,
+//! but keeps everybody out while the program lives; `replay` takes one once it is dead.
+//!
+//! - **M1** One keeper has an inode: a file that is marked already is not adopted, and its writes go
+//!   through.
+//! - **M2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root is
+//!   none: it could keep us waiting for nothing.
+//!
+//! *Not told*: processes in another network name space, and those that do not use Millpond. They may
+//! read what is not written yet, but what they write stays: see `replay`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::Stat;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::survival::wire;
+
+/// Connections that wait for one file to be written.
+const BACKLOG: i32 = 256;
+/// How long an open waits for a keeper.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Set by a keeper that has the file; a file is marked until this is dropped.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) listener: OwnedFd,
+}
+
+fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new_abstract_name(format!("millpond-kept/{device:x}/{inode:x}").as_bytes())?)
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+impl Mark {
+    /// Marks a file; EBUSY if it is marked (M1).
+    pub(super) fn set(device: u64, inode: u64) -> io::Result<Mark> {
+        let listener = socket()?;
+        match rustix::net::bind(&listener, &name(device, inode)?) {
+            Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
+            bound => bound?,
+        }
+        rustix::net::listen(&listener, BACKLOG)?;
+        Ok(Mark { listener })
+    }
+
+    /// Lets those go on who wait: the file's process lives.
+    pub(super) fn let_pass(&self) {
+        while let Ok(waiting) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            drop(waiting);
+        }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // A process that was forked from this one may have the descriptor, too: so closing it alone
+        // would not do. First, so that nobody comes after.
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        self.let_pass();
+    }
+}
+
+/// Waits until no dead process's pages of the file are left to be written.
+///
+/// # Errors
+///
+/// EBUSY, with what is waited for, after `patience`. What `socket(2)` says, if there is none to be had.
+pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
+    let until = Instant::now() + patience;
+    let name = name(file.st_dev, file.st_ino)?;
+    let own = rustix::process::geteuid().as_raw();
+    let mut keeper = None;
+    loop {
+        let socket = socket()?;
+        match rustix::net::connect(&socket, &name) {
+            Ok(()) => {}
+            Err(Errno::INTR) => continue,
+            // More wait already than the backlog holds.
+            Err(Errno::AGAIN) if Instant::now() < until => {
+                std::thread::sleep(RETRY_PAUSE);
+                continue;
+            }
+            Err(Errno::AGAIN) => return Err(still_written(keeper)),
+            // There is no mark; or there is none for us, by the rules of a sandbox.
+            Err(_) => return Ok(()),
+        }
+        // M2.
+        let peer = wire::peer(socket.as_fd())?;
+        if ![own, file.st_uid, 0].contains(&peer.uid) {
+            return Ok(());
+        }
+        // A keeper that is dead writes nothing more, whoever has its descriptors.
+        if let Some(pid) = Pid::from_raw(peer.pid)
+            && rustix::process::pidfd_open(pid, PidfdFlags::empty()).err() == Some(Errno::SRCH)
+        {
+            return Ok(());
+        }
+        keeper = Some(peer.pid);
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let mut polled = [PollFd::new(&socket, PollFlags::IN)];
+        return match retry_on_intr(|| rustix::event::poll(&mut polled, Some(&timeout)))? {
+            0 => Err(still_written(keeper)),
+            _ => Ok(()),
+        };
+    }
+}
+
+fn still_written(keeper: Option<i32>) -> io::Error {
+    let what = match keeper {
+        Some(pid) => format!("process {pid}, a keeper, still writes"),
+        None => "a keeper still writes".into(),
+    };
+    let text = format!("{what} to the file what a process that died left of it");
+    io::Error::new(io::ErrorKind::ResourceBusy, text)
+}
