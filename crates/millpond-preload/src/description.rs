@@ -38,7 +38,7 @@ use crate::lock::Lock;
 use crate::offset::Offset;
 use crate::report::Reason;
 use crate::thread::record;
-use crate::{identity, late, table};
+use crate::{identity, late, process_locks, table};
 
 const FREE: u32 = 0;
 const SERVED: u32 = 1;
@@ -350,7 +350,12 @@ impl Drop for Pin {
 
 /// Frees the numbers in the table that the engine has closed.
 fn forget_closed() {
+    // Not used any more, but open: nobody need wait for it, and the number is not free.
+    let retired = process_locks::retired();
     LINGERING.lock().retain(|(fd, id)| {
+        if retired.contains(fd) {
+            return false;
+        }
         let is_open = identity::identify(*fd).is_some_and(|found| found.id == *id);
         if !is_open {
             table::forget_internal(*fd);

@@ -71,7 +71,7 @@ pub fn describe(fd: c_int, flags: c_int) {
         {
             registry::lock().adopt(fd, identity.id, flags, None);
         } else if matches!(table::get(fd), Slot::File(_)) {
-            registry::lock().forget(fd);
+            registry::lock().forget_lost(fd);
         } else {
             table::set(fd, Slot::Foreign);
         }
@@ -81,7 +81,7 @@ pub fn describe(fd: c_int, flags: c_int) {
 fn describe_foreign(fd: c_int) {
     if matches!(table::get(fd), Slot::File(_)) {
         // Its last owner was closed where no hook saw it.
-        section::run(|_| registry::lock().forget(fd));
+        section::run(|_| registry::lock().forget_lost(fd));
     }
     table::set(fd, Slot::Foreign);
 }

@@ -20,7 +20,8 @@ use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
 use crate::{
-    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, registry, tally, thread,
+    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, process_locks, registry,
+    tally, thread,
 };
 
 type Argv = *const *const c_char;
@@ -47,7 +48,9 @@ unsafe extern "C" fn prepare() {
     let internal_fds = {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
-        let mut fds = registry.internal_fds();
+        // From here on the engine's threads close nothing.
+        let mut fds = process_locks::before_fork();
+        fds.extend(registry.internal_fds());
         fds.extend(aio_context::internal_fd());
         fds
     };
@@ -65,6 +68,7 @@ unsafe extern "C" fn parent() {
     hooks_stdio::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     let crossing = unsafe { (*CROSSING.0.get()).take() };
+    process_locks::after_fork_parent();
     registry::after_fork_parent();
     drop(crossing);
 }
@@ -94,6 +98,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
         aio::after_fork();
         description::after_fork();
         registry::after_fork_child();
+        process_locks::after_fork_child();
     }
     table::initialise();
     late::after_fork();
@@ -176,7 +181,10 @@ fn prepare_exec() -> Vec<Pin> {
         // Nothing of this program is left after exec to tell it.
         report::put_by();
         tally::keep_over_exec(true);
-        section::run(|_| registry::leave_keeper());
+        section::run(|_| {
+            registry::leave_keeper();
+            process_locks::before_exec();
+        });
     }
     paused
 }
@@ -189,6 +197,7 @@ macro_rules! exec {
             // SAFETY: as the caller vouches to the function of this name.
             let failed = unsafe { libc_calls::$name($($arg),*) };
             tally::keep_over_exec(false);
+            section::run(|_| process_locks::after_exec());
             late::resume(paused);
             failed
         }

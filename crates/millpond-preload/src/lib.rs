@@ -35,7 +35,7 @@
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!
-//! Locks, in order: registry, a description's offset, the engine's own, pool, AIO's, heap. All are taken
+//! Locks, in order: registry, a description's offset, the engine's own, `process_locks`, pool, AIO's, heap. All are taken
 //! with signals blocked (`section`), so that hooks may be called from signal handlers.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -70,6 +70,7 @@ mod late;
 mod lease;
 mod lock;
 mod offset;
+mod process_locks;
 mod real;
 mod registry;
 mod report;

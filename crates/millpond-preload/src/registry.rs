@@ -34,7 +34,7 @@ use crate::real::sys;
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
 use crate::thread::{Snapshot, record};
-use crate::{config, fault, identity, late, lease};
+use crate::{config, fault, identity, late, lease, process_locks};
 
 /// See the module header.
 pub struct Registry {
@@ -54,8 +54,6 @@ struct Inode {
     descriptions: Vec<&'static Description>,
     /// Set once the file was left to the kernel.
     passed: Option<Reason>,
-    /// The process has POSIX locks on it, perhaps: they end when any descriptor of it is closed.
-    has_process_locks: bool,
 }
 
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
@@ -136,8 +134,7 @@ impl Registry {
     pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         if matches!(table::get(fd), Slot::File(_)) {
-            // Closed where no hook saw it.
-            self.forget(fd);
+            self.forget_lost(fd);
         }
         let access = Access::of_flags(flags);
         let is_late = access.write && late::is_wanted(flags);
@@ -220,21 +217,13 @@ impl Registry {
             return Err(Reason::Descriptors);
         }
         if !table::set(copy, Slot::Internal) {
-            // SAFETY: the duplicate made above, which nobody has seen.
-            unsafe { sys!(libc::SYS_close, copy) };
+            process_locks::close(copy);
             return Err(Reason::Descriptors);
         }
         // SAFETY: the duplicate made above is nobody else's.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
-        let forget = |owned: OwnedFd, reason| {
-            table::set(copy, Slot::Unknown);
-            drop(owned);
-            Err(reason)
-        };
         // R4: the lease first.
-        if let Err(reason) = self.take_lease(copy, id, access) {
-            return forget(owned, reason);
-        }
+        self.take_lease(copy, id, access)?;
         // Plain direct backing opens the file again, which a write lease of our own would keep
         // waiting.
         let backing = match config::get().backing {
@@ -253,7 +242,6 @@ impl Registry {
                 let is_first = self.inodes.get(&id).is_none_or(|i| i.descriptions.is_empty());
                 if is_first && file.invalidate(0, i64::MAX as u64).is_err() {
                     lease::give_up(copy);
-                    table::set(copy, Slot::Unknown);
                     return Err(Reason::Engine);
                 }
                 if config::get().backing == Backing::Direct && !file.is_direct() {
@@ -265,7 +253,6 @@ impl Registry {
                 // The engine has closed the duplicate, but the lease is on the description, which
                 // the program's own descriptor keeps.
                 lease::give_up(fd);
-                table::set(copy, Slot::Unknown);
                 Err(Reason::Engine)
             }
         }
@@ -396,7 +383,7 @@ impl Registry {
         let ids: Vec<FileId> = self
             .inodes
             .iter()
-            .filter(|(_, inode)| !inode.has_process_locks)
+            .filter(|(id, _)| !process_locks::is_noted(**id))
             .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.kernel_fd() >= 0))
             .map(|(id, _)| *id)
             .collect();
@@ -427,17 +414,14 @@ impl Registry {
         !ids.is_empty()
     }
 
-    /// The program takes or asks for a POSIX lock on the file behind `fd`.
+    /// The program is about to take a POSIX lock on the file behind `fd`.
     pub fn note_process_lock(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         // SAFETY: the registry is locked.
-        let id = unsafe { description.cold() }.id;
-        if let Some(inode) = self.inodes.get_mut(&id) {
-            inode.has_process_locks = true;
-        }
+        process_locks::note(unsafe { description.cold() }.id);
     }
 
-    /// The descriptors of the engine's, for a forked child to close.
+    /// The descriptors of the engine's, retired ones excepted, for a forked child to close.
     pub fn internal_fds(&self) -> Vec<RawFd> {
         let of_inode = |inode: &Inode| inode.descriptions.clone();
         self.inodes
@@ -483,13 +467,38 @@ impl Registry {
         }
     }
 
-    /// The program gives the number `fd` up: by close, or for another file by dup2.
+    /// The program gives the number `fd` up: its close follows.
     pub fn forget(&mut self, fd: RawFd) {
-        let Slot::File(description) = table::get(fd) else {
-            table::set(fd, Slot::Unknown);
-            return;
-        };
+        let slot = table::get(fd);
         table::set(fd, Slot::Unknown);
+        if let Slot::File(description) = slot {
+            // SAFETY: the registry is locked.
+            let _ending = process_locks::ending(unsafe { description.cold() }.id);
+            self.give_up_slot(description);
+        }
+    }
+
+    /// The number `fd` was closed where no hook saw it.
+    pub fn forget_lost(&mut self, fd: RawFd) {
+        let slot = table::get(fd);
+        table::set(fd, Slot::Unknown);
+        if let Slot::File(description) = slot {
+            self.give_up_slot(description);
+        }
+    }
+
+    /// `new`, which was something else perhaps, has become a second number for the description at
+    /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
+    pub fn replace(&mut self, fd: RawFd, new: RawFd) {
+        let old = table::get(new);
+        self.share(fd, new);
+        if let Slot::File(description) = old {
+            self.give_up_slot(description);
+        }
+    }
+
+    /// A number of the description is no longer in the table.
+    fn give_up_slot(&mut self, description: &'static Description) {
         // SAFETY: the registry is locked.
         let cold = unsafe { description.cold() };
         cold.slots -= 1;
@@ -504,6 +513,7 @@ impl Registry {
                     FILES_LEASED.fetch_sub(1, Relaxed);
                 }
                 self.inodes.remove(&id);
+                process_locks::forget(id);
             }
         }
         count_moved_by_libc(description);
