@@ -49,7 +49,11 @@ pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        crate::symbols::leave_all();
+    }
     if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
         // Ours are close-on-exec already.
         // SAFETY: no memory involved.

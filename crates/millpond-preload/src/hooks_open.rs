@@ -4,7 +4,7 @@
 //! up by path first, and makes way for itself. If the path changes in between, the open does wait,
 //! and the watcher lets it through. No lock is held while the kernel opens.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use crate::description::Access;
 use crate::real::{errno, libc_calls, sys, to_libc};
@@ -39,6 +39,55 @@ pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode)
         describe(fd, flags);
     }
     fd
+}
+
+/// `openat2`, by number only: libc has no function for it.
+///
+/// # Safety
+///
+/// As the system call.
+pub unsafe fn open_at2(dir: c_int, path: *const c_char, how: *const u64, bytes: usize) -> isize {
+    crate::hooks_process::ensure_initialised();
+    // SAFETY: the caller's duty: flags come first. The kernel refuses what is shorter.
+    let flags = if bytes >= 8 && !how.is_null() { unsafe { how.read() as c_int } } else { 0 };
+    if registry::holds_leases() {
+        make_way(dir, path, flags);
+    }
+    // SAFETY: the caller's duty.
+    let fd = to_libc(unsafe { sys!(libc::SYS_openat2, dir, path, how, bytes) });
+    if fd >= 0 {
+        describe(fd as c_int, flags);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn open_by_handle_at(
+    mount: c_int,
+    handle: *mut c_void,
+    flags: c_int,
+) -> c_int {
+    // A lease of ours on the file is given up by the watcher.
+    // SAFETY: as the caller vouches to `open_by_handle_at`.
+    let fd = unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
+    if fd >= 0 && !thread::record().is_inside() {
+        describe(fd, flags);
+    }
+    fd
+}
+
+/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers elsewhere.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
+    // SAFETY: no memory involved.
+    let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
+    if new >= 0 && !thread::record().is_inside() {
+        section::run(|_| {
+            registry::lock().forget_lost(new);
+            crate::io::describe(new);
+        });
+    }
+    new
 }
 
 #[cold]

@@ -40,6 +40,32 @@ pub fn initialise() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
+/// Leaves to the kernel what a child shares that may not come by [`libc_calls::fork`].
+pub fn give_to_child() {
+    section::run(|_| registry::lock().pass_where(Reason::Forked, |_| true));
+}
+
+/// A fork by system call: it calls nobody.
+pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
+    // SAFETY: they are called around a fork.
+    unsafe {
+        prepare();
+        let child_pid = call();
+        if child_pid == 0 { child() } else { parent() }
+        child_pid
+    }
+}
+
+/// Descriptors that the calling thread alone has: the library's threads and table have others then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0 {
+        crate::symbols::leave_all();
+    }
+    // SAFETY: as the caller vouches to `unshare`.
+    unsafe { libc_calls::unshare(flags) }
+}
+
 unsafe extern "C" fn prepare() {
     let section = Section::enter();
     if !table::is_initialised() {

@@ -55,6 +55,7 @@ mod hooks_signal;
 mod hooks_stat;
 mod hooks_stdio;
 mod hooks_syscall;
+mod hooks_uring;
 
 mod aio;
 mod aio_context;
@@ -75,6 +76,7 @@ mod real;
 mod registry;
 mod report;
 mod section;
+mod symbols;
 mod sync;
 mod table;
 mod tally;

@@ -31,7 +31,7 @@ use crate::description::FileId;
 use crate::lock::Lock;
 use crate::real::sys;
 use crate::table::{self, Slot};
-use crate::{config, identity, section};
+use crate::{identity, section};
 
 struct State {
     /// Files on which the program takes locks (P2).
@@ -82,6 +82,10 @@ impl Drop for Ending {
 /// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns what the
 /// kernel would.
 pub fn close(fd: RawFd) -> isize {
+    if matches!(table::get(fd), Slot::File(_)) {
+        // The program has closed ours by its number, and has the number now.
+        return -libc::EBADF as isize;
+    }
     match identity::identify(fd).filter(|identity| identity.is_regular) {
         Some(identity) => {
             let mut state = STATE.lock();
@@ -212,7 +216,7 @@ pub fn before_exec() {
         // SAFETY: no memory involved.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
         let Some(file) = identity::identify(fd) else { continue };
-        if is_ours(fd) {
+        if matches!(table::get(fd), Slot::Internal) {
             ours.push((fd, file.id));
         } else if flags > 0 && flags as i32 & libc::FD_CLOEXEC != 0 {
             closed_by_exec.insert(file.id);
@@ -225,19 +229,6 @@ pub fn before_exec() {
             unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETFD, 0) };
             state.kept.push(fd);
         }
-    }
-}
-
-/// Whether the library has opened `fd`. What the engine opens for direct I/O is not in the table.
-fn is_ours(fd: RawFd) -> bool {
-    match table::get(fd) {
-        Slot::Internal => true,
-        Slot::Unknown if config::get().backing == millpond::Backing::Direct => {
-            // SAFETY: no memory involved.
-            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
-            flags > 0 && flags as i32 & libc::O_DIRECT != 0
-        }
-        _ => false,
     }
 }
 

@@ -19,8 +19,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use millpond::{
@@ -59,6 +59,8 @@ struct Inode {
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
 /// The highest number of a standard stream.
 const STDERR: RawFd = 2;
+/// See [`Registry::leave_all`].
+static IS_BLIND: AtomicBool = AtomicBool::new(false);
 /// Files that hold leases: zero means that an open can't meet one of ours.
 static FILES_LEASED: AtomicUsize = AtomicUsize::new(0);
 
@@ -175,6 +177,9 @@ impl Registry {
 
     /// Why the file can't be served, as far as can be told without trying.
     fn refusal(&mut self, fd: RawFd, id: FileId, access: Access, flags: i32) -> Option<Reason> {
+        if IS_BLIND.load(Relaxed) {
+            return Some(Reason::Unseen);
+        }
         if self.is_crowded && fd >= config::get().internal_fd_min / 2 {
             return Some(Reason::Descriptors);
         }
@@ -237,8 +242,17 @@ impl Registry {
             .append(access.append)
             .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
+        // The number that the engine's own description will get, if it opens one.
+        let next = (backing == Backing::Direct)
+            .then(|| (copy + 1..).find(|fd| !is_open(*fd)))
+            .flatten();
         match engine.from_fd(owned, &options) {
             Ok(file) => {
+                if let Some(next) = next
+                    && identity::identify(next).is_some_and(|opened| opened.id == id)
+                {
+                    table::set(next, Slot::Internal);
+                }
                 let is_first = self.inodes.get(&id).is_none_or(|i| i.descriptions.is_empty());
                 if is_first && file.invalidate(0, i64::MAX as u64).is_err() {
                     lease::give_up(copy);
@@ -318,6 +332,15 @@ impl Registry {
         FILES_LEASED.fetch_sub(1, Relaxed);
         for description in &inode.descriptions {
             pass_description(description, reason);
+        }
+    }
+
+    /// The program is about to get a way to read and write that no hook sees: it gets all files from
+    /// the kernel from now on, in children of fork too.
+    pub fn leave_all(&mut self) {
+        // Relaxed: read under the registry lock.
+        if !IS_BLIND.swap(true, Relaxed) {
+            self.pass_where(Reason::Unseen, |_| true);
         }
     }
 
@@ -583,6 +606,11 @@ fn pass_description(description: &'static Description, reason: Reason) {
         let _ = file.invalidate(0, i64::MAX as u64);
     }
     lease::give_up(fd);
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 }
 }
 
 /// Has what waits in the cache written back, and later writes go through.
