@@ -354,21 +354,18 @@ impl Registry {
     }
 
     /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
-    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back:
-    /// harmless where nobody can read them from its cache, that is through a description that can't
-    /// read, the only one of its file (R2); else, or where the engine must know the end of the
-    /// file, the file is passed.
+    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back, and
+    /// moves the offset between the moment at which a hook asks the kernel for it and the one at which
+    /// it writes there: the file is passed.
     pub fn share_with_libc(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         if !description.is_served() {
             return;
         }
-        let access = description.access();
-        if access.write && (access.read || access.append) {
+        if description.access().write {
             self.pass_fd(fd, Reason::Stdio);
             return;
         }
-        go_through(description);
         let offset = description.offset.lock();
         if offset != IN_KERNEL {
             push_offset(description.kernel_fd(), offset);

@@ -67,3 +67,10 @@ fn of_a_file_that_was_passed() {
 fn of_standard_output() {
     rotate("output");
 }
+
+/// Another incident: a program that printed to such a file with one thread, and wrote with another, lost
+/// near half of its lines. libc moves the kernel's offset whenever it likes.
+#[test]
+fn of_standard_output_that_libc_writes_too() {
+    rotate("printed");
+}

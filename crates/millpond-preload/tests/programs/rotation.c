@@ -10,7 +10,7 @@
 
 enum { LINE = 64, FILES = 150, WRITERS = 3, UNKNOWN = -1 };
 
-static int number = 100, pause_us, writers = 1;
+static int number = 100, pause_us, writers = 1, prints;
 static volatile int is_over;
 
 /* Returns how many lines it has written. */
@@ -20,7 +20,10 @@ static void *writer(void *which)
 	long lines = 0;
 	while (!is_over) {
 		sprintf(line, "%ld %0*ld\n", (long)which, LINE - 3, lines++);
-		CHECK(write(number, line, LINE) == LINE);
+		if (prints && which)
+			CHECK(fputs(line, stdout) >= 0 && fflush(stdout) == 0);
+		else
+			CHECK(write(number, line, LINE) == LINE);
 		if (pause_us)
 			usleep(pause_us);
 	}
@@ -68,9 +71,10 @@ int main(int count, char **args)
 		flags |= O_APPEND;
 	if (!strcmp(how, "both"))
 		flags = O_RDWR;
-	if (!strcmp(how, "output"))
+	prints = !strcmp(how, "printed");
+	if (!strcmp(how, "output") || prints)
 		number = 1;
-	if (!strcmp(how, "threads"))
+	if (!strcmp(how, "threads") || prints)
 		writers = WRITERS;
 	/* The kernel has what it is until the first rotation. */
 	if (!strcmp(how, "null") || !strcmp(how, "output")) {
