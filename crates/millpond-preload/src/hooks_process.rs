@@ -51,7 +51,11 @@ pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
     unsafe {
         prepare();
         let child_pid = call();
-        if child_pid == 0 { child() } else { parent() }
+        if child_pid == 0 {
+            child()
+        } else {
+            parent()
+        }
         child_pid
     }
 }

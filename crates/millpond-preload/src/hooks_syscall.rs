@@ -249,10 +249,9 @@ fn settle_before(number: c_long, [a, b, c, d, e]: [usize; 5]) {
             late::settle(a as c_int);
             late::settle(b as c_int);
         }
-        libc::SYS_setxattr
-        | libc::SYS_removexattr
-        | libc::SYS_swapon
-        | libc::SYS_acct => settle_at(HERE, a as _, 0),
+        libc::SYS_setxattr | libc::SYS_removexattr | libc::SYS_swapon | libc::SYS_acct => {
+            settle_at(HERE, a as _, 0)
+        }
         libc::SYS_lsetxattr | libc::SYS_lremovexattr => settle_at(HERE, a as _, NOFOLLOW),
         libc::SYS_fchmodat => settle_at(dir, path, 0),
         SYS_FCHMODAT2 => settle_at(dir, path, d as c_int),

@@ -243,9 +243,8 @@ impl Registry {
             .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
         // The number that the engine's own description will get, if it opens one.
-        let next = (backing == Backing::Direct)
-            .then(|| (copy + 1..).find(|fd| !is_open(*fd)))
-            .flatten();
+        let next =
+            (backing == Backing::Direct).then(|| (copy + 1..).find(|fd| !is_open(*fd))).flatten();
         match engine.from_fd(owned, &options) {
             Ok(file) => {
                 if let Some(next) = next

@@ -146,7 +146,9 @@ fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
         }
         return found;
     }
-    if LIBC.contains(&home.file_name()) && home_of(next).is_some_and(|other| other.base == home.base) {
+    if LIBC.contains(&home.file_name())
+        && home_of(next).is_some_and(|other| other.base == home.base)
+    {
         return ours;
     }
     found
