@@ -104,16 +104,16 @@ unsafe extern "C-unwind" fn by_number(
                 libc::SYS_write => Some(hooks_io::write(fd, b as _, c)),
                 libc::SYS_pread64 => Some(hooks_io::pread64(fd, b as _, c, d as i64)),
                 libc::SYS_pwrite64 => Some(hooks_io::pwrite64(fd, b as _, c, d as i64)),
-                libc::SYS_readv => Some(hooks_io::readv(fd, b as _, count(c))),
-                libc::SYS_writev => Some(hooks_io::writev(fd, b as _, count(c))),
+                libc::SYS_readv => Some(hooks_io::readv(fd, b as _, c as c_int)),
+                libc::SYS_writev => Some(hooks_io::writev(fd, b as _, c as c_int)),
                 // A file's offset has 64 bits: the word of its upper half is not looked at.
-                libc::SYS_preadv => Some(hooks_io::preadv64(fd, b as _, count(c), d as i64)),
-                libc::SYS_pwritev => Some(hooks_io::pwritev64(fd, b as _, count(c), d as i64)),
+                libc::SYS_preadv => Some(hooks_io::preadv64(fd, b as _, c as c_int, d as i64)),
+                libc::SYS_pwritev => Some(hooks_io::pwritev64(fd, b as _, c as c_int, d as i64)),
                 libc::SYS_preadv2 => {
-                    Some(hooks_io::preadv64v2(fd, b as _, count(c), d as i64, f as c_int))
+                    Some(hooks_io::preadv64v2(fd, b as _, c as c_int, d as i64, f as c_int))
                 }
                 libc::SYS_pwritev2 => {
-                    Some(hooks_io::pwritev64v2(fd, b as _, count(c), d as i64, f as c_int))
+                    Some(hooks_io::pwritev64v2(fd, b as _, c as c_int, d as i64, f as c_int))
                 }
                 libc::SYS_openat => {
                     Some(hooks_open::open_at(fd, b as _, c as c_int, d as libc::mode_t) as isize)
@@ -228,11 +228,6 @@ unsafe extern "C-unwind" fn by_number(
     }
     // SAFETY: as above.
     to_libc(unsafe { sys!(number, a, b, c, d, e, f) }) as c_long
-}
-
-/// A number of vectors, which the kernel takes as a long: what is too much stays so.
-fn count(vectors: usize) -> c_int {
-    vectors.min(c_int::MAX as usize) as c_int
 }
 
 /// Before a call that only the kernel does, and that looks at a file or sets what a later write would
