@@ -184,6 +184,8 @@ pub unsafe extern "C-unwind" fn vfork() -> libc::pid_t {
 fn give_inherited() {
     late::settle_all();
     section::run(|_| {
+        // An exec that nobody was told had failed.
+        process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Slot::File(description) if description.is_served()))

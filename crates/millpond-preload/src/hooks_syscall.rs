@@ -25,6 +25,17 @@ const SYS_FILE_SETATTR: c_long = 469;
 
 routed! {
     syscall, route;
+    clone, route_clone;
+    __clone, route_clone;
+}
+
+/// libc's `clone`, whose child runs a function of the program's on a stack of its own.
+extern "C" fn route_clone(_: *const c_void, stack: usize, flags: c_int) -> *const c_void {
+    let request = CloneRequest { flags: flags as u64, stack: stack as u64 };
+    if !thread::record().is_inside() && !request.is_thread() {
+        request.before();
+    }
+    libcs(&slots::clone, c"clone")
 }
 
 /// Where a system call goes on. One that makes a thread or process on another stack returns there: not to

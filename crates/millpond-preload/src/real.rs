@@ -255,6 +255,7 @@ libc_calls! {
     fn fork() -> libc::pid_t = -1;
     fn unshare(flags: c_int) -> c_int = -1;
     fn syscall() -> std::ffi::c_long = -1;
+    fn clone() -> c_int = -1;
     fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int = -1;
     fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int = -1;
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void = std::ptr::null_mut();

@@ -6,7 +6,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::{MODES, Pond, finish, require, succeed};
+use common::{MODES, Pond, finish, require, require_library, succeed};
 
 /// What becomes of the program's files.
 enum Fate {
@@ -43,7 +43,7 @@ fn run(how: &str, fate: &Fate) {
 fn compile(pond: &Pond) -> (PathBuf, PathBuf) {
     let program = pond.compile_with("looked_up.c", &["-O1"], &["-ldl"]);
     let directory = program.parent().unwrap().to_owned();
-    for name in ["bound", "own"] {
+    for name in ["bound", "own", "ring"] {
         let library = directory.join(format!("lib{name}.so"));
         let compiled = pond.compile_with(&format!("{name}.c"), &["-shared", "-fPIC"], &["-ldl"]);
         std::fs::rename(compiled, library).unwrap();
@@ -56,6 +56,13 @@ fn compile(pond: &Pond) -> (PathBuf, PathBuf) {
 #[test]
 fn functions_looked_up_in_a_handle() {
     run("lookups", &Fate::Served);
+}
+
+/// Goal: libaio's functions, too, where the program looks them up in libaio.
+#[test]
+fn libaio_looked_up() {
+    require_library("libaio.so.1", "libaio-dev");
+    run("libaio", &Fate::Served);
 }
 
 /// Goal: somebody else's definition between ours and libc's finds libc's, and not ours, which called it.
@@ -93,6 +100,26 @@ fn a_library_in_a_space_of_its_own() {
 #[test]
 fn rings_of_the_program() {
     run("rings", &Fate::Unseen);
+}
+
+/// Goal: the same by a library whose system calls nobody sees.
+#[test]
+fn rings_by_a_library() {
+    let alone = Pond::new();
+    let (program, libraries) = compile(&alone);
+    let ring = libraries.join("libring.so").display().to_string();
+    let output = finish(alone.plain(&program).arg("library").env("LD_PRELOAD", &ring));
+    if output.status.code() == Some(77) {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let both = format!("{}:{ring}", common::library().display());
+        succeed(pond.served(&program).arg("library").env("LD_PRELOAD", both));
+        assert!(pond.report().passed_for("unseen") >= 2);
+    }
 }
 
 /// Goal: Python's `ctypes`, which looks functions up in the handle of the library that it is told.

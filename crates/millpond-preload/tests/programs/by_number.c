@@ -8,6 +8,7 @@
 #include <linux/openat2.h>
 #include <linux/sched.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -256,6 +257,10 @@ static void child(void)
 	syscall(SYS_exit_group, 0);
 }
 
+static char stack[1 << 16] __attribute__((aligned(16)));
+
+static int as_child(void *unused) { child(); return 0; }
+
 static void reap(long pid)
 {
 	int status = -1;
@@ -287,6 +292,8 @@ static void processes(void)
 	CASE(fork, if ((pid = syscall(SYS_fork)) == 0) child(); reap(pid));
 	CASE(vfork, if ((pid = syscall(has_library ? SYS_vfork : SYS_fork)) == 0) child(); reap(pid));
 #endif
+	/* libc's function of that name. */
+	CASE(clone, fflush(stdout); SAY((pid = clone(as_child, stack + sizeof stack, SIGCHLD, NULL)) > 0); reap(pid));
 	CASE(exit_group, if ((pid = fork()) == 0) child(); reap(pid));
 	CASE(execve, fflush(stdout); if ((pid = fork()) == 0) {
 		int n = open("h", O_RDWR | O_CREAT, 0644);

@@ -2,6 +2,7 @@
  * that binds to libc first, rings. `args[1]` says which. Prints nothing where all is as on the kernel. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <libaio.h>
 #include <linux/io_uring.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -93,6 +94,33 @@ static void between(void)
 	CHECK(*calls == before + 2);
 }
 
+/* libaio's functions make their system calls themselves. */
+static io_context_t context;
+static int (*submit)(io_context_t, long, struct iocb **);
+static int (*get)(io_context_t, long, long, struct io_event *, struct timespec *);
+
+static ssize_t by_aio(int operation, int fd, void *memory, size_t bytes, off_t offset)
+{
+	struct iocb block = {.aio_lio_opcode = operation, .aio_fildes = fd}, *blocks = &block;
+	block.u.c.buf = memory, block.u.c.nbytes = bytes, block.u.c.offset = offset;
+	struct io_event event;
+	CHECK(submit(context, 1, &blocks) == 1 && get(context, 1, 1, &event, NULL) == 1);
+	return event.res;
+}
+
+static ssize_t aio_read_at(int fd, void *memory, size_t bytes, off_t offset) { return by_aio(IO_CMD_PREAD, fd, memory, bytes, offset); }
+static ssize_t aio_write_at(int fd, void *memory, size_t bytes, off_t offset) { return by_aio(IO_CMD_PWRITE, fd, memory, bytes, offset); }
+
+static void libaio(void)
+{
+	void *library = dlopen("libaio.so.1", RTLD_NOW);
+	CHECK(library);
+	int (*setup)(int, io_context_t *) = dlsym(library, "io_setup");
+	submit = dlsym(library, "io_submit"), get = dlsym(library, "io_getevents");
+	CHECK(setup && submit && get && setup(8, &context) == 0);
+	check_transfers(aio_read_at, aio_write_at);
+}
+
 /* ---- libraries that find libc's functions before ours ---- */
 
 static void bound(const char *libraries, int how)
@@ -119,9 +147,13 @@ static struct io_uring_sqe *sqes;
 static struct io_uring_cqe *cqes;
 static int ring;
 
+/* By functions of a library like liburing, which makes its system calls itself. */
+static int (*library_setup)(unsigned, struct io_uring_params *);
+static int (*library_enter)(int, unsigned, unsigned, unsigned);
+
 static void set_up(void)
 {
-	ring = syscall(SYS_io_uring_setup, 8, &params);
+	ring = library_setup ? library_setup(8, &params) : syscall(SYS_io_uring_setup, 8, &params);
 	if (ring < 0) {
 		fprintf(stderr, "SKIPPED: no io_uring here: %s\n", strerror(errno));
 		_exit(77);
@@ -143,7 +175,8 @@ static int by_ring(int operation, int fd, void *memory, unsigned bytes, uint64_t
 	sqes[slot] = (struct io_uring_sqe){.opcode = operation, .fd = fd, .addr = (uintptr_t)memory, .len = bytes, .off = offset};
 	sq_array[slot] = slot;
 	__atomic_store_n(sq_tail, *sq_tail + 1, __ATOMIC_RELEASE);
-	CHECK(syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
+	CHECK((library_enter ? library_enter(ring, 1, 1, IORING_ENTER_GETEVENTS)
+		: syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0)) == 1);
 	CHECK(__atomic_load_n(cq_tail, __ATOMIC_ACQUIRE) != *cq_head);
 	int result = cqes[*cq_head & *cq_mask].res;
 	__atomic_store_n(cq_head, *cq_head + 1, __ATOMIC_RELEASE);
@@ -179,11 +212,18 @@ static void rings(void)
 int main(int count, char **args)
 {
 	if (!strcmp(args[1], "lookups")) lookups(args[2]);
+	else if (!strcmp(args[1], "libaio")) libaio();
 	else if (!strcmp(args[1], "between")) between();
 	else if (!strcmp(args[1], "bound")) bound(args[2], 0);
 	else if (!strcmp(args[1], "deep")) bound(args[2], 1);
 	else if (!strcmp(args[1], "space")) bound(args[2], 2);
 	else if (!strcmp(args[1], "rings")) rings();
+	else if (!strcmp(args[1], "library")) {
+		library_setup = dlsym(RTLD_DEFAULT, "io_uring_setup");
+		library_enter = dlsym(RTLD_DEFAULT, "own_enter");
+		CHECK(library_setup && library_enter);
+		rings();
+	}
 	else return 2;
 	return 0;
 }
