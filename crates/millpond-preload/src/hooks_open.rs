@@ -48,8 +48,15 @@ pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode)
 /// As the system call.
 pub unsafe fn open_at2(dir: c_int, path: *const c_char, how: *const u64, bytes: usize) -> isize {
     crate::hooks_process::ensure_initialised();
-    // SAFETY: the caller's duty: flags come first. The kernel refuses what is shorter.
-    let flags = if bytes >= 8 && !how.is_null() { unsafe { how.read() as c_int } } else { 0 };
+    let mut flags = 0u64;
+    // They come first; the kernel refuses a shorter structure, and one that can't be read.
+    section::run(|_| {
+        crate::fault::install();
+        let wanted = size_of_val(&flags).min(bytes);
+        // SAFETY: `flags` has room; `how` may be any address.
+        unsafe { crate::fault::copy_in((&raw mut flags).cast(), how.cast(), wanted) }
+    });
+    let flags = flags as c_int;
     if registry::holds_leases() {
         make_way(dir, path, flags);
     }
@@ -67,6 +74,7 @@ pub unsafe extern "C-unwind" fn open_by_handle_at(
     handle: *mut c_void,
     flags: c_int,
 ) -> c_int {
+    crate::hooks_process::ensure_initialised();
     // A lease of ours on the file is given up by the watcher.
     // SAFETY: as the caller vouches to `open_by_handle_at`.
     let fd = unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };

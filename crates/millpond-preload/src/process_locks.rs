@@ -101,6 +101,7 @@ fn close_now(fd: RawFd) -> isize {
     // SAFETY: a descriptor of the library's own, which its owner gives up.
     let result = unsafe { sys!(libc::SYS_close, fd) };
     table::forget_internal(fd);
+    table::forget_foreign(fd);
     result
 }
 

@@ -169,7 +169,8 @@ static void opens(void)
 	int n;
 	CASE(openat, SAY(n = syscall(SYS_openat, AT_FDCWD, "f", O_WRONLY)); SAY(write(n, two, 10)); SAY(syscall(SYS_write, n, two, 10)); close(n));
 	CASE(openat2, SAY(n = syscall(SYS_openat2, AT_FDCWD, "f", &how, sizeof how)); SAY(write(n, two, 10)); SAY(pread(fd, buf, 20, 0));
-		SAY(pwrite(fd, two, 20, 5)); SAY(read(n, buf, 50)); close(n); SAY(syscall(SYS_openat2, AT_FDCWD, "f", &how, 3L)));
+		SAY(pwrite(fd, two, 20, 5)); SAY(read(n, buf, 50)); close(n); SAY(syscall(SYS_openat2, AT_FDCWD, "f", &how, 3L));
+		SAY(syscall(SYS_openat2, AT_FDCWD, "f", 1L, sizeof how)));
 	CASE(openat2, close(fd); SAY(n = syscall(SYS_openat2, AT_FDCWD, "f", &cut, sizeof cut)); SAY(pread(n, buf, 20, 0)); SAY(pwrite(n, two, 20, 5));
 		SAY(pread(n, buf, 50, 0)); close(n); fd = open("f", O_RDWR));
 	CASE(open_by_handle_at,
