@@ -12,7 +12,8 @@
 //!   section that may have seen a slot is over. So the count of a description that a reader found
 //!   in a slot is never zero, and at zero nobody can find it.
 //! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
-//!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
+//!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file. After
+//!   that unpin, too, it is closed only when that ends none: see `process_locks`.
 //! - D4. `hit` is non-null only while SERVED, readable and findable; a reading section that
 //!   loaded it may use it to its end (D2, D3).
 //! - D5. SERVED -> PASSED happens with the offset locked, after the kernel was told the offset.
@@ -38,7 +39,7 @@ use crate::lock::Lock;
 use crate::offset::Offset;
 use crate::report::Reason;
 use crate::thread::record;
-use crate::{identity, late, table};
+use crate::{identity, late, process_locks, table};
 
 const FREE: u32 = 0;
 const SERVED: u32 = 1;
@@ -350,7 +351,12 @@ impl Drop for Pin {
 
 /// Frees the numbers in the table that the engine has closed.
 fn forget_closed() {
+    // Not used any more, but open: nobody need wait for it, and the number is not free.
+    let retired = process_locks::retired();
     LINGERING.lock().retain(|(fd, id)| {
+        if retired.contains(fd) {
+            return false;
+        }
         let is_open = identity::identify(*fd).is_some_and(|found| found.id == *id);
         if !is_open {
             table::forget_internal(*fd);

@@ -7,7 +7,7 @@ use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::{fail, libc_calls, sys, to_libc};
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
-use crate::{late, registry, section, thread};
+use crate::{io, late, process_locks, registry, section, thread};
 
 type Off = libc::off64_t;
 
@@ -17,9 +17,12 @@ const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     let mut closing = None;
+    if thread::record().is_inside() {
+        return to_libc(process_locks::close(fd)) as c_int;
+    }
     match table::get(fd) {
         Slot::Foreign => table::forget_foreign(fd),
-        Slot::Internal if !thread::record().is_inside() => return fail(libc::EBADF) as c_int,
+        Slot::Internal => return fail(libc::EBADF) as c_int,
         Slot::File(_) => {
             closing = late::before_close(fd);
             section::run(|_| registry::lock().forget(fd));
@@ -27,10 +30,11 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
             // cancelled close would leave a number that is open but unknown. That is harmless:
             // unknown numbers are the kernel's.
         }
-        Slot::Unknown | Slot::Internal => {}
+        Slot::Unknown => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
     let result = unsafe { libc_calls::close(fd) };
+    process_locks::settle();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => result,
@@ -45,7 +49,11 @@ pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        crate::symbols::leave_all();
+    }
     if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
         // Ours are close-on-exec already.
         // SAFETY: no memory involved.
@@ -77,6 +85,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
             close_up_to(start, last);
         }
         drop(registry);
+        process_locks::settle();
         for closing in closing {
             closing.end();
         }
@@ -126,6 +135,11 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
 }
 
 /// `dup3`: what `new` was is closed, and it becomes `fd`'s.
+///
+/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description or the
+/// new one, never a gap. But if the kernel has what `new` was, its call may be on its way there already,
+/// and come out at the new file: at the kernel's offset, and past the cache. So the kernel gets the new
+/// file, too. (A number that was not open is no such case: a call on it fails, or races with an open.)
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let closing = if fd == new { None } else { late::before_close(new) };
     let result = section::run(|record| {
@@ -145,13 +159,22 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
                 return fail(libc::EBUSY) as c_int;
             }
         }
-        registry.forget(new);
+        // SAFETY: as above.
+        let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
+        if replaces && !is_served(new) {
+            if (0..=libc::STDERR_FILENO).contains(&new) {
+                registry.share_with_libc(fd);
+            } else {
+                registry.pass_fd(fd, Reason::Changed);
+            }
+        }
         let result = call();
         if result >= 0 {
-            registry.share(fd, new);
+            registry.replace(fd, new);
         }
         to_libc(result) as c_int
     });
+    process_locks::settle();
     closing.and_then(late::Closing::end);
     result
 }
@@ -162,6 +185,9 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: usize) -
     // value, which nobody looks at.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
     let is_file = matches!(table::get(fd), Slot::File(_)) && !thread::record().is_inside();
+    if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
+        note_process_lock(fd);
+    }
     let result = match command {
         libc::F_GETFL if is_file => {
             let hides_direct = late::hides_direct(fd);
@@ -213,16 +239,28 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
         }
         // Locks may be relative to the file offset.
-        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
-            tell_offset(fd);
-            section::run(|_| registry::lock().note_process_lock(fd));
-        }
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
             tell_offset(fd);
             section::run(|_| registry::lock().note_lock(fd));
         }
         _ => {}
     }
+}
+
+/// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
+fn note_process_lock(fd: c_int) {
+    if thread::record().is_inside() || matches!(table::get(fd), Slot::Foreign | Slot::Internal) {
+        return;
+    }
+    section::run(|_| {
+        io::describe(fd);
+        registry::lock().note_process_lock(fd);
+    });
+}
+
+fn is_served(fd: c_int) -> bool {
+    matches!(table::get(fd), Slot::File(description) if description.is_served())
 }
 
 /// Tells the kernel the offset of a served description, for a call that looks at it.
@@ -252,8 +290,8 @@ pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
     if let Slot::File(_) = table::get(fd) {
         tell_offset(fd);
-        section::run(|_| registry::lock().note_process_lock(fd));
     }
+    note_process_lock(fd);
     // SAFETY: as the caller vouches to `lockf64`.
     unsafe { libc_calls::lockf64(fd, command, len) }
 }

@@ -8,7 +8,7 @@ use crate::late;
 use crate::real::libc_calls;
 
 /// Before a call on a file that is named in the way of the `*at` calls.
-fn settle_at(dir: c_int, path: *const c_char, flags: c_int) {
+pub fn settle_at(dir: c_int, path: *const c_char, flags: c_int) {
     if !late::is_any() {
         return;
     }

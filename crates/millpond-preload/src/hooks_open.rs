@@ -4,7 +4,7 @@
 //! up by path first, and makes way for itself. If the path changes in between, the open does wait,
 //! and the watcher lets it through. No lock is held while the kernel opens.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use crate::description::Access;
 use crate::real::{errno, libc_calls, sys, to_libc};
@@ -41,6 +41,63 @@ pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode)
     fd
 }
 
+/// `openat2`, by number only: libc has no function for it.
+///
+/// # Safety
+///
+/// As the system call.
+pub unsafe fn open_at2(dir: c_int, path: *const c_char, how: *const u64, bytes: usize) -> isize {
+    crate::hooks_process::ensure_initialised();
+    let mut flags = 0u64;
+    // They come first; the kernel refuses a shorter structure, and one that can't be read.
+    section::run(|_| {
+        crate::fault::install();
+        let wanted = size_of_val(&flags).min(bytes);
+        // SAFETY: `flags` has room; `how` may be any address.
+        unsafe { crate::fault::copy_in((&raw mut flags).cast(), how.cast(), wanted) }
+    });
+    let flags = flags as c_int;
+    if registry::holds_leases() {
+        make_way(dir, path, flags);
+    }
+    // SAFETY: the caller's duty.
+    let fd = to_libc(unsafe { sys!(libc::SYS_openat2, dir, path, how, bytes) });
+    if fd >= 0 {
+        describe(fd as c_int, flags);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn open_by_handle_at(
+    mount: c_int,
+    handle: *mut c_void,
+    flags: c_int,
+) -> c_int {
+    crate::hooks_process::ensure_initialised();
+    // A lease of ours on the file is given up by the watcher.
+    // SAFETY: as the caller vouches to `open_by_handle_at`.
+    let fd = unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
+    if fd >= 0 && !thread::record().is_inside() {
+        describe(fd, flags);
+    }
+    fd
+}
+
+/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers elsewhere.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
+    // SAFETY: no memory involved.
+    let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
+    if new >= 0 && !thread::record().is_inside() {
+        section::run(|_| {
+            registry::lock().forget_lost(new);
+            crate::io::describe(new);
+        });
+    }
+    new
+}
+
 #[cold]
 fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
     if flags & libc::O_PATH != 0 {
@@ -71,7 +128,7 @@ pub fn describe(fd: c_int, flags: c_int) {
         {
             registry::lock().adopt(fd, identity.id, flags, None);
         } else if matches!(table::get(fd), Slot::File(_)) {
-            registry::lock().forget(fd);
+            registry::lock().forget_lost(fd);
         } else {
             table::set(fd, Slot::Foreign);
         }
@@ -81,7 +138,7 @@ pub fn describe(fd: c_int, flags: c_int) {
 fn describe_foreign(fd: c_int) {
     if matches!(table::get(fd), Slot::File(_)) {
         // Its last owner was closed where no hook saw it.
-        section::run(|_| registry::lock().forget(fd));
+        section::run(|_| registry::lock().forget_lost(fd));
     }
     table::set(fd, Slot::Foreign);
 }

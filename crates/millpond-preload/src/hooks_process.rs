@@ -20,7 +20,8 @@ use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
 use crate::{
-    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, registry, tally, thread,
+    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, process_locks, registry,
+    tally, thread,
 };
 
 type Argv = *const *const c_char;
@@ -39,6 +40,36 @@ pub fn initialise() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
+/// Leaves to the kernel what a child shares that may not come by [`libc_calls::fork`].
+pub fn give_to_child() {
+    section::run(|_| registry::lock().pass_where(Reason::Forked, |_| true));
+}
+
+/// A fork by system call: it calls nobody.
+pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
+    // SAFETY: they are called around a fork.
+    unsafe {
+        prepare();
+        let child_pid = call();
+        if child_pid == 0 {
+            child()
+        } else {
+            parent()
+        }
+        child_pid
+    }
+}
+
+/// Descriptors that the calling thread alone has: the library's threads and table have others then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0 {
+        crate::symbols::leave_all();
+    }
+    // SAFETY: as the caller vouches to `unshare`.
+    unsafe { libc_calls::unshare(flags) }
+}
+
 unsafe extern "C" fn prepare() {
     let section = Section::enter();
     if !table::is_initialised() {
@@ -47,7 +78,9 @@ unsafe extern "C" fn prepare() {
     let internal_fds = {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
-        let mut fds = registry.internal_fds();
+        // From here on the engine's threads close nothing.
+        let mut fds = process_locks::before_fork();
+        fds.extend(registry.internal_fds());
         fds.extend(aio_context::internal_fd());
         fds
     };
@@ -65,6 +98,7 @@ unsafe extern "C" fn parent() {
     hooks_stdio::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     let crossing = unsafe { (*CROSSING.0.get()).take() };
+    process_locks::after_fork_parent();
     registry::after_fork_parent();
     drop(crossing);
 }
@@ -94,6 +128,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
         aio::after_fork();
         description::after_fork();
         registry::after_fork_child();
+        process_locks::after_fork_child();
     }
     table::initialise();
     late::after_fork();
@@ -149,6 +184,8 @@ pub unsafe extern "C-unwind" fn vfork() -> libc::pid_t {
 fn give_inherited() {
     late::settle_all();
     section::run(|_| {
+        // An exec that nobody was told had failed.
+        process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Slot::File(description) if description.is_served()))
@@ -176,7 +213,10 @@ fn prepare_exec() -> Vec<Pin> {
         // Nothing of this program is left after exec to tell it.
         report::put_by();
         tally::keep_over_exec(true);
-        section::run(|_| registry::leave_keeper());
+        section::run(|_| {
+            registry::leave_keeper();
+            process_locks::before_exec();
+        });
     }
     paused
 }
@@ -189,6 +229,7 @@ macro_rules! exec {
             // SAFETY: as the caller vouches to the function of this name.
             let failed = unsafe { libc_calls::$name($($arg),*) };
             tally::keep_over_exec(false);
+            section::run(|_| process_locks::after_exec());
             late::resume(paused);
             failed
         }

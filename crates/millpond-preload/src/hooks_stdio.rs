@@ -20,7 +20,7 @@ use crate::hooks_open::open_at;
 use crate::lock::Lock;
 use crate::real::{fail, libc_calls, set_errno, sys};
 use crate::table::{self, Slot};
-use crate::{identity, late, registry, section, thread};
+use crate::{identity, late, process_locks, registry, section, thread};
 
 /// Descriptors of our streams, by address.
 static STREAMS: Lock<BTreeMap<usize, c_int>> = Lock::new(BTreeMap::new());
@@ -240,6 +240,7 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     }
     // SAFETY: as above.
     let result = unsafe { libc_calls::fclose(stream) };
+    process_locks::settle();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => result,
@@ -277,7 +278,9 @@ pub unsafe extern "C-unwind" fn freopen64(
                 late::before_close(fd);
                 section::run(|_| registry::lock().forget(fd));
             }
-            return libc_calls::freopen64(path, mode, stream);
+            let stream = libc_calls::freopen64(path, mode, stream);
+            process_locks::settle();
+            return stream;
         }
     };
     // SAFETY: as above.

@@ -1,17 +1,102 @@
 //! `syscall(2)`: the system calls of the other hooks, asked for by number.
 //!
-//! Programs do so where libc had no function once (`close_range`, `copy_file_range`). A close past
-//! the hooks is what must not happen: the table would take the next file under that number for the
-//! one before.
+//! Programs do so where libc had no function once (`close_range`, `copy_file_range`), and some as a
+//! habit. What is asked for so must be as what is called by name: a close past the hooks, and the table
+//! takes the next file under that number for the one before; a write past them, and hits are stale.
+//! `tests/system_calls.rs` has every number that there is, and what becomes of it.
+//!
+//! A system call that the program makes itself, by an instruction of its own, is not seen.
 
-use std::ffi::{c_int, c_long};
+use std::ffi::{c_int, c_long, c_void};
 
-use crate::real::{sys, to_libc};
-use crate::{aio, hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
-use crate::{hooks_process, hooks_stat, thread};
+use crate::hooks_metadata::settle_at;
+use crate::real::{slots, sys, to_libc};
+use crate::symbols::{leave_all, libcs, routed};
+use crate::{aio, hooks_descriptor, hooks_io, hooks_kernel, hooks_open};
+use crate::{hooks_process, hooks_stat, late, thread};
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn syscall(
+const HERE: c_int = libc::AT_FDCWD;
+const NOFOLLOW: c_int = libc::AT_SYMLINK_NOFOLLOW;
+// Not in the libc crate for every architecture.
+const SYS_FCHMODAT2: c_long = 452;
+const SYS_SETXATTRAT: c_long = 463;
+const SYS_REMOVEXATTRAT: c_long = 466;
+const SYS_FILE_SETATTR: c_long = 469;
+
+routed! {
+    syscall, route;
+    clone, route_clone;
+    __clone, route_clone;
+}
+
+/// libc's `clone`, whose child runs a function of the program's on a stack of its own.
+extern "C" fn route_clone(_: *const c_void, stack: usize, flags: c_int) -> *const c_void {
+    let request = CloneRequest { flags: flags as u64, stack: stack as u64 };
+    if !thread::record().is_inside() && !request.is_thread() {
+        request.before();
+    }
+    libcs(&slots::clone, c"clone")
+}
+
+/// Where a system call goes on. One that makes a thread or process on another stack returns there: not to
+/// a function of ours, which has its own.
+extern "C" fn route(number: c_long, a: usize, b: usize) -> *const c_void {
+    let by_libc = || libcs(&slots::syscall, c"syscall").cast_const();
+    let request = match number {
+        libc::SYS_clone => CloneRequest { flags: a as u64, stack: b as u64 },
+        // SAFETY: as the caller vouches to the system call.
+        libc::SYS_clone3 if a != 0 => unsafe { CloneRequest::of_clone3(a) },
+        _ => return by_number as *const () as *const c_void,
+    };
+    if thread::record().is_inside() || request.is_thread() {
+        return by_libc();
+    }
+    if request.is_fork() {
+        return by_number as *const () as *const c_void;
+    }
+    request.before();
+    by_libc()
+}
+
+struct CloneRequest {
+    flags: u64,
+    stack: u64,
+}
+
+impl CloneRequest {
+    const VM: u64 = libc::CLONE_VM as u64;
+    const FILES: u64 = libc::CLONE_FILES as u64;
+
+    /// The arguments of `clone3`.
+    unsafe fn of_clone3(args: usize) -> Self {
+        let words = std::ptr::with_exposed_provenance::<u64>(args);
+        // SAFETY: the caller's duty: flags, and six words on the stack.
+        unsafe { Self { flags: words.read(), stack: words.add(5).read() } }
+    }
+
+    /// Shares memory and descriptors.
+    fn is_thread(&self) -> bool {
+        self.flags & Self::VM != 0 && self.flags & Self::FILES != 0
+    }
+
+    /// As `fork` or `vfork`: both come back from the same call.
+    fn is_fork(&self) -> bool {
+        let is_vfork = self.flags & libc::CLONE_VFORK as u64 != 0;
+        self.stack == 0 && self.flags & Self::FILES == 0 && (self.flags & Self::VM == 0 || is_vfork)
+    }
+
+    /// Before one that is neither.
+    fn before(&self) {
+        if self.flags & Self::FILES != 0 {
+            // The child opens and closes here.
+            leave_all();
+        } else {
+            hooks_process::give_to_child();
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn by_number(
     number: c_long,
     a: usize,
     b: usize,
@@ -32,6 +117,15 @@ pub unsafe extern "C-unwind" fn syscall(
                 libc::SYS_pwrite64 => Some(hooks_io::pwrite64(fd, b as _, c, d as i64)),
                 libc::SYS_readv => Some(hooks_io::readv(fd, b as _, c as c_int)),
                 libc::SYS_writev => Some(hooks_io::writev(fd, b as _, c as c_int)),
+                // A file's offset has 64 bits: the word of its upper half is not looked at.
+                libc::SYS_preadv => Some(hooks_io::preadv64(fd, b as _, c as c_int, d as i64)),
+                libc::SYS_pwritev => Some(hooks_io::pwritev64(fd, b as _, c as c_int, d as i64)),
+                libc::SYS_preadv2 => {
+                    Some(hooks_io::preadv64v2(fd, b as _, c as c_int, d as i64, f as c_int))
+                }
+                libc::SYS_pwritev2 => {
+                    Some(hooks_io::pwritev64v2(fd, b as _, c as c_int, d as i64, f as c_int))
+                }
                 libc::SYS_openat => {
                     Some(hooks_open::open_at(fd, b as _, c as c_int, d as libc::mode_t) as isize)
                 }
@@ -67,10 +161,6 @@ pub unsafe extern "C-unwind" fn syscall(
                 libc::SYS_statx => {
                     Some(hooks_stat::statx(fd, b as _, c as c_int, d as u32, e as _) as isize)
                 }
-                libc::SYS_renameat2 => {
-                    Some(hooks_metadata::renameat2(fd, b as _, c as c_int, d as _, e as u32)
-                        as isize)
-                }
                 libc::SYS_io_setup => Some(to_libc(aio::set_up(a as u32, b as _))),
                 libc::SYS_io_destroy => Some(to_libc(aio::destroy(a))),
                 libc::SYS_io_submit => Some(to_libc(aio::submit(a, b as isize, c as _))),
@@ -86,7 +176,61 @@ pub unsafe extern "C-unwind" fn syscall(
                 libc::SYS_copy_file_range => {
                     Some(hooks_kernel::copy_file_range(fd, b as _, c as c_int, d as _, e, f as u32))
                 }
-                _ => None,
+                libc::SYS_sendfile => Some(hooks_kernel::sendfile64(fd, b as c_int, c as _, d)),
+                libc::SYS_splice => {
+                    Some(hooks_kernel::splice(fd, b as _, c as c_int, d as _, e, f as u32))
+                }
+                libc::SYS_mmap => {
+                    let (prot, flags, file) = (c as c_int, d as c_int, e as c_int);
+                    let map = hooks_kernel::mmap64(a as _, b, prot, flags, file, f as i64);
+                    Some(map.expose_provenance() as isize)
+                }
+                libc::SYS_ioctl => Some(hooks_kernel::ioctl(fd, b as _, c) as isize),
+                libc::SYS_flock => Some(hooks_descriptor::flock(fd, b as c_int) as isize),
+                libc::SYS_truncate => Some(hooks_kernel::truncate64(a as _, b as i64) as isize),
+                libc::SYS_sync_file_range => {
+                    Some(hooks_stat::sync_file_range(fd, b as i64, c as i64, d as u32) as isize)
+                }
+                libc::SYS_sendmsg => Some(hooks_kernel::sendmsg(fd, b as _, c as c_int)),
+                libc::SYS_sendmmsg => {
+                    Some(hooks_kernel::sendmmsg(fd, b as _, c as u32, d as c_int) as isize)
+                }
+                libc::SYS_openat2 => Some(hooks_open::open_at2(fd, b as _, c as _, d)),
+                libc::SYS_open_by_handle_at => {
+                    Some(hooks_open::open_by_handle_at(fd, b as _, c as c_int) as isize)
+                }
+                libc::SYS_pidfd_getfd => {
+                    Some(hooks_open::pidfd_getfd(fd, b as c_int, c as u32) as isize)
+                }
+                libc::SYS_execve => Some(hooks_process::execve(a as _, b as _, c as _) as isize),
+                libc::SYS_execveat => {
+                    let flags = e as c_int;
+                    Some(hooks_process::execveat(fd, b as _, c as _, d as _, flags) as isize)
+                }
+                libc::SYS_clone => {
+                    // A child on our stack and in our memory, while we wait for it: in its own.
+                    let flags = a & !((libc::CLONE_VM | libc::CLONE_VFORK) as usize);
+                    Some(to_libc(hooks_process::fork_by(|| sys!(number, flags, 0, c, d, e))))
+                }
+                libc::SYS_clone3 => {
+                    let request = CloneRequest::of_clone3(a);
+                    if request.flags & CloneRequest::VM != 0 {
+                        Some(hooks_process::vfork() as isize)
+                    } else {
+                        Some(to_libc(hooks_process::fork_by(|| sys!(number, a, b))))
+                    }
+                }
+                libc::SYS_unshare => Some(hooks_process::unshare(fd) as isize),
+                libc::SYS_io_uring_setup
+                | libc::SYS_io_uring_enter
+                | libc::SYS_io_uring_register => {
+                    leave_all();
+                    None
+                }
+                _ => {
+                    settle_before(number, [a, b, c, d, e]);
+                    only_here(number, a, b)
+                }
             }
         };
         if let Some(result) = result {
@@ -95,4 +239,73 @@ pub unsafe extern "C-unwind" fn syscall(
     }
     // SAFETY: as above.
     to_libc(unsafe { sys!(number, a, b, c, d, e, f) }) as c_long
+}
+
+/// Before a call that only the kernel does, and that looks at a file or sets what a later write would
+/// spoil: see `hooks_metadata`.
+fn settle_before(number: c_long, [a, b, c, d, e]: [usize; 5]) {
+    let (dir, path) = (a as c_int, b as *const _);
+    match number {
+        libc::SYS_fchmod
+        | libc::SYS_fchown
+        | libc::SYS_fsetxattr
+        | libc::SYS_fremovexattr
+        | libc::SYS_finit_module => late::settle(dir),
+        libc::SYS_kexec_file_load => {
+            late::settle(a as c_int);
+            late::settle(b as c_int);
+        }
+        libc::SYS_setxattr | libc::SYS_removexattr | libc::SYS_swapon | libc::SYS_acct => {
+            settle_at(HERE, a as _, 0)
+        }
+        libc::SYS_lsetxattr | libc::SYS_lremovexattr => settle_at(HERE, a as _, NOFOLLOW),
+        libc::SYS_fchmodat => settle_at(dir, path, 0),
+        SYS_FCHMODAT2 => settle_at(dir, path, d as c_int),
+        libc::SYS_fchownat => settle_at(dir, path, e as c_int),
+        libc::SYS_utimensat => settle_at(dir, path, d as c_int),
+        SYS_SETXATTRAT | SYS_REMOVEXATTRAT => settle_at(dir, path, c as c_int),
+        SYS_FILE_SETATTR => settle_at(dir, path, e as c_int),
+        libc::SYS_linkat => settle_at(dir, path, e as c_int & libc::AT_EMPTY_PATH),
+        libc::SYS_renameat => settle_at(dir, path, NOFOLLOW),
+        libc::SYS_renameat2 => {
+            settle_at(dir, path, NOFOLLOW);
+            if e as u32 & libc::RENAME_EXCHANGE != 0 {
+                settle_at(c as c_int, d as _, NOFOLLOW);
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chmod | libc::SYS_chown | libc::SYS_utime | libc::SYS_utimes => {
+            settle_at(HERE, a as _, 0);
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_lchown | libc::SYS_link | libc::SYS_rename => settle_at(HERE, a as _, NOFOLLOW),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_futimesat => settle_at(dir, path, 0),
+        _ => {}
+    }
+}
+
+/// Calls that newer architectures have not.
+///
+/// # Safety
+///
+/// As the system call.
+#[cfg(target_arch = "x86_64")]
+unsafe fn only_here(number: c_long, a: usize, b: usize) -> Option<isize> {
+    // SAFETY: the caller's duty.
+    unsafe {
+        match number {
+            libc::SYS_creat => Some(hooks_open::creat(a as _, b as u32) as isize),
+            libc::SYS_stat => Some(hooks_stat::stat(a as _, b as _) as isize),
+            libc::SYS_lstat => Some(hooks_stat::lstat(a as _, b as _) as isize),
+            libc::SYS_fork => Some(to_libc(hooks_process::fork_by(|| sys!(number)))),
+            libc::SYS_vfork => Some(hooks_process::vfork() as isize),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn only_here(_number: c_long, _a: usize, _b: usize) -> Option<isize> {
+    None
 }

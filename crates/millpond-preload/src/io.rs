@@ -184,23 +184,28 @@ fn enterable(fd: RawFd) -> Option<&'static Record> {
 
 /// The description at `fd`, pinned. Finds out what an unknown number is.
 fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
-    if let Some(pin) = Pin::of(fd) {
-        return if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) };
+    loop {
+        if let Some(pin) = Pin::of(fd) {
+            return if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) };
+        }
+        // Somebody else may have described it meanwhile, and the kernel does not have it then.
+        if !describe(fd) {
+            return Err(None);
+        }
     }
-    if matches!(table::get(fd), Slot::Unknown) && table::is_initialised() {
-        return Err(describe_unknown(fd));
-    }
-    Err(None)
 }
 
 /// Describes a number that was not seen opened: a regular file in a served directory is counted as
-/// passed, anything else is foreign.
+/// passed, anything else is foreign. In a section. Whether there was something to do.
 #[cold]
-fn describe_unknown(fd: RawFd) -> Option<Reason> {
-    let identity = identity::identify(fd)?;
+pub fn describe(fd: RawFd) -> bool {
+    if !matches!(table::get(fd), Slot::Unknown) || !table::is_initialised() {
+        return false;
+    }
+    let Some(identity) = identity::identify(fd) else { return false };
     if !identity.is_regular || !identity::is_in_served_directory(fd) {
         table::note_foreign(fd);
-        return None;
+        return true;
     }
     // SAFETY: no memory involved.
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
@@ -210,7 +215,7 @@ fn describe_unknown(fd: RawFd) -> Option<Reason> {
         registry.before_open(identity.id, access, false);
         registry.adopt(fd, identity.id, flags as i32, Some(Reason::Inherited));
     }
-    table::description(fd).filter(|d| !d.is_served()).map(Description::reason)
+    flags >= 0
 }
 
 fn settle(record: &Record, result: Result<usize, Step>) -> Outcome {

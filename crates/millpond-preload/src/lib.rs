@@ -26,16 +26,18 @@
 //! - one process has the file open twice, once for writing; or another process has it open so, or
 //!   opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
 //! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
-//! - libc's own streams on descriptors 0 to 2, and wide-character streams; io_uring reads are
-//!   coherent, **io_uring writes of the program itself are not noticed**, nor is Linux AIO by libaio's
-//!   functions where `dlsym` looked them up in libaio itself, nor a raw `clone` that shares memory but
-//!   not descriptors;
+//! - libc's own streams on descriptors 0 to 2, and wide-character streams;
+//! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a thread's
+//!   own (`Registry::leave_all`);
+//! - **a system call that the program makes by an instruction of its own is not seen**: on a file that it
+//!   uses through libc, too, it may read old bytes, and its writes may be lost. Nor
+//!   is it noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
 //! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
 //! - a program whose main thread ends by `pthread_exit` lives on with our threads;
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!
-//! Locks, in order: registry, a description's offset, the engine's own, pool, AIO's, heap. All are taken
+//! Locks, in order: registry, a description's offset, the engine's own, `process_locks`, pool, AIO's, heap. All are taken
 //! with signals blocked (`section`), so that hooks may be called from signal handlers.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -55,6 +57,7 @@ mod hooks_signal;
 mod hooks_stat;
 mod hooks_stdio;
 mod hooks_syscall;
+mod hooks_uring;
 
 mod aio;
 mod aio_context;
@@ -70,10 +73,12 @@ mod late;
 mod lease;
 mod lock;
 mod offset;
+mod process_locks;
 mod real;
 mod registry;
 mod report;
 mod section;
+mod symbols;
 mod sync;
 mod table;
 mod tally;

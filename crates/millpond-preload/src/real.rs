@@ -2,7 +2,7 @@
 //!
 //! Two of them: [`sys`] issues a system call itself, for what the library does on its own account
 //! and for calls that return at once. The functions of [`libc_calls`] are libc's own, found with
-//! `dlsym(RTLD_NEXT)`: a program's call that is passed on goes through them, because a libc call
+//! `dlsym(RTLD_NEXT)` (see `symbols`): a program's call that is passed on goes through them, because a libc call
 //! that may block is also a cancellation point.
 //!
 //! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
@@ -102,8 +102,7 @@ pub(crate) use sys;
 /// Finds the next definition of a symbol after this library, and remembers it in `slot`.
 #[cold]
 fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    // SAFETY: `name` is NUL-terminated, and RTLD_NEXT is a valid handle in a shared library.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let found = crate::symbols::next(name);
     // Relaxed, here and in the wrappers: whoever reads null resolves again, to the same address,
     // and the code behind it was mapped before this library was.
     slot.store(found, Relaxed);
@@ -254,6 +253,20 @@ libc_calls! {
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int
         = libc::EAGAIN;
     fn fork() -> libc::pid_t = -1;
+    fn unshare(flags: c_int) -> c_int = -1;
+    fn syscall() -> std::ffi::c_long = -1;
+    fn clone() -> c_int = -1;
+    fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int = -1;
+    fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int = -1;
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void = std::ptr::null_mut();
+    fn dlmopen(space: std::ffi::c_long, path: *const c_char, flags: c_int) -> *mut c_void
+        = std::ptr::null_mut();
+    fn io_uring_queue_init(entries: u32, ring: *mut c_void, flags: u32) -> c_int = -libc::ENOSYS;
+    fn io_uring_queue_init_params(entries: u32, ring: *mut c_void, params: *mut c_void) -> c_int
+        = -libc::ENOSYS;
+    fn io_uring_queue_init_mem(entries: u32, ring: *mut c_void, params: *mut c_void,
+        memory: *mut c_void, bytes: usize) -> c_int = -libc::ENOSYS;
+    fn io_uring_setup(entries: u32, params: *mut c_void) -> c_int = -libc::ENOSYS;
     fn quick_exit(status: c_int) -> c_int = -1;
     fn system(command: *const c_char) -> c_int = -1;
     fn popen(command: *const c_char, mode: *const c_char) -> *mut File = std::ptr::null_mut();

@@ -34,7 +34,7 @@ use crate::real::sys;
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
 use crate::thread::{Snapshot, record};
-use crate::{config, fault, identity, late, lease};
+use crate::{config, fault, identity, late, lease, process_locks};
 
 /// See the module header.
 pub struct Registry {
@@ -54,13 +54,13 @@ struct Inode {
     descriptions: Vec<&'static Description>,
     /// Set once the file was left to the kernel.
     passed: Option<Reason>,
-    /// The process has POSIX locks on it, perhaps: they end when any descriptor of it is closed.
-    has_process_locks: bool,
 }
 
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
 /// The highest number of a standard stream.
 const STDERR: RawFd = 2;
+/// See [`Registry::leave_all`].
+static IS_BLIND: AtomicBool = AtomicBool::new(false);
 /// Files that hold leases: zero means that an open can't meet one of ours.
 static FILES_LEASED: AtomicUsize = AtomicUsize::new(0);
 
@@ -137,8 +137,7 @@ impl Registry {
         self.end_closing();
         tell_lost_keeper(self);
         if matches!(table::get(fd), Slot::File(_)) {
-            // Closed where no hook saw it.
-            self.forget(fd);
+            self.forget_lost(fd);
         }
         let access = Access::of_flags(flags);
         let is_late = access.write && late::is_wanted(flags);
@@ -179,6 +178,9 @@ impl Registry {
 
     /// Why the file can't be served, as far as can be told without trying.
     fn refusal(&mut self, fd: RawFd, id: FileId, access: Access, flags: i32) -> Option<Reason> {
+        if IS_BLIND.load(Relaxed) {
+            return Some(Reason::Unseen);
+        }
         if self.is_crowded && fd >= config::get().internal_fd_min / 2 {
             return Some(Reason::Descriptors);
         }
@@ -221,21 +223,13 @@ impl Registry {
             return Err(Reason::Descriptors);
         }
         if !table::set(copy, Slot::Internal) {
-            // SAFETY: the duplicate made above, which nobody has seen.
-            unsafe { sys!(libc::SYS_close, copy) };
+            process_locks::close(copy);
             return Err(Reason::Descriptors);
         }
         // SAFETY: the duplicate made above is nobody else's.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
-        let forget = |owned: OwnedFd, reason| {
-            table::set(copy, Slot::Unknown);
-            drop(owned);
-            Err(reason)
-        };
         // R4: the lease first.
-        if let Err(reason) = self.take_lease(copy, id, access) {
-            return forget(owned, reason);
-        }
+        self.take_lease(copy, id, access)?;
         // Plain direct backing opens the file again, which a write lease of our own would keep
         // waiting.
         let backing = match config::get().backing {
@@ -249,12 +243,19 @@ impl Registry {
             .append(access.append)
             .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
+        // The number that the engine's own description will get, if it opens one.
+        let next =
+            (backing == Backing::Direct).then(|| (copy + 1..).find(|fd| !is_open(*fd))).flatten();
         match engine.from_fd(owned, &options) {
             Ok(file) => {
+                if let Some(next) = next
+                    && identity::identify(next).is_some_and(|opened| opened.id == id)
+                {
+                    table::set(next, Slot::Internal);
+                }
                 let is_first = self.inodes.get(&id).is_none_or(|i| i.descriptions.is_empty());
                 if is_first && file.invalidate(0, i64::MAX as u64).is_err() {
                     lease::give_up(copy);
-                    table::set(copy, Slot::Unknown);
                     return Err(Reason::Engine);
                 }
                 if config::get().backing == Backing::Direct && !file.is_direct() {
@@ -266,7 +267,6 @@ impl Registry {
                 // The engine has closed the duplicate, but the lease is on the description, which
                 // the program's own descriptor keeps.
                 lease::give_up(fd);
-                table::set(copy, Slot::Unknown);
                 Err(Reason::Engine)
             }
         }
@@ -335,6 +335,15 @@ impl Registry {
         }
     }
 
+    /// The program is about to get a way to read and write that no hook sees: it gets all files from
+    /// the kernel from now on, in children of fork too.
+    pub fn leave_all(&mut self) {
+        // Relaxed: read under the registry lock.
+        if !IS_BLIND.swap(true, Relaxed) {
+            self.pass_where(Reason::Unseen, |_| true);
+        }
+    }
+
     /// Leaves the file behind `fd` to the kernel, if it is served.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
         if let Some(description) = table::description(fd) {
@@ -345,21 +354,18 @@ impl Registry {
     }
 
     /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
-    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back:
-    /// harmless where nobody can read them from its cache, that is through a description that can't
-    /// read, the only one of its file (R2); else, or where the engine must know the end of the
-    /// file, the file is passed.
+    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back, and
+    /// moves the offset between the moment at which a hook asks the kernel for it and the one at which
+    /// it writes there: the file is passed.
     pub fn share_with_libc(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         if !description.is_served() {
             return;
         }
-        let access = description.access();
-        if access.write && (access.read || access.append) {
+        if description.access().write {
             self.pass_fd(fd, Reason::Stdio);
             return;
         }
-        go_through(description);
         let offset = description.offset.lock();
         if offset != IN_KERNEL {
             push_offset(description.kernel_fd(), offset);
@@ -397,7 +403,7 @@ impl Registry {
         let ids: Vec<FileId> = self
             .inodes
             .iter()
-            .filter(|(_, inode)| !inode.has_process_locks)
+            .filter(|(id, _)| !process_locks::is_noted(**id))
             .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.kernel_fd() >= 0))
             .map(|(id, _)| *id)
             .collect();
@@ -428,17 +434,14 @@ impl Registry {
         !ids.is_empty()
     }
 
-    /// The program takes or asks for a POSIX lock on the file behind `fd`.
+    /// The program is about to take a POSIX lock on the file behind `fd`.
     pub fn note_process_lock(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         // SAFETY: the registry is locked.
-        let id = unsafe { description.cold() }.id;
-        if let Some(inode) = self.inodes.get_mut(&id) {
-            inode.has_process_locks = true;
-        }
+        process_locks::note(unsafe { description.cold() }.id);
     }
 
-    /// The descriptors of the engine's, for a forked child to close.
+    /// The descriptors of the engine's, retired ones excepted, for a forked child to close.
     pub fn internal_fds(&self) -> Vec<RawFd> {
         let of_inode = |inode: &Inode| inode.descriptions.clone();
         self.inodes
@@ -484,13 +487,38 @@ impl Registry {
         }
     }
 
-    /// The program gives the number `fd` up: by close, or for another file by dup2.
+    /// The program gives the number `fd` up: its close follows.
     pub fn forget(&mut self, fd: RawFd) {
-        let Slot::File(description) = table::get(fd) else {
-            table::set(fd, Slot::Unknown);
-            return;
-        };
+        let slot = table::get(fd);
         table::set(fd, Slot::Unknown);
+        if let Slot::File(description) = slot {
+            // SAFETY: the registry is locked.
+            let _ending = process_locks::ending(unsafe { description.cold() }.id);
+            self.give_up_slot(description);
+        }
+    }
+
+    /// The number `fd` was closed where no hook saw it.
+    pub fn forget_lost(&mut self, fd: RawFd) {
+        let slot = table::get(fd);
+        table::set(fd, Slot::Unknown);
+        if let Slot::File(description) = slot {
+            self.give_up_slot(description);
+        }
+    }
+
+    /// `new`, which was something else perhaps, has become a second number for the description at
+    /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
+    pub fn replace(&mut self, fd: RawFd, new: RawFd) {
+        let old = table::get(new);
+        self.share(fd, new);
+        if let Slot::File(description) = old {
+            self.give_up_slot(description);
+        }
+    }
+
+    /// A number of the description is no longer in the table.
+    fn give_up_slot(&mut self, description: &'static Description) {
         // SAFETY: the registry is locked.
         let cold = unsafe { description.cold() };
         cold.slots -= 1;
@@ -505,6 +533,7 @@ impl Registry {
                     FILES_LEASED.fetch_sub(1, Relaxed);
                 }
                 self.inodes.remove(&id);
+                process_locks::forget(id);
             }
         }
         count_moved_by_libc(description);
@@ -574,6 +603,11 @@ fn pass_description(description: &'static Description, reason: Reason) {
         let _ = file.invalidate(0, i64::MAX as u64);
     }
     lease::give_up(fd);
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 }
 }
 
 /// Has what waits in the cache written back, and later writes go through.

@@ -192,12 +192,17 @@ impl Pond {
 
     /// Compiles a C program of `tests/programs`.
     pub fn compile(&self, source: &str, options: &[&str]) -> PathBuf {
+        self.compile_with(source, options, &[])
+    }
+
+    /// The same with libraries.
+    pub fn compile_with(&self, source: &str, options: &[&str], libraries: &[&str]) -> PathBuf {
         require("gcc", "gcc");
         let binary = self.aside(source.trim_end_matches(".c"));
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
         let mut gcc = Command::new("gcc");
         gcc.args(["-w", "-pthread"]).args(options);
-        gcc.arg("-o").arg(&binary).arg(programs.join(source));
+        gcc.arg("-o").arg(&binary).arg(programs.join(source)).args(libraries);
         assert!(gcc.status().unwrap().success(), "gcc failed on {source}");
         binary
     }

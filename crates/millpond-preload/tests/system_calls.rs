@@ -1,0 +1,76 @@
+//! Programs that asked for some calls by number and for others by name got wrong data: the library saw the
+//! ones and not the others. `programs/system_calls.txt` says what becomes of every number; what concerns
+//! served files does here what it does on the kernel.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use common::{MODES, Pond, require, succeed};
+
+const LIST: &str = include_str!("programs/system_calls.txt");
+
+/// What becomes of each system call.
+fn listed() -> BTreeMap<&'static str, &'static str> {
+    let mut all = BTreeMap::new();
+    for line in LIST.lines().filter(|line| !line.starts_with('#')) {
+        let (fate, names) = line.split_once(": ").unwrap();
+        for name in names.split(' ') {
+            assert_eq!(all.insert(name, fate), None, "{name} is there twice");
+        }
+    }
+    all
+}
+
+/// The names that the headers know.
+fn known() -> Vec<String> {
+    require("gcc", "gcc");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-E", "-dM", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut gcc = gcc.spawn().unwrap();
+    gcc.stdin.take().unwrap().write_all(b"#include <sys/syscall.h>\n").unwrap();
+    let output = gcc.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let names = text.split_whitespace().filter_map(|word| word.strip_prefix("__NR_"));
+    names.map(str::to_owned).collect()
+}
+
+/// Goal: nobody adds a system call, and nobody says what becomes of it.
+#[test]
+fn every_number_is_accounted_for() {
+    let listed = listed();
+    let known = known();
+    assert!(known.len() > 250);
+    let missing: Vec<_> = known.iter().filter(|name| !listed.contains_key(name.as_str())).collect();
+    assert!(missing.is_empty(), "what becomes of {missing:?}?");
+}
+
+/// Goal: the same results, errors, bytes, sizes, offsets and times as on the kernel, of every system call
+/// that concerns files which are served.
+#[test]
+fn what_is_asked_for_by_number_is_the_same() {
+    let alone = Pond::new();
+    let program = alone.compile("by_number.c", &["-O1"]);
+    let expected = succeed(&mut alone.plain(&program));
+    let tried: BTreeSet<&str> =
+        expected.lines().filter_map(|line| line.strip_prefix("case ")).collect();
+    let known: BTreeSet<String> = known().into_iter().collect();
+    for (name, fate) in listed() {
+        let is_tried = ["served", "settled", "passed"].contains(&fate);
+        assert!(!is_tried || !known.contains(name) || tried.contains(name), "{name} is not tried");
+    }
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let found = succeed(&mut pond.served(&program));
+        let mut case = "";
+        for (expected, found) in expected.lines().zip(found.lines()) {
+            case = expected.strip_prefix("case ").unwrap_or(case);
+            assert_eq!(found, expected, "{mode:?}: {case}");
+        }
+        assert_eq!(found.lines().count(), expected.lines().count(), "{mode:?}");
+        let report = pond.report();
+        assert!(report.served_files >= 150, "{}", report.lines);
+    }
+}

@@ -1,0 +1,149 @@
+//! Programs that did some of their I/O where no hook saw it got wrong data, and lost writes in mode back: by
+//! functions looked up in libc's own handle, by a library that binds to libc before us, by io_uring. What
+//! can be seen is served, and what can't is left to the kernel.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{MODES, Pond, finish, require, require_library, succeed};
+
+/// What becomes of the program's files.
+enum Fate {
+    Served,
+    Unseen,
+}
+
+fn run(how: &str, fate: &Fate) {
+    let alone = Pond::new();
+    let (program, libraries) = compile(&alone);
+    let output = finish(alone.plain(&program).arg(how).arg(&libraries));
+    if output.status.code() == Some(77) {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        succeed(pond.served(&program).arg(how).arg(&libraries));
+        let report = pond.report();
+        match fate {
+            Fate::Served => {
+                assert!(report.served_bytes > 1 << 20, "{mode:?}: {}", report.lines);
+                assert_eq!(report.passed_files, 0, "{mode:?}: {}", report.lines);
+            }
+            Fate::Unseen => {
+                assert!(report.passed_for("unseen") >= 2, "{mode:?}: {}", report.lines);
+            }
+        }
+    }
+}
+
+/// The program, and the directory of its libraries.
+fn compile(pond: &Pond) -> (PathBuf, PathBuf) {
+    let program = pond.compile_with("looked_up.c", &["-O1"], &["-ldl"]);
+    let directory = program.parent().unwrap().to_owned();
+    for name in ["bound", "own", "ring"] {
+        let library = directory.join(format!("lib{name}.so"));
+        let compiled = pond.compile_with(&format!("{name}.c"), &["-shared", "-fPIC"], &["-ldl"]);
+        std::fs::rename(compiled, library).unwrap();
+    }
+    (program, directory)
+}
+
+/// Goal: `dlsym` and `dlvsym` in libc's handle, in others that lead there, and with the two that stand for
+/// none; a library's own definitions are its own.
+#[test]
+fn functions_looked_up_in_a_handle() {
+    run("lookups", &Fate::Served);
+}
+
+/// Goal: libaio's functions, too, where the program looks them up in libaio.
+#[test]
+fn libaio_looked_up() {
+    require_library("libaio.so.1", "libaio-dev");
+    run("libaio", &Fate::Served);
+}
+
+/// Goal: somebody else's definition between ours and libc's finds libc's, and not ours, which called it.
+#[test]
+fn a_definition_between_ours_and_libcs() {
+    let alone = Pond::new();
+    let (program, libraries) = compile(&alone);
+    let own = libraries.join("libown.so").display().to_string();
+    succeed(alone.plain(&program).arg("between").env("LD_PRELOAD", &own));
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let both = format!("{}:{own}", common::library().display());
+        succeed(pond.served(&program).arg("between").env("LD_PRELOAD", both));
+        assert!(pond.report().passed_for("open-twice") >= 1);
+    }
+}
+
+#[test]
+fn a_library_that_binds_as_others_do() {
+    run("bound", &Fate::Served);
+}
+
+/// Goal: a library that binds to libc before us reads and writes what everybody does.
+#[test]
+fn a_library_that_binds_deep() {
+    run("deep", &Fate::Unseen);
+}
+
+#[test]
+fn a_library_in_a_space_of_its_own() {
+    run("space", &Fate::Unseen);
+}
+
+/// Goal: what a ring reads and writes is what calls write and read.
+#[test]
+fn rings_of_the_program() {
+    run("rings", &Fate::Unseen);
+}
+
+/// Goal: the same by a library whose system calls nobody sees.
+#[test]
+fn rings_by_a_library() {
+    let alone = Pond::new();
+    let (program, libraries) = compile(&alone);
+    let ring = libraries.join("libring.so").display().to_string();
+    let output = finish(alone.plain(&program).arg("library").env("LD_PRELOAD", &ring));
+    if output.status.code() == Some(77) {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let both = format!("{}:{ring}", common::library().display());
+        succeed(pond.served(&program).arg("library").env("LD_PRELOAD", both));
+        assert!(pond.report().passed_for("unseen") >= 2);
+    }
+}
+
+/// Goal: Python's `ctypes`, which looks functions up in the handle of the library that it is told.
+#[test]
+fn ctypes() {
+    require("python3", "python3");
+    let script = "import ctypes, os\n\
+        libc = ctypes.CDLL('libc.so.6')\n\
+        at = ctypes.c_long\n\
+        f = os.open('f', os.O_RDWR | os.O_CREAT)\n\
+        os.write(f, b'a' * 8192)\n\
+        [os.pread(f, 4096, 0) for _ in range(3)]\n\
+        libc.pwrite(f, b'b' * 4096, ctypes.c_size_t(4096), at(0))\n\
+        assert os.pread(f, 4, 0) == b'bbbb'\n\
+        os.pwrite(f, b'c' * 10, 100)\n\
+        found = ctypes.create_string_buffer(10)\n\
+        libc.pread(f, found, ctypes.c_size_t(10), at(100))\n\
+        assert found.raw == b'c' * 10, found.raw\n\
+        os.close(f)\n\
+        assert open('/proc/self/cwd/f', 'rb').read() == b'b' * 100 + b'c' * 10 + b'b' * 3986 + b'a' * 4096\n";
+    let alone = Pond::new();
+    succeed(alone.plain("python3").args(["-c", script]));
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        pond.run("python3", &["-c", script]);
+    }
+}
