@@ -62,6 +62,7 @@ mod aio_places;
 mod aio_slots;
 mod alloc;
 mod config;
+mod copy;
 mod description;
 mod fault;
 mod identity;
