@@ -15,7 +15,7 @@ use crate::real::{libc_calls, sys, to_libc};
 use crate::registry::{self, lock};
 use crate::report::Reason;
 use crate::table::{self, Slot};
-use crate::{copy, hooks_io, identity, late, section, thread};
+use crate::{cancel, copy, hooks_io, identity, late, section, thread};
 
 type Off = libc::off64_t;
 
@@ -157,6 +157,7 @@ pub unsafe extern "C-unwind" fn fallocate64(
     offset: Off,
     len: Off,
 ) -> c_int {
+    cancel::point();
     if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
         return to_libc(result) as c_int;
     }
@@ -250,6 +251,7 @@ pub unsafe extern "C-unwind" fn copy_file_range(
     len: usize,
     flags: u32,
 ) -> isize {
+    cancel::point();
     if flags == 0
         && is_served(from)
         && is_served(to)
@@ -313,6 +315,7 @@ pub unsafe extern "C-unwind" fn splice(
     len: usize,
     flags: u32,
 ) -> isize {
+    cancel::point();
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }

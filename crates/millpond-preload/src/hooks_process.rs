@@ -20,7 +20,8 @@ use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
 use crate::{
-    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, registry, tally, thread,
+    HEAP, aio, aio_context, cancel, description, fault, hooks_stdio, late, lease, registry, tally,
+    thread,
 };
 
 type Argv = *const *const c_char;
@@ -317,6 +318,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
+    cancel::point();
     give_inherited();
     // SAFETY: as the caller vouches to `system`.
     unsafe { libc_calls::system(command) }
@@ -334,6 +336,8 @@ pub unsafe extern "C-unwind" fn popen(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    // For good: the process ends here, whoever has asked this thread to.
+    cancel::disable();
     late::end();
     report::say();
     loop {
@@ -344,7 +348,8 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn quick_exit(status: c_int) -> ! {
-    late::end();
+    // Handlers of the program's follow, which may be cancelled.
+    cancel::without(late::end);
     report::say();
     // SAFETY: as the caller vouches to `quick_exit`.
     unsafe { libc_calls::quick_exit(status) };

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_long};
 
 use crate::real::{sys, to_libc};
-use crate::{aio, hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
+use crate::{aio, cancel, hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
 use crate::{hooks_process, hooks_stat, thread};
 
 #[unsafe(no_mangle)]
@@ -24,7 +24,7 @@ pub unsafe extern "C-unwind" fn syscall(
     if !thread::record().is_inside() {
         // SAFETY: as the caller vouches to the system call of this number; arguments that it did
         // not give are not looked at.
-        let result = unsafe {
+        let call = || unsafe {
             match number {
                 libc::SYS_read => Some(hooks_io::read(fd, b as _, c)),
                 libc::SYS_write => Some(hooks_io::write(fd, b as _, c)),
@@ -89,6 +89,8 @@ pub unsafe extern "C-unwind" fn syscall(
                 _ => None,
             }
         };
+        // However the system call is called, this is no cancellation point.
+        let result = cancel::without(call);
         if let Some(result) = result {
             return result as c_long;
         }

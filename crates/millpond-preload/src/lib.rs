@@ -45,6 +45,7 @@
 #![cfg(all(target_os = "linux", not(loom)))]
 
 mod hooks_aio;
+mod hooks_cancel;
 mod hooks_descriptor;
 mod hooks_io;
 mod hooks_kernel;
@@ -61,6 +62,7 @@ mod aio_context;
 mod aio_places;
 mod aio_slots;
 mod alloc;
+mod cancel;
 mod config;
 mod copy;
 mod description;
@@ -87,6 +89,8 @@ static HEAP: alloc::Heap = alloc::Heap::new();
 extern "C" fn load() {
     thread::initialise();
     section::run(|_| {
+        end_on_panic();
+        cancel::let_threads_end();
         table::initialise();
         config::get();
         tally::initialise();
@@ -96,11 +100,22 @@ extern "C" fn load() {
     real::resolve_all();
 }
 
+/// A panic must not unwind into the program: it says its message, and ends the process.
+fn end_on_panic() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
+}
+
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn unload() {
-    hooks_stdio::flush();
-    late::end();
-    report::say();
+    cancel::without(|| {
+        hooks_stdio::flush();
+        late::end();
+        report::say();
+    });
 }
 
 #[used]

@@ -31,8 +31,11 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, compiler_fence, fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence,
+};
 
+use crate::cancel;
 use crate::real::sys;
 
 const DEPTH_MASK: u64 = 0xff;
@@ -45,6 +48,17 @@ pub struct Record {
     inside: AtomicU32,
     claimed: AtomicBool,
     warm: AtomicBool,
+    /// Somebody has asked to cancel the thread: it has no hits.
+    cancel_requested: AtomicBool,
+    /// The program has disabled cancellation of the thread.
+    cancel_disabled: AtomicBool,
+    /// The thread's cancel type, as the program has set it.
+    asynchronous: AtomicBool,
+    /// One more than the number of the thread's timer, if it has one; see `cancel`.
+    timer: AtomicI32,
+    tid: AtomicI32,
+    /// The thread, as libc names it.
+    owner: AtomicUsize,
     bytes_served: AtomicU64,
     next: AtomicPtr<Record>,
 }
@@ -92,7 +106,63 @@ impl Record {
     }
 
     pub fn set_warm(&self) {
-        self.warm.store(true, Relaxed);
+        // SeqCst: pairs with `request_cancel`. Either this sees the request, or that one's store to
+        // `warm` comes after ours.
+        self.warm.store(true, SeqCst);
+        if self.cancel_requested.load(SeqCst) {
+            self.warm.store(false, Relaxed);
+        }
+    }
+
+    /// Takes the thread's hits away, so that it comes to a cancellation point. By any thread.
+    pub fn request_cancel(&self) {
+        // SeqCst: see `set_warm`.
+        self.cancel_requested.store(true, SeqCst);
+        self.warm.store(false, SeqCst);
+    }
+
+    pub fn is_cancel_requested(&self) -> bool {
+        self.cancel_requested.load(Relaxed)
+    }
+
+    /// The thread has come to a cancellation point, and lives.
+    pub fn forget_cancel_request(&self) {
+        self.cancel_requested.store(false, Relaxed);
+    }
+
+    pub fn is_cancel_disabled(&self) -> bool {
+        self.cancel_disabled.load(Relaxed)
+    }
+
+    pub fn set_cancel_disabled(&self, is_disabled: bool) {
+        self.cancel_disabled.store(is_disabled, Relaxed);
+    }
+
+    pub fn is_asynchronous(&self) -> bool {
+        self.asynchronous.load(Relaxed)
+    }
+
+    /// By the thread itself. Returns what it was.
+    pub fn set_asynchronous(&self, is_asynchronous: bool) -> bool {
+        // SAFETY: no precondition.
+        self.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
+        let was = self.asynchronous.load(Relaxed);
+        self.asynchronous.store(is_asynchronous, Relaxed);
+        was
+    }
+
+    /// Set while the thread is asynchronous.
+    pub fn tid(&self) -> i32 {
+        self.tid.load(Relaxed)
+    }
+
+    pub fn timer(&self) -> Option<i32> {
+        self.timer.load(Relaxed).checked_sub(1).filter(|timer| *timer >= 0)
+    }
+
+    pub fn set_timer(&self, timer: i32) -> i32 {
+        self.timer.store(timer + 1, Relaxed);
+        timer
     }
 
     #[inline]
@@ -249,6 +319,13 @@ fn make_chunk() -> &'static [Record] {
 }
 
 fn adopt(record: &'static Record) -> &'static Record {
+    // SAFETY: no precondition.
+    record.owner.store(unsafe { libc::pthread_self() } as usize, Relaxed);
+    // Pairs with the one in `request_cancel`: either that finds the owner, or this the mark.
+    fence(SeqCst);
+    if REQUESTS_WITHOUT_RECORD.load(Relaxed) {
+        record.request_cancel();
+    }
     local::set(record);
     let key = KEY.load(Relaxed);
     if key != u32::MAX {
@@ -262,10 +339,46 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     local::set(std::ptr::null());
     // SAFETY: the value of the key is a record, which is never freed.
     let record = unsafe { &*record.cast::<Record>() };
+    if let Some(timer) = record.timer() {
+        cancel::delete_timer(timer);
+    }
+    record.timer.store(0, Relaxed);
+    record.owner.store(0, Relaxed);
+    record.asynchronous.store(false, Relaxed);
+    record.cancel_disabled.store(false, Relaxed);
+    record.cancel_requested.store(false, Relaxed);
     record.inside.store(0, Relaxed);
     record.warm.store(false, Relaxed);
+    // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
+    while record.is_reading() {
+        record.exit();
+    }
     // Release: pairs with the Acquire in `claim`.
     record.claimed.store(false, Release);
+}
+
+/// Somebody was asked to be cancelled who has no record, or not yet.
+static REQUESTS_WITHOUT_RECORD: AtomicBool = AtomicBool::new(false);
+
+/// Takes the hits of that thread away. `found` is called with its record, if it has one.
+pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
+    let ask = || {
+        let mut is_known = false;
+        for_each(|record| {
+            if record.owner.load(Relaxed) == thread as usize {
+                is_known = true;
+                record.request_cancel();
+                found(record);
+            }
+        });
+        is_known
+    };
+    if !ask() {
+        REQUESTS_WITHOUT_RECORD.store(true, Relaxed);
+        // Pairs with the one in `adopt`.
+        fence(SeqCst);
+        ask();
+    }
 }
 
 fn for_each(mut visit: impl FnMut(&'static Record)) {
@@ -298,11 +411,20 @@ pub fn after_fork() {
         if !std::ptr::eq(record, own) {
             record.active.store(0, Relaxed);
             record.inside.store(0, Relaxed);
+            record.owner.store(0, Relaxed);
+            record.asynchronous.store(false, Relaxed);
+            record.cancel_disabled.store(false, Relaxed);
+            record.cancel_requested.store(false, Relaxed);
             record.claimed.store(false, Relaxed);
         }
         record.warm.store(false, Relaxed);
+        record.timer.store(0, Relaxed);
         record.bytes_served.store(0, Relaxed);
     });
+    if let Some(own) = try_record() {
+        // SAFETY: no precondition.
+        own.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
+    }
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: as in `initialise`; the registration is per memory, which the child has its own of.
     unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };
