@@ -12,7 +12,7 @@
 //!   or with that handed to [`with_cleanup`]. Other hooks are no cancellation points:
 //!   [`without`].
 //! - C3. A hit makes no call that could act on a request. Instead `pthread_cancel` takes the thread's
-//!   hits away ([`Record::request_cancel`]): its next read comes to a point.
+//!   hits away (`cancel_request`): its next read comes to a point.
 //! - C4. libc is never told of the asynchronous cancel type, with which it would unwind a thread
 //!   wherever it is, a section's first instruction included. The type is kept here, and
 //!   libc has the thread's type deferred. `pthread_cancel` sends the thread libc's own signal (no program
@@ -34,7 +34,7 @@ use crate::thread::{self, Record};
 /// glibc's signal for cancellation.
 const SIGNAL: c_int = 32;
 /// How long [`on_signal`] waits for the thread to leave the library.
-const PAUSE_NS: i64 = 200_000;
+const PAUSE_NS: i64 = 1_000_000;
 
 pub const ENABLE: c_int = 0;
 pub const DISABLE: c_int = 1;
@@ -50,13 +50,22 @@ unsafe extern "C-unwind" {
 /// A cancellation point: acts on a request, if there is one and cancellation is enabled.
 #[inline]
 pub fn point() {
-    // SAFETY: C2: the callers hold nothing.
-    unsafe { pthread_testcancel() };
     let record = thread::record();
-    if record.is_cancel_requested() && !record.is_cancel_disabled() && !record.is_inside() {
-        // For somebody who had the record before, or for another thread.
-        record.forget_cancel_request();
+    if record.request().is_asked() {
+        record.request().settle(|| {
+            act();
+            let state = disable();
+            restore(state);
+            state == ENABLE
+        });
+    } else {
+        act();
     }
+}
+
+fn act() {
+    // SAFETY: C2: the callers of points hold nothing.
+    unsafe { pthread_testcancel() };
 }
 
 /// Disables cancellation; returns what [`restore`] needs.
@@ -79,17 +88,12 @@ pub fn restore(state: c_int) {
 
 /// Makes a call that is no cancellation point, though what it calls is one.
 pub fn without<R: Copy>(call: impl FnOnce() -> R) -> R {
-    let record = thread::record();
-    if record.is_asynchronous() {
+    if thread::record().is_asynchronous() {
         // Then any call may be one.
         return call();
     }
     let state = disable();
-    let was_disabled = record.is_cancel_disabled();
-    // A point in the call must not think that it has looked.
-    record.set_cancel_disabled(true);
     let result = call();
-    record.set_cancel_disabled(was_disabled);
     restore(state);
     result
 }
@@ -231,7 +235,8 @@ pub fn note_state(state: c_int) {
 
 /// After libc's `pthread_cancel` of that thread.
 pub fn requested(thread: libc::pthread_t) {
-    // Pairs with those in `set_type`, `note_state` and `thread::adopt`.
+    // Libc has noted the request before. Pairs with those in `set_type`, `note_state`, and in
+    // `CancelRequest::settle`.
     fence(SeqCst);
     thread::request_cancel(thread, |record| {
         if record.is_asynchronous() && !record.is_cancel_disabled() && watch_signal() {

@@ -214,8 +214,13 @@ macro_rules! variadic {
         #[unsafe(naked)]
         pub unsafe extern "C-unwind" fn $name() -> c_int {
             std::arch::naked_asm!(
+                ".cfi_startproc",
                 "push rbp",
+                // A handler may end the thread here.
+                ".cfi_def_cfa_offset 16",
+                ".cfi_offset rbp, -16",
                 "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
                 "push rax", "push rax",
                 "sub rsp, 128",
@@ -232,7 +237,9 @@ macro_rules! variadic {
                 "pop rax", "pop rax",
                 "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
                 "pop rbp",
+                ".cfi_def_cfa rsp, 8",
                 "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
                 before = sym $before,
                 real = sym crate::real::slots::$name,
             )

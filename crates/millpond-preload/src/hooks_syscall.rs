@@ -6,7 +6,7 @@
 
 use std::ffi::{c_int, c_long};
 
-use crate::real::{sys, to_libc};
+use crate::real::{libc_calls, sys, to_libc};
 use crate::{aio, cancel, hooks_descriptor, hooks_io, hooks_kernel, hooks_metadata, hooks_open};
 use crate::{hooks_process, hooks_stat, thread};
 
@@ -94,6 +94,9 @@ pub unsafe extern "C-unwind" fn syscall(
         if let Some(result) = result {
             return result as c_long;
         }
+        // By libc, where a thread of asynchronous cancel type may end.
+        // SAFETY: as above.
+        return unsafe { libc_calls::syscall(number, a, b, c, d, e, f) };
     }
     // SAFETY: as above.
     to_libc(unsafe { sys!(number, a, b, c, d, e, f) }) as c_long

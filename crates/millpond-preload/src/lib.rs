@@ -63,6 +63,7 @@ mod aio_places;
 mod aio_slots;
 mod alloc;
 mod cancel;
+mod cancel_request;
 mod config;
 mod copy;
 mod description;

@@ -255,6 +255,8 @@ libc_calls! {
         = libc::EAGAIN;
     fn pthread_cancel(thread: libc::pthread_t) -> c_int = libc::ESRCH;
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int = libc::EINVAL;
+    fn syscall(number: libc::c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize)
+        -> libc::c_long = -1;
     fn fork() -> libc::pid_t = -1;
     fn quick_exit(status: c_int) -> c_int = -1;
     fn system(command: *const c_char) -> c_int = -1;

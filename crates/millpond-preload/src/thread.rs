@@ -32,10 +32,11 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence,
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence, fence,
 };
 
 use crate::cancel;
+use crate::cancel_request::{self, CancelRequest, Mark};
 use crate::real::sys;
 
 const DEPTH_MASK: u64 = 0xff;
@@ -47,9 +48,7 @@ pub struct Record {
     active: AtomicU64,
     inside: AtomicU32,
     claimed: AtomicBool,
-    warm: AtomicBool,
-    /// Somebody has asked to cancel the thread: it has no hits.
-    cancel_requested: AtomicBool,
+    request: CancelRequest,
     /// The program has disabled cancellation of the thread.
     cancel_disabled: AtomicBool,
     /// The thread's cancel type, as the program has set it.
@@ -57,8 +56,6 @@ pub struct Record {
     /// One more than the number of the thread's timer, if it has one; see `cancel`.
     timer: AtomicI32,
     tid: AtomicI32,
-    /// The thread, as libc names it.
-    owner: AtomicUsize,
     bytes_served: AtomicU64,
     next: AtomicPtr<Record>,
 }
@@ -98,36 +95,16 @@ impl Record {
         self.active.store(active, Release);
     }
 
-    /// Whether the engine knows this thread. A thread's first hit makes the engine set up
-    /// thread-local state of its own, under a lock: that must happen in a section.
+    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first hit
+    /// makes the engine set up thread-local state of its own, under a lock: that must happen in a section.
     #[inline]
     pub fn is_warm(&self) -> bool {
-        self.warm.load(Relaxed)
+        self.request.is_warm()
     }
 
-    pub fn set_warm(&self) {
-        // SeqCst: pairs with `request_cancel`. Either this sees the request, or that one's store to
-        // `warm` comes after ours.
-        self.warm.store(true, SeqCst);
-        if self.cancel_requested.load(SeqCst) {
-            self.warm.store(false, Relaxed);
-        }
-    }
-
-    /// Takes the thread's hits away, so that it comes to a cancellation point. By any thread.
-    pub fn request_cancel(&self) {
-        // SeqCst: see `set_warm`.
-        self.cancel_requested.store(true, SeqCst);
-        self.warm.store(false, SeqCst);
-    }
-
-    pub fn is_cancel_requested(&self) -> bool {
-        self.cancel_requested.load(Relaxed)
-    }
-
-    /// The thread has come to a cancellation point, and lives.
-    pub fn forget_cancel_request(&self) {
-        self.cancel_requested.store(false, Relaxed);
+    /// Whether somebody has asked to cancel the thread, and whether it has hits.
+    pub fn request(&self) -> &CancelRequest {
+        &self.request
     }
 
     pub fn is_cancel_disabled(&self) -> bool {
@@ -320,12 +297,7 @@ fn make_chunk() -> &'static [Record] {
 
 fn adopt(record: &'static Record) -> &'static Record {
     // SAFETY: no precondition.
-    record.owner.store(unsafe { libc::pthread_self() } as usize, Relaxed);
-    // Pairs with the one in `request_cancel`: either that finds the owner, or this the mark.
-    fence(SeqCst);
-    if REQUESTS_WITHOUT_RECORD.load(Relaxed) {
-        record.request_cancel();
-    }
+    record.request.claim(unsafe { libc::pthread_self() } as usize, &UNFOUND);
     local::set(record);
     let key = KEY.load(Relaxed);
     if key != u32::MAX {
@@ -343,12 +315,10 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
         cancel::delete_timer(timer);
     }
     record.timer.store(0, Relaxed);
-    record.owner.store(0, Relaxed);
+    record.request.reset();
     record.asynchronous.store(false, Relaxed);
     record.cancel_disabled.store(false, Relaxed);
-    record.cancel_requested.store(false, Relaxed);
     record.inside.store(0, Relaxed);
-    record.warm.store(false, Relaxed);
     // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
     while record.is_reading() {
         record.exit();
@@ -357,28 +327,23 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     record.claimed.store(false, Release);
 }
 
-/// Somebody was asked to be cancelled who has no record, or not yet.
-static REQUESTS_WITHOUT_RECORD: AtomicBool = AtomicBool::new(false);
+static UNFOUND: Mark = Mark::new(false);
 
-/// Takes the hits of that thread away. `found` is called with its record, if it has one.
+/// Takes the hits of that thread away, which libc has been asked to cancel. `found` is called with its
+/// record, if it has one.
 pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
     let ask = || {
-        let mut is_known = false;
+        let mut is_found = false;
         for_each(|record| {
-            if record.owner.load(Relaxed) == thread as usize {
-                is_known = true;
-                record.request_cancel();
+            if record.request.is_of(thread as usize) {
+                is_found = true;
+                record.request.ask();
                 found(record);
             }
         });
-        is_known
+        is_found
     };
-    if !ask() {
-        REQUESTS_WITHOUT_RECORD.store(true, Relaxed);
-        // Pairs with the one in `adopt`.
-        fence(SeqCst);
-        ask();
-    }
+    cancel_request::ask_until_found(ask, &UNFOUND);
 }
 
 fn for_each(mut visit: impl FnMut(&'static Record)) {
@@ -411,13 +376,12 @@ pub fn after_fork() {
         if !std::ptr::eq(record, own) {
             record.active.store(0, Relaxed);
             record.inside.store(0, Relaxed);
-            record.owner.store(0, Relaxed);
+            record.request.reset();
             record.asynchronous.store(false, Relaxed);
             record.cancel_disabled.store(false, Relaxed);
-            record.cancel_requested.store(false, Relaxed);
             record.claimed.store(false, Relaxed);
         }
-        record.warm.store(false, Relaxed);
+        record.request.cool_down();
         record.timer.store(0, Relaxed);
         record.bytes_served.store(0, Relaxed);
     });

@@ -344,6 +344,8 @@ static void *loop(void *unused)
 		if (IS("stats")) { struct stat status; CHECK(fstat(fd, &status) == 0); }
 		if (IS("blocked") && i % 1000 == 0) lseek(fd, at, SEEK_SET);
 		turns = 1;
+		/* Sleeps for ever, in a system call by number. */
+		if (IS("asleep")) syscall(SYS_ppoll, NULL, 0, NULL, NULL, 8);
 	}
 	return NULL;
 }
@@ -381,7 +383,7 @@ static void deferred(void)
 static void asynchronous(void)
 {
 	static const char *const all[] = {"nothing", "hits", "reads", "writes", "both", "syncs", "vectors",
-		"copies", "allocates", "seeks", "stats", "blocked", NULL};
+		"copies", "allocates", "seeks", "stats", "blocked", "asleep", NULL};
 	type = PTHREAD_CANCEL_ASYNCHRONOUS;
 	cancel_loops(all, 25);
 }
