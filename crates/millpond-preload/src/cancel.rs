@@ -13,12 +13,11 @@
 //!   [`without`].
 //! - C3. A hit makes no call that could act on a request. Instead `pthread_cancel` takes the thread's
 //!   hits away (`cancel_request`): its next read comes to a point.
-//! - C4. libc is never told of the asynchronous cancel type, with which it would unwind a thread
+//! - C4. Libc is never told of the asynchronous cancel type, with which it would unwind a thread
 //!   wherever it is, a section's first instruction included. The type is kept here, and
 //!   libc has the thread's type deferred. `pthread_cancel` sends the thread libc's own signal (no program
 //!   can block it), and [`on_signal`] acts on the request, unless the thread is
 //!   in this library: then it looks again a little later.
-//!
 //! - C5. When a thread ends, frames of this library are taken away as they are, like C's: nothing of them
 //!   is dropped ([`let_threads_end`]). So a handler may interrupt a hit, or a hook outside of sections,
 //!   anywhere, and end the thread. What it leaves of a hit is put right when the thread's [`Record`] is
@@ -50,16 +49,14 @@ unsafe extern "C-unwind" {
 /// A cancellation point: acts on a request, if there is one and cancellation is enabled.
 #[inline]
 pub fn point() {
-    let record = thread::record();
-    if record.request().is_asked() {
-        record.request().settle(|| {
+    match thread::try_record().map(Record::request).filter(|request| request.is_asked()) {
+        Some(request) => request.settle(|| {
             act();
             let state = disable();
             restore(state);
             state == ENABLE
-        });
-    } else {
-        act();
+        }),
+        None => act(),
     }
 }
 
@@ -88,7 +85,7 @@ pub fn restore(state: c_int) {
 
 /// Makes a call that is no cancellation point, though what it calls is one.
 pub fn without<R: Copy>(call: impl FnOnce() -> R) -> R {
-    if thread::record().is_asynchronous() {
+    if thread::try_record().is_some_and(Record::is_asynchronous) {
         // Then any call may be one.
         return call();
     }
@@ -109,8 +106,8 @@ struct CleanupBuffer {
     previous: *mut CleanupBuffer,
 }
 
-/// Makes a call that may not return, because the thread ends in it; `cleanup` is called once in any
-/// case, after it.
+/// Makes a call that may not return, because the thread ends in it; `cleanup` is called after it in any
+/// case, and if the thread ends just then, twice.
 ///
 /// # Safety
 ///
@@ -126,12 +123,17 @@ pub unsafe fn with_cleanup<R: Copy>(
         cancel_type: DEFERRED,
         previous: std::ptr::null_mut(),
     };
-    // SAFETY: libc fills the buffer and has it until it is popped, or unwinding leaves this frame, and
-    // then calls the routine first.
-    unsafe { _pthread_cleanup_push(&mut buffer, cleanup, argument) };
+    let buffer = &raw mut buffer;
+    // SAFETY: libc fills the buffer and has it until it is popped, or until unwinding leaves this frame:
+    // then it calls the routine first.
+    unsafe { _pthread_cleanup_push(buffer, cleanup, argument) };
     let result = call();
-    // SAFETY: pushed above, and everything pushed since has been popped.
-    unsafe { _pthread_cleanup_pop(&mut buffer, 1) };
+    // SAFETY: as the caller vouches. The buffer was pushed above, and everything pushed since has been
+    // popped.
+    unsafe {
+        cleanup(argument);
+        _pthread_cleanup_pop(buffer, 0);
+    }
     result
 }
 
@@ -403,14 +405,15 @@ mod text {
 
     use std::ffi::{c_int, c_void};
     use std::sync::atomic::AtomicUsize;
-    use std::sync::atomic::Ordering::{Relaxed, Release};
+    use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
     static START: AtomicUsize = AtomicUsize::new(0);
     static END: AtomicUsize = AtomicUsize::new(0);
 
     /// Before any thread here is asynchronous.
     pub fn find() {
-        if END.load(Relaxed) == 0 {
+        // Acquire: pairs with the Release below.
+        if END.load(Acquire) == 0 {
             // SAFETY: `visit` accepts what it is called with.
             crate::section::run(|_| unsafe {
                 libc::dl_iterate_phdr(Some(visit), std::ptr::null_mut())
@@ -440,7 +443,7 @@ mod text {
             let end = start + header.p_memsz as usize;
             if header.p_type == libc::PT_LOAD && (start..end).contains(&own) {
                 START.store(start, Relaxed);
-                // Release: who reads the end finds the start; the thread that asks has read it here.
+                // Release: who reads the end in `find` finds the start.
                 END.store(end, Release);
                 return 1;
             }

@@ -201,7 +201,8 @@ fn between<R: Copy, E: FnOnce(&File)>(
         end: Option<E>,
     }
     unsafe extern "C" fn give_back<E: FnOnce(&File)>(held: *mut c_void) {
-        // SAFETY: what is made below, which only this looks at while it runs.
+        // SAFETY: what is made below, which only this looks at while it runs. If it runs again, it finds
+        // nothing.
         let held = unsafe { &mut *held.cast::<Held<E>>() };
         section::run(|_| {
             let (pin, end) = (held.pin.take(), held.end.take());

@@ -31,6 +31,8 @@
 //!   functions where `dlsym` looked them up in libaio itself, nor a raw `clone` that shares memory but
 //!   not descriptors;
 //! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
+//! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled when it is
+//!   done;
 //! - a program whose main thread ends by `pthread_exit` lives on with our threads;
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
