@@ -97,8 +97,9 @@ fn cargo(
     for name in NOT_INHERITED {
         command.env_remove(name);
     }
-    // A panic must not unwind into the program that the library is loaded into.
-    command.env("CARGO_PROFILE_RELEASE_PANIC", "abort");
+    // Threads of the program that are cancelled, or exit, unwind through the library's frames; with
+    // "abort" they would end the process. A panic ends it all the same: the library sees to that.
+    command.env("CARGO_PROFILE_RELEASE_PANIC", "unwind");
     // Function names stay, for backtraces; line tables would triple what the CLI carries.
     command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
     command.env("CARGO_ENCODED_RUSTFLAGS", rustflags());

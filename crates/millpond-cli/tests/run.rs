@@ -263,3 +263,22 @@ fn a_library_can_be_chosen() {
     };
     assert_fails(&with("/no/such/library.so"), 2, "MILLPOND_PRELOAD /no/such/library.so");
 }
+
+/// The library inside the binary is built apart from the one that is tested with the preload library: a
+/// thread that waits in one of its hooks, and is cancelled, once ended the process.
+#[test]
+fn threads_of_the_program_can_be_cancelled() {
+    let script = "import ctypes\n\
+        libc = ctypes.CDLL(None)\n\
+        thread, result = ctypes.c_ulong(), ctypes.c_void_p()\n\
+        job = (libc.system, b'exec sleep 1000')\n\
+        assert libc.pthread_create(ctypes.byref(thread), None, *job) == 0\n\
+        libc.usleep(300000)\n\
+        assert libc.pthread_cancel(thread) == 0\n\
+        assert libc.pthread_join(thread, ctypes.byref(result)) == 0\n\
+        assert result.value == ctypes.c_void_p(-1).value\n";
+    for mode in ["through", "back"] {
+        let output = run(&["--quiet", "--mode", mode, "--", "python3", "-c", script]);
+        assert!(output.status.success(), "{mode}: {}\n{}", output.status, stderr(&output));
+    }
+}

@@ -84,7 +84,8 @@ pub fn after_fork() {
     PROGRAM.release();
 }
 
-extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+/// The program's own handler, called by it, may end the thread: so it may unwind.
+extern "C-unwind" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel calls this with a valid context, which it will restore.
     let resumed = unsafe { try_resume(context.cast()) };
     if !resumed {
@@ -172,6 +173,7 @@ mod copy {
         ".globl millpond_preload_copy_in",
         ".type millpond_preload_copy_in, @function",
         "millpond_preload_copy_in:",
+        ".cfi_startproc",
         "mov rcx, rdx",
         ".hidden millpond_preload_copy_in_movs",
         ".globl millpond_preload_copy_in_movs",
@@ -184,6 +186,7 @@ mod copy {
         "millpond_preload_copy_in_fault:",
         "xor eax, eax",
         "ret",
+        ".cfi_endproc",
         ".size millpond_preload_copy_in, . - millpond_preload_copy_in",
         ".popsection",
     );

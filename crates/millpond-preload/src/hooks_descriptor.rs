@@ -7,7 +7,7 @@ use crate::offset::{IN_KERNEL, OFFSET_END};
 use crate::real::{fail, libc_calls, sys, to_libc};
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
-use crate::{io, late, process_locks, registry, section, thread};
+use crate::{cancel, io, late, process_locks, registry, section, thread};
 
 type Off = libc::off64_t;
 
@@ -16,28 +16,34 @@ const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    let mut closing = None;
     if thread::record().is_inside() {
         return to_libc(process_locks::close(fd)) as c_int;
     }
+    cancel::point();
     match table::get(fd) {
         Slot::Foreign => table::forget_foreign(fd),
         Slot::Internal => return fail(libc::EBADF) as c_int,
-        Slot::File(_) => {
-            closing = late::before_close(fd);
-            section::run(|_| registry::lock().forget(fd));
-            // The number is the program's until this call; no signal may come between, or a
-            // cancelled close would leave a number that is open but unknown. That is harmless:
-            // unknown numbers are the kernel's.
-        }
+        Slot::File(_) => return close_file(fd),
         Slot::Unknown => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
     let result = unsafe { libc_calls::close(fd) };
     process_locks::settle();
+    result
+}
+
+fn close_file(fd: c_int) -> c_int {
+    let closing = late::before_close(fd);
+    // In one section: a thread that ends here has closed the number, or not begun to.
+    let result = section::run(|_| {
+        registry::lock().forget(fd);
+        // SAFETY: no memory involved; the number is the caller's to close.
+        unsafe { sys!(libc::SYS_close, fd) }
+    });
+    process_locks::settle();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
-        _ => result,
+        _ => to_libc(result) as c_int,
     }
 }
 

@@ -1,6 +1,7 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. Each is a
+//! cancellation point.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +9,7 @@ use crate::io::{self, At, Memory, Outcome};
 use crate::real::{fail, libc_calls, to_libc};
 use crate::report::{self, Reason};
 use crate::table::{self, Slot};
-use crate::{late, registry, section};
+use crate::{cancel, late, registry, section};
 
 type Off = libc::off64_t;
 
@@ -49,6 +50,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: usize) ->
     if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, At::Offset) } {
         return bytes as isize;
     }
+    cancel::point();
     // SAFETY: as above.
     let outcome = unsafe { io::read(fd, Memory::One(buf.cast(), len), At::Offset) };
     settle!(outcome, libc_calls::read(fd, buf, len))
@@ -65,6 +67,7 @@ pub unsafe extern "C-unwind" fn pread64(
     if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, At::Byte(offset)) } {
         return bytes as isize;
     }
+    cancel::point();
     // SAFETY: as above.
     let outcome = unsafe { io::read(fd, Memory::One(buf.cast(), len), At::Byte(offset)) };
     settle!(outcome, libc_calls::pread64(fd, buf, len, offset))
@@ -83,6 +86,7 @@ pub unsafe extern "C-unwind" fn pread(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: usize) -> isize {
+    cancel::point();
     // SAFETY: as the caller vouches to `write`; the memory is only read.
     let outcome = unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Offset) };
     settle!(outcome, libc_calls::write(fd, buf, len))
@@ -95,6 +99,7 @@ pub unsafe extern "C-unwind" fn pwrite64(
     len: usize,
     offset: Off,
 ) -> isize {
+    cancel::point();
     // SAFETY: as the caller vouches to `pwrite64`; the memory is only read.
     let outcome =
         unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Byte(offset)) };
@@ -118,6 +123,7 @@ pub unsafe extern "C-unwind" fn readv(
     vectors: *const libc::iovec,
     vector_count: c_int,
 ) -> isize {
+    cancel::point();
     // SAFETY: as the caller vouches to `readv`.
     let outcome = unsafe { io::read(fd, many(vectors, vector_count), At::Offset) };
     settle!(outcome, libc_calls::readv(fd, vectors, vector_count))
@@ -129,6 +135,7 @@ pub unsafe extern "C-unwind" fn writev(
     vectors: *const libc::iovec,
     vector_count: c_int,
 ) -> isize {
+    cancel::point();
     // SAFETY: as the caller vouches to `writev`.
     let outcome = unsafe { io::write(fd, many(vectors, vector_count), At::Offset) };
     settle!(outcome, libc_calls::writev(fd, vectors, vector_count))
@@ -141,6 +148,7 @@ pub unsafe extern "C-unwind" fn preadv64(
     vector_count: c_int,
     offset: Off,
 ) -> isize {
+    cancel::point();
     // SAFETY: as the caller vouches to `preadv64`.
     let outcome = unsafe { io::read(fd, many(vectors, vector_count), At::Byte(offset)) };
     settle!(outcome, libc_calls::preadv64(fd, vectors, vector_count, offset))
@@ -164,6 +172,7 @@ pub unsafe extern "C-unwind" fn pwritev64(
     vector_count: c_int,
     offset: Off,
 ) -> isize {
+    cancel::point();
     // SAFETY: as the caller vouches to `pwritev64`.
     let outcome = unsafe { io::write(fd, many(vectors, vector_count), At::Byte(offset)) };
     settle!(outcome, libc_calls::pwritev64(fd, vectors, vector_count, offset))
@@ -193,6 +202,7 @@ pub unsafe extern "C-unwind" fn preadv64v2(
     offset: Off,
     flags: c_int,
 ) -> isize {
+    cancel::point();
     if flags != 0 {
         leave_to_kernel(fd);
     }
@@ -222,6 +232,7 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
     flags: c_int,
 ) -> isize {
     const DURABLE: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+    cancel::point();
     if flags & !DURABLE == 0 && flags != 0 && late::is_any() {
         // SAFETY: as the caller vouches to `pwritev64v2`.
         let written = unsafe { pwritev64v2(fd, vectors, vector_count, offset, 0) };

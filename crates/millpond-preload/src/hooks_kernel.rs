@@ -5,19 +5,17 @@
 //! who reads from the file offset must find it in the kernel, and who changes the file past the
 //! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
 //!
-//! `copy_file_range` and `sendfile` between two served files are done here, by a read and a write
-//! through the engine: a copy in the kernel would go past the cache on both sides. So are holes and
-//! reservations, where the engine has the same operation.
+//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So are
+//! holes and reservations, where it has the same operation.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
 use crate::description::Pin;
-use crate::io::{self, At, Memory, Outcome};
 use crate::real::{libc_calls, sys, to_libc};
 use crate::registry::{self, lock};
 use crate::report::Reason;
 use crate::table::{self, Slot};
-use crate::{hooks_io, identity, late, section, thread};
+use crate::{cancel, copy, hooks_io, identity, late, section, thread};
 
 type Off = libc::off64_t;
 
@@ -159,6 +157,7 @@ pub unsafe extern "C-unwind" fn fallocate64(
     offset: Off,
     len: Off,
 ) -> c_int {
+    cancel::point();
     if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
         return to_libc(result) as c_int;
     }
@@ -252,10 +251,11 @@ pub unsafe extern "C-unwind" fn copy_file_range(
     len: usize,
     flags: u32,
 ) -> isize {
+    cancel::point();
     if flags == 0
         && is_served(from)
         && is_served(to)
-        && let Some(copied) = copy_served(from, from_offset, to, to_offset, len)
+        && let Some(copied) = copy::between_served(from, from_offset, to, to_offset, len)
     {
         return to_libc(copied);
     }
@@ -278,7 +278,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
 ) -> isize {
     if is_served(from)
         && is_served(to)
-        && let Some(copied) = copy_served(from, offset, to, std::ptr::null_mut(), len)
+        && let Some(copied) = copy::between_served(from, offset, to, std::ptr::null_mut(), len)
     {
         return to_libc(copied);
     }
@@ -306,79 +306,6 @@ pub unsafe extern "C-unwind" fn sendfile(
     unsafe { sendfile64(to, from, offset, len) }
 }
 
-/// Copies between two served files through the engine: at most this much a call, which callers
-/// must expect of the kernel too.
-const COPY_BYTES_MAX: usize = 256 << 10;
-
-/// `None` where the kernel should do it, or refuse it.
-fn copy_served(
-    from: c_int,
-    from_offset: *mut Off,
-    to: c_int,
-    to_offset: *mut Off,
-    len: usize,
-) -> Option<isize> {
-    // SAFETY: null, or the caller's to read and write.
-    let (from_at, to_at) = unsafe { (from_offset.as_mut(), to_offset.as_mut()) };
-    let is_plain = section::run(|_| {
-        let (from, to) = (Pin::of(from)?, Pin::of(to)?);
-        let access = to.access();
-        Some(from.access().read && access.write && !access.append && !std::ptr::eq(&*from, &*to))
-    });
-    if is_plain != Some(true) || identical(from, to) {
-        return None;
-    }
-    let at = |offset: &Option<&mut Off>| match offset {
-        Some(offset) => At::Byte(**offset),
-        None => At::Offset,
-    };
-    let mut buffer = section::run(|_| vec![0u8; len.min(COPY_BYTES_MAX)]);
-    let result = (|| {
-        // SAFETY: the buffer is ours.
-        let read =
-            unsafe { io::read(from, Memory::One(buffer.as_mut_ptr(), buffer.len()), at(&from_at)) };
-        let Outcome::Settled(read) = read else { return None };
-        if read <= 0 {
-            return Some(read);
-        }
-        // SAFETY: as above.
-        let written =
-            unsafe { io::write(to, Memory::One(buffer.as_mut_ptr(), read as usize), at(&to_at)) };
-        let written = match written {
-            Outcome::Settled(written) => written,
-            Outcome::Kernel(_) => -libc::EAGAIN as isize,
-        };
-        let moved = written.max(0);
-        match from_at {
-            Some(offset) => *offset += moved as Off,
-            None if moved < read => {
-                // What was read and could not be written is given back.
-                // SAFETY: no memory involved.
-                unsafe {
-                    crate::hooks_descriptor::lseek64(
-                        from,
-                        moved as Off - read as Off,
-                        libc::SEEK_CUR,
-                    )
-                };
-            }
-            None => {}
-        }
-        if let Some(offset) = to_at {
-            *offset += moved as Off;
-        }
-        Some(written)
-    })();
-    section::run(|_| drop(buffer));
-    result
-}
-
-/// Whether both are the same file: overlapping ranges are the kernel's to refuse.
-fn identical(from: c_int, to: c_int) -> bool {
-    let id = |fd| identity::identify(fd).map(|identity| identity.id);
-    id(from) == id(to)
-}
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn splice(
     from: c_int,
@@ -388,6 +315,7 @@ pub unsafe extern "C-unwind" fn splice(
     len: usize,
     flags: u32,
 ) -> isize {
+    cancel::point();
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }

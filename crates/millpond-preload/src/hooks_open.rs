@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::description::Access;
 use crate::real::{errno, libc_calls, sys, to_libc};
 use crate::table::{self, Slot};
-use crate::{identity, registry, section, thread};
+use crate::{cancel, identity, registry, section, thread};
 
 type Mode = libc::mode_t;
 
@@ -24,6 +24,7 @@ pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode)
         // SAFETY: the caller's duty.
         return to_libc(unsafe { sys!(libc::SYS_openat, dir, path, flags, mode) }) as c_int;
     }
+    cancel::point();
     crate::hooks_process::ensure_initialised();
     if registry::holds_leases() {
         make_way(dir, path, flags);

@@ -20,8 +20,8 @@ use crate::report::{self, Reason};
 use crate::section::{self, Section};
 use crate::table::{self, Slot};
 use crate::{
-    HEAP, aio, aio_context, description, fault, hooks_stdio, late, lease, process_locks, registry,
-    tally, thread,
+    HEAP, aio, aio_context, cancel, description, fault, hooks_stdio, late, lease, process_locks,
+    registry, tally, thread,
 };
 
 type Argv = *const *const c_char;
@@ -254,8 +254,13 @@ macro_rules! variadic {
         #[unsafe(naked)]
         pub unsafe extern "C-unwind" fn $name() -> c_int {
             std::arch::naked_asm!(
+                ".cfi_startproc",
                 "push rbp",
+                // A handler may end the thread here.
+                ".cfi_def_cfa_offset 16",
+                ".cfi_offset rbp, -16",
                 "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
                 "push rax", "push rax",
                 "sub rsp, 128",
@@ -272,7 +277,9 @@ macro_rules! variadic {
                 "pop rax", "pop rax",
                 "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
                 "pop rbp",
+                ".cfi_def_cfa rsp, 8",
                 "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
                 before = sym $before,
                 real = sym crate::real::slots::$name,
             )
@@ -358,6 +365,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
+    cancel::point();
     give_inherited();
     // SAFETY: as the caller vouches to `system`.
     unsafe { libc_calls::system(command) }
@@ -375,6 +383,8 @@ pub unsafe extern "C-unwind" fn popen(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    // For good: the process ends here, whoever has asked this thread to.
+    cancel::disable();
     late::end();
     report::say();
     loop {
@@ -385,7 +395,8 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn quick_exit(status: c_int) -> ! {
-    late::end();
+    // Handlers of the program's follow, which may be cancelled.
+    cancel::without(late::end);
     report::say();
     // SAFETY: as the caller vouches to `quick_exit`.
     unsafe { libc_calls::quick_exit(status) };

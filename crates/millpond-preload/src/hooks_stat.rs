@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 
 use libc::stat64 as Stat;
 
-use crate::late;
 use crate::real::{fail, libc_calls, sys, to_libc};
+use crate::{cancel, late};
 
 type Off = libc::off64_t;
 
@@ -109,6 +109,7 @@ fn synced(result: Result<(), c_int>) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
+    cancel::point();
     match late::sync(fd, false) {
         Some(result) => synced(result),
         // SAFETY: no memory involved.
@@ -118,6 +119,7 @@ pub unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
+    cancel::point();
     match late::sync(fd, true) {
         Some(result) => synced(result),
         // SAFETY: no memory involved.
@@ -146,6 +148,7 @@ pub unsafe extern "C-unwind" fn sync_file_range(
     len: Off,
     flags: u32,
 ) -> c_int {
+    cancel::point();
     if let Some(Err(errno)) = late::write_back(fd) {
         return fail(errno) as c_int;
     }

@@ -20,7 +20,7 @@ use crate::hooks_open::open_at;
 use crate::lock::Lock;
 use crate::real::{fail, libc_calls, set_errno, sys};
 use crate::table::{self, Slot};
-use crate::{identity, late, process_locks, registry, section, thread};
+use crate::{cancel, identity, late, process_locks, registry, section, thread};
 
 /// Descriptors of our streams, by address.
 static STREAMS: Lock<BTreeMap<usize, c_int>> = Lock::new(BTreeMap::new());
@@ -100,8 +100,9 @@ unsafe extern "C-unwind" fn cookie_seek(
 }
 
 unsafe extern "C-unwind" fn cookie_close(cookie: *mut c_void) -> c_int {
+    // Where libc closes the number of its own streams, it is no cancellation point.
     // SAFETY: the stream owns its descriptor.
-    unsafe { close(fd_of(cookie)) }
+    cancel::without(|| unsafe { close(fd_of(cookie)) })
 }
 
 /// What `fopen`'s mode string asks of `open`.
@@ -180,7 +181,7 @@ pub unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char
     let stream = unsafe { make_stream(fd, mode, parsed.has_charset) };
     if stream.is_null() {
         // SAFETY: opened above.
-        unsafe { close(fd) };
+        cancel::without(|| unsafe { close(fd) });
     }
     stream
 }
@@ -325,7 +326,7 @@ unsafe fn reopen_ours(
             return std::ptr::null_mut();
         };
         crate::hooks_descriptor::dup3(new, fd, flags & libc::O_CLOEXEC);
-        close(new);
+        cancel::without(|| close(new));
         __fpurge(stream);
         libc::clearerr(stream);
         let word = stream.cast::<c_int>();

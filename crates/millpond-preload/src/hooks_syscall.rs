@@ -10,9 +10,9 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use crate::hooks_metadata::settle_at;
-use crate::real::{slots, sys, to_libc};
+use crate::real::{libc_calls, slots, sys, to_libc};
 use crate::symbols::{leave_all, libcs, routed};
-use crate::{aio, hooks_descriptor, hooks_io, hooks_kernel, hooks_open};
+use crate::{aio, cancel, hooks_descriptor, hooks_io, hooks_kernel, hooks_open};
 use crate::{hooks_process, hooks_stat, late, thread};
 
 const HERE: c_int = libc::AT_FDCWD;
@@ -109,7 +109,7 @@ unsafe extern "C-unwind" fn by_number(
     if !thread::record().is_inside() {
         // SAFETY: as the caller vouches to the system call of this number; arguments that it did
         // not give are not looked at.
-        let result = unsafe {
+        let call = || unsafe {
             match number {
                 libc::SYS_read => Some(hooks_io::read(fd, b as _, c)),
                 libc::SYS_write => Some(hooks_io::write(fd, b as _, c)),
@@ -233,9 +233,14 @@ unsafe extern "C-unwind" fn by_number(
                 }
             }
         };
+        // However the system call is called, this is no cancellation point.
+        let result = cancel::without(call);
         if let Some(result) = result {
             return result as c_long;
         }
+        // By libc, where a thread of asynchronous cancel type may end.
+        // SAFETY: as above.
+        return unsafe { libc_calls::syscall(number, a, b, c, d, e, f) };
     }
     // SAFETY: as above.
     to_libc(unsafe { sys!(number, a, b, c, d, e, f) }) as c_long

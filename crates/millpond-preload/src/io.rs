@@ -91,7 +91,7 @@ unsafe fn try_first_hit(fd: RawFd, memory: Memory, at: At, record: &Record) -> O
         return None;
     }
     table::description(fd)?.hit()?.prepare_thread();
-    record.set_warm();
+    record.request().warm_up();
     // SAFETY: the caller's duty.
     unsafe { try_hit_inner(fd, dst, len, at) }
 }

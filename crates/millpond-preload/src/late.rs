@@ -28,7 +28,7 @@
 //! times of a file *by path, from another process*, waits for nobody: they may be seen late, by
 //! fifteen seconds.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -37,11 +37,11 @@ use std::time::Duration;
 
 use millpond::{File, WriteMode};
 
-use crate::description::{FileId, Pin, is_lingering};
+use crate::description::{Description, FileId, Pin, is_lingering};
 use crate::real::sys;
 use crate::registry::{self, lock};
 use crate::table::{self, Slot};
-use crate::{aio_context, config, identity, report, section, thread};
+use crate::{aio_context, cancel, config, identity, report, section, thread};
 
 /// Descriptions in mode back that are open, passed ones included: zero means that nothing waits.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -100,25 +100,19 @@ fn has_size_limit() -> bool {
     !known || limit.rlim_cur != libc::RLIM_INFINITY
 }
 
-/// The description at `fd`, held, if it is in mode back.
-fn find(fd: RawFd) -> Option<Pin> {
-    if !is_any() || thread::record().is_inside() {
-        return None;
-    }
-    match table::get(fd) {
-        Slot::File(description) if description.access().write => section::run(|_| Pin::of(fd)),
-        _ => None,
-    }
+/// Whether `fd` may be in mode back.
+fn is_candidate(fd: RawFd) -> bool {
+    is_any()
+        && !thread::record().is_inside()
+        && matches!(table::get(fd), Slot::File(description) if description.access().write)
 }
 
 /// Runs `work` on the file behind `fd` if it is in mode back.
 fn with<R>(fd: RawFd, work: impl FnOnce(&File) -> R) -> Option<R> {
-    let pin = find(fd)?;
-    section::run(|_| {
-        let result = pin.late_file().map(work);
-        drop(pin);
-        result
-    })
+    if !is_candidate(fd) {
+        return None;
+    }
+    section::run(|_| Pin::of(fd)?.late_file().map(work))
 }
 
 fn errno(result: millpond::Result<()>) -> Result<(), c_int> {
@@ -180,46 +174,69 @@ pub fn settle_all() {
 }
 
 /// L2: has the kernel change the file behind `fd`.
-pub fn around<R>(fd: RawFd, change: impl FnOnce() -> R) -> R {
-    let Some(pin) = find(fd) else { return change() };
-    // Not dropped by a thread that is cancelled in the kernel, and unwinds.
-    let pin = ManuallyDrop::new(pin);
-    section::run(|_| pin.late_file().map(|file| file.begin_through().is_ok()));
-    let result = change();
-    section::run(|_| {
-        if let Some(file) = pin.late_file() {
-            let _ = file.invalidate(0, i64::MAX as u64);
-            file.end_through();
-        }
-        drop(ManuallyDrop::into_inner(pin));
-    });
-    result
+pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
+    let begin = |file: &File| drop(file.begin_through());
+    let end = |file: &File| {
+        let _ = file.invalidate(0, i64::MAX as u64);
+        file.end_through();
+    };
+    between(fd, begin, end, change)
 }
 
 /// L5: has the kernel read at the description behind `fd`, or change its flags.
-pub fn undirected<R>(fd: RawFd, call: impl FnOnce() -> R) -> R {
-    let Some(pin) = find(fd) else { return call() };
-    // As in `around`.
-    let pin = ManuallyDrop::new(pin);
-    section::run(|_| pin.late_file().map(File::begin_plain));
-    let result = call();
-    section::run(|_| {
-        pin.late_file().map(File::end_plain);
-        drop(ManuallyDrop::into_inner(pin));
-    });
-    result
+pub fn undirected<R: Copy>(fd: RawFd, call: impl FnOnce() -> R) -> R {
+    between(fd, File::begin_plain, File::end_plain, call)
+}
+
+/// Makes a call between `begin` and `end`, if the file is in mode back; `end` comes also where the
+/// thread ends in the call.
+fn between<R: Copy, E: FnOnce(&File)>(
+    fd: RawFd,
+    begin: impl FnOnce(&File),
+    end: E,
+    call: impl FnOnce() -> R,
+) -> R {
+    struct Held<E> {
+        pin: Option<Pin>,
+        end: Option<E>,
+    }
+    unsafe extern "C" fn give_back<E: FnOnce(&File)>(held: *mut c_void) {
+        // SAFETY: what is made below, which only this looks at while it runs. If it runs again, it finds
+        // nothing.
+        let held = unsafe { &mut *held.cast::<Held<E>>() };
+        section::run(|_| {
+            let (pin, end) = (held.pin.take(), held.end.take());
+            if let (Some(file), Some(end)) = (pin.as_deref().and_then(Description::late_file), end)
+            {
+                end(file);
+            }
+        });
+    }
+    if !is_candidate(fd) {
+        return call();
+    }
+    let mut held = ManuallyDrop::new(Held { pin: None, end: Some(end) });
+    let held = &raw mut *held;
+    let work = || {
+        section::run(|_| {
+            let pin = Pin::of(fd);
+            if let Some(file) = pin.as_deref().and_then(Description::late_file) {
+                begin(file);
+            }
+            // SAFETY: nobody else looks at it now.
+            unsafe { (*held).pin = pin };
+        });
+        call()
+    };
+    // SAFETY: `give_back` takes what is held, for whose type it was made.
+    unsafe { cancel::with_cleanup(give_back::<E>, held.cast(), work) }
 }
 
 /// L5: whether `O_DIRECT`, if it is set on the description behind `fd`, is ours and not the program's:
 /// such files are passed.
 pub fn hides_direct(fd: RawFd) -> bool {
-    find(fd).is_some_and(|pin| {
-        section::run(|_| {
-            let hides = pin.is_served() && pin.late_file().is_some();
-            drop(pin);
-            hides
-        })
-    })
+    let is_hidden = |pin: Pin| pin.is_served() && pin.late_file().is_some();
+    is_candidate(fd) && section::run(|_| Pin::of(fd).is_some_and(is_hidden))
 }
 
 /// L3: the kernel may look at the file behind `fd` at any time from now on.

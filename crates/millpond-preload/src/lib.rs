@@ -33,6 +33,8 @@
 //!   uses through libc, too, it may read old bytes, and its writes may be lost. Nor
 //!   is it noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
 //! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
+//! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled when it is
+//!   done;
 //! - a program whose main thread ends by `pthread_exit` lives on with our threads;
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
@@ -47,6 +49,7 @@
 #![cfg(all(target_os = "linux", not(loom)))]
 
 mod hooks_aio;
+mod hooks_cancel;
 mod hooks_descriptor;
 mod hooks_io;
 mod hooks_kernel;
@@ -64,7 +67,10 @@ mod aio_context;
 mod aio_places;
 mod aio_slots;
 mod alloc;
+mod cancel;
+mod cancel_request;
 mod config;
+mod copy;
 mod description;
 mod fault;
 mod identity;
@@ -91,6 +97,8 @@ static HEAP: alloc::Heap = alloc::Heap::new();
 extern "C" fn load() {
     thread::initialise();
     section::run(|_| {
+        end_on_panic();
+        cancel::let_threads_end();
         table::initialise();
         config::get();
         tally::initialise();
@@ -100,11 +108,22 @@ extern "C" fn load() {
     real::resolve_all();
 }
 
+/// A panic must not unwind into the program: it says its message, and ends the process.
+fn end_on_panic() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
+}
+
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn unload() {
-    hooks_stdio::flush();
-    late::end();
-    report::say();
+    cancel::without(|| {
+        hooks_stdio::flush();
+        late::end();
+        report::say();
+    });
 }
 
 #[used]

@@ -6,7 +6,7 @@
 //! that may block is also a cancellation point.
 //!
 //! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
-//! hold nothing that needs dropping when they call on.
+//! hold nothing that needs dropping when they call on: see `cancel`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -252,9 +252,12 @@ libc_calls! {
     fn pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int
         = libc::EAGAIN;
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int = libc::ESRCH;
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int = libc::EINVAL;
+    fn syscall(number: libc::c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize)
+        -> libc::c_long = -1;
     fn fork() -> libc::pid_t = -1;
     fn unshare(flags: c_int) -> c_int = -1;
-    fn syscall() -> std::ffi::c_long = -1;
     fn clone() -> c_int = -1;
     fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int = -1;
     fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int = -1;

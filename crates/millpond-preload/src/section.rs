@@ -1,10 +1,12 @@
 //! A stretch of the library's own work in a program's thread.
 //!
 //! While a [`Section`] lasts, signals are blocked (a handler may call any hook, and would meet our
-//! locks) and the thread counts as *inside*: what std and the engine call by a hooked name then
-//! goes straight to the kernel. Signals that the thread's own instructions raise stay open, since
-//! the engine's copy relies on SIGSEGV and SIGBUS; so do the two that glibc uses between threads.
+//! locks), cancellation is disabled (`cancel`), and the thread counts as *inside*: what std and the
+//! engine call by a hooked name then goes straight to the kernel. Signals that the thread's own
+//! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the two
+//! that glibc uses between threads.
 
+use crate::cancel;
 use crate::real::sys;
 use crate::thread::{Record, record};
 
@@ -29,13 +31,15 @@ const BLOCKED: u64 = !(GLIBC_INTERNAL
 pub struct Section {
     record: &'static Record,
     mask: u64,
+    cancel_state: i32,
 }
 
 impl Section {
     pub fn enter() -> Self {
         let record = record();
+        let mask = change_mask(libc::SIG_BLOCK, BLOCKED);
         record.enter_inside();
-        Self { record, mask: change_mask(libc::SIG_BLOCK, BLOCKED) }
+        Self { record, mask, cancel_state: cancel::disable() }
     }
 
     /// The thread's state.
@@ -46,7 +50,9 @@ impl Section {
 
 impl Drop for Section {
     fn drop(&mut self) {
+        cancel::restore(self.cancel_state);
         self.record.exit_inside();
+        // Handlers of signals that came meanwhile run now, and may end the thread.
         change_mask(libc::SIG_SETMASK, self.mask);
     }
 }

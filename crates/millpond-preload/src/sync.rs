@@ -4,12 +4,12 @@
 #[cfg(not(loom))]
 mod imp {
     pub use crate::lock::{Lock, wait, wake};
-    pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+    pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 }
 
 #[cfg(loom)]
 mod imp {
-    pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+    pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
     use loom::sync::{Condvar, Mutex, MutexGuard};
     use std::sync::atomic::Ordering::Relaxed;
 

@@ -31,8 +31,12 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, compiler_fence, fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence, fence,
+};
 
+use crate::cancel;
+use crate::cancel_request::{self, CancelRequest, Mark};
 use crate::real::sys;
 
 const DEPTH_MASK: u64 = 0xff;
@@ -44,7 +48,14 @@ pub struct Record {
     active: AtomicU64,
     inside: AtomicU32,
     claimed: AtomicBool,
-    warm: AtomicBool,
+    request: CancelRequest,
+    /// The program has disabled cancellation of the thread.
+    cancel_disabled: AtomicBool,
+    /// The thread's cancel type, as the program has set it.
+    asynchronous: AtomicBool,
+    /// One more than the number of the thread's timer, if it has one; see `cancel`.
+    timer: AtomicI32,
+    tid: AtomicI32,
     bytes_served: AtomicU64,
     next: AtomicPtr<Record>,
 }
@@ -84,15 +95,51 @@ impl Record {
         self.active.store(active, Release);
     }
 
-    /// Whether the engine knows this thread. A thread's first hit makes the engine set up
-    /// thread-local state of its own, under a lock: that must happen in a section.
+    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first hit
+    /// makes the engine set up thread-local state of its own, under a lock: that must happen in a section.
     #[inline]
     pub fn is_warm(&self) -> bool {
-        self.warm.load(Relaxed)
+        self.request.is_warm()
     }
 
-    pub fn set_warm(&self) {
-        self.warm.store(true, Relaxed);
+    /// Whether somebody has asked to cancel the thread, and whether it has hits.
+    pub fn request(&self) -> &CancelRequest {
+        &self.request
+    }
+
+    pub fn is_cancel_disabled(&self) -> bool {
+        self.cancel_disabled.load(Relaxed)
+    }
+
+    pub fn set_cancel_disabled(&self, is_disabled: bool) {
+        self.cancel_disabled.store(is_disabled, Relaxed);
+    }
+
+    pub fn is_asynchronous(&self) -> bool {
+        self.asynchronous.load(Relaxed)
+    }
+
+    /// By the thread itself. Returns what it was.
+    pub fn set_asynchronous(&self, is_asynchronous: bool) -> bool {
+        // SAFETY: no precondition.
+        self.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
+        let was = self.asynchronous.load(Relaxed);
+        self.asynchronous.store(is_asynchronous, Relaxed);
+        was
+    }
+
+    /// Set while the thread is asynchronous.
+    pub fn tid(&self) -> i32 {
+        self.tid.load(Relaxed)
+    }
+
+    pub fn timer(&self) -> Option<i32> {
+        self.timer.load(Relaxed).checked_sub(1).filter(|timer| *timer >= 0)
+    }
+
+    pub fn set_timer(&self, timer: i32) -> i32 {
+        self.timer.store(timer + 1, Relaxed);
+        timer
     }
 
     #[inline]
@@ -249,6 +296,8 @@ fn make_chunk() -> &'static [Record] {
 }
 
 fn adopt(record: &'static Record) -> &'static Record {
+    // SAFETY: no precondition.
+    record.request.claim(unsafe { libc::pthread_self() } as usize, &UNFOUND);
     local::set(record);
     let key = KEY.load(Relaxed);
     if key != u32::MAX {
@@ -262,10 +311,39 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     local::set(std::ptr::null());
     // SAFETY: the value of the key is a record, which is never freed.
     let record = unsafe { &*record.cast::<Record>() };
+    if let Some(timer) = record.timer() {
+        cancel::delete_timer(timer);
+    }
+    record.timer.store(0, Relaxed);
+    record.request.reset();
+    record.asynchronous.store(false, Relaxed);
+    record.cancel_disabled.store(false, Relaxed);
     record.inside.store(0, Relaxed);
-    record.warm.store(false, Relaxed);
+    // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
+    while record.is_reading() {
+        record.exit();
+    }
     // Release: pairs with the Acquire in `claim`.
     record.claimed.store(false, Release);
+}
+
+static UNFOUND: Mark = Mark::new(false);
+
+/// Takes the hits of that thread away, which libc has been asked to cancel. `found` is called with its
+/// record, if it has one.
+pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
+    let ask = || {
+        let mut is_found = false;
+        for_each(|record| {
+            if record.request.is_of(thread as usize) {
+                is_found = true;
+                record.request.ask();
+                found(record);
+            }
+        });
+        is_found
+    };
+    cancel_request::ask_until_found(ask, &UNFOUND);
 }
 
 fn for_each(mut visit: impl FnMut(&'static Record)) {
@@ -298,11 +376,19 @@ pub fn after_fork() {
         if !std::ptr::eq(record, own) {
             record.active.store(0, Relaxed);
             record.inside.store(0, Relaxed);
+            record.request.reset();
+            record.asynchronous.store(false, Relaxed);
+            record.cancel_disabled.store(false, Relaxed);
             record.claimed.store(false, Relaxed);
         }
-        record.warm.store(false, Relaxed);
+        record.request.cool_down();
+        record.timer.store(0, Relaxed);
         record.bytes_served.store(0, Relaxed);
     });
+    if let Some(own) = try_record() {
+        // SAFETY: no precondition.
+        own.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
+    }
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: as in `initialise`; the registration is per memory, which the child has its own of.
     unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };

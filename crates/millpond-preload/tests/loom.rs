@@ -9,6 +9,9 @@ mod aio_places;
 #[path = "../src/aio_slots.rs"]
 #[allow(dead_code)]
 mod aio_slots;
+#[path = "../src/cancel_request.rs"]
+#[allow(dead_code)]
+mod cancel_request;
 #[path = "../src/sync.rs"]
 #[allow(dead_code)]
 mod sync;

@@ -4,10 +4,12 @@
 //! the guard. A thread that has waited for a while (`PATIENCE`) for a range that it locked
 //! itself says so on standard error, once, with both places in the source; and waits on.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::panic::Location;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::{ByteRange, Mode};
@@ -19,8 +21,22 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 struct Holder {
     range: ByteRange,
     mode: Mode,
-    thread: ThreadId,
+    thread: u64,
     place: &'static Location<'static>,
+}
+
+/// The calling thread's number. Unlike `thread::current`, a thread has it until its very end: a guard
+/// may be taken where its thread-local values are dropped.
+fn current_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    if NUMBER.get() == 0 {
+        // Relaxed: numbers are distinct, and order nothing.
+        NUMBER.set(NEXT.fetch_add(1, Relaxed));
+    }
+    NUMBER.get()
 }
 
 /// The guards of one lock, by number.
@@ -42,7 +58,7 @@ impl Holders {
 
     #[track_caller]
     pub(crate) fn add(&self, range: ByteRange, mode: Mode) -> u64 {
-        let (thread, place) = (thread::current().id(), Location::caller());
+        let (thread, place) = (current_thread(), Location::caller());
         let mut inner = self.inner();
         inner.next += 1;
         let number = inner.next;
@@ -67,21 +83,18 @@ impl Holders {
         mode: Mode,
         place: &Location<'_>,
     ) -> Option<String> {
-        let thread = thread::current();
+        let thread = current_thread();
         let inner = self.inner();
         let own = inner.guards.values().find(|holder| {
-            holder.thread == thread.id()
+            holder.thread == thread
                 && holder.range.overlaps(range)
                 && holder.mode.conflicts_with(mode)
         })?;
         Some(format!(
-            "millpond-rangelock: thread {:?} waits at {place} for {range} ({mode:?}), which \
+            "millpond-rangelock: a thread waits at {place} for {range} ({mode:?}), which \
              conflicts with {} ({:?}) that it locked itself at {}; unless another thread releases \
              that, it waits for ever",
-            thread.name().unwrap_or("unnamed"),
-            own.range,
-            own.mode,
-            own.place,
+            own.range, own.mode, own.place,
         ))
     }
 }
@@ -89,6 +102,7 @@ impl Holders {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use std::thread;
 
     #[test]
     fn names_both_places() {

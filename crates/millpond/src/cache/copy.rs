@@ -129,6 +129,7 @@ mod arch {
         ".globl millpond_copy_plain",
         ".type millpond_copy_plain,@function",
         "millpond_copy_plain:",
+        ".cfi_startproc",
         "mov rcx, rdx",
         ".hidden millpond_copy_plain_access",
         ".globl millpond_copy_plain_access",
@@ -139,6 +140,7 @@ mod arch {
         "millpond_copy_plain_resume:",
         "mov rax, rcx",
         "ret",
+        ".cfi_endproc",
         ".size millpond_copy_plain, . - millpond_copy_plain",
         //
         ".p2align 6",
@@ -146,6 +148,7 @@ mod arch {
         ".globl millpond_copy_wide",
         ".type millpond_copy_wide,@function",
         "millpond_copy_wide:",
+        ".cfi_startproc",
         // r10: the end of the source. rax, rcx: the last 128 bytes of both. The fourth argument,
         // in rcx at first, is the length from which to ask for the source ahead.
         "lea r10, [rsi + rdx]",
@@ -217,6 +220,7 @@ mod arch {
         "vzeroupper",
         "mov eax, 1",
         "ret",
+        ".cfi_endproc",
         ".size millpond_copy_wide, . - millpond_copy_wide",
         //
         ".p2align 6",
@@ -224,6 +228,7 @@ mod arch {
         ".globl millpond_copy_stream",
         ".type millpond_copy_stream,@function",
         "millpond_copy_stream:",
+        ".cfi_startproc",
         "lea r10, [rsi + rdx]",
         "2:",
         "vmovdqu ymm0, [rsi]",
@@ -249,6 +254,7 @@ mod arch {
         "vzeroupper",
         "mov eax, 1",
         "ret",
+        ".cfi_endproc",
         ".size millpond_copy_stream, . - millpond_copy_stream",
         ".popsection",
     );

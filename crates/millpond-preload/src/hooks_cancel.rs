@@ -1,0 +1,39 @@
+//! The ways a program asks for cancellation, and says what it thinks of it; see `cancel`.
+
+use std::ffi::c_int;
+
+use crate::cancel;
+use crate::real::libc_calls;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+    // SAFETY: as the caller vouches to `pthread_cancel`.
+    let result = unsafe { libc_calls::pthread_cancel(thread) };
+    if result == 0 {
+        cancel::requested(thread);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+    if !matches!(kind, cancel::DEFERRED | cancel::ASYNCHRONOUS) {
+        return libc::EINVAL;
+    }
+    let was = cancel::set_type(kind);
+    if !old.is_null() {
+        // SAFETY: the caller's to write.
+        unsafe { old.write(was) };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int {
+    // SAFETY: as the caller vouches to `pthread_setcancelstate`.
+    let result = unsafe { libc_calls::pthread_setcancelstate(state, old) };
+    if result == 0 {
+        cancel::note_state(state);
+    }
+    result
+}

@@ -1,0 +1,77 @@
+//! `sendfile`, `copy_file_range` and `splice` on served files: as much per call as the kernel moves,
+//! with its offsets and errors, whoever opens the files meanwhile.
+//!
+//! Two incidents. Copies between served files ended after 256 KiB, which a caller must expect but
+//! many do not: they were left with the file's beginning. And when somebody opened the destination
+//! while such a copy was under way, the call failed with EAGAIN: `cp` gave up, and left its
+//! destination cut.
+
+mod common;
+
+use std::process::Stdio;
+
+use common::{MODES, Mode, Pond, Report, succeed};
+
+/// In all modes, and on the kernel alone; returns what each mode reported.
+fn run(scenario: &str) -> Vec<(Mode, Report)> {
+    let alone = Pond::new();
+    let program = alone.compile("copies.c", &["-O1"]);
+    succeed(alone.plain(&program).arg(scenario));
+    MODES
+        .map(|mode| {
+            let pond = Pond::new().in_mode(mode);
+            succeed(pond.served(&program).arg(scenario));
+            (mode, pond.report())
+        })
+        .into()
+}
+
+/// Goal: one call copies a whole file, and moves the offsets that it was not given.
+#[test]
+fn one_call_moves_all() {
+    for (mode, report) in run("whole") {
+        assert!(report.served_bytes > 30 << 20, "{mode:?}: {}", report.lines);
+    }
+}
+
+/// Goal: a copy without room ends where the room ends, and tells why at the next call.
+#[test]
+fn what_has_no_room_is_not_consumed() {
+    run("no_room");
+}
+
+/// Goal: sockets and pipes get as much as they take.
+#[test]
+fn to_sockets_and_pipes() {
+    run("streams");
+}
+
+/// Goal: a copy goes on, through the kernel, when one of its files is passed under it.
+#[test]
+fn files_opened_while_they_are_copied() {
+    for (mode, report) in run("opened_meanwhile") {
+        assert!(report.passed_for("opened-elsewhere") >= 10, "{mode:?}: {}", report.lines);
+    }
+}
+
+/// Goal: so does `cp`, whose copies are long calls.
+#[test]
+fn cp_onto_a_file_that_is_opened() {
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let bytes: Vec<u8> = common::lines(2 << 20);
+        std::fs::write(pond.path("big"), &bytes).unwrap();
+        for round in 0..8u64 {
+            let _ = std::fs::remove_file(pond.path("copy"));
+            let mut cp = pond.served("cp");
+            cp.args(["big", "copy"]).stdout(Stdio::null()).stderr(Stdio::piped());
+            let cp = cp.spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5 + 7 * round));
+            let _ = std::fs::File::open(pond.path("copy"));
+            let output = cp.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{mode:?}, round {round}: {said}");
+            assert!(std::fs::read(pond.path("copy")).unwrap() == bytes, "{mode:?}: differs");
+        }
+    }
+}
