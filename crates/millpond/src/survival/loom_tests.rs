@@ -202,8 +202,37 @@ enum Said {
     After,
 }
 
-/// Two threads change the file below the cache, each by one tick of its time, and are killed after
-/// every number of steps.
+/// Changes the file by one tick of its time; killed after `steps`.
+fn change(
+    said: Said,
+    mapping: &Mapping,
+    time: &AtomicU64,
+    in_flight: &Mutex<u64>,
+    steps: usize,
+) -> Option<()> {
+    let mut step = killed_after(steps);
+    let tables = mapping.tables();
+    if said == Said::After {
+        step()?;
+        time.fetch_add(1, Relaxed);
+    }
+    let mut count = in_flight.lock().unwrap();
+    *count += 1;
+    let words = ChangeWords::new(*count, false, 0, 100);
+    tables.try_begin_change(FILE, words, &mut step)?;
+    drop(count);
+    if said == Said::Before {
+        step()?;
+        time.fetch_add(1, Relaxed);
+    }
+    let mut count = in_flight.lock().unwrap();
+    *count -= 1;
+    // C2.
+    let words = ChangeWords::new(*count, false, time.load(Relaxed), 100);
+    tables.try_end_change(FILE, words, &mut step)
+}
+
+/// Two threads change the file below the cache, and are killed after every number of steps.
 fn changes_are_told(said: Said) {
     // Five stores and the change itself.
     const STEPS: usize = 7;
@@ -214,37 +243,12 @@ fn changes_are_told(said: Said) {
             let in_flight = Arc::new(Mutex::new(0));
             // The file as it was when it was handed over.
             mapping.tables().try_end_change(FILE, ChangeWords::default(), || Some(())).unwrap();
-            let change = |mapping: &Mapping, time: &AtomicU64, in_flight: &Mutex<u64>, steps| {
-                let mut step = killed_after(steps);
-                let tables = mapping.tables();
-                let mut act = |step: &mut dyn FnMut() -> Option<()>| {
-                    step()?;
-                    time.fetch_add(1, Relaxed);
-                    Some(())
-                };
-                if said == Said::After {
-                    act(&mut step)?;
-                }
-                let mut count = in_flight.lock().unwrap();
-                *count += 1;
-                let words = ChangeWords::new(*count, false, 0, 100);
-                tables.try_begin_change(FILE, words, &mut step)?;
-                drop(count);
-                if said == Said::Before {
-                    act(&mut step)?;
-                }
-                let mut count = in_flight.lock().unwrap();
-                *count -= 1;
-                // C2.
-                let words = ChangeWords::new(*count, false, time.load(Relaxed), 100);
-                tables.try_end_change(FILE, words, &mut step)
-            };
             let other = thread::spawn({
                 let (mapping, time, in_flight) =
                     (Arc::clone(&mapping), Arc::clone(&time), Arc::clone(&in_flight));
-                move || change(&mapping, &time, &in_flight, theirs)
+                move || change(said, &mapping, &time, &in_flight, theirs)
             });
-            let _ = change(&mapping, &time, &in_flight, mine);
+            let _ = change(said, &mapping, &time, &in_flight, mine);
             let _ = other.join().unwrap();
             let [state, changed, _] = &mapping.files[0].changes;
             let words = ChangeWords::new(state.load(Relaxed), false, changed.load(Relaxed), 0);
