@@ -98,8 +98,10 @@ impl Default for EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// The hard memory limit, in bytes: page frames, the tables that find them and the objects of
-    /// open files together. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
+    /// The hard memory limit, in bytes: page frames, the tables that find them, and the objects of
+    /// open files with all that grows with them. What is not counted ends with the operation that
+    /// needs it, and is small: about 150 bytes for each that waits, and 8 for each page that is being
+    /// written back. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
     /// cgroup's limit, whichever is less.
     #[must_use]
     pub fn cache_bytes(mut self, cache_bytes: u64) -> Self {

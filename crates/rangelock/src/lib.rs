@@ -36,8 +36,8 @@
 //!   table of stripes that grows from 8 KiB up to 2 MiB, and goes when the lock goes, as those do that
 //!   it has outgrown: 2.7 MiB at most. A [`Budget`] can keep locks from growing. A wide range has to visit all of the table, so a lock that has once held tens of thousands of ranges has
 //!   dear whole-file requests.
-//! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold; but what
-//!   more than 8 at a time took who waited is given back when nobody waits any more.
+//! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold; save that a
+//!   lock with a budget keeps nothing for those who wait while nobody does.
 //!
 //! # What to look out for
 //!

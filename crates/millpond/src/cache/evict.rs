@@ -28,7 +28,7 @@
 //!   rests for a while.
 //! - **E3** Who finds none that can go looks again, until the queues went around once: so it finds
 //!   a page that can go, wherever that lies. The lock is released after each go; what was looked at is
-//!   behind the rest, so the next go on there. A turn that met nothing but kept pages is remembered, and
+//!   behind the rest, so the next go on there. A turn in vain that met kept pages is remembered, and
 //!   not repeated before a page was released by write-back or came in clean: until then a few goes must
 //!   do.
 //! - **E4** One go looks at [`LOOKS_MAX`] pages of a queue at most, whatever they are: all that is
@@ -37,7 +37,7 @@
 //!   and the next go on behind it: a backlog of pages that were read again is worked off by as many
 //!   evictions as it takes. Each of these has to choose among pages of which it knows only that they
 //!   were read again, and some newcomers: the oldest newcomer goes, and is remembered by the ghost, so
-//!   that it returns to main if that was wrong. Taking one of the others instead would cost a thirtieth
+//!   that it returns to main if that was wrong. Taking one of the others instead would cost a sixtieth
 //!   of a hot set, each time that a scan begins. Where there is no newcomer, it is the oldest that was
 //!   looked at.
 //!
@@ -121,9 +121,9 @@ pub(crate) struct Arrival<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Go {
     Evicted,
-    /// There is more behind the pages that it showed. `all_kept`: by write-back.
+    /// There is more behind the pages that it showed. `any_kept`: some of those by write-back.
     More {
-        all_kept: bool,
+        any_kept: bool,
     },
     /// Nothing can go.
     Nothing,
@@ -144,15 +144,15 @@ enum Verdict {
 struct Looks {
     all: [u64; 4],
     kept: [u64; 4],
-    /// Whether all were kept by write-back.
-    all_kept: bool,
+    /// Whether some were kept by write-back.
+    any_kept: bool,
     /// The first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
 }
 
 impl Looks {
     fn new() -> Looks {
-        Looks { all: [0; 4], kept: [0; 4], all_kept: true, first_used: None }
+        Looks { all: [0; 4], kept: [0; 4], any_kept: false, first_used: None }
     }
 }
 
@@ -283,7 +283,7 @@ impl Queues {
         if gone {
             Go::Evicted
         } else if looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
-            Go::More { all_kept: looks.all_kept }
+            Go::More { any_kept: looks.any_kept }
         } else {
             Go::Nothing
         }
@@ -357,18 +357,18 @@ impl Queues {
             }
             Verdict::Kept => {
                 looks.kept[name as usize] += 1;
+                looks.any_kept = true;
                 name
             }
-            Verdict::KeptAndUsed(to) => to,
-            Verdict::Used(to) => {
-                looks.first_used.get_or_insert(frame);
-                looks.all_kept = false;
+            Verdict::KeptAndUsed(to) => {
+                looks.any_kept = true;
                 to
             }
-            Verdict::Busy => {
-                looks.all_kept = false;
-                name
+            Verdict::Used(to) => {
+                looks.first_used.get_or_insert(frame);
+                to
             }
+            Verdict::Busy => name,
         };
         self.push(&cache.frames, stays, frame);
         false

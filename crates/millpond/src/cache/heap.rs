@@ -5,6 +5,11 @@
 //! may evict. Where nothing can go for it, as all pages are kept by write-back or pinned, it takes what
 //! [`Frames`](crate::cache::frame::Frames) spares of the limit, and nobody gets a frame before that is
 //! made up for ([`Cache::take_frame`]): so it is a matter of what was under way.
+//!
+//! Not counted is what ends with a request, or an operation under way: its guard where it waits for one
+//! (150 bytes), its waker, the pages that a flush has in hand (8 bytes each); nor a slot of 128 bytes
+//! for each thread that reads. What goes with a file (its entries in the registry and in the flusher's
+//! list) is in what it is charged for when it is opened.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

@@ -186,7 +186,7 @@ impl Cache {
 
     fn evict_one(&self) -> bool {
         let released = self.ledger.released();
-        let mut all_kept = true;
+        let mut any_kept = false;
         for goes in 1.. {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             // Else each attempt would go through all pages in vain.
@@ -196,10 +196,10 @@ impl Cache {
             match queues.evict_one(self) {
                 Go::Evicted => break,
                 Go::Nothing => return false,
-                Go::More { all_kept: these } => all_kept &= these,
+                Go::More { any_kept: these } => any_kept |= these,
             }
             if goes > GOES_MAX && goes > queues.goes_of_a_turn() {
-                if all_kept {
+                if any_kept {
                     queues.note_barren(released);
                 }
                 return false;

@@ -158,6 +158,11 @@ impl Default for Queue {
 }
 
 impl Queue {
+    /// Has it keep no memory from now on while it is empty.
+    pub(crate) fn be_thrifty(&mut self) {
+        self.tree.is_thrifty = true;
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.tree.is_empty()
     }

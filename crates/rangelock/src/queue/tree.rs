@@ -2,8 +2,8 @@
 //!
 //! A treap (a search tree by start, a heap by random priority) in which each node knows
 //! the largest end below it. Nodes are entries of one vector, named by index, reused through a free
-//! list: no allocation once it has been as full as it gets. A tree that runs empty keeps room for few:
-//! there is one for each open file.
+//! list: no allocation once it has been as full as it gets. But a tree that is told
+//! so gives its memory back when it runs empty.
 //!
 //! - T1. In order of `(start, index)`.
 //! - T2. `max_end` is the largest end in the node's subtree.
@@ -14,9 +14,6 @@ use std::ops::{Index, IndexMut};
 
 use super::Entry;
 use crate::ByteRange;
-
-/// Entries for which an empty tree keeps its memory.
-const SPARE_MAX: usize = 8;
 
 /// No node.
 pub(super) const NIL: u32 = u32::MAX;
@@ -45,11 +42,20 @@ pub(super) struct Tree {
     root: u32,
     len: usize,
     random: u32,
+    /// Keeps no memory while it is empty.
+    pub(super) is_thrifty: bool,
 }
 
 impl Tree {
     pub(super) const fn new() -> Tree {
-        Tree { nodes: Vec::new(), free: Vec::new(), root: NIL, len: 0, random: 0x9E37_79B9 }
+        Tree {
+            nodes: Vec::new(),
+            free: Vec::new(),
+            root: NIL,
+            len: 0,
+            random: 0x9E37_79B9,
+            is_thrifty: false,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -192,7 +198,7 @@ impl Tree {
         self.free.push(at);
         self.len -= 1;
         let removed = self.nodes[at as usize].take().expect("a live node");
-        if self.len == 0 && self.nodes.capacity() > SPARE_MAX {
+        if self.len == 0 && self.is_thrifty {
             (self.nodes, self.free) = (Vec::new(), Vec::new());
         }
         removed

@@ -133,6 +133,7 @@ impl Default for Striped {
 impl Striped {
     pub(crate) fn with_budget(mut self, budget: Weak<dyn Budget>) -> Striped {
         self.budget = Some(budget);
+        lock(&self.state).queue.be_thrifty();
         self
     }
 
