@@ -305,7 +305,9 @@ impl OpenOptions {
     }
 
     /// The page size: a power of two from 4 KiB to 64 KiB. A page is read, cached and seen by
-    /// readers as one piece. Default 4 KiB, or the page size of the file where it is open already;
+    /// readers as one piece. (After a power cut the file may have a part of a page that was on its way to
+    /// the device, as with the kernel's cache: what is larger than a sector is atomic in memory only.)
+    /// Default 4 KiB, or the page size of the file where it is open already;
     /// asking for another one than that is an error.
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Self {

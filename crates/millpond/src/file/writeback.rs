@@ -20,7 +20,10 @@ impl File {
         writeback::sync(&self.cached, 0, LAST_PAGE, false)
     }
 
-    /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`.
+    /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`. Covers
+    /// what others wrote to the file below the engine, too. What is written meanwhile may be covered or
+    /// not; until a sync returns, writes reach the device in any order. Blocks, but for no longer than it
+    /// takes to write what was dirty when it began.
     ///
     /// # Errors
     ///
