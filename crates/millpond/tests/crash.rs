@@ -415,9 +415,10 @@ impl Run<'_> {
         self.model.check(at, &bytes[..moved], lossy, "read");
     }
 
-    /// Whether there may be bytes that only the device has, or had.
+    /// Whether there may be bytes that only the device has, or had: writes that were too long, or for which
+    /// syncs that failed had left no room, went past the cache.
     fn may_have_lost(&self) -> bool {
-        !self.case.back || self.long
+        !self.case.back || self.long || self.engine.stats().bytes_passed > 0
     }
 
     fn crashes(&self, seed: u64) {
