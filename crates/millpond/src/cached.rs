@@ -35,13 +35,14 @@ use crate::stats::Transfers;
 use crate::survival::changes::Told;
 use crate::survival::kept::Kept;
 use crate::survival::{Survival, mark};
+use crate::turns::Turns;
 use crate::workers::Workers;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
-/// What an open file costs beside its core: its object and range lock; its backing, its entry in the
-/// registry and what the allocator adds, rounded up; and in debug builds what the range lock
-/// remembers of its holders.
-const FILE_BYTES: u64 = (size_of::<CachedFile>() + LOCK_BYTES + 512) as u64
+/// What an open file costs beside its core: its object and range lock, with what that keeps for those who
+/// wait; its backing, its entry in the registry and what the allocator adds, rounded up; and in debug builds
+/// what the range lock remembers of its holders.
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + LOCK_BYTES + 1024) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
 /// What the handles of an engine share.
@@ -170,6 +171,8 @@ pub(crate) struct CachedFile {
     pub(crate) shared: Arc<Shared>,
     pub(crate) ranges: Ranges,
     pub(crate) backing: Arc<dyn BackingFile>,
+    /// Appends take turns, so that each finds the end where it looked for it.
+    pub(crate) appending: Turns,
     /// Descriptors are offered to `backing` one at a time: of two that it opened again for one purpose,
     /// one would have to be closed, and the process's POSIX locks would go with it.
     attaching: Mutex<()>,
@@ -302,6 +305,7 @@ impl CachedFile {
             shared: Arc::clone(shared),
             ranges: shared.range_lock.lock(budget),
             backing,
+            appending: Turns::default(),
             attaching: Mutex::new(()),
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
@@ -416,13 +420,6 @@ impl CachedFile {
     /// Waits for a guard over the pages of the bytes from `start` to `end`.
     pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
         self.ranges.lock(self.pages(start, end), mode)
-    }
-
-    /// Waits until no other append is under way, in the order of those that ask: it is a range of the
-    /// file's lock, which is fair, that no bytes have.
-    pub(crate) fn turn_to_append(&self) -> Guard<'_> {
-        let beyond = ByteRange::new(u64::MAX - 1, u64::MAX).expect("start < end");
-        self.ranges.lock(beyond, Mode::Exclusive)
     }
 
     /// How many pages an operation takes in one go: what the cache can spare.

@@ -181,7 +181,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     if len == 0 {
         return Ok((file.core().size.load(Acquire), 0));
     }
-    let _turn = file.turn_to_append();
+    let _turn = file.appending.take();
     let (guard, end) = write::lock_end(file, len)?;
     operation.extent.offset = end;
     let alignment = operation.check_alignment();

@@ -77,8 +77,10 @@ mod options;
 mod range_lock;
 mod stats;
 mod sync;
+
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod turns;
 
 pub use advice::Advice;
 pub use async_file::{AsyncFile, ReadAt, ReadVectoredAt};

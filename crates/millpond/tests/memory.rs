@@ -116,7 +116,7 @@ fn many_open_files() {
         }
         // The list of handles is the caller's memory: resident before it is measured.
         let mut files = Vec::with_capacity(files_max as usize);
-        for cache_bytes in [files_max * 2304, 512 << 20] {
+        for cache_bytes in [files_max * 2944, 512 << 20] {
             files.resize_with(files_max as usize, || None);
             let mut watch = Watch::new();
             let engine = engine(cache_bytes, BackendChoice::Auto);

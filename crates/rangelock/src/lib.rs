@@ -34,10 +34,11 @@
 //!   conflict with; whole-file shared holders are counted in one word.
 //! - 512 bytes for each lock, until threads compete for it or many ranges are held at once; then a
 //!   table of stripes that grows from 8 KiB up to 2 MiB, and goes when the lock goes, as those do that
-//!   it has outgrown: 2.7 MiB at most. A [`Budget`] can keep locks from growing. A wide range has to visit all of the table, so a lock that has once held tens of thousands of ranges has
-//!   dear whole-file requests.
+//!   it has outgrown: 2.7 MiB at most. A [`Budget`] can keep locks from growing. A wide range has to visit
+//!   all of the table, so a lock that has once held tens of thousands of ranges has dear whole-file
+//!   requests.
 //! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold; save that a
-//!   lock with a budget keeps nothing for those who wait while nobody does.
+//!   lock with a budget keeps room for four who wait while nobody does.
 //!
 //! # What to look out for
 //!

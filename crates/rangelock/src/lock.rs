@@ -80,7 +80,7 @@ impl RangeLock {
     /// The same lock, which grows only as far as `budget` allows it: what it takes for that, it gives
     /// back when it is dropped. Once the budget is gone, the lock grows no more. A lock that can't
     /// grow is slower where many hold parts of it, and nothing else. What requests that wait take, about
-    /// 150 bytes each, is not asked for, and freed when none waits.
+    /// 150 bytes each, is not asked for, and freed when none waits, but for that of four.
     ///
     /// ```
     /// use std::sync::{Arc, Weak};

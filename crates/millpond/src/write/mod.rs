@@ -80,7 +80,7 @@ pub(crate) fn append(
         return Ok((file.core().size.load(Acquire), 0));
     }
     let may_wait = may_wait(file, len)?;
-    let turn = file.turn_to_append();
+    let turn = file.appending.take();
     let (guard, end) = lock_end(file, len)?;
     let moved = write_locked(file, src, end, end, guard, Durable(durable), may_wait)?;
     drop(turn);

@@ -158,7 +158,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Has it keep no memory from now on while it is empty.
+    /// Has it keep memory for a few only from now on, while it is empty.
     pub(crate) fn be_thrifty(&mut self) {
         self.tree.is_thrifty = true;
     }

@@ -2,8 +2,8 @@
 //!
 //! A treap (a search tree by start, a heap by random priority) in which each node knows
 //! the largest end below it. Nodes are entries of one vector, named by index, reused through a free
-//! list: no allocation once it has been as full as it gets. But a tree that is told
-//! so gives its memory back when it runs empty.
+//! list: no allocation once it has been as full as it gets. But a tree that is told so gives back, when it
+//! runs empty, what it took for more than a few.
 //!
 //! - T1. In order of `(start, index)`.
 //! - T2. `max_end` is the largest end in the node's subtree.
@@ -14,6 +14,10 @@ use std::ops::{Index, IndexMut};
 
 use super::Entry;
 use crate::ByteRange;
+
+/// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that one
+/// who has it for himself, as wide ranges have, does not allocate each time.
+const SPARE_MAX: usize = 4;
 
 /// No node.
 pub(super) const NIL: u32 = u32::MAX;
@@ -42,7 +46,7 @@ pub(super) struct Tree {
     root: u32,
     len: usize,
     random: u32,
-    /// Keeps no memory while it is empty.
+    /// Keeps memory for a few only while it is empty.
     pub(super) is_thrifty: bool,
 }
 
@@ -198,7 +202,7 @@ impl Tree {
         self.free.push(at);
         self.len -= 1;
         let removed = self.nodes[at as usize].take().expect("a live node");
-        if self.len == 0 && self.is_thrifty {
+        if self.len == 0 && self.is_thrifty && self.nodes.capacity() > SPARE_MAX {
             (self.nodes, self.free) = (Vec::new(), Vec::new());
         }
         removed

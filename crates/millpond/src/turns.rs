@@ -1,0 +1,115 @@
+//! Turns: one at a time, in the order in which they ask.
+//!
+//! A mutex of the standard library may be taken again by who has just given it up, time after time, while
+//! others are on their way from their sleep. Here who gives up a turn hands it on.
+//!
+//! Locks: the one in here is a leaf; nobody is woken under it.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+use std::thread::{self, Thread};
+
+#[derive(Default)]
+pub(crate) struct Turns {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of who asks next.
+    next: u64,
+    /// The number of who has the turn, or of who is to have it next.
+    served: u64,
+    /// Those behind, in order.
+    waiting: VecDeque<Thread>,
+}
+
+/// Who has it is the one.
+#[must_use]
+pub(crate) struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    /// Waits for those before.
+    pub(crate) fn take(&self) -> Turn<'_> {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        if number != state.served {
+            state.waiting.push_back(thread::current());
+            while number != state.served {
+                drop(state);
+                // May return early.
+                thread::park();
+                state = self.state();
+            }
+        }
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.served += 1;
+        let next = state.waiting.pop_front();
+        if state.waiting.is_empty() && state.waiting.capacity() > 0 {
+            // There is one for each open file.
+            state.waiting = VecDeque::new();
+        }
+        drop(state);
+        if let Some(next) = next {
+            next.unpark();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    #[test]
+    fn turns_are_taken_in_order_and_one_at_a_time() {
+        let turns = Arc::new(Turns::default());
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let first = turns.take();
+        let threads: Vec<_> = (0..4)
+            .map(|number| {
+                let (turns, order) = (Arc::clone(&turns), Arc::clone(&order));
+                let thread = thread::spawn({
+                    let turns = Arc::clone(&turns);
+                    move || {
+                        let _turn = turns.take();
+                        order.lock().unwrap().push(number);
+                    }
+                });
+                while turns.state().waiting.len() <= number {
+                    thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        drop(first);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3]);
+        let inside = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let (turns, inside) = (Arc::clone(&turns), Arc::clone(&inside));
+                thread::spawn(move || {
+                    for _ in 0..2000 {
+                        let _turn = turns.take();
+                        assert!(!inside.swap(true, SeqCst));
+                        inside.store(false, SeqCst);
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
