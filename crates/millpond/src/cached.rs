@@ -195,6 +195,7 @@ unsafe impl Sync for CachedFile {}
 /// In a forked child: leaves behind what is the parent's.
 pub(crate) fn forget_parent() {
     registry::forget_parent();
+    writeback::forget_parent();
     parked::forget_parent();
     uring::forget_parent();
 }
@@ -243,8 +244,8 @@ impl CachedFile {
                     Ok(size) => size,
                     Err(_) => file_size(&fd).map_err(failed)?,
                 };
-                let (mode, owed) = (options.write_mode, Writeback::of(id, fd.as_fd()));
-                let file = Self::new(shared, backing, id, size, page_bytes, mode, owed)?;
+                let file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
+                file.writeback.inherit(id, fd.as_fd());
                 place.enter(&file);
                 file
             }
@@ -272,8 +273,7 @@ impl CachedFile {
         let id = FileId { device: u64::MAX, inode };
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
         let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
-        let writeback = Writeback::default();
-        Self::new(shared, backing, id, size, page_bytes, options.write_mode, writeback)
+        Self::new(shared, backing, id, size, page_bytes, options.write_mode)
     }
 
     fn new(
@@ -283,7 +283,6 @@ impl CachedFile {
         size: u64,
         page_bytes: u32,
         write_mode: WriteMode,
-        writeback: Writeback,
     ) -> Result<Arc<CachedFile>> {
         let no_buffers = || Error::NoBuffers { op: Op::Open };
         if !shared.cache.try_charge(FILE_BYTES) {
@@ -309,7 +308,7 @@ impl CachedFile {
             attaching: Mutex::new(()),
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
-            writeback,
+            writeback: Writeback::default(),
             space: Space::default(),
             kept,
             handles: AtomicUsize::new(0),
@@ -431,6 +430,8 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
+        // Before somebody else opens the file anew: the one whom it concerned may have failed to open it.
+        writeback::forget_failures(self);
         registry::leave(self.id);
         self.writeback.uncharge(self.cache());
         self.space.heap.set(self.cache(), 0);

@@ -219,6 +219,10 @@ impl BackingFile for Told {
         self.changes.truncated(len);
     }
 
+    fn tells_of_others(&self) -> bool {
+        self.inner.tells_of_others()
+    }
+
     fn made(&self) -> Option<(i64, u32)> {
         self.inner.made()
     }

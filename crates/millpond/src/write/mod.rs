@@ -66,7 +66,7 @@ pub(crate) fn write(
     let (guard, size) = locked.expect("waited for");
     let moved = write_locked(file, src, offset, size, guard, Durable(durable), may_wait)?;
     sync_if(file, durable, offset, moved)?;
-    Ok(moved)
+    Ok(moved.bytes)
 }
 
 /// Writes `src` at the end of the file; returns where, and how many bytes were taken.
@@ -85,7 +85,7 @@ pub(crate) fn append(
     let moved = write_locked(file, src, end, end, guard, Durable(durable), may_wait)?;
     drop(turn);
     sync_if(file, durable, end, moved)?;
-    Ok((end, moved))
+    Ok((end, moved.bytes))
 }
 
 /// Whether a write may leave its bytes in the cache; waits for room below the dirty limit, while
@@ -97,12 +97,20 @@ fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
     writeback::throttle(file, len + 2 * file.core().page_bytes() as u64)
 }
 
-/// Ends a durable write of a file whose writes wait in the cache.
-fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: usize) -> Result<()> {
-    if !durable || moved == 0 || file.write_mode() == WriteMode::Through {
+/// What a write has taken.
+#[derive(Clone, Copy)]
+struct Moved {
+    bytes: usize,
+    /// They are in the cache, and the back end was not asked.
+    waits: bool,
+}
+
+/// Ends a durable write whose bytes wait in the cache.
+fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: Moved) -> Result<()> {
+    if !durable || !moved.waits || moved.bytes == 0 {
         return Ok(());
     }
-    let (first, last) = (file.page_of(offset), file.page_of(offset + moved as u64 - 1));
+    let (first, last) = (file.page_of(offset), file.page_of(offset + moved.bytes as u64 - 1));
     writeback::sync_written(file, first, last)
 }
 
@@ -174,7 +182,7 @@ fn write_locked(
     guard: Guard<'_>,
     Durable(durable): Durable,
     may_wait: bool,
-) -> Result<usize> {
+) -> Result<Moved> {
     let len = src.left();
     let write = Write::new(file, src, offset, size, durable);
     let (first, last) = (write.first, write.last);
@@ -183,7 +191,8 @@ fn write_locked(
     // Asked again under the guard.
     let mode = file.write_mode();
     let counters = &file.cache().counters;
-    let moved = if fits && may_wait && mode == WriteMode::Back && write.back(pages)? {
+    let waits = fits && may_wait && mode == WriteMode::Back && write.back(pages)?;
+    let moved = if waits {
         Ok(len as usize)
     } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
         write.through(pages)
@@ -194,7 +203,7 @@ fn write_locked(
     };
     counters.bytes_slow.add(*moved.as_ref().unwrap_or(&0) as u64);
     write.release(guard, &moved)?;
-    moved
+    Ok(Moved { bytes: moved?, waits })
 }
 
 /// What the back end took, and whether that is durable.
@@ -230,7 +239,13 @@ impl Account {
         patience: Patience,
     ) -> Written {
         let (epoch, durability) = match self {
-            Account::Plain(epoch) => (epoch, Durability::Owed),
+            Account::Plain(epoch) => {
+                if let Some(error) = &transfer.error {
+                    let (offset, len) = (transfer.offset, transfer.segments.left());
+                    writeback::tell_of_others(file, Failure::new(offset, len, error));
+                }
+                (epoch, Durability::Owed)
+            }
             Account::Durable(pass) => {
                 let (offset, len) = (transfer.offset, transfer.segments.left());
                 let told = transfer.error.as_ref().map(|error| Failure::new(offset, len, error));

@@ -43,11 +43,6 @@ struct Waiting {
 }
 
 impl Dirty {
-    /// Whether the set is empty. Pages may be in the hands of a flush all the same.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.set.is_empty()
-    }
-
     /// Whether nothing is in the set, nor in anybody's hands.
     pub(crate) fn is_clean(&self) -> bool {
         self.set.is_empty() && self.under_way.is_empty()

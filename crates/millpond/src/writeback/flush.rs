@@ -18,7 +18,7 @@ use crate::io::segment::Segment;
 use crate::sync::fence;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
-use crate::writeback::{Durability, Failure, LAST_PAGE, conclude};
+use crate::writeback::{Durability, Failure, LAST_PAGE, conclude, tell_of_others};
 
 /// What is in flight at once, of one flush.
 pub(super) const BATCH_BYTES: u64 = 16 << 20;
@@ -85,13 +85,13 @@ pub(super) fn flush(
     if patience == Patience::Skip {
         let (number, pages) = state.dirty.begin(first..=last, usize::MAX);
         drop(state);
-        return Flush { file, number, patience, durable }.run(&pages);
+        return Flush { file, number, patience, durable }.run(&pages).0;
     }
     let Some((number, pages)) = state.dirty.begin_waiting(first..=last) else {
         return Flushed::default();
     };
     drop(state);
-    let mut all = Flush { file, number, patience, durable }.run(&pages);
+    let (mut all, mut hidden) = Flush { file, number, patience, durable }.run(&pages);
     let mut state = writeback.state();
     while state.dirty.is_earlier_under_way(number) {
         state = writeback.flush_ended.wait(state).expect("no panic under the lock");
@@ -100,7 +100,16 @@ pub(super) fn flush(
     drop(state);
     if let Some((number, pages)) = owed {
         let durable = durable && all.pages == 0;
-        all.add(Flush { file, number, patience, durable }.run(&pages));
+        let (flushed, more) = Flush { file, number, patience, durable }.run(&pages);
+        all.add(flushed);
+        hidden.extend(more);
+    }
+    for page in hidden {
+        // Who waits for a guard gets it in turn, and nobody hides the page then. Not before the flush has
+        // ended: who has the guard may wait for that.
+        let range = file.pages(file.start_of(page), file.start_of(page + 1));
+        let _guard = file.ranges.lock(range, Mode::Shared);
+        all.add(flush(file, page, page, Patience::Wait, false));
     }
     all
 }
@@ -109,7 +118,7 @@ pub(super) fn flush(
 pub(super) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
     let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
-    Flush { file, number, patience: Patience::Skip, durable: false }.run(&pages)
+    Flush { file, number, patience: Patience::Skip, durable: false }.run(&pages).0
 }
 
 /// A flush that has taken its pages.
@@ -121,9 +130,9 @@ struct Flush<'a> {
 }
 
 impl Flush<'_> {
-    /// Writes the pages, and ends.
-    fn run(self, pages: &[PageIndex]) -> Flushed {
-        let flushed = self.write(pages);
+    /// Writes the pages, and ends; also those that were put back, as they were hidden over and over.
+    fn run(self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
+        let (flushed, hidden) = self.write(pages);
         let file = self.file;
         let mut state = file.writeback.state();
         state.dirty.end(self.number);
@@ -139,16 +148,16 @@ impl Flush<'_> {
         drop(state);
         file.writeback.flush_ended.notify_all();
         file.shared.flusher.progress.notify_all();
-        flushed
+        (flushed, hidden)
     }
 
-    fn write(&self, pages: &[PageIndex]) -> Flushed {
+    fn write(&self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
         let file = self.file;
         let mut flushed = Flushed::default();
         let batch_pages = (BATCH_BYTES >> file.core().page_shift) as usize;
         let mut claimed: Vec<(PageIndex, FrameIndex)> =
             Vec::with_capacity(pages.len().min(batch_pages));
-        let mut busy = Vec::new();
+        let (mut busy, mut hidden) = (Vec::new(), Vec::new());
         let mut leaves = Leaves::new(file);
         let mut batches = 0;
         let mut write = |claimed: &mut Vec<_>, last: bool| {
@@ -174,15 +183,8 @@ impl Flush<'_> {
                         write(&mut claimed, false);
                         times_hidden += u32::from(!seen.is_ready());
                         if times_hidden > HIDDEN_MAX && self.patience == Patience::WaitAndLock {
-                            // Who waits for a guard gets it in turn, and nobody hides the page then.
-                            let range = file.pages(file.start_of(page), file.start_of(page + 1));
-                            let _guard = file.ranges.lock(range, Mode::Shared);
-                            if let Claim::Own(frame) = claim(file, &mut leaves, page) {
-                                claimed.push((page, frame));
-                                break;
-                            }
-                            times_hidden = 0;
-                            continue;
+                            hidden.push(page);
+                            break;
                         }
                         let held = leaves.hold(page, false);
                         if let Ok(word) = held.map(|held| held.word(page))
@@ -200,10 +202,11 @@ impl Flush<'_> {
             }
         }
         write(&mut claimed, true);
+        busy.extend_from_slice(&hidden);
         if !busy.is_empty() {
             file.writeback.state().dirty.put_back(self.number, &busy);
         }
-        flushed
+        (flushed, hidden)
     }
 
     /// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
@@ -241,6 +244,7 @@ impl Flush<'_> {
             }
             if run.written < run.end && failure.is_none() {
                 let met = run.failure();
+                tell_of_others(file, met);
                 let is_done = pages.len() > 1
                     && retry_pages(file, pages, &mut ends[run.claimed.clone()], size);
                 failure = (!is_done).then_some(met);
@@ -288,7 +292,7 @@ impl Flush<'_> {
                     continue;
                 }
                 WritebackEnd::Unstable => {
-                    generations.took([page], Copy::Cached, epoch);
+                    generations.took([page], Copy::Kept, epoch);
                 }
                 // Has succeeded (G3), whatever has failed since.
                 WritebackEnd::Stable => {}

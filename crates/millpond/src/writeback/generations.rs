@@ -11,6 +11,8 @@
 //! asks first, and a device tells whoever flushes it. So an error is never that of one write alone: it may
 //! be about anything that the back end took before it was told. A *durable operation* is one to which an
 //! error may be told: a sync of the back end, and a transfer that returns when its bytes are durable.
+//! (On file systems of other machines a write that is not durable may be told as well, of space that others
+//! did not find: [`Generations::told`].)
 //!
 //! - **G1** Whoever has the back end take bytes asks for the *epoch* before, and notes under the lock
 //!   what was taken, before its range guard is released and before a page says that it is UNSTABLE. If the
@@ -48,8 +50,9 @@ use crate::writeback::Failure;
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The memory that may go into remembering one generation, in bitmaps of some hundred bytes; what is
-/// taken beyond counts as bytes without a copy. (All are counted against the memory limit.)
+/// The memory that may go into remembering pages that are not kept, in bitmaps of some hundred bytes; of
+/// more, those count as bytes without a copy. Kept ones are never forgotten, as nobody else would let them
+/// go again. (All are counted against the memory limit.)
 const LEAVES_MAX: usize = 1024;
 
 /// How many durable operations have failed.
@@ -82,6 +85,8 @@ pub(crate) struct Ticket {
 /// Whether the cache has what the back end took (G5).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copy {
+    /// And keeps it until a sync has covered it.
+    Kept,
     Cached,
     None,
 }
@@ -195,7 +200,8 @@ impl Locked<'_> {
         let is_suspect = self.suspicion(epoch).is_some();
         let state = &mut *self.state;
         let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
-        if copy == Copy::None || generation.pages.leaves() >= LEAVES_MAX {
+        let is_full = copy == Copy::Cached && generation.pages.leaves() >= LEAVES_MAX;
+        if copy == Copy::None || is_full {
             generation.uncached = true;
         } else {
             pages.into_iter().for_each(|page| generation.pages.insert(page));
@@ -292,6 +298,12 @@ impl Generations {
         self.left.notify_all();
     }
 
+    /// A write that is not durable was told of an error that may be about other bytes, as some file systems
+    /// have it.
+    pub(crate) fn told(&self, failure: Failure) {
+        self.fail(self.enter(), failure);
+    }
+
     /// Whether it has succeeded, if that is known.
     pub(crate) fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
         self.state().verdict(ticket)
@@ -337,12 +349,12 @@ impl Generations {
         Ok(())
     }
 
-    /// Whether pages from `first` to `last` are in no generation, and nothing is lost: what was
-    /// written durably there is so.
+    /// Whether no bytes of the pages from `first` to `last` can be in a generation: what was written
+    /// durably there is so.
     pub(crate) fn are_settled(&self, first: PageIndex, last: PageIndex) -> bool {
         let State { young, covering, suspect, .. } = &*self.state();
-        !suspect.uncached
-            && ![young, covering, suspect].iter().any(|it| it.pages.intersects(first, last))
+        let may_have = |it: &Generation| it.uncached || it.pages.intersects(first, last);
+        ![young, covering, suspect].into_iter().any(may_have)
     }
 
     /// Notes that the pages from `first` to `last`, which the caller has found EMPTY and not shown
@@ -365,6 +377,14 @@ impl Generations {
             for generation in [young, covering, suspect] {
                 generation.forget(first, last);
             }
+        }
+    }
+
+    /// The back end was given new bytes of all of these pages: what it may have lost of them matters no
+    /// more.
+    pub(crate) fn overwritten(&self, first: PageIndex, last: PageIndex) {
+        if self.suspects.load(Acquire) {
+            self.state().suspect.forget(first, last);
         }
     }
 

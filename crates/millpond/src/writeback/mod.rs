@@ -68,6 +68,7 @@ pub(crate) use crate::writeback::flusher::{Flusher, Limits};
 pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
 pub(crate) use crate::writeback::sync::{sync, sync_written};
 pub(crate) use crate::writeback::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
+pub(crate) use crate::writeback::untold::forget_parent;
 
 /// The last page that a file can have, and so "to the end".
 pub(crate) const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
@@ -137,13 +138,11 @@ impl Failure {
 }
 
 impl Writeback {
-    /// What is owed of an inode that is opened anew.
-    pub(crate) fn of(id: FileId, fd: BorrowedFd<'_>) -> Writeback {
-        let writeback = Writeback::default();
+    /// The inode is opened anew: takes over an error that nobody was told of.
+    pub(crate) fn inherit(&self, id: FileId, fd: BorrowedFd<'_>) {
         if let Some(failure) = untold::take(id, fd) {
-            writeback.generations.inherit(failure);
+            self.generations.inherit(failure);
         }
-        writeback
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -229,6 +228,14 @@ pub(crate) fn read_back(file: &CachedFile, first: PageIndex, last: PageIndex) {
     file.writeback.generations.read_back(first, last);
 }
 
+/// A write that is not durable has failed: counts what it may have been told of other bytes (G2).
+pub(crate) fn tell_of_others(file: &CachedFile, failure: Failure) {
+    use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
+    if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && file.backing.tells_of_others() {
+        file.writeback.generations.told(failure);
+    }
+}
+
 /// Whether bytes that the back end took are durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Durability {
@@ -263,8 +270,10 @@ pub(crate) fn conclude_apart(
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
     let generations = &file.writeback.generations;
+    let is_refusal =
+        |failure: &Failure| !file.backing.tells_of_others() && failure.is_refusal(repeat);
     match told {
-        Some(failure) if !failure.is_refusal(repeat) => {
+        Some(failure) if !is_refusal(&failure) => {
             generations.fail(pass, failure);
             Durability::Lost(failure)
         }

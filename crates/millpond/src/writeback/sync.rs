@@ -207,7 +207,9 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, SeqCst);
     // Under one lock, so that nobody has read the page back and not said so (G5), and whoever does not
-    // find it among the suspects finds it DIRTY.
+    // find it among the suspects finds it DIRTY; and in the set, before anybody who syncs or reads past the
+    // cache looks there.
+    let mut state = writeback.state();
     let mut generations = writeback.generations.lock();
     if !generations.take_suspect(page) {
         // Cut off meanwhile, or read back.
@@ -219,16 +221,15 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
         generations.lose();
         return;
     };
-    drop(generations);
     file.note(change);
     if !change.was.is_dirty() {
         file.commit(std::iter::once((page, change.now.frame())), None);
     }
-    writeback.state().dirty.insert(std::iter::once(page));
+    state.dirty.insert(std::iter::once(page));
 }
 
 fn after_redirty(file: &CachedFile) {
-    if !file.writeback.state().dirty.is_empty() {
+    if !file.writeback.state().dirty.is_clean() {
         tell_flusher(file);
         // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
         if file.handles.load(Acquire) == 0

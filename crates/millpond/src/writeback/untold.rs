@@ -9,8 +9,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Mutex, MutexGuard};
 
 use crate::io::backend::BackingFile;
@@ -26,12 +26,34 @@ struct Untold {
     failure: Failure,
 }
 
-static ALL: Mutex<VecDeque<Untold>> = Mutex::new(VecDeque::new());
+type All = Mutex<VecDeque<Untold>>;
+
+/// Those of this process; null until the first.
+static ALL: AtomicPtr<All> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether there may be one: what most who open a file ask.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 fn all() -> MutexGuard<'static, VecDeque<Untold>> {
-    ALL.lock().expect("no panic under the lock")
+    let mut found = ALL.load(Acquire);
+    if found.is_null() {
+        let fresh = Box::into_raw(Box::default());
+        found = match ALL.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(found) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                found
+            }
+        };
+    }
+    // SAFETY: they are never freed.
+    unsafe { &*found }.lock().expect("no panic under the lock")
+}
+
+/// In a forked child: leaves behind the parent's, whatever state their lock is in. It tells of them itself.
+pub(crate) fn forget_parent() {
+    ANY.store(false, Release);
+    ALL.store(std::ptr::null_mut(), Release);
 }
 
 pub(super) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {

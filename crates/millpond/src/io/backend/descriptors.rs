@@ -131,6 +131,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.flush()
     }
 
+    fn tells_of_others(&self) -> bool {
+        !self.descriptors.any().is_ok_and(is_of_this_machine)
+    }
+
     fn made(&self) -> Option<(i64, u32)> {
         made(self.descriptors.any().ok()?)
     }
@@ -398,8 +402,8 @@ impl Descriptors {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
         self.check(fd)?;
-        let synced = if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
-        Ok(synced?)
+        let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
+        Ok(rustix::io::retry_on_intr(sync)?)
     }
 
     /// Whether what writes go to is still the file.
@@ -584,7 +588,8 @@ impl Descriptors {
         if transfer.durable && is_refused(&moved) {
             let moved = call(flags & !libc::RWF_DSYNC)?;
             // SAFETY: open for as long as the descriptors, which the caller has.
-            rustix::fs::fdatasync(unsafe { BorrowedFd::borrow_raw(fd) })?;
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            rustix::io::retry_on_intr(|| rustix::fs::fdatasync(fd))?;
             return Ok(moved);
         }
         moved
@@ -612,6 +617,24 @@ fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
     let found = transfer.segments.misalignment();
     (transfer.offset as u32 | found.len) & (alignment.offset_bytes - 1) == 0
         && found.base & (alignment.memory_bytes - 1) == 0
+}
+
+/// Whether a file system is known whose writes are told of no errors but their own.
+fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
+    const BCACHEFS: u32 = 0xca45_1a4e;
+    const F2FS: u32 = 0xf2f5_2010;
+    const ZFS: u32 = 0x2fc1_2fc1;
+    let known = [
+        libc::EXT4_SUPER_MAGIC as u32,
+        libc::XFS_SUPER_MAGIC as u32,
+        libc::BTRFS_SUPER_MAGIC as u32,
+        libc::TMPFS_MAGIC as u32,
+        libc::OVERLAYFS_SUPER_MAGIC as u32,
+        BCACHEFS,
+        F2FS,
+        ZFS,
+    ];
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| known.contains(&(stat.f_type as u32)))
 }
 
 /// [`BackingFile::made`], of an open file.

@@ -134,6 +134,12 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(())
     }
 
+    /// Whether a write that is not durable may be told of an error of earlier ones, as on NFS. Asked after
+    /// an error.
+    fn tells_of_others(&self) -> bool {
+        false
+    }
+
     /// When the inode was made, in seconds and nanoseconds, where that can be told: with its number, what
     /// tells it from others.
     fn made(&self) -> Option<(i64, u32)> {
