@@ -83,6 +83,8 @@ pub(crate) struct Writeback {
     flush_ended: Condvar,
     pub(crate) generations: Generations,
     syncing: Mutex<()>,
+    /// A sync has pages written just now. A hint, for who would write others.
+    is_written_for_sync: AtomicBool,
     pub(crate) share: Arc<Share>,
     /// What the sets of the state take, and those of the generations.
     dirty_heap: HeapCharge,

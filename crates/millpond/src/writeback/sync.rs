@@ -15,7 +15,7 @@
 //! a range guard does not wait for `syncing`.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -102,10 +102,14 @@ fn sync_locked(
     let writeback = &file.writeback;
     let generations = &writeback.generations;
     redirty(file, guards);
-    if let Some((first, last)) = pages
-        && let Some(failure) = flush(file, first, last, Patience::WaitAndLock, false).failure
-    {
-        return Err(failure.error(Op::Sync));
+    if let Some((first, last)) = pages {
+        // Relaxed: a hint.
+        writeback.is_written_for_sync.store(true, Relaxed);
+        let flushed = flush(file, first, last, Patience::WaitAndLock, false);
+        writeback.is_written_for_sync.store(false, Relaxed);
+        if let Some(failure) = flushed.failure {
+            return Err(failure.error(Op::Sync));
+        }
     }
     let pass = generations.enter_sync().map_err(|failure| failure.error(Op::Sync))?;
     let failure = match file.backing.sync(data_only) {

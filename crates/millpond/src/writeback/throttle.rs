@@ -14,7 +14,10 @@
 //! - **T4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
 //!   whose writes are taken, but whose syncs hang, leaves frames to the others.
 //! - **T5** Nobody flushes or syncs another file than its own.
+//! - **T6** While a sync of the file writes its pages, its writers wait for those, and write nothing beside:
+//!   the device would take what they have dirtied since as well, and the sync so much longer.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -82,7 +85,10 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
             return Ok(false);
         }
         let mut progress = false;
-        if let Some(_turn) = flusher.turns.take(file) {
+        if file.writeback.is_written_for_sync.load(Relaxed) {
+            // T6.
+            flusher.await_progress();
+        } else if let Some(_turn) = flusher.turns.take(file) {
             let flushed = flush_some(file);
             if let Some(failure) = flushed.failure
                 && !has_room(file, bytes)
