@@ -15,7 +15,7 @@
 //! Order at close: clear the slot, end or share the description, give up the lease, close the
 //! program's number. The engine's duplicate is closed last.
 //!
-//! Lock order: registry -> offset -> (engine's) -> pool, heap.
+//! Lock order: registry -> offset -> (engine's) -> process locks -> pool, heap.
 
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -68,9 +68,11 @@ pub fn lock() -> LockGuard<'static, Registry> {
     REGISTRY.lock()
 }
 
-/// Before fork: nobody is halfway through a change. The lock is given back by `after_fork_parent`.
-pub fn before_fork() {
-    REGISTRY.acquire();
+/// Before fork: nobody is halfway through a change. The lock is kept, and given back by
+/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile comes
+/// after it in the order of locks.
+pub fn before_fork(registry: LockGuard<'static, Registry>) {
+    std::mem::forget(registry);
 }
 
 pub fn after_fork_parent() {

@@ -58,6 +58,13 @@ fn fork_spawn_and_exec() {
     assert!(report.served_bytes > 3 << 20, "{}", report.lines);
 }
 
+/// Goal: threads may open, lock and close files while another forks. The incident: the fork held the
+/// process locks and waited for the registry, which a close held that waited for the process locks.
+#[test]
+fn forks_beside_opens_and_closes() {
+    assert!(run("fork_race").passed_for("forked") >= 1);
+}
+
 /// Goal: what another process writes is read, whether it opened the file before us or after.
 #[test]
 fn files_changed_by_others() {
