@@ -200,7 +200,8 @@ fn give_inherited() {
 
 /// What is written from now on is not for this process to write back later.
 extern "C" fn before_exec() {
-    prepare_exec();
+    let paused = prepare_exec();
+    section::run(|_| drop(paused));
 }
 
 fn prepare_exec() -> Vec<Pin> {
