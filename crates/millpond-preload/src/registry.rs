@@ -243,6 +243,8 @@ impl Registry {
             .read(access.read)
             .write(access.write)
             .append(access.append)
+            // By who opened the file, outside of the registry's lock.
+            .awaited(true)
             .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
         // The number that the engine's own description will get, if it opens one.
@@ -322,6 +324,11 @@ impl Registry {
         if inode.passed.is_none() && (is_written || truncates) {
             self.pass_file(id, Reason::OpenTwice);
         }
+    }
+
+    /// Whether the program has the file open.
+    pub fn is_known(&self, id: FileId) -> bool {
+        self.inodes.contains_key(&id)
     }
 
     /// Leaves the file to the kernel, through all its descriptions.
