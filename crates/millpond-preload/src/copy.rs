@@ -8,8 +8,12 @@
 //! settled by the engine then is done by the kernel, at the same place: passing a file tells the kernel
 //! its offset, and what was read and is not written yet is in our hands.
 //!
+//! Offsets that the program gives are read at the beginning and stored at the end, as the kernel does:
+//! both may be in one place, where the second stays.
+//!
 //! Each part is a few sections, so signals are taken between them. A handler may leave by `longjmp` or
-//! `pthread_exit`: nothing here is dropped by unwinding, which loses the buffer and nothing else.
+//! `pthread_exit`: nothing here is dropped by unwinding, which loses the buffer and nothing else. What
+//! was copied by then is not told.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -18,7 +22,7 @@ use crate::description::Pin;
 use crate::hooks_descriptor::lseek64;
 use crate::io::{self, At, Memory, Outcome, TRANSFER_BYTES_MAX};
 use crate::real::sys;
-use crate::{hooks_io, identity, section};
+use crate::{fault, hooks_io, identity, section};
 
 type Off = libc::off64_t;
 
@@ -35,20 +39,19 @@ pub fn between_served(
     to_offset: *mut Off,
     len: usize,
 ) -> Option<isize> {
-    // SAFETY: null, or the caller's to read and write.
-    let (mut from_at, mut to_at) = unsafe { (from_offset.as_mut(), to_offset.as_mut()) };
+    let (mut from_at, mut to_at) = (load(from_offset)?, load(to_offset)?);
     let is_copyable = section::run(|_| {
         let (from, to) = (Pin::of(from)?, Pin::of(to)?);
         let access = to.access();
         Some(from.access().read && access.write && !access.append && !std::ptr::eq(&*from, &*to))
     });
-    let is_valid = |offset: &Option<&mut Off>| {
-        offset.as_ref().is_none_or(|offset| **offset >= 0 && **offset <= Off::MAX - len as Off)
+    let is_valid = |offset: Option<Off>| {
+        offset.is_none_or(|offset| offset >= 0 && offset <= Off::MAX - len as Off)
     };
     if is_copyable != Some(true)
         || Off::try_from(len).is_err()
-        || !is_valid(&from_at)
-        || !is_valid(&to_at)
+        || !is_valid(from_at)
+        || !is_valid(to_at)
         || identical(from, to)
     {
         return None;
@@ -67,37 +70,64 @@ pub fn between_served(
         copied += last as usize;
     }
     section::run(|_| drop(ManuallyDrop::into_inner(buffer)));
-    Some(if copied > 0 { copied as isize } else { last })
+    if copied == 0 {
+        return Some(last);
+    }
+    let is_stored = [store(from_offset, from_at), store(to_offset, to_at)];
+    Some(if is_stored.contains(&false) { -libc::EFAULT as isize } else { copied as isize })
+}
+
+/// An offset of the program's, for a pointer that is not null. `None` if it can't be read: served files
+/// have the fault handlers installed.
+fn load(offset: *const Off) -> Option<Option<Off>> {
+    if offset.is_null() {
+        return Some(None);
+    }
+    let mut loaded: Off = 0;
+    // SAFETY: `loaded` has room; `offset` may be any address.
+    let is_loaded = section::run(|_| unsafe {
+        fault::copy_in((&raw mut loaded).cast(), offset.cast(), size_of::<Off>())
+    });
+    is_loaded.then_some(Some(loaded))
+}
+
+/// Tells the program its offset; whether it could be told.
+fn store(offset: *mut Off, at: Option<Off>) -> bool {
+    let Some(at) = at else { return true };
+    // SAFETY: the offset is there to be read; `offset` may be any address that the caller may write to.
+    section::run(|_| unsafe {
+        fault::copy_out(offset.cast(), (&raw const at).cast(), size_of::<Off>())
+    })
 }
 
 /// Reads once, and writes all of it unless that fails. Returns the bytes moved, or, if there are none,
 /// 0 at the end of the input and a negative errno for an error.
 fn copy_part(
     from: c_int,
-    from_at: &mut Option<&mut Off>,
+    from_at: &mut Option<Off>,
     to: c_int,
-    to_at: &mut Option<&mut Off>,
+    to_at: &mut Option<Off>,
     buffer: &mut [u8],
 ) -> isize {
-    let read = read(from, from_at, buffer);
+    let read = read(from, *from_at, buffer);
     if read <= 0 {
         return read;
     }
     let mut moved = 0;
     let mut failure = 0;
     while moved < read {
-        let written = write(to, to_at, &mut buffer[moved as usize..read as usize]);
+        let written = write(to, *to_at, &mut buffer[moved as usize..read as usize]);
         if written <= 0 {
             failure = written;
             break;
         }
         moved += written;
         if let Some(offset) = to_at {
-            **offset += written as Off;
+            *offset += written as Off;
         }
     }
     match from_at {
-        Some(offset) => **offset += moved as Off,
+        Some(offset) => *offset += moved as Off,
         None if moved < read => {
             // What was read and could not be written is given back.
             // SAFETY: no memory involved.
@@ -108,7 +138,7 @@ fn copy_part(
     if moved > 0 { moved } else { failure }
 }
 
-fn read(fd: c_int, at: &Option<&mut Off>, buffer: &mut [u8]) -> isize {
+fn read(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
@@ -126,7 +156,7 @@ fn read(fd: c_int, at: &Option<&mut Off>, buffer: &mut [u8]) -> isize {
     read
 }
 
-fn write(fd: c_int, at: &Option<&mut Off>, buffer: &mut [u8]) -> isize {
+fn write(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
@@ -144,9 +174,9 @@ fn write(fd: c_int, at: &Option<&mut Off>, buffer: &mut [u8]) -> isize {
     written
 }
 
-fn place(at: &Option<&mut Off>) -> (At, Option<Off>) {
+fn place(at: Option<Off>) -> (At, Option<Off>) {
     match at {
-        Some(offset) => (At::Byte(**offset), Some(**offset)),
+        Some(offset) => (At::Byte(offset), Some(offset)),
         None => (At::Offset, None),
     }
 }

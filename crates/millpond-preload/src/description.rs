@@ -349,7 +349,7 @@ impl Drop for Pin {
     }
 }
 
-/// Frees the numbers in the table that the engine has closed.
+/// Notes which descriptors the engine has closed.
 fn forget_closed() {
     // Not used any more, but open: nobody need wait for it, and the number is not free.
     let retired = process_locks::retired();
@@ -359,7 +359,7 @@ fn forget_closed() {
         }
         let is_open = identity::identify(*fd).is_some_and(|found| found.id == *id);
         if !is_open {
-            table::forget_internal(*fd);
+            // Its mark in the table went when it was closed: the number may have another by now.
             LEAVING.lock().push((Instant::now(), *id));
         }
         is_open

@@ -2,7 +2,7 @@
 //!
 //! The kernel notices such a buffer while it copies; here the engine copies, in the program's own
 //! thread, and the processor raises SIGSEGV or SIGBUS. The handler installed here looks whether
-//! the faulting instruction is a copy's ([`millpond::fault`], or [`copy_in`] below), and if so
+//! the faulting instruction is a copy's ([`millpond::fault`], or [`copy_in`] and [`copy_out`] below), and if so
 //! continues where the copy reports failure. The call is then done again by the kernel, which
 //! answers exactly as it would have.
 //!
@@ -30,13 +30,17 @@ fn index(signal: c_int) -> Option<usize> {
     SIGNALS.iter().position(|known| *known == signal)
 }
 
-/// Installs the handlers, once. In a section, with the registry locked.
+/// Installs the handlers, once. In a section.
 pub fn install() {
     // Acquire, Release: who sees the flag finds the program's actions noted.
     if INSTALLED.load(Acquire) {
         return;
     }
     let mut program = PROGRAM.lock();
+    // Another thread's handlers are ours: they must not be noted as the program's.
+    if INSTALLED.load(Acquire) {
+        return;
+    }
     for (slot, signal) in program.iter_mut().zip(SIGNALS) {
         // SAFETY: an all-zero sigaction is valid: the default action, no flags, no mask.
         let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -52,7 +56,7 @@ pub fn install() {
     INSTALLED.store(true, Release);
 }
 
-/// Whether a file was ever served, so that [`copy_in`] works.
+/// Whether a file was ever served, so that [`copy_in`] and [`copy_out`] work.
 pub fn is_installed() -> bool {
     INSTALLED.load(Acquire)
 }
@@ -205,6 +209,15 @@ mod copy {
         unsafe { millpond_preload_copy_in(dst, src, len) != 0 }
     }
 
+    /// # Safety
+    ///
+    /// `src` has `len` bytes; `dst` may be any address, once the handlers are installed, that is the
+    /// caller's to write to if it can be written.
+    pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's duty; the same instruction faults at `dst`, too.
+        unsafe { millpond_preload_copy_in(dst, src, len) != 0 }
+    }
+
     pub fn own_resume_address(pc: usize) -> Option<usize> {
         let at = &raw const millpond_preload_copy_in_movs;
         let fault = &raw const millpond_preload_copy_in_fault;
@@ -225,10 +238,18 @@ mod copy {
         true
     }
 
+    /// # Safety
+    ///
+    /// `dst` has room for `len` bytes, and `src` has them.
+    pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's duty.
+        unsafe { copy_in(dst, src, len) }
+    }
+
     pub fn own_resume_address(_pc: usize) -> Option<usize> {
         None
     }
 }
 
-pub use copy::copy_in;
 use copy::own_resume_address;
+pub use copy::{copy_in, copy_out};

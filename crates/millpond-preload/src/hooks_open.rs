@@ -3,11 +3,17 @@
 //! An open of a file that this process has a lease on would wait for that lease; so it is looked
 //! up by path first, and makes way for itself. If the path changes in between, the open does wait,
 //! and the watcher lets it through. No lock is held while the kernel opens.
+//!
+//! A file that a dead process left to its keeper is waited for until it is written. No lock is held then,
+//! either, and signals are taken.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use crate::description::Access;
+use crate::description::{Access, FileId};
 use crate::real::{errno, libc_calls, sys, to_libc};
+use crate::report::Reason;
 use crate::table::{self, Slot};
 use crate::{cancel, identity, registry, section, thread};
 
@@ -115,6 +121,25 @@ fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
     });
 }
 
+/// How long an open waits for a keeper that writes what a dead process left of the file: so many times so
+/// long. Handlers run in between.
+const KEEPER_SLICES: usize = 600;
+const KEEPER_SLICE: Duration = Duration::from_millis(100);
+
+/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked before
+/// the lease, which a keeper's own descriptor keeps from us, and without the registry's lock.
+fn is_written(fd: c_int, id: FileId) -> bool {
+    if registry::lock().is_known(id) {
+        // The keeper that has it is ours; and who opened it first has waited.
+        return true;
+    }
+    // SAFETY: the caller has just opened it.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let waited = millpond::keeper::await_written(file, KEEPER_SLICE);
+    // Where nobody can be asked there is nobody to wait for.
+    !waited.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+}
+
 /// Describes a descriptor that was just opened with `flags`.
 pub fn describe(fd: c_int, flags: c_int) {
     let is_directory = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
@@ -122,18 +147,31 @@ pub fn describe(fd: c_int, flags: c_int) {
         describe_foreign(fd);
         return;
     }
-    section::run(|_| {
-        if let Some(identity) = identity::identify(fd)
-            && identity.is_regular
-            && identity::is_in_served_directory(fd)
-        {
-            registry::lock().adopt(fd, identity.id, flags, None);
-        } else if matches!(table::get(fd), Slot::File(_)) {
-            registry::lock().forget_lost(fd);
-        } else {
-            table::set(fd, Slot::Foreign);
+    for slice in 1..=KEEPER_SLICES {
+        if section::run(|_| try_describe(fd, flags, slice == KEEPER_SLICES)) {
+            break;
         }
-    });
+    }
+}
+
+/// In a section. False if a keeper has to be waited for, unless it was for the last time.
+fn try_describe(fd: c_int, flags: c_int, is_last: bool) -> bool {
+    if let Some(identity) = identity::identify(fd)
+        && identity.is_regular
+        && identity::is_in_served_directory(fd)
+    {
+        let is_written = is_written(fd, identity.id);
+        if !is_written && !is_last {
+            return false;
+        }
+        let refusal = (!is_written).then_some(Reason::Engine);
+        registry::lock().adopt(fd, identity.id, flags, refusal);
+    } else if matches!(table::get(fd), Slot::File(_)) {
+        registry::lock().forget_lost(fd);
+    } else {
+        table::set(fd, Slot::Foreign);
+    }
+    true
 }
 
 fn describe_foreign(fd: c_int) {

@@ -75,16 +75,13 @@ unsafe extern "C" fn prepare() {
     if !table::is_initialised() {
         start_afresh(&[]);
     }
-    let internal_fds = {
-        let mut registry = registry::lock();
-        registry.pass_where(Reason::Forked, |_| true);
-        // From here on the engine's threads close nothing.
-        let mut fds = process_locks::before_fork();
-        fds.extend(registry.internal_fds());
-        fds.extend(aio_context::internal_fd());
-        fds
-    };
-    registry::before_fork();
+    let mut registry = registry::lock();
+    registry.pass_where(Reason::Forked, |_| true);
+    // From here on the engine's threads close nothing.
+    let mut internal_fds = process_locks::before_fork();
+    internal_fds.extend(registry.internal_fds());
+    internal_fds.extend(aio_context::internal_fd());
+    registry::before_fork(registry);
     // SAFETY: the registry is locked.
     unsafe { *CROSSING.0.get() = Some((section, internal_fds)) };
     hooks_stdio::before_fork();
@@ -203,7 +200,8 @@ fn give_inherited() {
 
 /// What is written from now on is not for this process to write back later.
 extern "C" fn before_exec() {
-    prepare_exec();
+    let paused = prepare_exec();
+    section::run(|_| drop(paused));
 }
 
 fn prepare_exec() -> Vec<Pin> {

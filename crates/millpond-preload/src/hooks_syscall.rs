@@ -12,8 +12,8 @@ use std::ffi::{c_int, c_long, c_void};
 use crate::hooks_metadata::settle_at;
 use crate::real::{libc_calls, slots, sys, to_libc};
 use crate::symbols::{leave_all, libcs, routed};
-use crate::{aio, cancel, hooks_descriptor, hooks_io, hooks_kernel, hooks_open};
-use crate::{hooks_process, hooks_stat, late, thread};
+use crate::{aio, cancel, fault, hooks_descriptor, hooks_io, hooks_kernel, hooks_open};
+use crate::{hooks_process, hooks_stat, late, section, thread};
 
 const HERE: c_int = libc::AT_FDCWD;
 const NOFOLLOW: c_int = libc::AT_SYMLINK_NOFOLLOW;
@@ -44,8 +44,11 @@ extern "C" fn route(number: c_long, a: usize, b: usize) -> *const c_void {
     let by_libc = || libcs(&slots::syscall, c"syscall").cast_const();
     let request = match number {
         libc::SYS_clone => CloneRequest { flags: a as u64, stack: b as u64 },
-        // SAFETY: as the caller vouches to the system call.
-        libc::SYS_clone3 if a != 0 => unsafe { CloneRequest::of_clone3(a) },
+        libc::SYS_clone3 => match CloneRequest::of_clone3(a, b) {
+            Some(request) => request,
+            // The kernel refuses it.
+            None => return by_libc(),
+        },
         _ => return by_number as *const () as *const c_void,
     };
     if thread::record().is_inside() || request.is_thread() {
@@ -67,11 +70,21 @@ impl CloneRequest {
     const VM: u64 = libc::CLONE_VM as u64;
     const FILES: u64 = libc::CLONE_FILES as u64;
 
-    /// The arguments of `clone3`.
-    unsafe fn of_clone3(args: usize) -> Self {
-        let words = std::ptr::with_exposed_provenance::<u64>(args);
-        // SAFETY: the caller's duty: flags, and six words on the stack.
-        unsafe { Self { flags: words.read(), stack: words.add(5).read() } }
+    /// The arguments of `clone3`; `None` if there are too few, or they can't be read.
+    fn of_clone3(args: usize, bytes: usize) -> Option<Self> {
+        // Those of the first version. The sixth is the stack.
+        const WORDS: usize = 8;
+        let mut words = [0u64; WORDS];
+        if args == 0 || bytes < size_of_val(&words) {
+            return None;
+        }
+        let is_read = section::run(|_| {
+            fault::install();
+            let args = std::ptr::with_exposed_provenance::<u8>(args);
+            // SAFETY: `words` has room; `args` may be any address.
+            unsafe { fault::copy_in(words.as_mut_ptr().cast(), args, size_of_val(&words)) }
+        });
+        is_read.then(|| Self { flags: words[0], stack: words[5] })
     }
 
     /// Shares memory and descriptors.
@@ -212,14 +225,14 @@ unsafe extern "C-unwind" fn by_number(
                     let flags = a & !((libc::CLONE_VM | libc::CLONE_VFORK) as usize);
                     Some(to_libc(hooks_process::fork_by(|| sys!(number, flags, 0, c, d, e))))
                 }
-                libc::SYS_clone3 => {
-                    let request = CloneRequest::of_clone3(a);
-                    if request.flags & CloneRequest::VM != 0 {
+                libc::SYS_clone3 => match CloneRequest::of_clone3(a, b) {
+                    Some(request) if request.flags & CloneRequest::VM != 0 => {
                         Some(hooks_process::vfork() as isize)
-                    } else {
-                        Some(to_libc(hooks_process::fork_by(|| sys!(number, a, b))))
                     }
-                }
+                    Some(_) => Some(to_libc(hooks_process::fork_by(|| sys!(number, a, b)))),
+                    // The kernel refuses it.
+                    None => None,
+                },
                 libc::SYS_unshare => Some(hooks_process::unshare(fd) as isize),
                 libc::SYS_io_uring_setup
                 | libc::SYS_io_uring_enter

@@ -98,11 +98,12 @@ pub fn close(fd: RawFd) -> isize {
 }
 
 fn close_now(fd: RawFd) -> isize {
-    // SAFETY: a descriptor of the library's own, which its owner gives up.
-    let result = unsafe { sys!(libc::SYS_close, fd) };
+    // Before the close: right after it the number may be another descriptor of the library's, marked
+    // by another thread, and the mark would go.
     table::forget_internal(fd);
     table::forget_foreign(fd);
-    result
+    // SAFETY: a descriptor of the library's own, which its owner gives up.
+    unsafe { sys!(libc::SYS_close, fd) }
 }
 
 /// After a close of the program's: what was retired for locks that have ended with it can go.

@@ -15,7 +15,7 @@
 //! Order at close: clear the slot, end or share the description, give up the lease, close the
 //! program's number. The engine's duplicate is closed last.
 //!
-//! Lock order: registry -> offset -> (engine's) -> pool, heap.
+//! Lock order: registry -> offset -> (engine's) -> process locks -> pool, heap.
 
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -68,9 +68,11 @@ pub fn lock() -> LockGuard<'static, Registry> {
     REGISTRY.lock()
 }
 
-/// Before fork: nobody is halfway through a change. The lock is given back by `after_fork_parent`.
-pub fn before_fork() {
-    REGISTRY.acquire();
+/// Before fork: nobody is halfway through a change. The lock is kept, and given back by
+/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile comes
+/// after it in the order of locks.
+pub fn before_fork(registry: LockGuard<'static, Registry>) {
+    std::mem::forget(registry);
 }
 
 pub fn after_fork_parent() {
@@ -241,6 +243,8 @@ impl Registry {
             .read(access.read)
             .write(access.write)
             .append(access.append)
+            // By who opened the file, outside of the registry's lock.
+            .awaited(true)
             .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
         // The number that the engine's own description will get, if it opens one.
@@ -320,6 +324,11 @@ impl Registry {
         if inode.passed.is_none() && (is_written || truncates) {
             self.pass_file(id, Reason::OpenTwice);
         }
+    }
+
+    /// Whether the program has the file open.
+    pub fn is_known(&self, id: FileId) -> bool {
+        self.inodes.contains_key(&id)
     }
 
     /// Leaves the file to the kernel, through all its descriptions.

@@ -81,3 +81,14 @@ fn cleanup_uses_files() {
 fn threads_end_anywhere() {
     run_and_let_go("ends_of_threads");
 }
+
+/// Goal: unwinding goes through every frame of ours. The incident: a handler that ended the thread while
+/// `syscall` or `dlopen` left files to the kernel met a frame without unwind information, and the
+/// destructors of all its callers were left out.
+#[test]
+fn frames_are_described() {
+    let pond = Pond::new();
+    let program = pond.compile_with("unwinding.c", &["-O1"], &["-ldl", "-lgcc_s"]);
+    assert_eq!(succeed(&mut pond.plain(&program)), "");
+    assert_eq!(succeed(&mut pond.served(&program)), "");
+}

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
 use common::{MODES, Mode, Pond, Report, succeed};
 
 /// In all modes; returns what mode through reported.
@@ -56,6 +58,13 @@ fn fork_spawn_and_exec() {
     let report = run("forks");
     assert!(report.passed_for("forked") >= 1, "{}", report.lines);
     assert!(report.served_bytes > 3 << 20, "{}", report.lines);
+}
+
+/// Goal: threads may open, lock and close files while another forks. The incident: the fork held the
+/// process locks and waited for the registry, which a close held that waited for the process locks.
+#[test]
+fn forks_beside_opens_and_closes() {
+    assert!(run("fork_race").passed_for("forked") >= 1);
 }
 
 /// Goal: what another process writes is read, whether it opened the file before us or after.
@@ -175,6 +184,85 @@ fn no_space_is_told() {
             return;
         }
         succeed(pond.served(&program).arg("full"));
+    }
+}
+
+/// Goal: who opens a file that a keeper still writes waits, whether the file can be served or not, and takes
+/// signals meanwhile. The incident: the keeper has such a file open for writing, so that there is no lease
+/// on it; the file was left to the kernel unwritten, and nobody waited.
+#[test]
+fn opens_wait_for_a_keeper() {
+    use std::io::Write;
+    use std::os::linux::fs::MetadataExt;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
+        let mut file = std::fs::File::create(pond.path("f")).unwrap();
+        let meta = file.metadata().unwrap();
+        let keeper = StandIn::of(meta.st_dev(), meta.st_ino());
+        let start = || pond.served("cat").arg("f").stdout(Stdio::piped()).spawn().unwrap();
+        let mut stopped = start();
+        let first = keeper.accept();
+        // SAFETY: no memory involved; the child is not reaped yet.
+        unsafe { libc::kill(stopped.id() as i32, libc::SIGTERM) };
+        // Sooner than the library would give up.
+        let until = Instant::now() + Duration::from_secs(30);
+        let status = loop {
+            assert!(Instant::now() < until, "{mode:?}: a signal waits for the keeper");
+            match stopped.try_wait().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert_eq!(status.signal(), Some(libc::SIGTERM), "{mode:?}");
+        let waiting = start();
+        // More than one process can have left here.
+        let more: Vec<_> = (0..20).map(|_| keeper.accept()).collect();
+        file.write_all(b"whole").unwrap();
+        drop((keeper, first, more));
+        let output = waiting.wait_with_output().unwrap();
+        assert!(output.status.success(), "{mode:?}");
+        assert_eq!(output.stdout, b"whole", "{mode:?}");
+    }
+}
+
+/// The mark of a keeper that has a dead process's file: see `survival::mark` of the engine.
+struct StandIn(OwnedFd);
+
+impl StandIn {
+    fn of(device: u64, inode: u64) -> Self {
+        let name = format!("millpond-kept/{device:x}/{inode:x}");
+        // SAFETY: all zeros is an address; the name is shorter than the path of one, whose first byte
+        // stays zero.
+        unsafe {
+            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+            let mut address: libc::sockaddr_un = std::mem::zeroed();
+            address.sun_family = libc::AF_UNIX as u16;
+            for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+                *to = from as libc::c_char;
+            }
+            let len = size_of::<libc::sa_family_t>() + 1 + name.len();
+            assert_eq!(libc::bind(fd, (&raw const address).cast(), len as u32), 0);
+            assert_eq!(libc::listen(fd, 256), 0);
+            Self(OwnedFd::from_raw_fd(fd))
+        }
+    }
+
+    /// Somebody who waits; there must be one before long.
+    fn accept(&self) -> OwnedFd {
+        let fd = self.0.as_raw_fd();
+        let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: the kernel reads and writes `polled`; what it makes is nobody else's.
+        unsafe {
+            assert_eq!(libc::poll(&mut polled, 1, 30_000), 1, "nobody waits for the keeper");
+            let null = std::ptr::null_mut();
+            let accepted = libc::accept4(fd, null, null.cast(), libc::SOCK_CLOEXEC);
+            assert!(accepted >= 0);
+            OwnedFd::from_raw_fd(accepted)
+        }
     }
 }
 

@@ -220,6 +220,7 @@ pub struct OpenOptions {
     pub(crate) dsync: bool,
     pub(crate) direct: bool,
     pub(crate) bounce: bool,
+    pub(crate) awaited: bool,
 }
 
 impl Default for OpenOptions {
@@ -251,6 +252,7 @@ impl OpenOptions {
             dsync: false,
             direct: false,
             bounce: false,
+            awaited: false,
         }
     }
 
@@ -312,6 +314,15 @@ impl OpenOptions {
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Self {
         self.page_bytes = Some(bytes);
+        self
+    }
+
+    /// The caller has waited for keepers itself, by [`crate::keeper::await_written`], and an open of this
+    /// process that has the file must not wait for long.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn awaited(mut self, on: bool) -> Self {
+        self.awaited = on;
         self
     }
 

@@ -188,11 +188,21 @@ static void opens(void)
 #endif
 }
 
+static const long unwritable = 100;
+
 static void copies(void)
 {
 	long from = 4000, to = 10, left = 3000, n;
 	CASE(copy_file_range, from = 4000; to = 10; SAY(syscall(SYS_copy_file_range, fd, &from, other, &to, 50L, 0)); SAY(from); SAY(to);
 		SAY(syscall(SYS_copy_file_range, fd, NULL, other, NULL, 50L, 0)));
+	/* Both offsets in one place. */
+	CASE(copy_file_range, from = 100; SAY(syscall(SYS_copy_file_range, fd, &from, other, &from, 50L, 0)); SAY(from));
+	/* Offsets that can't be read, or not be told. */
+	CASE(copy_file_range, from = 100; SAY(syscall(SYS_copy_file_range, fd, 16L, other, NULL, 50L, 0));
+		SAY(syscall(SYS_copy_file_range, fd, &from, other, 16L, 50L, 0)); SAY(from));
+	CASE(copy_file_range, SAY(syscall(SYS_copy_file_range, fd, &unwritable, other, NULL, 50L, 0)));
+	CASE(sendfile, SAY(syscall(SYS_sendfile, other, fd, &unwritable, 50L)));
+	CASE(sendfile, SAY(syscall(SYS_sendfile, other, fd, 16L, 50L)));
 	CASE(sendfile, from = 3990; SAY(syscall(SYS_sendfile, other, fd, &from, 50L)); SAY(from); SAY(syscall(SYS_sendfile, other, fd, NULL, 50L)));
 	CASE(splice, pipe(p); from = 3990; SAY(syscall(SYS_splice, fd, &from, p[1], NULL, 50L, 0)); SAY(from);
 		SAY(syscall(SYS_splice, p[0], NULL, other, NULL, 50L, 0)); SAY(syscall(SYS_splice, fd, NULL, p[1], NULL, 50L, 0));
@@ -289,6 +299,9 @@ static void processes(void)
 	long vfork_flags = has_library ? CLONE_VM | CLONE_VFORK : 0;
 	CASE(clone, if ((pid = syscall(SYS_clone, vfork_flags | SIGCHLD, 0L, 0L, 0L, 0L)) == 0) child(); reap(pid));
 	CASE(clone3, if ((pid = syscall(SYS_clone3, &args, sizeof args)) == 0) child(); reap(pid));
+	/* What the kernel refuses: no arguments, too few, or none that can be read. */
+	CASE(clone3, SAY(syscall(SYS_clone3, NULL, sizeof args)); SAY(syscall(SYS_clone3, 16L, sizeof args));
+		SAY(syscall(SYS_clone3, &args, 32L)); SAY(syscall(SYS_clone3, NULL, 0L)); SAY(write(fd, two, 10)));
 #ifdef SYS_fork
 	CASE(fork, if ((pid = syscall(SYS_fork)) == 0) child(); reap(pid));
 	CASE(vfork, if ((pid = syscall(has_library ? SYS_vfork : SYS_fork)) == 0) child(); reap(pid));

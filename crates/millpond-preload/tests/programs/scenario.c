@@ -334,6 +334,51 @@ static void forks(void)
 	CHECK(stat("copy2", &st) == 0 && st.st_size == PAGES * PAGE - 7);
 }
 
+/* ---- forks beside threads that open, lock and close ---- */
+
+static volatile int fork_over;
+
+static void *opener(void *name)
+{
+	struct flock whole = {.l_whence = SEEK_SET};
+	while (!fork_over) {
+		int fd = open(name, O_RDWR);
+		char byte;
+		CHECK(fd >= 0 && pread(fd, &byte, 1, 0) == 1);
+		whole.l_type = F_WRLCK;
+		CHECK(fcntl(fd, F_SETLK, &whole) == 0);
+		whole.l_type = F_UNLCK;
+		CHECK(fcntl(fd, F_SETLK, &whole) == 0);
+		CHECK(close(fd) == 0);
+	}
+	return NULL;
+}
+
+static void fork_race(void)
+{
+	static char names[3][8] = {"a", "b", "c"};
+	pthread_t threads[3];
+	/* A hang ends here. */
+	alarm(120);
+	for (int i = 0; i < 3; i++) {
+		make_pages(names[i], i);
+		pthread_create(&threads[i], NULL, opener, names[i]);
+	}
+	for (int i = 0; i < 150; i++) {
+		pid_t child = fork();
+		int status;
+		CHECK(child >= 0);
+		if (child == 0) {
+			int fd = open("a", O_RDONLY);
+			_exit(fd < 0 || close(fd) != 0);
+		}
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+	}
+	fork_over = 1;
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+}
+
 /* ---- another process ---- */
 
 static void other_process(void)
@@ -936,7 +981,7 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} all[] = {
 		{"close_race", close_race}, {"shared_offset", shared_offset}, {"append", append},
-		{"faults", faults}, {"signals", signals}, {"forks", forks},
+		{"faults", faults}, {"signals", signals}, {"forks", forks}, {"fork_race", fork_race},
 		{"other_process", other_process}, {"sent", sent}, {"locks", locks},
 		{"under_foot", under_foot}, {"many_files", many_files},
 		{"take_turns", take_turns}, {"unnoticed", unnoticed}, {"waiting", waiting},

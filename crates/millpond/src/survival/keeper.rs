@@ -51,7 +51,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use crate::io::backend::spawn as spawn_thread;
 use crate::survival::life::Life;
-use crate::survival::mark::Mark;
+use crate::survival::mark::{self, Mark};
 use crate::survival::memory::Memory;
 use crate::survival::replay::{Dead, PATIENCE, replay};
 use crate::survival::target::{Adopted, Identity, Medium};
@@ -67,6 +67,17 @@ const CONNECTIONS_MAX: usize = 256;
 const BACKLOG: i32 = 1024;
 /// Mounts that are remembered.
 const MEDIA_MAX: usize = 1024;
+
+/// Waits until no keeper has pages of a dead process left to write to the file; [`crate::Engine::open`]
+/// does so itself. This is for who must not wait inside of it, or reads the file past the engine.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::ResourceBusy`] where a keeper still writes after `patience`; what the kernel says,
+/// if it can't be asked.
+pub fn await_written(file: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+    mark::await_written(&rustix::fs::fstat(file)?, patience)
+}
 
 /// A keeper that listens, and serves in whatever thread calls [`Server::serve`].
 ///

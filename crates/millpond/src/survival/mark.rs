@@ -132,12 +132,27 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         let left = until.saturating_duration_since(Instant::now());
         let timeout =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let socket = out_of_the_way(socket);
         let mut polled = [PollFd::new(&socket, PollFlags::IN)];
         return match retry_on_intr(|| rustix::event::poll(&mut polled, Some(&timeout)))? {
             0 => Err(still_written(keeper)),
+            // A program that closes all numbers has closed this one.
+            _ if polled[0].revents().contains(PollFlags::NVAL) => {
+                std::mem::forget(socket);
+                continue;
+            }
             _ => Ok(()),
         };
     }
+}
+
+/// The same socket at a high number, where there is one: a program may count on the lowest being free,
+/// and this one may be open for long.
+fn out_of_the_way(socket: OwnedFd) -> OwnedFd {
+    const NUMBER_MAX: u64 = 1024;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let first = limit.map_or(NUMBER_MAX, |limit| NUMBER_MAX.min(limit / 2));
+    rustix::io::fcntl_dupfd_cloexec(&socket, first as i32).unwrap_or(socket)
 }
 
 fn is_forbidden(error: &io::Error) -> bool {
