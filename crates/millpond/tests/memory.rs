@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use millpond::{Advice, BackendChoice, Engine, Error, WriteMode};
 
-use common::{Random, engine, in_own_process, read_write, rss_bytes, temp_dir};
+use common::{Random, cache_for, engine, in_own_process, read_write, rss_bytes, temp_dir};
 
 const SLACK_BYTES: u64 = 4 << 20;
 
@@ -312,4 +312,24 @@ fn sets_of_pages_of_many_files() {
             drop(files);
         }
     });
+}
+
+/// Goal: what the engine keeps of writes that no sync has covered is within the limit, of a cache of few
+/// pages, too, all of which a single write takes.
+#[test]
+fn writes_as_long_as_the_cache() {
+    let dir = temp_dir();
+    for pages in 4..40 {
+        let engine = engine(cache_for(pages, 4096), BackendChoice::Auto);
+        for mode in [WriteMode::Through, WriteMode::Back] {
+            let path = dir.path().join(format!("{pages}-{mode:?}"));
+            let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+            for len in 0..12 {
+                let src = vec![1; (pages as usize * 4096).saturating_sub(len * 2000)];
+                file.write_all_at(&src, 1000).unwrap();
+                let stats = engine.stats();
+                assert!(stats.memory_bytes <= engine.cache_bytes(), "{pages}, {len}: {stats:?}");
+            }
+        }
+    }
 }

@@ -60,8 +60,8 @@ const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
-/// Below this limit nothing is spared: 4 KiB would be a page of few.
-const SPARE_LIMIT_BYTES_MIN: u64 = 1 << 20;
+/// The five sets of a file whose dirty pages are in one leaf: see `pageset`.
+const SPARE_BYTES_MIN: u64 = 512;
 const SPARE_BYTES_MAX: u64 = 256 << 10;
 /// Below this limit no memory is committed ahead of its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
@@ -654,7 +654,7 @@ fn opaque(at: *mut u8) -> *mut u8 {
 
 /// The part of the limit that is left to what can't be refused (see `heap`).
 fn spare_bytes(limit_bytes: u64) -> u64 {
-    if limit_bytes < SPARE_LIMIT_BYTES_MIN { 0 } else { (limit_bytes / 256).min(SPARE_BYTES_MAX) }
+    (limit_bytes / 256).clamp(SPARE_BYTES_MIN, SPARE_BYTES_MAX)
 }
 
 fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {

@@ -4,7 +4,9 @@
 //! set. So they grow first, and are counted right after, without the lock that they are under, as that
 //! may evict. Where nothing can go for it, as all pages are kept by write-back or pinned, it takes what
 //! [`Frames`](crate::cache::frame::Frames) spares of the limit, and nobody gets a frame before that is
-//! made up for ([`Cache::take_frame`]): so it is a matter of what was under way.
+//! made up for ([`Cache::take_frame`]): so it is a matter of what was under way. Enough is spared for
+//! files of one leaf, and of limits from 1 MiB for others; below, sets of files whose dirty pages lie more
+//! than 2 MiB (of small pages) apart can pass the limit.
 //!
 //! Not counted is what ends with a request, or an operation under way: its guard where it waits for one
 //! (150 bytes), its waker, the pages that a flush has in hand (8 bytes each); nor a slot of 128 bytes

@@ -2,57 +2,88 @@
 //!
 //! Ordered, so that what is written back together lies together. 64 bytes for 2 MiB of small pages
 //! at best, and some hundred for a page that is alone in its leaf, which itself takes 4 KiB. That is
-//! counted against the memory limit by who has the set, after changes ([`PageSet::heap_bytes`],
+//! counted against the memory limit by the holder of the set, after changes ([`PageSet::heap_bytes`],
 //! [`HeapCharge`](crate::cache::heap::HeapCharge)).
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::cache::table::{PageIndex, SLOTS};
 
 const WORDS: usize = SLOTS / 64;
 
+type Bitmap = [u64; WORDS];
+
+/// No bitmap is empty.
 #[derive(Default)]
 pub(crate) struct PageSet {
-    leaves: BTreeMap<u64, [u64; WORDS]>,
-    pages: u64,
+    /// The only bitmap; `None` if there are several, or none.
+    only: Option<Box<(u64, Bitmap)>>,
+    /// Two and more, by leaf.
+    several: BTreeMap<u64, Bitmap>,
 }
 
 impl PageSet {
     pub(crate) fn is_empty(&self) -> bool {
-        self.pages == 0
+        self.leaves() == 0
     }
 
-    /// What it takes of the heap, at most: nodes of 11 members each, at least five of which are used
-    /// but in the first, and what the allocator adds.
+    /// What it takes of the heap, at most: the only bitmap, else nodes of 11 members each, at least five
+    /// of which are used but in the first, and what the allocator adds.
     pub(crate) fn heap_bytes(&self) -> u64 {
+        const ONLY_BYTES: u64 = (size_of::<(u64, Bitmap)>() + 16) as u64;
         const NODE_BYTES: u64 = 960;
         const MEMBER_BYTES: u64 = NODE_BYTES / 5;
-        match self.leaves.len() as u64 {
+        match self.leaves() as u64 {
             0 => 0,
+            1 if self.only.is_some() => ONLY_BYTES,
             leaves => NODE_BYTES + (leaves - 1) * MEMBER_BYTES,
         }
     }
 
     /// The number of bitmaps.
     pub(crate) fn leaves(&self) -> usize {
-        self.leaves.len()
+        self.several.len() + usize::from(self.only.is_some())
+    }
+
+    /// The bitmap of `leaf`, which is added where it is missing.
+    fn bitmap(&mut self, leaf: u64) -> &mut Bitmap {
+        let is_only = self.only.as_ref().is_none_or(|only| only.0 == leaf);
+        if is_only && self.several.is_empty() {
+            return &mut self.only.get_or_insert_with(|| Box::new((leaf, Bitmap::default()))).1;
+        }
+        self.several.extend(self.only.take().map(|only| *only));
+        self.several.entry(leaf).or_default()
+    }
+
+    fn bitmaps(&self, leaves: RangeInclusive<u64>) -> impl Iterator<Item = (u64, &Bitmap)> {
+        let only = self.only.as_deref().filter(|only| leaves.contains(&only.0));
+        let several = self.several.range(leaves).map(|(&leaf, bitmap)| (leaf, bitmap));
+        only.map(|(leaf, bitmap)| (*leaf, bitmap)).into_iter().chain(several)
+    }
+
+    fn bitmaps_mut(
+        &mut self,
+        leaves: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = (u64, &mut Bitmap)> {
+        let only = self.only.as_deref_mut().filter(|only| leaves.contains(&only.0));
+        let several = self.several.range_mut(leaves).map(|(&leaf, bitmap)| (leaf, bitmap));
+        only.map(|(leaf, bitmap)| (*leaf, bitmap)).into_iter().chain(several)
     }
 
     pub(crate) fn insert(&mut self, page: PageIndex) {
         let (leaf, word, bit) = place(page);
-        let word = &mut self.leaves.entry(leaf).or_default()[word];
-        self.pages += u64::from(*word & bit == 0);
-        *word |= bit;
+        self.bitmap(leaf)[word] |= bit;
     }
 
     pub(crate) fn contains(&self, page: PageIndex) -> bool {
         let (leaf, word, bit) = place(page);
-        self.leaves.get(&leaf).is_some_and(|words| words[word] & bit != 0)
+        self.bitmaps(leaf..=leaf).any(|(_, words)| words[word] & bit != 0)
     }
 
     /// Calls `visit` with each page, in order.
     pub(crate) fn for_each(&self, visit: &mut dyn FnMut(PageIndex)) {
-        for (&leaf, words) in &self.leaves {
+        for (leaf, words) in self.bitmaps(0..=u64::MAX) {
             for (at, &bits) in words.iter().enumerate() {
                 let mut bits = bits;
                 while bits != 0 {
@@ -65,8 +96,8 @@ impl PageSet {
 
     /// Whether a page from `first` to `last` is a member.
     pub(crate) fn intersects(&self, first: PageIndex, last: PageIndex) -> bool {
-        let leaves = self.leaves.range(first / SLOTS as u64..=last / SLOTS as u64);
-        leaves.into_iter().any(|(&leaf, words)| {
+        let mut bitmaps = self.bitmaps(first / SLOTS as u64..=last / SLOTS as u64);
+        bitmaps.any(|(leaf, words)| {
             words.iter().enumerate().any(|(at, &bits)| bits & mask(leaf, at, first, last) != 0)
         })
     }
@@ -82,7 +113,7 @@ impl PageSet {
         let mut taken = Vec::new();
         let leaf_range = first / SLOTS as u64..=last / SLOTS as u64;
         let mut emptied = Vec::new();
-        for (&leaf, words) in self.leaves.range_mut(leaf_range) {
+        for (leaf, words) in self.bitmaps_mut(leaf_range) {
             if taken.len() >= at_most {
                 break;
             }
@@ -100,13 +131,13 @@ impl PageSet {
             }
         }
         for leaf in emptied {
-            self.leaves.remove(&leaf);
+            self.only.take_if(|only| only.0 == leaf);
+            self.several.remove(&leaf);
         }
-        if self.leaves.is_empty() {
+        if self.several.is_empty() {
             // An empty map keeps a node.
-            self.leaves = BTreeMap::new();
+            self.several = BTreeMap::new();
         }
-        self.pages -= taken.len() as u64;
         taken
     }
 }
@@ -129,6 +160,19 @@ fn mask(leaf: u64, at: usize, first: PageIndex, last: PageIndex) -> u64 {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    /// Goal: what a cache of few pages has to keep of a small file fits what is spared of its limit.
+    #[test]
+    fn one_leaf_takes_little_of_the_heap() {
+        let mut set = PageSet::default();
+        (0..SLOTS as u64).for_each(|page| set.insert(page));
+        assert_eq!((set.leaves(), set.heap_bytes()), (1, 88));
+        set.insert(SLOTS as u64);
+        assert_eq!(set.leaves(), 2);
+        assert!(set.heap_bytes() > 960);
+        assert_eq!(set.take(0, u64::MAX, usize::MAX).len(), SLOTS + 1);
+        assert_eq!((set.leaves(), set.heap_bytes()), (0, 0));
+    }
 
     #[test]
     fn behaves_as_an_ordered_set() {
