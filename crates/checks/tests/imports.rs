@@ -16,7 +16,8 @@ fn has_no_circles(of: &Crate) {
     for circle in &circles {
         text += &format!("{}: {} files import each other\n", of.name, circle.len());
         for file in circle {
-            for (to, names) in of.files[file].imports.iter().filter(|(to, _)| circle.contains(*to)) {
+            for (to, names) in of.files[file].imports.iter().filter(|(to, _)| circle.contains(*to))
+            {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 text += &format!("  {file} -> {to}: {}\n", names.join(", "));
             }

@@ -23,10 +23,10 @@ use std::io;
 use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
-use crate::cached::{BackendKind, CachedFile, Shared};
 use crate::direct::{self, Begin, Begun, Extent, Operation, Patience};
 use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range};
+use crate::face::file::{File, check_range};
+use crate::inode::{BackendKind, CachedFile, Shared};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};

@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use millpond_rangelock::Mode;
 
-use crate::cache::fill::{self, Alone};
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
+use crate::read::fill::{self, Alone};
 use crate::sync::fence;
 use crate::writeback;
 

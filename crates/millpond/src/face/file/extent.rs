@@ -1,9 +1,9 @@
-//! The length, holes and space, and what others changed of them: by [`crate::extent`].
+//! The length, holes and space, and what others changed of them: by [`crate::write::extent`].
 
 use std::sync::atomic::Ordering::Acquire;
 
 use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range};
+use crate::face::file::{File, check_range};
 use crate::io::backend::Seek;
 
 impl File {

@@ -24,18 +24,24 @@
 //! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
 //! are missing are fetched together, under a guard over them alone.
 
+pub(crate) mod fill;
+
+pub(crate) mod miss;
+
+pub(crate) mod ahead;
+
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::{self, Source};
-use crate::cache::fill::{self, Came, Stopped};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::FileCore;
-use crate::cached::{CachedFile, Shared};
 use crate::error::Result;
+use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
+use crate::read::fill::{Came, Stopped};
 use crate::stats::Slot;
 use crate::sync::fence;
 

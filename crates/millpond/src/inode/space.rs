@@ -31,7 +31,7 @@ use std::sync::{Mutex, MutexGuard};
 use rustix::process::Resource;
 
 use crate::cache::heap::HeapCharge;
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::{Company, Overwrites};
 

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::buffers::Buffer;
-use crate::cache::miss::{Miss, Pace, Step, Wanted};
 use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
-use crate::file::{File, in_range};
+use crate::face::file::{File, in_range};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
+use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Outcome;
 
 /// A [`File`] with asynchronous methods. Clones are the same handle.

@@ -25,8 +25,8 @@ use millpond_rangelock::Mode;
 
 use crate::cache::copy::Source;
 use crate::cache::page::Word;
-use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
 use crate::io::backend::Alignment;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};

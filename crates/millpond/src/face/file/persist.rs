@@ -1,10 +1,10 @@
-//! Names, by [`crate::persist`].
+//! Names, by [`crate::face::persist`].
 
 use std::path::Path;
 
 use crate::error::Result;
-use crate::file::File;
-use crate::persist;
+use crate::face::file::File;
+use crate::face::persist;
 
 impl File {
     /// Makes the file durable, renames it from `from` to `to`, in place of what had that name, and

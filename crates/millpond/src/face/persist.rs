@@ -30,8 +30,8 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 
-use crate::cached::CachedFile;
 use crate::error::{Error, PersistStep, Result};
+use crate::inode::CachedFile;
 use crate::writeback::{self, LAST_PAGE};
 
 /// A place for a name.

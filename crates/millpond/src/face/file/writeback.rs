@@ -2,7 +2,7 @@
 //! cache, or change it there.
 
 use crate::error::{Op, Result};
-use crate::file::{File, check_range};
+use crate::face::file::{File, check_range};
 use crate::writeback::{self, LAST_PAGE};
 
 impl File {

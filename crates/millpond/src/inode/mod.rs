@@ -6,6 +6,14 @@
 //!
 //! Lock order of an operation: turn to append -> range guard -> (queues, free lists).
 
+pub(crate) mod registry;
+
+pub(crate) mod space;
+
+pub(crate) mod turns;
+
+pub(crate) mod kept;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -20,6 +28,10 @@ use crate::cache::parked;
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, PageIndex};
 use crate::error::{Error, Op, Result};
+use crate::inode::kept::Kept;
+use crate::inode::registry::{FileId, Found};
+use crate::inode::space::Space;
+use crate::inode::turns::Turns;
 use crate::io::backend::BackingFile;
 use crate::io::backend::memory::MemoryFile;
 use crate::io::backend::null::NullFile;
@@ -29,13 +41,9 @@ use crate::io::backend::uring::{self, Driver, UringFile};
 use crate::io::flight::Flight;
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
-use crate::registry::{self, FileId, Found};
-use crate::space::{self, Space};
 use crate::stats::Transfers;
 use crate::survival::changes::Told;
-use crate::survival::kept::Kept;
 use crate::survival::{Survival, mark};
-use crate::turns::Turns;
 use crate::workers::Workers;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::survival::changes::Changes;
 use crate::survival::{FileSlot, Intent, Survival};
 
@@ -145,7 +145,7 @@ impl CachedFile {
 
     /// The size that the keeper would set, if it has the file.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn kept_size(&self) -> Option<u64> {
+    pub(crate) fn kept_size(&self) -> Option<u64> {
         let (survival, slot) = self.kept()?;
         Some(survival.tables().files[slot.index as usize].size.load(Acquire))
     }

@@ -4,14 +4,14 @@ use std::io::IoSliceMut;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::advice::Advice;
-use crate::cache::readahead;
 use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range, in_range};
+use crate::face::file::{File, check_range, in_range};
+use crate::face::view::View;
 use crate::io::request::Direction;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::read;
-use crate::view::View;
+use crate::read::ahead;
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
@@ -154,7 +154,7 @@ impl File {
                 let end = end.min(self.len()?);
                 if end > offset && file.backing.permits(false) {
                     let pages = file.page_of(end - 1) - first + 1;
-                    readahead::fill_ahead(file, first, pages, false);
+                    ahead::fill_ahead(file, first, pages, false);
                 }
             }
             Advice::DontNeed => {

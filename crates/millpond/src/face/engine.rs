@@ -11,13 +11,13 @@ use rustix::io::Errno;
 
 use crate::buffers::Buffer;
 use crate::cache::Cache;
-use crate::cached::{Backend, BackendKind, CachedFile, Shared};
 use crate::error::{Error, Op, Result};
-use crate::file::File;
+use crate::face::file::File;
+use crate::face::pipeline::Pipeline;
+use crate::inode::{Backend, BackendKind, CachedFile, Shared};
 use crate::io::backend::uring::{self, Driver};
 use crate::io::flight::{self, Flight};
 use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
-use crate::pipeline::Pipeline;
 use crate::queue::Queue;
 use crate::stats::Stats;
 use crate::writeback::{Flusher, Limits};
@@ -266,7 +266,7 @@ impl Engine {
     /// with [`Error::Forked`], and views of theirs panic (on systems before Linux 4.14, and some that
     /// imitate Linux, it has a copy instead, and must not touch them).
     pub fn forget_parent() {
-        crate::cached::forget_parent();
+        crate::inode::forget_parent();
     }
 
     #[cfg(test)]

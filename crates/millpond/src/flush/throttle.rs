@@ -21,12 +21,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::cached::CachedFile;
 use crate::error::{Op, Result};
+use crate::flush::flusher::STUCK_AFTER;
+use crate::flush::sync::{Guards, sync_in_background};
+use crate::flush::{Patience, flush, flush_some};
+use crate::inode::CachedFile;
 use crate::writeback::LAST_PAGE;
-use crate::writeback::flush::{Patience, flush, flush_some};
-use crate::writeback::flusher::STUCK_AFTER;
-use crate::writeback::sync::{Guards, sync_in_background};
 
 /// How long a writer over the limit waits without any progress before its write goes through.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
@@ -115,7 +115,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
 
 /// Who writes back, of the writers over the limit.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     taken: Mutex<Vec<Taken>>,
 }
 

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use crate::direct::{self, Extent, Operation};
 use crate::error::{Error, Op, Result};
-use crate::file::{File, check_range};
+use crate::face::file::{File, check_range};
 use crate::io::request::Direction;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;

@@ -54,17 +54,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::ledger::Share;
-use crate::cached::CachedFile;
+use crate::flush::sync::{Guards, sync_in_background};
+use crate::flush::throttle::Turns;
+use crate::flush::{Patience, flush, flush_some};
+use crate::inode::CachedFile;
 use crate::io::backend::spawn;
-use crate::writeback::flush::{Patience, flush, flush_some};
-use crate::writeback::sync::{Guards, sync_in_background};
-use crate::writeback::throttle::Turns;
 use crate::writeback::{LAST_PAGE, stream_pages};
 
 /// How soon the flusher looks again after it found nothing to do, while there are writes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How long a thread is at one file before others are not to wait for it any more.
-pub(super) const STUCK_AFTER: Duration = Duration::from_millis(500);
+pub(crate) const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// How often a watch looks.
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
 /// With fewer files, it is not looked for those that are closed.
@@ -86,7 +86,7 @@ pub(crate) struct Limits {
 /// DIRTY.
 pub(crate) struct Flusher {
     pub(crate) limits: Limits,
-    pub(super) turns: Turns,
+    pub(crate) turns: Turns,
     state: Mutex<FlusherState>,
     /// The thread on duty sleeps here.
     work: Condvar,
@@ -194,7 +194,7 @@ impl Flusher {
     }
 
     /// Lists a file; its state says already that it is.
-    pub(super) fn add(self: &Arc<Self>, file: &CachedFile) {
+    pub(crate) fn add(self: &Arc<Self>, file: &CachedFile) {
         let mut state = self.state();
         if state.queue.len() >= state.queue_max {
             // The thread on duty may sleep for long, while files are opened and closed.
@@ -226,7 +226,7 @@ impl Flusher {
         dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max.saturating_sub(stuck) / 2
     }
 
-    pub(super) fn notice(&self, dirty_bytes: u64) {
+    pub(crate) fn notice(&self, dirty_bytes: u64) {
         let much = self.is_much(dirty_bytes);
         // SeqCst: with the flusher's store and look, one of the two sees the other's.
         if !self.awake.swap(true, SeqCst) || much {
@@ -241,7 +241,7 @@ impl Flusher {
         }
     }
 
-    pub(super) fn tell(&self) {
+    pub(crate) fn tell(&self) {
         let mut state = self.state();
         if !state.told {
             state.told = true;
@@ -249,7 +249,7 @@ impl Flusher {
         }
     }
 
-    pub(super) fn await_progress(&self) {
+    pub(crate) fn await_progress(&self) {
         let state = self.state();
         let pause = Duration::from_millis(2);
         drop(self.progress.wait_timeout(state, pause).expect("no panic under the lock"));

@@ -20,7 +20,7 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {

@@ -17,14 +17,14 @@ use millpond_rangelock::Mode;
 use smallvec::SmallVec;
 
 use crate::advice::Advice;
-use crate::cache::fill::{Leaves, Run, try_claim};
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::State;
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
+use crate::read::fill::{Leaves, Run, try_claim};
 use crate::writeback;
 
 /// The largest window, in bytes, unless the builder says otherwise.

@@ -44,18 +44,18 @@ use std::task::{Context, Poll, Waker};
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::Source;
-use crate::cache::fill::{Leaves, Run, try_claim};
 use crate::cache::frame::Class;
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
-use crate::cache::readahead::{Frames, Readahead, start_read};
 use crate::cache::table::PageIndex;
-use crate::cached::{CachedFile, Shared};
 use crate::error::{Error, Op, Result};
+use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
+use crate::read::ahead::{Frames, Readahead, start_read};
+use crate::read::fill::{Leaves, Run, try_claim};
 use crate::read::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
 use crate::workers::Outcome;
 

@@ -19,12 +19,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use millpond_rangelock::Mode;
 
-use crate::cache::fill::Leaves;
 use crate::cache::pageset::PageSet;
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
-use crate::writeback::flush::{Patience, flush};
+use crate::flush::{Patience, flush};
+use crate::inode::CachedFile;
+use crate::read::fill::Leaves;
 use crate::writeback::{Failure, LAST_PAGE, count_heap, tell_flusher};
 
 /// Pages of which [`settle`] clears a bit under one hold of the lock.
@@ -32,7 +32,7 @@ const SETTLED_TOGETHER: usize = 256;
 
 /// Whether range guards, and others who are in the gate, may be waited for.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Guards {
+pub(crate) enum Guards {
     Wait,
     Try,
 }
@@ -78,7 +78,7 @@ fn tell(file: &CachedFile, outcome: Result<()>) -> Result<()> {
 }
 
 /// Makes durable what the back end has, for room in the cache. Nobody is told of its errors.
-pub(super) fn sync_in_background(file: &CachedFile, guards: Guards) {
+pub(crate) fn sync_in_background(file: &CachedFile, guards: Guards) {
     let syncing = &file.writeback.syncing;
     let one = match guards {
         Guards::Wait => Some(syncing.lock().expect("no panic under the lock")),
@@ -199,7 +199,7 @@ fn redirty(file: &CachedFile, guards: Guards) {
 }
 
 /// Makes the suspect pages from `first` to `last` DIRTY again. Caller: a guard over them.
-pub(super) fn redirty_guarded(file: &CachedFile, first: PageIndex, last: PageIndex) {
+pub(crate) fn redirty_guarded(file: &CachedFile, first: PageIndex, last: PageIndex) {
     if let Some((pages, _)) = file.writeback.generations.suspects(first, last) {
         pages.into_iter().for_each(|page| redirty_page(file, page));
         after_redirty(file);

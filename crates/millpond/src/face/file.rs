@@ -18,15 +18,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::cache::readahead::Readahead;
-use crate::cached::CachedFile;
 use crate::direct::{Extent, Operation};
 use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
 use crate::io::batch;
 use crate::io::request::Direction;
 use crate::io::segment::SegmentIter;
 use crate::options::OpenOptions;
 use crate::read::TRIES_MAX;
+use crate::read::ahead::Readahead;
 
 /// An open file.
 ///

@@ -1,27 +1,33 @@
 //! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
 //! as one transfer, several transfers at once. The rules are those of the modules beside it.
 
+pub(crate) mod sync;
+
+pub(crate) mod flusher;
+
+pub(crate) mod throttle;
+
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{State as PageState, Word, WritebackEnd};
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::io::batch;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
+use crate::read::fill::Leaves;
 use crate::sync::fence;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
 use crate::writeback::{Durability, Failure, LAST_PAGE, conclude, tell_of_others};
 
 /// What is in flight at once, of one flush.
-pub(super) const BATCH_BYTES: u64 = 16 << 20;
+pub(crate) const BATCH_BYTES: u64 = 16 << 20;
 /// Direct I/O and the kernel's cache do not share one of its pages.
 const KERNEL_PAGE_BYTES: u64 = 4096;
 /// Pages that fail in a row before the rest of their transfer counts as failed, too.
@@ -31,7 +37,7 @@ const HIDDEN_MAX: u32 = 8;
 
 /// What to do about pages that are in somebody else's hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(crate) enum Patience {
     Skip,
     Wait,
     /// The same, and the caller has no guard: writers that hide a page over and over are kept away from
@@ -49,11 +55,11 @@ enum Claim {
 
 /// What a flush achieved.
 #[derive(Default)]
-pub(super) struct Flushed {
-    pub(super) pages: usize,
-    pub(super) failure: Option<Failure>,
+pub(crate) struct Flushed {
+    pub(crate) pages: usize,
+    pub(crate) failure: Option<Failure>,
     /// All went in one durable transfer, if anything did.
-    pub(super) durable: bool,
+    pub(crate) durable: bool,
 }
 
 impl Flushed {
@@ -70,7 +76,7 @@ impl Flushed {
 
 /// Writes back the pages from `first` to `last` that are DIRTY when it begins (B3). `durable`: in one
 /// durable transfer, if one is enough.
-pub(super) fn flush(
+pub(crate) fn flush(
     file: &CachedFile,
     first: PageIndex,
     last: PageIndex,
@@ -115,7 +121,7 @@ pub(super) fn flush(
 }
 
 /// Writes back some of what is DIRTY, for a writer or the flusher.
-pub(super) fn flush_some(file: &CachedFile) -> Flushed {
+pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
     let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
     Flush { file, number, patience: Patience::Skip, durable: false }.run(&pages).0
