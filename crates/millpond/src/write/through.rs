@@ -11,11 +11,12 @@ use std::sync::atomic::Ordering::Acquire;
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::error::Result;
+use crate::flush::Durability;
+use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
-use crate::read::fill::Leaves;
 use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write, Written};
-use crate::writeback::{self, Copy, Durability};
+use crate::writeback::Copy;
 
 impl Write<'_> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
@@ -64,7 +65,7 @@ impl Write<'_> {
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             let copy = if is_cached { Copy::Cached } else { Copy::None };
-            writeback::took(self.file, self.first, last, copy, epoch);
+            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
         }
         self.result(moved, error, durability)
     }
