@@ -12,13 +12,7 @@ pub(crate) mod step;
 
 pub(crate) mod copy;
 
-pub(crate) mod fill;
-
-pub(crate) mod readahead;
-
 pub(crate) mod parked;
-
-pub(crate) mod miss;
 
 pub(crate) mod frame;
 

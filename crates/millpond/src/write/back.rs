@@ -4,15 +4,15 @@
 //! before the first page is seen, so that nothing is missing from then on.
 
 use crate::cache::copy;
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::inode::space;
 use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::space;
+use crate::read::fill::Leaves;
 use crate::write::{CHUNK_PAGES, Write};
 use crate::writeback;
 

@@ -1,10 +1,10 @@
 //! Putting the pages of a write in place together.
 
 use crate::cache::evict::Arrival;
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
+use crate::read::fill::Leaves;
 use crate::write::{CHUNK_PAGES, Write};
 use crate::writeback;
 

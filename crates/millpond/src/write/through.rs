@@ -7,11 +7,11 @@
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
 use crate::cache::copy;
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
 use crate::error::Result;
 use crate::io::segment::Segment;
+use crate::read::fill::Leaves;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::{self, Copy, Durability};
 
