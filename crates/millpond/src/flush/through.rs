@@ -1,6 +1,6 @@
 //! Files whose writes go through for a while, or for good: what waits is written back first.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::AcqRel;
 use std::sync::{Arc, Weak};
 
 use millpond_rangelock::Mode;
@@ -33,7 +33,7 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         write_back(self, 0, LAST_PAGE, Op::Sync)?;
-        space::trim(self, self.core().size.load(Acquire));
+        space::trim(self, self.core().size.get());
         if let_go {
             self.let_go();
         }

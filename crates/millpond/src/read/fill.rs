@@ -25,6 +25,7 @@ use crate::cache::copy::{self, Source};
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::step;
 use crate::cache::table::{Held, PageIndex};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -33,9 +34,7 @@ use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::read::hit::copy_out;
-use crate::sync::fence;
 use std::io;
-use std::sync::atomic::Ordering::Acquire;
 
 /// Pages that are claimed and read in one go.
 const CHUNK_PAGES: usize = 256;
@@ -165,10 +164,8 @@ impl Reader<'_> {
             let seen = word.load();
             match seen.state() {
                 State::Ready => {
-                    self.take(&Filled { page, frame: seen.frame() });
-                    // Pairs with the release of who took the frame away meanwhile.
-                    fence(Acquire);
-                    if word.is_unchanged(seen) {
+                    let filled = Filled { page, frame: seen.frame() };
+                    if step::copy_kept(word, seen, || self.take(&filled)).is_some() {
                         word.mark_referenced(seen);
                         return Ok(());
                     }

@@ -21,8 +21,6 @@ pub(crate) mod miss;
 
 pub(crate) mod ahead;
 
-use std::sync::atomic::Ordering::Acquire;
-
 use millpond_rangelock::Mode;
 
 use crate::error::Result;
@@ -51,7 +49,7 @@ fn read_guarded(
     touched: &mut u64,
 ) -> Result<usize> {
     let len = dst.left();
-    let mut size = file.core().size.load(Acquire);
+    let mut size = file.core().size.get();
     let mut tries = 0;
     loop {
         if offset >= size {
@@ -59,7 +57,7 @@ fn read_guarded(
         }
         let guard = file.lock(offset, offset + len, Mode::Shared);
         // No longer changes as far as it concerns this range (W5).
-        size = file.core().size.load(Acquire);
+        size = file.core().size.get();
         let end = (offset + len).min(size);
         if end <= offset {
             return Ok(0);
