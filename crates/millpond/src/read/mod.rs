@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   hit    lock-free, of what is cached
+//!   run    pages that are claimed, read and shown together
 //!   fill   shared guard: claim what is missing, read it, copy            (a thread waits)
 //!   miss   the same without a thread: a state machine, called again
 //!   ahead  what is read before anybody asks
@@ -14,6 +15,8 @@
 //! are missing are fetched together, under a guard over them alone.
 
 pub(crate) mod hit;
+
+pub(crate) mod run;
 
 pub(crate) mod fill;
 
