@@ -55,7 +55,7 @@ use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
 use crate::read::ahead::Readahead;
-use crate::read::hit::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
+use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next};
 use crate::read::{self};
 use crate::workers::Outcome;
@@ -130,17 +130,14 @@ impl Wanted<'_> {
     /// The lock-free read.
     #[inline]
     pub(crate) fn try_hit(&self) -> Option<usize> {
-        let shared = &*self.file.shared;
-        let slot = shared.cache.counters.mine();
-        let (core, offset) = (self.file.core(), self.offset);
+        let slot = self.file.cache().counters.mine();
+        let path = HitPath::new(self.file, slot, TRIES_MAX);
         match self.dst.front(2) {
             Front::One(one) if one.len() as u64 == self.dst.left() => {
                 // SAFETY: the segment is valid for writes, as its maker vouched.
-                unsafe {
-                    hit::try_hit(shared, slot, core, TRIES_MAX, one.base(), one.len(), offset)
-                }
+                unsafe { path.try_read(one.base(), one.len(), self.offset) }
             }
-            _ => hit::try_hit_vectored(shared, slot, core, TRIES_MAX, self.dst, offset),
+            _ => path.try_read_vectored(self.dst, self.offset),
         }
     }
 
