@@ -309,15 +309,6 @@ impl OpenOptions {
         self
     }
 
-    /// The caller has waited for keepers itself, by [`crate::keeper::await_written`], and an open of this
-    /// process that has the file must not wait for long.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn awaited(mut self, on: bool) -> Self {
-        self.awaited = on;
-        self
-    }
-
     /// How the engine reaches the file below its cache. Where the file is open already, the first
     /// opener's choice stands.
     #[must_use]

@@ -10,7 +10,7 @@
 //!
 //! Each takes exactly its range, from the end of the file on where it moves that; I/O elsewhere goes
 //! on. No fill can begin under an exclusive guard (W3), so none can put a page in place between the
-//! start of its invalidation and the end of its removal (S3's rule). Only pages that have a leaf are
+//! start of its invalidation and the end of its removal (as XFS does it). Only pages that have a leaf are
 //! visited, so the length of a range costs nothing by itself.
 
 use std::io;

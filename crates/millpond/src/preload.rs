@@ -1,14 +1,15 @@
-//! A read into memory of the caller's that outlives the call, told of by a callback.
+//! What only the preload library calls: hidden from the documentation, and free to change with it.
 //!
-//! For who has completion queues of his own, as the preload library has: the program's memory is the
-//! kernel's to write to until the completion was told, which is the contract of Linux AIO.
+//! Above all a read into memory of the caller's that outlives the call, told of by a callback. The library
+//! has completion queues of its own, and the program's memory is the kernel's to write to until the
+//! completion was told, which is the contract of Linux AIO.
 //!
 //! ```text
 //!   start -> a hit: the result, at once
 //!         -> else `task`, stepped by who ends the fills it waits for -> the callback
 //! ```
 //!
-//! The back end and the kernel never have the memory: each step copies what is cached (`cache::miss`).
+//! The back end and the kernel never have the memory: each step copies what is cached (`read::miss`).
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -17,6 +18,7 @@ use crate::error::Result;
 use crate::face::file::File;
 use crate::io::batch;
 use crate::io::segment::Segment;
+use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task, let_go};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Workers;
@@ -152,12 +154,23 @@ impl File {
     }
 }
 
+impl OpenOptions {
+    /// The caller has waited for keepers itself, by [`crate::keeper::await_written`], and an open of this
+    /// process that has the file must not wait for long.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn awaited(mut self, on: bool) -> Self {
+        self.awaited = on;
+        self
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::{BackendChoice, Backing, Engine, OpenOptions};
+    use crate::{BackendChoice, Backing, Engine};
 
     const BLOCK: usize = 4096;
 
