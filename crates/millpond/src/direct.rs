@@ -21,7 +21,7 @@ pub(crate) mod unattended;
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy::Source;
 use crate::cache::page::Word;
@@ -30,7 +30,6 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::Alignment;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
-use crate::range_lock::Guard;
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::{self, Durability, Ticket};
 

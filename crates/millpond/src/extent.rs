@@ -16,7 +16,7 @@
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -27,7 +27,6 @@ use crate::error::{Error, Op, Result};
 use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::range_lock::Guard;
 use crate::space;
 use crate::survival::Intent;
 use crate::sync::fence;

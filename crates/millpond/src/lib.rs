@@ -74,7 +74,6 @@ mod advice;
 mod error;
 mod memory;
 mod options;
-mod range_lock;
 mod stats;
 mod sync;
 
@@ -100,8 +99,6 @@ pub use pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registrati
 #[doc(hidden)]
 pub use queue::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
-#[cfg(feature = "range-lock-peers")]
-pub use range_lock::RangeLockKind;
 pub use stats::Stats;
 pub use survival::keeper;
 pub use view::View;

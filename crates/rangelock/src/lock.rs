@@ -22,8 +22,7 @@ use crate::{Budget, ByteRange, Mode, Striped};
 /// waits for an overlapping one waits for itself, and two who lock several ranges in different
 /// orders may wait for each other. Debug builds report a thread that waits for its own guard.
 ///
-/// `L` is the implementation: [`Striped`], unless you want to compare it with one of the
-/// [`peers`](crate::peers).
+/// `L` is the implementation: [`Striped`], unless it is to be compared with another.
 ///
 /// ```
 /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -109,8 +108,8 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// A lock of the implementation `L`.
     ///
     /// ```
-    /// use millpond_rangelock::{RangeLock, peers::IntervalTree};
-    /// let lock = RangeLock::<IntervalTree>::with_raw();
+    /// use millpond_rangelock::{RangeLock, Striped};
+    /// let lock = RangeLock::<Striped>::with_raw();
     /// ```
     pub fn with_raw() -> RangeLock<L> {
         RangeLock::default()

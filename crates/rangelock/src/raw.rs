@@ -21,8 +21,7 @@ pub enum Request<H, W> {
 
 /// A byte-range lock without guards.
 ///
-/// Implemented by [`Striped`](crate::Striped) and by the [`peers`](crate::peers). Not
-/// meant to be implemented outside of this crate.
+/// Implemented by [`Striped`](crate::Striped), and by the locks that it is compared with.
 ///
 /// Contract: a `Held` or a `Queued` is passed back exactly once (to `release`, `cancel`,
 /// or to a `poll` that grants), with the lock, the range and the mode that it came from.

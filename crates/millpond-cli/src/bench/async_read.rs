@@ -67,7 +67,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let load = Load::random(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(500, 200));
     let length = plan.slice(300, 150);
     let builder = millpond::Engine::builder().cache_bytes(file.bytes / CACHE_SHARE);
-    let engine = builder.range_lock(plan.range_lock).build().context("building an engine")?;
+    let engine = builder.build().context("building an engine")?;
     let options = OpenOptions::new().read(true);
     let pond = engine
         .open(file.path(), &options.clone().backing(Backing::Direct))
@@ -266,7 +266,7 @@ impl<R: Reads> Engine for InFlight<'_, R> {
 fn hit(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = TestFile::create(&plan.dir, plan.bytes(CACHED_BYTES))?;
     let builder = millpond::Engine::builder().cache_bytes(file.bytes * 2 + (32 << 20));
-    let engine = builder.range_lock(plan.range_lock).build().context("building an engine")?;
+    let engine = builder.build().context("building an engine")?;
     let opened = engine.open(file.path(), &OpenOptions::new().read(true));
     let pond = AsyncFile::from(opened.context("opening the file in Millpond")?);
     let load = Load::random(file.bytes, BLOCK_BYTES, 1);

@@ -15,7 +15,6 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millpond::RangeLockKind;
 use millpond_bench_peers::Usage;
 use serde::Serialize;
 
@@ -29,8 +28,6 @@ pub struct Plan {
     pub dir: PathBuf,
     pub rounds: u32,
     pub quick: bool,
-    /// Of the engines of Millpond's that are measured.
-    pub range_lock: RangeLockKind,
     shrink: u32,
     only: Option<String>,
     threads_max: u32,
@@ -44,8 +41,7 @@ impl Plan {
             (_, true) => 5,
             (_, false) => 15,
         };
-        let range_lock = RangeLockKind::default();
-        Self { dir, rounds, quick, range_lock, shrink, only, threads_max: cores.max(2) }
+        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
     }
 
     pub fn wants(&self, case: &str) -> bool {

@@ -14,6 +14,7 @@ mod data;
 mod fio;
 mod fio_aio;
 mod harness;
+mod histogram;
 mod html;
 mod load;
 mod machine;
@@ -29,7 +30,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use millpond::RangeLockKind;
 
 use self::harness::{Outcome, Plan};
 use self::report::Report;
@@ -60,11 +60,6 @@ pub struct Args {
     /// Write a report with charts to FILE, one self-contained page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-
-    /// Build Millpond's engines with this range lock: striped (the default), whole-file,
-    /// interval-tree, mutex-btree or olc-btree
-    #[arg(long, value_name = "KIND", default_value_t, hide_default_value = true)]
-    range_lock: RangeLockKind,
 
     /// Measure only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
@@ -125,8 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
     for file in [&args.json, &args.html].into_iter().flatten() {
         fs::write(file, []).context(file.display())?;
     }
-    let mut plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
-    plan.range_lock = args.range_lock;
+    let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
     if matches!(args.suite, Suite::CachedRead | Suite::All) {

@@ -159,7 +159,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                 continue;
             }
         };
-        let engine = millpond::Engine::builder().cache_bytes(8 << 20).range_lock(plan.range_lock);
+        let engine = millpond::Engine::builder().cache_bytes(8 << 20);
         let engine = engine.build().context("building an engine")?;
         let opened = engine.open(file.path(), &OpenOptions::new().read(true).backing(backing));
         let pond = Arc::new(opened.context("opening the file in Millpond")?);

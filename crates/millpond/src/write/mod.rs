@@ -28,7 +28,7 @@ mod install;
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -39,7 +39,6 @@ use crate::error::{Error, Op, Result};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::SegmentIter;
 use crate::options::WriteMode;
-use crate::range_lock::Guard;
 use crate::read::FAR_BYTES_MIN;
 use crate::writeback::{self, Durability, Epoch, Failure, Pass};
 

@@ -82,7 +82,8 @@ impl Ticket {
         Ticket { at: number, patience: None }
     }
 
-    pub(crate) fn patience(&self) -> Option<Duration> {
+    /// How long a thread that waits with it may sleep until it has to `expire` (L3).
+    pub fn patience(&self) -> Option<Duration> {
         self.patience
     }
 }
@@ -130,9 +131,9 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// The requests of a lock, held and waiting; under a mutex.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub struct Queue {
     tree: Tree,
     sequence: u64,
     waiting: usize,
@@ -163,16 +164,19 @@ impl Queue {
         self.tree.is_thrifty = true;
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
         self.tree.is_empty()
     }
 
     /// Whether any entry, held or waiting, overlaps `range`.
-    pub(crate) fn overlaps(&self, range: ByteRange) -> bool {
+    #[cfg(feature = "parts")]
+    pub fn overlaps(&self, range: ByteRange) -> bool {
         self.tree.first(range) != NIL
     }
 
-    pub(crate) fn waiting(&self) -> usize {
+    /// How many entries wait.
+    pub fn waiting(&self) -> usize {
         self.waiting
     }
 
@@ -195,7 +199,7 @@ impl Queue {
     /// Appends a request that has `in_front` blockers in the front: held if it has none at all,
     /// else waiting, and then it takes `notify`. `None`, and nothing happened, if it would have to
     /// wait and there is nobody to tell.
-    pub(crate) fn insert(
+    pub fn insert(
         &mut self,
         range: ByteRange,
         mode: Mode,
@@ -260,7 +264,7 @@ impl Queue {
     /// Collects a grant, or else has `notify` told of it; what was to be told before comes back in
     /// `notify`, to be dropped outside of the mutex (Q6). A lapsed request has `in_front` blockers
     /// in the front now.
-    pub(crate) fn poll(
+    pub fn poll(
         &mut self,
         ticket: Ticket,
         in_front: u32,
@@ -317,7 +321,7 @@ impl Queue {
 
     /// Lets the offers lapse that nobody has taken in time.
     #[inline]
-    pub(crate) fn expire(&mut self) {
+    pub fn expire(&mut self) {
         if let Some(since) = self.offers_since
             && self.has_expired(since)
         {
@@ -359,24 +363,25 @@ impl Queue {
         self.grace.is_zero()
     }
 
-    pub(crate) fn set_grace(&mut self, grace: Duration) {
+    /// How long an offer lasts at least, from now on.
+    pub fn set_grace(&mut self, grace: Duration) {
         self.grace = grace;
     }
 
     /// Whether a poll has to renew it, and to say what is in front of it.
-    pub(crate) fn is_lapsed(&self, ticket: &Ticket) -> bool {
+    pub fn is_lapsed(&self, ticket: &Ticket) -> bool {
         self.tree[ticket.at].is_lapsed()
     }
 
     /// Whether it has been granted, and has not lapsed.
-    pub(crate) fn is_granted(&self, ticket: &Ticket) -> bool {
+    pub fn is_granted(&self, ticket: &Ticket) -> bool {
         self.tree[ticket.at].is_granted()
     }
 
     /// Ends a hold or a wait (Q2). Who would have been told comes back, to be dropped outside
     /// of the mutex (Q6).
     #[must_use]
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
+    pub fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
         self.expire();
         let entry = self.tree.remove(ticket.at);
         self.waiting -= usize::from(entry.is_waiting());
@@ -388,14 +393,8 @@ impl Queue {
         entry.notify
     }
 
-    /// Ends a hold (Q2).
-    pub(crate) fn release(&mut self, ticket: Ticket) {
-        let notify = self.remove(ticket);
-        debug_assert!(notify.is_none(), "told when it was granted");
-    }
-
     /// Shared to exclusive; true if nobody who overlaps holds, or waits from before.
-    pub(crate) fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
+    pub fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
         let Entry { range, sequence, .. } = self.tree[ticket.at];
         let mut at = self.tree.first(range);
         while at != NIL {
@@ -412,7 +411,7 @@ impl Queue {
     }
 
     /// Exclusive to shared (Q2).
-    pub(crate) fn downgrade(&mut self, ticket: &Ticket) {
+    pub fn downgrade(&mut self, ticket: &Ticket) {
         let entry = &mut self.tree[ticket.at];
         entry.mode = Mode::Shared;
         let range = entry.range;
@@ -420,25 +419,13 @@ impl Queue {
     }
 
     /// A range left the front.
-    pub(crate) fn front_released(&mut self, range: ByteRange, mode: Mode) {
+    pub fn front_released(&mut self, range: ByteRange, mode: Mode) {
         // Every overlapping entry is later (Q3): sequence 0.
         self.unblock(range, 0, |other| other.conflicts_with(mode));
     }
 
-    /// Whether an entry that overlaps `range` is held.
-    pub(crate) fn is_held(&self, range: ByteRange) -> bool {
-        let mut at = self.tree.first(range);
-        while at != NIL {
-            if self.tree[at].is_granted() {
-                return true;
-            }
-            at = self.tree.next(at, range);
-        }
-        false
-    }
-
     /// How many entries that overlap `range` are held.
-    pub(crate) fn count_held(&self, range: ByteRange) -> u32 {
+    pub fn count_held(&self, range: ByteRange) -> u32 {
         let mut count = 0;
         let mut at = self.tree.first(range);
         while at != NIL {
@@ -449,12 +436,12 @@ impl Queue {
     }
 
     /// A shared range of the front became exclusive; nothing that overlaps it is held here.
-    pub(crate) fn front_upgraded(&mut self, range: ByteRange) {
+    pub fn front_upgraded(&mut self, range: ByteRange) {
         self.block_shared(range);
     }
 
     /// An exclusive range of the front became shared.
-    pub(crate) fn front_downgraded(&mut self, range: ByteRange) {
+    pub fn front_downgraded(&mut self, range: ByteRange) {
         self.unblock(range, 0, |other| other == Mode::Shared);
     }
 
@@ -520,7 +507,7 @@ impl Queue {
 const TOLD_BATCH: usize = 8;
 
 /// Ends a critical section and tells those that were granted in it (Q5).
-pub(crate) fn unlock_and_tell<'a, T>(
+pub fn unlock_and_tell<'a, T>(
     mutex: &'a Mutex<T>,
     mut guard: MutexGuard<'a, T>,
     queue: impl Fn(&mut T) -> &mut Queue,

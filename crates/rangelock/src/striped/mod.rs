@@ -43,7 +43,7 @@
 //! Locks: the mutex; nothing is acquired under it, and nobody sleeps under it.
 //!
 //! Trade-offs. A long-held wide range sends all requests under it through the mutex and the
-//! queue's tree: correct, fair, and about as fast as `peers::IntervalTree`. Taking a range wider
+//! queue's tree: correct, fair, and about as fast as an interval tree under a mutex. Taking a range wider
 //! than 10 regions sets and clears a gate for each of its regions, or for every stripe.
 
 mod gated;

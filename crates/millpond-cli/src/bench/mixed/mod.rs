@@ -215,11 +215,10 @@ fn group(
 }
 
 /// An engine with so large a cache, and a file in it.
-fn pond(site: &Site<'_>, cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
+fn pond(cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
     let engine = Engine::builder()
         .cache_bytes(cache_bytes)
         .dirty_age_max(DIRTY_AGE_MAX)
-        .range_lock(site.plan.range_lock)
         .build()
         .context("building a Millpond engine")?;
     let options = OpenOptions::new()
@@ -236,10 +235,10 @@ fn roomy(file_bytes: u64) -> u64 {
     5 * file_bytes + 64 * MIB
 }
 
-fn note_engine(site: &Site<'_>, engine: &Engine, outcome: &mut Outcome) {
-    let (stats, lock) = (engine.stats(), site.plan.range_lock);
+fn note_engine(engine: &Engine, outcome: &mut Outcome) {
+    let stats = engine.stats();
     let (name, reason) = (stats.back_end, stats.back_end_reason);
-    outcome.note(format!("mixed: back end {name} ({reason}), range lock {lock}"));
+    outcome.note(format!("mixed: back end {name} ({reason})"));
 }
 
 fn warm(
@@ -248,8 +247,8 @@ fn warm(
     cases: &[&Case],
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let (engine, file) = pond(site, roomy(site.plan.bytes(FILE_BYTES)), own)?;
-    note_engine(site, &engine, outcome);
+    let (engine, file) = pond(roomy(site.plan.bytes(FILE_BYTES)), own)?;
+    note_engine(&engine, outcome);
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     for case in cases {
         eprintln!("measuring {} on {}", case.names.case, site.name);
@@ -287,9 +286,9 @@ fn beyond(
     outcome: &mut Outcome,
 ) -> Result<()> {
     let cache_bytes = site.plan.bytes(FILE_BYTES) / BEYOND;
-    let (engine, file) = pond(site, cache_bytes, own)?;
+    let (engine, file) = pond(cache_bytes, own)?;
     file.advise(0, 0, Advice::Random).context(&site.name)?;
-    note_engine(site, &engine, outcome);
+    note_engine(&engine, outcome);
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     rustix::fs::fadvise(&kernel, 0, None, rustix::fs::Advice::Random).context(&site.name)?;
     let limit = Limit::new(cache_bytes.max(LIMIT_BYTES_MIN));

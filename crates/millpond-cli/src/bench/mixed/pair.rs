@@ -3,10 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use millpond_rangelock::bench::Histogram;
-
 use super::work::{MixedSlice, Ops, Work};
 use crate::bench::harness::{Outcome, Row, quantile};
+use crate::bench::histogram::Histogram;
 use crate::failure::{Context, Result};
 
 /// The names of a case's rows: of its reads, of its writes, and of both together.

@@ -52,7 +52,7 @@ fn hammer(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         Ok(files) => files,
         Err(reason) => return Ok(Some(reason)),
     };
-    let (_engine, file) = pond(site, roomy(work.file_bytes), &own)?;
+    let (_engine, file) = pond(roomy(work.file_bytes), &own)?;
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     warm_up(&file, &work).context(site.own())?;
     warm_up(&kernel, &work).context(site.kernel())?;
@@ -82,9 +82,9 @@ fn extents(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         Ok(files) => files,
         Err(reason) => return Ok(Some(reason)),
     };
-    let (_engine, file) = pond(site, 2 * roomy(work.file_bytes), &own)?;
+    let (_engine, file) = pond(2 * roomy(work.file_bytes), &own)?;
     warm_up(&file, &work).context(site.own())?;
-    let (_engine, another) = pond(site, 2 * roomy(work.file_bytes), &other)?;
+    let (_engine, another) = pond(2 * roomy(work.file_bytes), &other)?;
     warm_up(&another, &work).context(site.own())?;
     let mut turns = [0, 0];
     let [here, there] = &mut turns;
@@ -126,7 +126,7 @@ fn synced(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         Ok(files) => files,
         Err(reason) => return Ok(Some(reason)),
     };
-    let (_engine, file) = pond(site, roomy(work.file_bytes), &own)?;
+    let (_engine, file) = pond(roomy(work.file_bytes), &own)?;
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     warm_up(&file, &work).context(site.own())?;
     warm_up(&kernel, &work).context(site.kernel())?;

@@ -58,11 +58,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     }
     let bytes = plan.bytes(1024 * MIB);
     let named = NamedFile::create(&plan.dir, bytes)?;
-    let engine = Engine::builder()
-        .cache_bytes(16 * MIB)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+    let engine =
+        Engine::builder().cache_bytes(16 * MIB).build().context("building a Millpond engine")?;
     for case in cases {
         eprintln!("measuring {}", case.name);
         measure(case, &named.path, bytes, &engine, plan, outcome)?;

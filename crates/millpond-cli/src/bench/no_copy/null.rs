@@ -46,7 +46,6 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let named = NamedFile::create(&plan.dir, bytes)?;
     let engine = Engine::builder()
         .cache_bytes(2 * bytes + 32 * MIB)
-        .range_lock(plan.range_lock)
         .backend(BackendChoice::Null)
         .build()
         .context("building a Millpond engine")?;

@@ -96,11 +96,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 
 fn one(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let [own, others] = [NamedFile::create(&plan.dir, 0)?, NamedFile::create(&plan.dir, 0)?];
-    let engine = Engine::builder()
-        .cache_bytes(CACHE_BYTES)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+    let engine =
+        Engine::builder().cache_bytes(CACHE_BYTES).build().context("building a Millpond engine")?;
     let options = OpenOptions::new().read(true).write(true).write_mode(case.mode);
     let file = engine.open(&own.path, &options.dsync(case.dsync)).context(case.name)?;
     let dsync = if case.dsync { OFlags::DSYNC } else { OFlags::empty() };

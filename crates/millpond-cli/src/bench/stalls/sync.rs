@@ -67,7 +67,6 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let engine = Engine::builder()
         .cache_bytes(bytes * 2)
         .dirty_bytes_max(limit)
-        .range_lock(plan.range_lock)
         .build()
         .context("building a Millpond engine")?;
     let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);

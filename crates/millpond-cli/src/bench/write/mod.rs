@@ -112,12 +112,9 @@ fn measure(
     Ok(())
 }
 
-fn engine(case: &str, cache_bytes: u64, plan: &Plan, outcome: &mut Outcome) -> Result<Engine> {
-    let engine = Engine::builder()
-        .cache_bytes(cache_bytes)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+fn engine(case: &str, cache_bytes: u64, outcome: &mut Outcome) -> Result<Engine> {
+    let engine =
+        Engine::builder().cache_bytes(cache_bytes).build().context("building a Millpond engine")?;
     let stats = engine.stats();
     outcome.note(format!("{case}: back end {} ({})", stats.back_end, stats.back_end_reason));
     Ok(engine)
@@ -141,7 +138,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
         }
         drop_kernel_cache(&file)
     };
-    let engine = engine(case, 512 * MIB, plan, outcome)?;
+    let engine = engine(case, 512 * MIB, outcome)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
     let [own_bytes, peer_bytes] = &mut bytes_of;
     let subject = Side::new(BACK, || {
@@ -172,7 +169,7 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
     // A file each: direct writes would take the kernel's peer out of its cache.
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
     own.drop_kernel_cache().context(case)?;
-    let engine = engine(case, 1024 * MIB, plan, outcome)?;
+    let engine = engine(case, 1024 * MIB, outcome)?;
     let (own_path, peer_path) = (own.path(), others.path());
     let opened = engine.open(&own_path, &options(WriteMode::Back, Backing::Direct));
     let file = match opened {
@@ -205,7 +202,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     let load = Load::random(bytes, BLOCK_BYTES, 1);
     let shared = TestFile::create(&plan.dir, bytes)?;
     let path = shared.path();
-    let engine = engine(case, bytes + bytes / 4 + 32 * MIB, plan, outcome)?;
+    let engine = engine(case, bytes + bytes / 4 + 32 * MIB, outcome)?;
     let own = engine.open(&path, &options(WriteMode::Through, Backing::Buffered)).context(case)?;
     let peer = target::open(&path, OFlags::empty()).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
@@ -230,7 +227,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
 /// 4 KiB at the end of a file, durable before the next: what a database does for a transaction.
 fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let commits = plan.count(100, 30);
-    let engine = engine(case, 64 * MIB, plan, outcome)?;
+    let engine = engine(case, 64 * MIB, outcome)?;
     let own = |mode| {
         let engine = &engine;
         move |path: &Path| Ok(engine.open(path, &options(mode, Backing::Direct))?)

@@ -14,9 +14,9 @@
 //!   ever stored, so every field is atomic, and it follows a child only after validating.
 //! - N3. A retired node never changes again; who finds one starts over at the root.
 
-use crate::ByteRange;
-use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
-use crate::sync::relax;
+use millpond_rangelock::ByteRange;
+use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use millpond_rangelock::parts::sync::relax;
 
 /// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels.
 pub(super) const FAN_OUT: usize = if cfg!(any(loom, shuttle)) { 4 } else { 14 };

@@ -1,16 +1,20 @@
 //! The suite `range-lock`: locks on byte ranges, without files.
 //!
-//! The subject is Millpond's own lock, the peers are the other locks of the crate
-//! `millpond-rangelock`, `parking_lot::RwLock` (where ranges don't overlap, taken shared: the limit)
-//! and a `BTreeMap` under a `Mutex`, the floor of what keeps ranges in a tree. Loads and threads are
-//! [`rangelock::bench`]'s, an operation is a pair of lock and unlock.
+//! The subject is Millpond's own lock, the peers are those of the crate `millpond-rangelock-peers`,
+//! `parking_lot::RwLock` (where ranges don't overlap, taken shared: the limit) and a `BTreeMap` under a
+//! `Mutex`, the floor of what keeps ranges in a tree. An operation is a pair of lock and unlock. [`case`]
+//! has the loads, [`slice()`] carries one out.
+
+mod case;
+mod slice;
 
 use std::thread;
 use std::time::Duration;
 
-use millpond_rangelock::bench::{self as rangelock, Case, Engine, Latencies};
-
-use super::harness::{Outcome, Pair, Plan, Row, Skipped, Slice};
+use self::case::{Case, Lock};
+use self::slice::{latencies, slice};
+use super::harness::{Outcome, Pair, Plan, Row, Skipped};
+use super::histogram::Latencies;
 use crate::failure::Result;
 
 /// Slices that are taken to see how long single operations take: the longest are rare.
@@ -24,10 +28,10 @@ const PROCESSORS_SHARE_MIN: f64 = 0.9;
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut occupied = Occupied::default();
-    for case in rangelock::cases(&rangelock::Options::default()) {
-        if plan.wants(case.name) {
-            eprintln!("measuring {} with {} thread(s)", case.name, case.threads);
-            outcome.note(format!("{} is Millpond's own lock", Engine::Striped.name()));
+    for case in case::cases(&case::thread_counts()) {
+        if plan.wants(case.load.name) {
+            eprintln!("measuring {} with {} thread(s)", case.load.name, case.threads);
+            outcome.note(format!("{} is Millpond's own lock", Lock::Striped.name()));
             compare(&case, plan, &mut outcome, &mut occupied)?;
         }
     }
@@ -37,20 +41,20 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 
 fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
     let length = plan.slice(50, 15);
-    let latencies = latencies(case, length * LATENCY_SLICES);
-    let subject = Engine::Striped;
-    for &peer in case.engines.iter().filter(|engine| **engine != subject) {
-        for engine in [subject, peer] {
-            slice(engine, case, length);
+    let latencies = all_latencies(case, length * LATENCY_SLICES);
+    let subject = Lock::Striped;
+    for &peer in case.locks.iter().filter(|lock| **lock != subject) {
+        for lock in [subject, peer] {
+            slice(lock, case, length);
         }
         let pair = Pair {
-            case: case.name,
+            case: case.load.name,
             threads: case.threads as u32,
             block_bytes: None,
             subject: subject.name(),
             peer: peer.name(),
         };
-        let measure = |engine| move || Ok(slice(engine, case, length));
+        let measure = |lock| move || Ok(slice(lock, case, length));
         let [own, other] = pair.measure(plan.rounds, measure(subject), measure(peer))?;
         if !case.is_contended() {
             occupied.look_at(&own);
@@ -58,38 +62,27 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
         outcome.rows.push(with_latencies(own, subject, &latencies));
         outcome.rows.push(with_latencies(other, peer, &latencies));
     }
-    for (engine, reason) in &case.gaps {
+    for (lock, reason) in &case.gaps {
         // Once for all numbers of threads.
-        let told = |gap: &Skipped| gap.case == case.name && gap.engine == engine.name();
+        let told = |gap: &Skipped| gap.case == case.load.name && gap.engine == lock.name();
         if !outcome.skipped.iter().any(told) {
-            outcome.skip(case.name, engine.name(), reason);
+            outcome.skip(case.load.name, lock.name(), reason);
         }
     }
     Ok(())
 }
 
-fn slice(engine: Engine, case: &Case, length: Duration) -> Slice {
-    let found = rangelock::slice(engine, case, length);
-    Slice {
-        ops: found.ops as u64,
-        ops_per_s: found.ops_per_s(),
-        cpu: Duration::from_nanos(found.cpu_ns as u64),
-        context_switches: found.switches as u64,
-    }
-}
-
 /// How long operations take where threads wait for each other, measured apart from the rest: reading
 /// the clock costs as much as some locks do.
-fn latencies(case: &Case, length: Duration) -> Vec<(Engine, Latencies)> {
+fn all_latencies(case: &Case, length: Duration) -> Vec<(Lock, Latencies)> {
     if !case.is_contended() {
         return Vec::new();
     }
-    let found = |engine| (engine, rangelock::latencies(engine, case, length));
-    case.engines.iter().map(|engine| found(*engine)).collect()
+    case.locks.iter().map(|&lock| (lock, latencies(lock, case, length))).collect()
 }
 
-fn with_latencies(row: Row, engine: Engine, latencies: &[(Engine, Latencies)]) -> Row {
-    match latencies.iter().find(|known| known.0 == engine) {
+fn with_latencies(row: Row, lock: Lock, latencies: &[(Lock, Latencies)]) -> Row {
+    match latencies.iter().find(|known| known.0 == lock) {
         Some((_, Latencies { p50_ns, p99_ns, p999_ns })) => {
             Row { p50_ns: Some(*p50_ns), p99_ns: Some(*p99_ns), p999_ns: Some(*p999_ns), ..row }
         }
@@ -105,7 +98,7 @@ struct Occupied {
 }
 
 impl Occupied {
-    /// `row` is of an engine that never sleeps in its case.
+    /// `row` is of a lock that never sleeps in its case.
     fn look_at(&mut self, row: &Row) {
         let cores = thread::available_parallelism().map_or(1, usize::from) as f64;
         let used = row.cpu_ns_per_op * row.ops_per_s / 1e9;
@@ -123,5 +116,31 @@ impl Occupied {
                  without contention more than a tenth of them was missing"
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::case::cases;
+    use super::*;
+
+    /// Goal: every lock runs every case that it is listed for, and the others say why not.
+    #[test]
+    fn every_lock_runs_or_says_why_not() {
+        let (cases, length) = (cases(&[1, 2, 3]), Duration::from_millis(1));
+        assert_eq!(cases.iter().filter(|case| case.threads == 2).count(), 9);
+        for case in &cases {
+            assert_eq!(case.locks[0], Lock::Striped);
+            assert_eq!(case.locks.len() + case.gaps.len(), 7 + usize::from(case.is_contended()));
+            for &lock in &case.locks {
+                let slice = slice(lock, case, length);
+                assert!(slice.ops > 0 && slice.ops_per_s > 0.0, "{case:?}: {lock:?}");
+                if case.is_contended() {
+                    let took = latencies(lock, case, length);
+                    assert!(took.p50_ns <= took.p99_ns && took.p99_ns <= took.p999_ns);
+                    assert!(took.p50_ns > 0.0, "{case:?}: {lock:?}");
+                }
+            }
+        }
     }
 }

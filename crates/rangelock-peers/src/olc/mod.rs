@@ -16,18 +16,17 @@ use std::sync::atomic::Ordering;
 
 use std::time::Duration;
 
-use crate::queue::{Queue, Ticket, unlock_and_tell};
-use crate::raw::{RawRangeLock, Request};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::wait::Notify;
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 use node::EXCLUSIVE;
 use tree::{Outcome, Tree};
 
 /// A B-tree with optimistic lock coupling.
 ///
 /// ```
-/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::OlcBTree};
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// use millpond_rangelock_peers::OlcBTree;
 /// let lock = RangeLock::<OlcBTree>::with_raw();
 /// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
 /// ```
@@ -196,7 +195,7 @@ impl RawRangeLock for OlcBTree {
             }
             Held::Queue(ticket) => {
                 let mut queue = self.gated();
-                queue.release(ticket);
+                drop(queue.remove(ticket));
                 self.settle(queue);
             }
         }
@@ -207,7 +206,7 @@ impl RawRangeLock for OlcBTree {
         let upgraded = match held {
             Held::Tree => {
                 let upgraded =
-                    !queue.is_held(range) && self.tree.replace_shares(range, 1, EXCLUSIVE);
+                    queue.count_held(range) == 0 && self.tree.replace_shares(range, 1, EXCLUSIVE);
                 if upgraded {
                     queue.front_upgraded(range);
                 }

@@ -15,8 +15,8 @@
 use crossbeam_epoch::{self as epoch, Guard, Shared};
 
 use super::node::{EXCLUSIVE, FAN_OUT, Node, Record, Version};
-use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use millpond_rangelock::{ByteRange, Mode};
 
 /// A range that touches more leaves than this is held in the queue.
 const LEAVES_MAX: usize = 4;
