@@ -7,8 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::lock::RangeLock;
+use crate::range::{ByteRange, Mode};
 use crate::raw::RawRangeLock;
-use crate::{ByteRange, Mode, Striped};
+use crate::striped::Striped;
 
 /// A held range of a borrowed [`RangeLock`]; dropping it releases the range.
 ///

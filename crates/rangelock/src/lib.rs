@@ -60,6 +60,8 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks, missing_docs)]
 
 mod budget;
+mod face;
+mod front;
 mod future;
 mod guard;
 #[cfg(debug_assertions)]

@@ -7,8 +7,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use crate::range::{ByteRange, Mode};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
 
 /// The answer to a request that may queue.
 #[derive(Debug)]

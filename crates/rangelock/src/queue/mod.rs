@@ -48,16 +48,18 @@
 //!
 //! Without tasks that costs a test of a flag under the mutex, and nothing outside.
 
+mod entry;
 mod tree;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
-use tree::{Links, NIL, Tree};
+use entry::{Entry, Links, NIL, Stage};
+use tree::Tree;
 
 /// How long a granted [`lock_async`](crate::RangeLock::lock_async) that is not polled keeps
 /// others out, unless [`set_offer_grace`](crate::RangeLock::set_offer_grace) says otherwise.
@@ -85,49 +87,6 @@ impl Ticket {
     /// How long a thread that waits with it may sleep until it has to `expire` (L3).
     pub fn patience(&self) -> Option<Duration> {
         self.patience
-    }
-}
-
-/// What an entry without blockers is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Of a thread; or held.
-    Taken,
-    /// Of a task that has to take its grant by polling.
-    Pending,
-    /// Granted to a task, at that time.
-    Offered(Instant),
-    Lapsed,
-}
-
-/// One request.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    links: Links,
-    range: ByteRange,
-    sequence: u64,
-    /// Waiting while not 0 (Q1).
-    blockers: u32,
-    stage: Stage,
-    mode: Mode,
-    /// Came from the front when that was rebuilt; its guard does not know its ticket.
-    adopted: bool,
-    /// Whom to tell; only while waiting.
-    notify: Option<Notify>,
-}
-
-impl Entry {
-    fn is_waiting(&self) -> bool {
-        self.blockers > 0
-    }
-
-    fn is_lapsed(&self) -> bool {
-        self.stage == Stage::Lapsed
-    }
-
-    /// Whether others have to wait for it to end (held, offered).
-    fn is_granted(&self) -> bool {
-        !self.is_waiting() && !self.is_lapsed()
     }
 }
 

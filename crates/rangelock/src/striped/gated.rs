@@ -6,15 +6,15 @@
 use std::sync::Weak;
 
 use super::held::{Held, Place};
-use super::stripe::Stripe;
-use super::table::{PIECES_MAX, Table, View};
 use super::{SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
+use crate::front::stripe::Stripe;
+use crate::front::table::{PIECES_MAX, Table, View};
 use crate::queue::{Ticket, unlock_and_tell};
+use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::atomic::Ordering;
 use crate::sync::{MutexGuard, lock};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
 
 impl Striped {
     /// Replaces the table by a larger one, if there is one and nothing stands against it (B3).

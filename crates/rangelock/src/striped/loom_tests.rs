@@ -13,7 +13,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::RangeLock;
+use crate::lock::RangeLock;
 use crate::sync::atomic::AtomicU64;
 
 fn r(start: u64, end: u64) -> ByteRange {

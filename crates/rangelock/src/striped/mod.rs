@@ -1,6 +1,6 @@
 //! Our own lock: one compare-exchange to take a range, one to give it back.
 //!
-//! A request first tries the *front*, a table of stripes (`table`, `stripe`): a range of up to 10
+//! A request first tries the *front*, a table of stripes (`front`): a range of up to 10
 //! regions is claimed piece by piece, each by one compare-exchange, none of them touching a word
 //! that disjoint requests elsewhere in the file touch. What does not succeed there at once
 //! (conflicts, larger ranges, a full stripe) goes to the *queue*, under the lock's one mutex.
@@ -50,23 +50,21 @@ mod gated;
 mod held;
 #[cfg(all(test, loom))]
 mod loom_tests;
-mod stripe;
-mod table;
-mod whole;
 
 use std::sync::Weak;
 use std::time::Duration;
 
+use crate::budget::Budget;
+use crate::front::stripe::{Claim, Claimed, Release, SLOTS, Stripe};
+use crate::front::table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
 use crate::queue::{Queue, Ticket};
+use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::wait::Notify;
-use crate::{Budget, ByteRange, Mode};
 pub use held::Held;
 use held::Place;
-use stripe::{Claim, Claimed, Release, SLOTS, Stripe};
-use table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
 
 /// Compare-exchanges that a claim may lose before it queues.
 const RACES_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
