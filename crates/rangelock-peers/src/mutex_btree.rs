@@ -55,7 +55,7 @@ impl State {
         mode: Mode,
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
-        // Nothing enters the tree over a queue entry (Q3).
+        // Nothing enters the tree over a queue entry (queue.Q3).
         if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
             return Some(Request::Granted(Held::Tree));
         }

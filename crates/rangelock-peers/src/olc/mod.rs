@@ -7,7 +7,7 @@
 //!
 //! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there
 //! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
-//! of the tree is made under the mutex too: so blockers can be counted (Q3).
+//! of the tree is made under the mutex too: so blockers can be counted (queue.Q3).
 
 mod node;
 mod tree;
@@ -55,7 +55,7 @@ impl OlcBTree {
     /// The mutex, with the gate set.
     fn gated(&self) -> MutexGuard<'_, Queue> {
         let queue = lock(&self.queue);
-        // Relaxed: the leaf locks carry it (O5).
+        // Relaxed: the leaf locks carry it (tree.O5).
         self.tree.gate.store(1, Ordering::Relaxed);
         queue
     }
@@ -89,7 +89,7 @@ impl OlcBTree {
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
         let mut queue = self.gated();
-        // Nothing enters the tree over a queue entry (Q3).
+        // Nothing enters the tree over a queue entry (queue.Q3).
         if !queue.overlaps(range) && self.tree.insert(range, mode, true) == Outcome::Done {
             self.settle(queue);
             return Some(Request::Granted(Held::Tree));

@@ -23,7 +23,7 @@ pub(super) struct Entry {
     pub(super) links: Links,
     pub(super) range: ByteRange,
     pub(super) sequence: u64,
-    /// Waiting while not 0 (Q1).
+    /// Waiting while not 0 (queue.Q1).
     pub(super) blockers: u32,
     pub(super) stage: Stage,
     pub(super) mode: Mode,

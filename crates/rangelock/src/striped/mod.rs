@@ -12,12 +12,12 @@
 //! ```
 //!
 //! - R1. A queue entry, held or waiting, keeps the gate of every stripe that it covers. So nothing
-//!   enters the front over a queue entry (Q3), and front entries under one stand still (P1): they
+//!   enters the front over a queue entry (queue.Q3), and front entries under one stand still (stripe.P1): they
 //!   are counted as blockers piece by piece, and each piece that is released takes itself out of
 //!   those counts, under the mutex.
 //! - R2. A request that meets a conflict holds no piece while it waits: it gives back what it has
 //!   before it queues, as though it had held that and let go. So who waits in the queue waits for
-//!   guards and earlier requests alone, and Q4 excludes cycles.
+//!   guards and earlier requests alone, and queue.Q4 excludes cycles.
 //! - R3. Narrow and wide are one case: what decides the order of two overlapping requests
 //!   is the mutex if both queue, and the gate if one does not. There is no
 //!   second order (a count, a mark) that could disagree with it.
@@ -30,7 +30,7 @@
 //! of wide requests beside them: who waits is about to sleep or has just woken, so that is not
 //! where the time goes; and all that has to be decided together (order, counts, grants,
 //! cancellation, upgrades, growing) is then decided in one critical section. What stays in a
-//! stripe is what does not wait, and that needs no lock there at all, only P2. Measured with 2
+//! stripe is what does not wait, and that needs no lock there at all, only stripe.P2. Measured with 2
 //! threads that fight for one range, the mutex is not what limits them: they mostly take turns in
 //! the front.
 //!
@@ -416,7 +416,7 @@ impl RawRangeLock for Striped {
             return;
         };
         // SAFETY: it is a stripe of this lock, in use or replaced, and those live until the lock is
-        // dropped (B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
+        // dropped (table.B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
         // One that was replaced is gated: the release fails.
         if let Err(control) = unsafe { stripe.as_ref() }.release_first(claimed) {
             self.release_raced(range, mode, held, control);
