@@ -228,7 +228,7 @@ impl BTree {
     #[cold]
     fn insert_splitting(&mut self, id: u32, at: usize, range: ByteRange, mode: Mode, path: &Path) {
         let leaf = &mut self.leaves[id as usize];
-        // Who appends will go on appending: leave the left leaf full.
+        // An appender will go on appending: leave the left leaf full.
         let cut = if at == FAN_OUT { FAN_OUT } else { FAN_OUT / 2 };
         let mut right = leaf.split_off(cut);
         if at < cut {

@@ -7,7 +7,7 @@
 //! | [`MutexBTree`] | a B+tree under a mutex | the same, with shorter walks |
 //! | [`OlcBTree`] | a B+tree, each leaf locked alone | all meet in one leaf if few are held |
 //!
-//! All of them queue those who wait as `Striped` does, by its own queue, so that what is compared is
+//! All of them queue waiting requests as `Striped` does, by its own queue, so that what is compared is
 //! the way without waiting. `millpond bench range-lock` compares them.
 
 mod btree;

@@ -1,7 +1,7 @@
 //! One reader-writer lock for the whole file: what XFS has.
 //!
 //! Every range conflicts as though it were the whole file. In front is one word with the number of
-//! shared holders or the exclusive one; who can't get in there waits in the queue.
+//! shared holders or the exclusive one; a request that can't get in there waits in the queue.
 //!
 //! ```text
 //! word = shared holders << 2 | EXCLUSIVE << 1 | GATE
@@ -34,7 +34,7 @@ const ONE_SHARED: u64 = 4;
 #[derive(Debug)]
 pub struct WholeFile {
     word: AtomicU64,
-    /// How many wait in the queue: a hint for those who would spin.
+    /// How many requests wait in the queue: a hint whether to spin.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
 }

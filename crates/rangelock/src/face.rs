@@ -96,7 +96,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// Locks `range` if that needs no waiting.
     ///
     /// `None` means that a conflicting request was held, waited, or was just being made: fairness
-    /// holds here too, so it does not overtake those who wait.
+    /// holds here too, so it does not overtake waiting requests.
     ///
     /// ```
     /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -113,7 +113,7 @@ impl<L: RawRangeLock> RangeLock<L> {
 
     /// Locks `range`, waiting for at most `timeout`.
     ///
-    /// A request that gives up leaves the queue at once, and whoever waited only for it goes on.
+    /// A request that gives up leaves the queue at once, and requests that waited only for it are granted.
     ///
     /// ```
     /// use std::time::Duration;

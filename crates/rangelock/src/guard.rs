@@ -1,6 +1,6 @@
 //! Held ranges: [`Guard`] and [`OwnedGuard`].
 //!
-//! A guard belongs to an operation, not to a thread: it is `Send`, and whoever ends the
+//! A guard belongs to an operation, not to a thread: it is `Send`, and the thread that ends the
 //! operation drops it.
 
 use std::fmt;
@@ -73,7 +73,7 @@ impl<L: RawRangeLock> Hold<L> {
 
     #[inline(always)]
     fn release(&mut self, lock: &RangeLock<L>) {
-        // Before the release: nobody who gets the range next is told about us.
+        // Before the release: the next holder is not told about us.
         #[cfg(debug_assertions)]
         lock.holders.remove(self.number);
         if let Some(held) = self.held.take() {

@@ -38,13 +38,13 @@
 //!   all of the table, so a lock that has once held tens of thousands of ranges has dear whole-file
 //!   requests.
 //! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold; save that a
-//!   lock with a budget keeps room for four who wait while nobody does.
+//!   lock with a budget keeps room for four waiters while nobody waits.
 //!
 //! # What to look out for
 //!
 //! A guard belongs to an operation and not to a thread: a thread that waits for a range that
-//! overlaps one that it holds waits for ever. Debug builds say so on standard error. Who needs
-//! several ranges at once should lock them in ascending order, or one range around all of them.
+//! overlaps one that it holds waits for ever. Debug builds say so on standard error. A caller
+//! that needs several ranges at once should lock them in ascending order, or one range around all of them.
 //!
 //! A future of [`RangeLock::lock_async`] that has been granted and is not polled is passed over
 //! after [`OFFER_GRACE`], and keeps its place.
@@ -83,8 +83,8 @@ pub use raw::{RawRangeLock, Request};
 pub use striped::Striped;
 pub use wait::Notify;
 
-/// What this crate's lock is built from, for other locks with the same face: the queue of those who
-/// wait, and the primitives that loom and shuttle replace. Feature `parts`; not covered by the version.
+/// What this crate's lock is built from, for other locks with the same face: the queue of
+/// waiting requests, and the primitives that loom and shuttle replace. Feature `parts`; not covered by the version.
 #[cfg(feature = "parts")]
 pub mod parts {
     pub use crate::queue::{Queue, Ticket, unlock_and_tell};

@@ -18,8 +18,8 @@ use crate::wait::{Backoff, ThreadWait};
 ///   spins for a few microseconds before it queues, unless others wait already.)
 /// - **Free of threads**: a [`Guard`] may be moved to, and released by, any thread.
 ///
-/// A lock neither orders nor checks several guards of one caller: who holds a range and then
-/// waits for an overlapping one waits for itself, and two who lock several ranges in different
+/// A lock neither orders nor checks several guards of one caller: a caller that holds a range and then
+/// waits for an overlapping one waits for itself, and two that lock several ranges in different
 /// orders may wait for each other. Debug builds report a thread that waits for its own guard.
 ///
 /// `L` is the implementation: [`Striped`], unless it is to be compared with another.

@@ -52,7 +52,7 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether spinning on `claim` would be unfair to those who wait already, or futile: a hint.
+    /// Whether spinning on `claim` would be unfair to requests that wait already, or futile: a hint.
     fn is_crowded(&self) -> bool {
         true
     }

@@ -7,12 +7,12 @@
 //!                              LOCKED -> retire -> OBSOLETE
 //! ```
 //!
-//! - N1. The fields of a node change only while it is LOCKED, by who locked it. Each unlocking
+//! - N1. The fields of a node change only while it is LOCKED, by the thread that locked it. Each unlocking
 //!   gives a version that was never there before.
 //! - N2. A reader takes the version, reads, and compares the version again: equal and even means
 //!   that what it read was there at one moment. Until then it may have read anything that was
 //!   ever stored, so every field is atomic, and it follows a child only after validating.
-//! - N3. A retired node never changes again; who finds one starts over at the root.
+//! - N3. A retired node never changes again; a thread that finds one starts over at the root.
 
 use millpond_rangelock::ByteRange;
 use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
@@ -104,7 +104,7 @@ impl Node {
         self.version.load(Ordering::Relaxed) == version.0
     }
 
-    /// Locks, waiting for who has it; false if the node is retired.
+    /// Locks, waiting for the holder; false if the node is retired.
     pub(super) fn lock(&self) -> bool {
         loop {
             let Some(version) = self.read() else {
@@ -126,7 +126,7 @@ impl Node {
             Ordering::Acquire,
             Ordering::Relaxed,
         );
-        // Release: keeps our stores below the LOCKED version, for readers who see one of them;
+        // Release: keeps our stores below the LOCKED version, for readers that see one of them;
         // pairs with the fence in `validate`.
         fence(Ordering::Release);
         locked.is_ok()

@@ -6,11 +6,11 @@
 //!   the one before it reaches into it. So whether a range fits is decided by the leaves that it
 //!   touches, all of which its inserter locks, from left to right.
 //! - O3. Descents lock nothing. Splits and merges lock parent, then node, then sibling, never
-//!   waiting: who does not get one lets go of all and starts over. Waiting is only for a leaf, by
-//!   who holds none or leaves to its left: so there is no cycle.
+//!   waiting: a thread that does not get one lets go of all and starts over. Waiting is only for a leaf,
+//!   by a thread that holds none or leaves to its left: so there is no cycle.
 //! - O4. Unlinked nodes are freed when no thread that could have seen them is still pinned.
-//! - O5. The `gate` is read under the locks of all the leaves that a change touches. Who sets
-//!   it and then locks those leaves either sees the change, or has it go to the mutex.
+//! - O5. The `gate` is read under the locks of all the leaves that a change touches. A thread
+//!   that sets it and then locks those leaves either sees the change, or has it go to the mutex.
 
 use crossbeam_epoch::{self as epoch, Guard, Shared};
 
@@ -166,8 +166,7 @@ impl Tree {
             let Some(leaves) = self.lock_leaves(range, guard) else {
                 return Outcome::Refused;
             };
-            // Acquire: pairs with the Release of who cleared it: we see what was written by those
-            // who held in the queue.
+            // Acquire: pairs with the Release in `settle`: we see what holders in the queue wrote.
             if !gated && self.gate.load(Ordering::Acquire) != 0 {
                 return Outcome::Gated;
             }
@@ -300,7 +299,7 @@ impl Tree {
         }
         if step.node.try_lock_at(step.version) {
             let node = step.node;
-            // Who appends will go on appending: leave the left node full.
+            // An appender will go on appending: leave the left node full.
             let appends = node.rank(key) == FAN_OUT && node.is_leaf;
             let cut = if appends { FAN_OUT - 1 } else { FAN_OUT / 2 };
             match &parent {
@@ -424,7 +423,7 @@ impl Tree {
     fn free(node: &Node, guard: &Guard) {
         node.retire();
         // SAFETY: it came from a box, it has just been unlinked under its parent's lock, which
-        // happens once, and who reached it before is pinned (O4).
+        // happens once, and threads that reached it before are pinned (O4).
         unsafe { guard.defer_destroy(Shared::from(std::ptr::from_ref(node))) };
     }
 }

@@ -19,13 +19,13 @@
 //!   them back takes a claim.) The version has 48 bits: a claimer would have to stand still for
 //!   exactly 2^48 claims of its stripe, 30 days at 100 million a second.
 //! - P3. `end` is 0 exactly while a slot is not HELD: its owner has claimed it and not yet
-//!   stored the range, or is about to release it. Whoever meets an occupied slot with end 0
-//!   knows nothing about it: a claimer gives up, and who holds the gate waits, for either the
+//!   stored the range, or is about to release it. A thread that meets an occupied slot with end 0
+//!   knows nothing about it: a claimer gives up, and the holder of the gate waits, for either the
 //!   range is stored, or the release fails at the gate and the range is put back.
 //! - P4. A slot belongs to one guard, which alone releases it; it knows the slot by number.
 //!
 //! Orderings. All RMWs of `control` form one release sequence, so an Acquire load of it sees
-//! everything before each Release in it: who claims a range sees what its last holder wrote.
+//! everything before each Release in it: a claimer sees what the last holder wrote.
 
 use crate::range::{ByteRange, Mode};
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -180,7 +180,7 @@ impl Stripe {
     /// Claims a slot for `range`, unless something conflicting is held: one compare-exchange.
     /// Gives up after losing `races` of them; the number lost is added to `lost`.
     pub(crate) fn claim(&self, range: ByteRange, mode: Mode, races: u32, lost: &mut u32) -> Claim {
-        // Acquire: pairs with the Release of whoever released, claimed or opened the gate.
+        // Acquire: pairs with the Release of the last release, claim or `ungate`.
         let mut control = self.control.load(Ordering::Acquire);
         loop {
             if control & GATE != 0 {
@@ -306,7 +306,7 @@ impl Stripe {
                 Err(now) => control = now,
             }
         }
-        // Release: whoever reads it must see `start`, which another thread may have stored; pairs
+        // Release: its reader must see `start`, which another thread may have stored; pairs
         // with the Acquire in `read`.
         self.slots[slot as usize].end.store(range.end(), Ordering::Release);
         Release::Gated
@@ -336,7 +336,7 @@ impl Stripe {
         let gates = self.gates.load(Ordering::Relaxed) - 1;
         self.gates.store(gates, Ordering::Relaxed);
         if gates == 0 {
-            // Release: pairs with the Acquire in `claim`: who claims what a queue entry
+            // Release: pairs with the Acquire in `claim`: the claimer of what a queue entry
             // held sees what its holder wrote.
             self.control.fetch_and(!GATE, Ordering::Release);
         }
@@ -345,7 +345,7 @@ impl Stripe {
     /// Closes the stripe; for ever, when its table has been replaced.
     pub(crate) fn close(&self) {
         // Acquire: pairs with the Release in `claim` and `release`: from here on we see all
-        // ranges that are held, and what those who held the others wrote.
+        // ranges that are held, and what the holders of the others wrote.
         self.control.fetch_or(GATE, Ordering::Acquire);
     }
 

@@ -1,8 +1,8 @@
 //! The stripes of a lock, and which of them a range belongs to.
 //!
 //! The file is cut in regions, of 8 KiB unless the lock was made with others, and each region hashes to a
-//! stripe. A range is held as *pieces*, one for each region that it touches. A new lock has a single stripe, inside itself,
-//! and there every range is one piece: an open file costs no more than that until several threads
+//! stripe. A range is held as *pieces*, one for each region that it touches. A new lock has
+//! a single stripe, inside itself, and there every range is one piece: an open file costs no more than that until several threads
 //! compete for it, or many ranges are held at once. Then the table grows, fourfold each time.
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //!
 //! - B1. `word` changes only under the lock's mutex; it only ever names larger tables. So equal
 //!   sizes mean the same table.
-//! - B2. A replaced table stays closed, and stays allocated until the lock is dropped: who still
-//!   looks at it finds every stripe gated, and starts over under the mutex. All of them together are
+//! - B2. A replaced table stays closed, and stays allocated until the lock is dropped: a request that
+//!   still looks at it finds every stripe gated, and starts over under the mutex. All of them together are
 //!   a third of the current one.
 //! - B3. Growing moves every held piece. A piece that finds no slot is adopted by the queue.
 //! - B4. The bytes of each table, replaced or not, were taken from the lock's budget, if it has one.

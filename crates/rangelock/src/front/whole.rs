@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - A1. `open` and the two `close` run under the lock's mutex; raising and lowering do not.
-//! - A2. Who raises and finds the word closed holds nothing: it lowers again, and that may be the
-//!   one that drains. So a closed count can rise from 0 for a moment. Whoever lowers it, or undoes
+//! - A2. A thread that raises and finds the word closed holds nothing: it lowers again, and may be the
+//!   one that drains. So a closed count can rise from 0 for a moment. Each thread that lowers it, or undoes
 //!   a raise, then looks under the mutex whether it is drained; the last of them finds that it is.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +45,7 @@ impl Whole {
     /// Counts one holder less; true if the caller has to drain.
     #[inline]
     pub(crate) fn lower(&self) -> bool {
-        // Release: pairs with the Acquire in `close` and `is_drained`: who gets the file next
+        // Release: pairs with the Acquire in `close` and `is_drained`: the next holder of the file
         // sees that we have finished reading.
         self.word.fetch_sub(1, Ordering::Release) == 1
     }
@@ -76,7 +76,7 @@ impl Whole {
     }
 
     /// Closes the word, if it is not closed already, if exactly one holder is counted, the
-    /// caller, who then is not counted any more. Under the mutex.
+    /// caller, which then is not counted any more. Under the mutex.
     pub(crate) fn close_if_alone(&self) -> bool {
         // Relaxed: it only chooses between the two words that the caller may be alone in.
         let open = self.word.load(Ordering::Relaxed) & OPEN;

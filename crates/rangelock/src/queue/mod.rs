@@ -14,8 +14,8 @@
 //! - Q1. A waiting entry counts its *blockers*: the held and offered entries, those in the front,
 //!   and the waiting entries with a lower sequence, that overlap and conflict. When that count
 //!   reaches zero it is held, or offered.
-//! - Q2. Whoever removes an entry, or weakens it (downgrade, expire), takes it out of the count of
-//!   every waiting entry that counted it; whoever strengthens one (upgrade, or a poll that renews a
+//! - Q2. The call that removes an entry, or weakens it (downgrade, expire), takes it out of the count of
+//!   every waiting entry that counted it; the call that strengthens one (upgrade, or a poll that renews a
 //!   lapsed one) adds it. Those that reach zero are granted there and then, in the same
 //!   critical section.
 //! - Q3. Front entries come before every queue entry that they overlap: while a queue entry
@@ -44,7 +44,7 @@
 //! - L3. Nobody runs a timer for it. Offers expire in each `insert`, `poll` and `remove`, wherever
 //!   in the file that is; and a thread that waits behind a request of a task does not sleep for
 //!   longer than that time. (A lock on which only tasks wait, with no request,
-//!   release or poll at all, stays as it is: whoever is going to do something finds it lapsed.)
+//!   release or poll at all, stays as it is: the next call finds it lapsed.)
 //!
 //! Without tasks that costs a test of a flag under the mutex, and nothing outside.
 
@@ -74,7 +74,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// For who keeps it among other things in a word.
+    /// For a caller that keeps it with other things in one word.
     pub(crate) fn into_number(self) -> u32 {
         self.at
     }
@@ -177,7 +177,7 @@ impl Queue {
         Some(Request::Queued(Ticket { patience: behind_task.then_some(self.grace), ..ticket }))
     }
 
-    /// Takes over a range that was held in the front, and whoever counted it there.
+    /// Takes over a range that was held in the front, with all that counted it there.
     pub(crate) fn adopt(&mut self, range: ByteRange, mode: Mode) {
         let ticket = self.append(range, mode, 0, None);
         let entry = &mut self.tree[ticket.at];
@@ -337,7 +337,7 @@ impl Queue {
         self.tree[ticket.at].is_granted()
     }
 
-    /// Ends a hold or a wait (Q2). Who would have been told comes back, to be dropped outside
+    /// Ends a hold or a wait (Q2). The notification that is left comes back, to be dropped outside
     /// of the mutex (Q6).
     #[must_use]
     pub fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
@@ -345,14 +345,14 @@ impl Queue {
         let entry = self.tree.remove(ticket.at);
         self.waiting -= usize::from(entry.is_waiting());
         if !entry.is_lapsed() {
-            // Who waits counted every hold, but of those who wait only the earlier (Q1).
+            // A waiting entry counted every hold, but of the waiting entries only the earlier (Q1).
             let after = if entry.is_waiting() { entry.sequence } else { 0 };
             self.unblock(entry.range, after, |mode| mode.conflicts_with(entry.mode));
         }
         entry.notify
     }
 
-    /// Shared to exclusive; true if nobody who overlaps holds, or waits from before.
+    /// Shared to exclusive; true if no entry that overlaps is held, or waits from before.
     pub fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
         let Entry { range, sequence, .. } = self.tree[ticket.at];
         let mut at = self.tree.first(range);

@@ -15,8 +15,8 @@ use std::ops::{Index, IndexMut};
 use super::entry::{Entry, Links, NIL};
 use crate::range::ByteRange;
 
-/// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that one
-/// who has it for himself, as wide ranges have, does not allocate each time.
+/// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that
+/// wide ranges, one at a time, do not allocate each time.
 const SPARE_MAX: usize = 4;
 
 /// See the module.

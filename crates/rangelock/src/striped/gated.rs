@@ -20,7 +20,7 @@ impl Striped {
     /// Replaces the table by a larger one, if there is one and nothing stands against it (table.B3).
     pub(super) fn grow(&self, state: &mut State, log2_max: u32) -> bool {
         let old = self.table.view();
-        // Leaving the single stripe cuts ranges in pieces, and those who wait have counted
+        // Leaving the single stripe cuts ranges in pieces, and the waiting requests have counted
         // the whole: so that step waits for an empty queue.
         if old.log2() == 0 && !state.queue.is_empty() {
             return false;
@@ -216,7 +216,7 @@ impl Striped {
         Place::Whole
     }
 
-    /// Removes a queue entry, and opens its gates. Who would have been told is to be dropped
+    /// Removes a queue entry, and opens its gates. The notification that is left is to be dropped
     /// outside of the mutex (queue.Q6); a held entry has nobody.
     pub(super) fn remove(&self, state: &mut State, ticket: Ticket) -> Option<Notify> {
         let range = state.queue.range_of(&ticket);
@@ -225,7 +225,7 @@ impl Striped {
         notify
     }
 
-    /// Releases pieces under the mutex, and unblocks who counted them (striped.R1).
+    /// Releases pieces under the mutex, and unblocks the requests that counted them (striped.R1).
     #[cold]
     pub(super) fn release_gated(&self, range: ByteRange, mode: Mode, log2: u8, slots: u32) {
         let mut state = lock(&self.state);

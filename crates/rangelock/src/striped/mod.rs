@@ -16,18 +16,18 @@
 //!   are counted as blockers piece by piece, and each piece that is released takes itself out of
 //!   those counts, under the mutex.
 //! - R2. A request that meets a conflict holds no piece while it waits: it gives back what it has
-//!   before it queues, as though it had held that and let go. So who waits in the queue waits for
+//!   before it queues, as though it had held that and let go. So a queued request waits for
 //!   guards and earlier requests alone, and queue.Q4 excludes cycles.
 //! - R3. Narrow and wide are one case: what decides the order of two overlapping requests
 //!   is the mutex if both queue, and the gate if one does not. There is no
 //!   second order (a count, a mark) that could disagree with it.
 //! - R4. Whole-file shared holders are counted in one word while it is OPEN. All of them together
 //!   are one queue entry, the *bias*, which gates every stripe. A conflicting request closes the
-//!   word; whoever lowers a closed count to 0 removes the bias. The word opens and closes only
+//!   word; the thread that lowers a closed count to 0 removes the bias. The word opens and closes only
 //!   under the mutex.
 //!
 //! Why one mutex, when the first design had a lock, a queue and a tree in each stripe and a count
-//! of wide requests beside them: who waits is about to sleep or has just woken, so that is not
+//! of wide requests beside them: a waiter is about to sleep or has just woken, so that is not
 //! where the time goes; and all that has to be decided together (order, counts, grants,
 //! cancellation, upgrades, growing) is then decided in one critical section. What stays in a
 //! stripe is what does not wait, and that needs no lock there at all, only stripe.P2. Measured with 2
@@ -91,7 +91,7 @@ pub struct Striped {
     table: Table,
     /// Lost races since the table last grew.
     lost: AtomicU32,
-    /// How many wait in the queue: a hint for those who would spin.
+    /// How many requests wait in the queue: a hint whether to spin.
     waiting: AtomicU32,
     /// Where the memory of larger tables comes from; it may be gone, as everything it is for.
     budget: Option<Weak<dyn Budget>>,
@@ -115,7 +115,7 @@ unsafe impl Send for State {}
 /// Why a request has to see the mutex.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// Somebody holds some of it, for certain: who does not wait need not go there.
+    /// Some of it is held, for certain: a request that does not wait need not see the mutex.
     Held,
     Conflict,
     Full,
