@@ -61,6 +61,7 @@ mod imp {
         loom::thread::yield_now();
     }
 
+    /// Waits for another thread that is between two instructions.
     pub fn relax(_tries: &mut u32) {
         loom::thread::yield_now();
     }
@@ -86,6 +87,7 @@ mod imp {
         yield_now();
     }
 
+    /// Waits for another thread that is between two instructions.
     pub fn relax(_tries: &mut u32) {
         yield_now();
     }

@@ -9,13 +9,14 @@
 //! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
 //! of the tree is made under the mutex too: so blockers can be counted (queue.Q3).
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod node;
 mod tree;
 
-use std::sync::atomic::Ordering;
-
 use std::time::Duration;
 
+use millpond_rangelock::parts::sync::atomic::Ordering;
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
 use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};

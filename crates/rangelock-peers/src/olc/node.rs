@@ -18,8 +18,15 @@ use millpond_rangelock::ByteRange;
 use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use millpond_rangelock::parts::sync::relax;
 
-/// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels.
-pub(super) const FAN_OUT: usize = if cfg!(any(loom, shuttle)) { 4 } else { 14 };
+/// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels. At least 3: a
+/// root that has just been split has 2, and is not to be full.
+pub(super) const FAN_OUT: usize = if cfg!(loom) {
+    3
+} else if cfg!(shuttle) {
+    4
+} else {
+    14
+};
 
 const LOCKED: u64 = 1;
 const OBSOLETE: u64 = 1 << 63;

@@ -16,6 +16,7 @@ use crossbeam_epoch::{self as epoch, Guard, Shared};
 
 use super::node::{EXCLUSIVE, FAN_OUT, Node, Record, Version};
 use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use millpond_rangelock::parts::sync::relax;
 use millpond_rangelock::{ByteRange, Mode};
 
 /// A range that touches more leaves than this is held in the queue.
@@ -118,26 +119,29 @@ impl Tree {
 
     /// The leaf that `key` belongs to, locked.
     fn lock_leaf<'g>(&self, key: u64, guard: &'g Guard) -> &'g Node {
+        let mut tries = 0;
         loop {
-            let Some(mut step) = self.top(guard) else {
-                continue;
-            };
-            while !step.node.is_leaf {
-                match Tree::down(&step, key, guard) {
-                    Some((_, next)) => step = next,
-                    None => break,
+            if let Some(leaf) = self.leaf(key, guard)
+                && leaf.lock()
+            {
+                // It may have been split or merged since, but not any more (O2).
+                let (low, high) = leaf.fences();
+                if low <= key && (key < high || high == u64::MAX) {
+                    return leaf;
                 }
+                leaf.unlock();
             }
-            if !step.node.is_leaf || !step.node.lock() {
-                continue;
-            }
-            // It may have been split or merged since, but not any more (O2).
-            let (low, high) = step.node.fences();
-            if low <= key && (key < high || high == u64::MAX) {
-                return step.node;
-            }
-            step.node.unlock();
+            relax(&mut tries);
         }
+    }
+
+    /// The leaf that `key` belonged to a moment ago; `None` if a node on the way changed.
+    fn leaf<'g>(&self, key: u64, guard: &'g Guard) -> Option<&'g Node> {
+        let mut step = self.top(guard)?;
+        while !step.node.is_leaf {
+            step = Tree::down(&step, key, guard)?.1;
+        }
+        Some(step.node)
     }
 
     /// Locks all leaves that `range` touches (O2); `None` if they are too many.
@@ -162,6 +166,7 @@ impl Tree {
     /// Adds a hold of `range`; `gated`: the caller has the mutex.
     pub(super) fn insert(&self, range: ByteRange, mode: Mode, gated: bool) -> Outcome {
         let guard = &epoch::pin();
+        let mut tries = 0;
         loop {
             let Some(leaves) = self.lock_leaves(range, guard) else {
                 return Outcome::Refused;
@@ -190,6 +195,7 @@ impl Tree {
             if leaf.is_full() {
                 drop(leaves);
                 self.split(range.start(), guard);
+                relax(&mut tries);
                 continue;
             }
             let shares = if mode == Mode::Shared { 1 } else { EXCLUSIVE };
