@@ -23,8 +23,9 @@ use rustix::fs::OFlags;
 
 use super::data::{self, TestFile};
 use super::fio_aio;
-use super::harness::{Engine, Outcome, Plan, Reader, Slice, compare};
+use super::harness::{Engine, Plan, Reader, Slice, compare};
 use super::load::Load;
+use super::outcome::Outcome;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond, queue";
@@ -102,13 +103,8 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             uring(FORCED, OFlags::empty(), true),
         ];
         let mut measure = |peer: &dyn Engine| -> Result<()> {
-            let mut rows = compare(COLD, &subject, peer, &load, plan, length)?;
-            rows.iter_mut().for_each(|row| {
-                row.queue_depth = Some(depth);
-                // From start to end of one, while others go on.
-                row.ns_per_op *= f64::from(depth);
-            });
-            outcome.rows.extend(rows);
+            let rows = compare(COLD, &subject, peer, &load, plan, length)?;
+            outcome.rows.extend(rows.map(|row| row.in_flight(depth)));
             Ok(())
         };
         let mut skipped = Vec::new();

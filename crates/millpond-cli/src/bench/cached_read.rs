@@ -13,13 +13,13 @@ use millpond::{Backing, EngineBuilder, OpenOptions};
 use millpond_bench_peers::{Arena, Mapped};
 use rustix::fs::OFlags;
 
-use super::data::TestFile;
+use super::data::{MIB, TestFile};
 use super::fio;
-use super::harness::{Engine, Outcome, Plan, Reader, compare};
+use super::harness::{Engine, Plan, Reader, compare};
 use super::load::Load;
+use super::outcome::Outcome;
 use crate::failure::{Context, Result};
 
-const MIB: u64 = 1 << 20;
 const MILLPOND: &str = "millpond";
 const MEMCPY: &str = "memcpy";
 const MMAP: &str = "mmap";

@@ -7,9 +7,10 @@ use rustix::fs::OFlags;
 
 use super::pair::{Names, Pair, Side};
 use super::place::Place;
+use super::site::{MILLPOND, Site, names, pond, roomy, rounds, warm_up};
 use super::work::{self, Disturbance, MixedSlice, Places, Work};
-use super::{KIB, MIB, MILLPOND, Site, names, pond, roomy, rounds, warm_up};
-use crate::bench::harness::Outcome;
+use crate::bench::data::{KIB, MIB};
+use crate::bench::outcome::Outcome;
 use crate::failure::{Context, Result};
 
 const HAMMER: Names = names!("hammer-4k-1+1");
@@ -144,7 +145,7 @@ fn synced(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         pair.measure(&mut synced, &mut alone, outcome)?;
     }
     let rows = outcome.rows[from..].chunks(2);
-    let ratio = |rows: &[crate::bench::harness::Row]| {
+    let ratio = |rows: &[crate::bench::outcome::Row]| {
         let [synced, alone] = [&rows[0], &rows[1]].map(|row| row.p999_ns.unwrap_or(f64::NAN));
         format!(
             "{}: {}: p99.9 {:.2} times the quiet one",

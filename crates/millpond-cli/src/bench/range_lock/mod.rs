@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use self::case::{Case, Lock};
 use self::slice::{latencies, slice};
-use super::harness::{Outcome, Pair, Plan, Row, Skipped};
+use super::harness::{Pair, Plan};
 use super::histogram::Latencies;
+use super::outcome::{Outcome, Row, Skipped};
 use crate::failure::Result;
 
 /// Slices that are taken to see how long single operations take: the longest are rare.

@@ -15,9 +15,11 @@ use millpond::{Engine, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::{KIB, MIB, Measured, PATIENCE, Side, Times, measure};
+use super::side::{Measured, PATIENCE, Side, Times, measure};
 use crate::bench::data::NamedFile;
-use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::data::{KIB, MIB};
+use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::outcome::Outcome;
 use crate::bench::write::{Target, open};
 use crate::failure::{Context, Result};
 

@@ -16,9 +16,11 @@ use millpond::{Advice, Backing, Engine, File, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::{KIB, MIB, Measured, Side, measure};
+use super::side::{Measured, Side, measure};
 use crate::bench::data::NamedFile;
-use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::data::{KIB, MIB};
+use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::outcome::Outcome;
 use crate::bench::write::open;
 use crate::failure::{Context, Result};
 

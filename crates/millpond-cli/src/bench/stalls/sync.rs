@@ -16,9 +16,11 @@ use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::{KIB, MIB, Measured, PATIENCE, Side, measure};
+use super::side::{Measured, PATIENCE, Side, measure};
+use crate::bench::data::{KIB, MIB};
 use crate::bench::data::{Random, TestFile};
-use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::outcome::Outcome;
 use crate::bench::write::{Target, open};
 use crate::failure::{Context, Result};
 
