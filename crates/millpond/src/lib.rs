@@ -65,7 +65,6 @@ mod error;
 mod file_id;
 mod memory;
 mod options;
-mod range_lock;
 mod stats;
 mod sync;
 
@@ -91,8 +90,6 @@ pub use options::{
 #[doc(hidden)]
 pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
-#[cfg(feature = "range-lock-peers")]
-pub use range_lock::RangeLockKind;
 pub use stats::Stats;
 pub use survival::keeper;
 

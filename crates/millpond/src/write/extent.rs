@@ -16,7 +16,7 @@
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -29,7 +29,6 @@ use crate::inode::CachedFile;
 use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::range_lock::Guard;
 use crate::survival::Intent;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{Copy, LAST_PAGE};

@@ -1,8 +1,8 @@
 //! The stripes of a lock, and which of them a range belongs to.
 //!
-//! The file is cut in regions, of 8 KiB unless the lock was made with others, and each region hashes to a stripe. A range is held as
-//! *pieces*, one for each region that it touches. A new lock has a single stripe, inside itself,
-//! and there every range is one piece: an open file costs no more than that until several threads
+//! The file is cut in regions, of 8 KiB unless the lock was made with others, and each region hashes to a
+//! stripe. A range is held as *pieces*, one for each region that it touches. A new lock has
+//! a single stripe, inside itself, and there every range is one piece: an open file costs no more than that until several threads
 //! compete for it, or many ranges are held at once. Then the table grows, fourfold each time.
 //!
 //! ```text
@@ -11,33 +11,33 @@
 //!
 //! - B1. `word` changes only under the lock's mutex; it only ever names larger tables. So equal
 //!   sizes mean the same table.
-//! - B2. A replaced table stays closed, and stays allocated until the lock is dropped: who still
-//!   looks at it finds every stripe gated, and starts over under the mutex. All of them together are
+//! - B2. A replaced table stays closed, and stays allocated until the lock is dropped: a request that
+//!   still looks at it finds every stripe gated, and starts over under the mutex. All of them together are
 //!   a third of the current one.
-//! - B4. The bytes of each table, replaced or not, were taken from the lock's budget, if it has one.
 //! - B3. Growing moves every held piece. A piece that finds no slot is adopted by the queue.
+//! - B4. The bytes of each table, replaced or not, were taken from the lock's budget, if it has one.
 
 use std::ptr::NonNull;
 
 use super::stripe::Stripe;
 use super::whole::Whole;
-use crate::ByteRange;
+use crate::range::ByteRange;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 
 /// log2 of the bytes in a region, unless the lock was made with another: 8 KiB, so that a few pages
 /// make one piece, and neighbours in a file that is written by many threads do not all meet in one
 /// stripe.
-pub(super) const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 13 };
+pub(crate) const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 13 };
 
 /// Larger regions are none: an offset is shifted by less than 64.
-pub(super) const REGION_SHIFT_MAX: u32 = 40;
+pub(crate) const REGION_SHIFT_MAX: u32 = 40;
 
 /// A range of more pieces than this is held in the queue: 64 KiB fit wherever they start, and for
 /// more than that the work under the lock outweighs the lock.
-pub(super) const PIECES_MAX: usize = if cfg!(loom) { 2 } else { 10 };
+pub(crate) const PIECES_MAX: usize = if cfg!(loom) { 2 } else { 10 };
 
 /// log2 of the stripes of the largest table, 2 MiB: 16,384 stripes.
-pub(super) const LOG2_MAX: u32 = if cfg!(loom) { 1 } else { 14 };
+pub(crate) const LOG2_MAX: u32 = if cfg!(loom) { 1 } else { 14 };
 
 /// log2 of the factor between tables.
 const LOG2_STEP: u32 = if cfg!(loom) { 1 } else { 2 };
@@ -49,33 +49,33 @@ const TAG: usize = align_of::<Stripe>() - 1;
 /// See the module. What is read by every request is apart from what is written.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Table {
+pub(crate) struct Table {
     first: Stripe,
     /// The stripes' address and log2 of their number; null for the one in here.
     word: AtomicPtr<Stripe>,
     region_shift: u32,
-    pub(super) whole: Whole,
+    pub(crate) whole: Whole,
 }
 
 /// A table as it was when it was looked up.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a> {
+pub(crate) struct View<'a> {
     stripes: &'a [Stripe],
     log2: u32,
     region_shift: u32,
 }
 
 /// Tables of a lock that live on the heap, current and replaced.
-pub(super) type Allocated = Vec<NonNull<[Stripe]>>;
+pub(crate) type Allocated = Vec<NonNull<[Stripe]>>;
 
 impl Table {
-    pub(super) fn new(region_shift: u32) -> Table {
+    pub(crate) fn new(region_shift: u32) -> Table {
         let word = AtomicPtr::new(std::ptr::null_mut());
         Table { first: Stripe::new(), word, region_shift, whole: Whole::new() }
     }
 
     #[inline]
-    pub(super) fn view(&self) -> View<'_> {
+    pub(crate) fn view(&self) -> View<'_> {
         // Acquire: pairs with the Release in `publish`: the stripes are filled.
         let word = self.word.load(Ordering::Acquire);
         let region_shift = self.region_shift;
@@ -92,7 +92,7 @@ impl Table {
     }
 
     /// log2 of the stripes of the next table; `None` if there is none.
-    pub(super) fn next_log2(&self, log2_max: u32) -> Option<u32> {
+    pub(crate) fn next_log2(&self, log2_max: u32) -> Option<u32> {
         let log2 = match self.view().log2 {
             0 => LOG2_FIRST,
             log2 => log2 + LOG2_STEP,
@@ -101,18 +101,18 @@ impl Table {
     }
 
     /// An empty table of the next size, not yet in use; `None` if there is none.
-    pub(super) fn allocate_next(&self, log2_max: u32) -> Option<(Box<[Stripe]>, u32)> {
+    pub(crate) fn allocate_next(&self, log2_max: u32) -> Option<(Box<[Stripe]>, u32)> {
         let log2 = self.next_log2(log2_max)?;
         Some(((0..1usize << log2).map(|_| Stripe::new()).collect(), log2))
     }
 
     /// What a table takes.
-    pub(super) fn bytes(log2: u32) -> usize {
+    pub(crate) fn bytes(log2: u32) -> usize {
         size_of::<Stripe>() << log2
     }
 
     /// Puts a larger table in place; the caller has closed the old one and filled this one (B1).
-    pub(super) fn publish(&self, stripes: Box<[Stripe]>, allocated: &mut Allocated) {
+    pub(crate) fn publish(&self, stripes: Box<[Stripe]>, allocated: &mut Allocated) {
         let log2 = stripes.len().trailing_zeros() as usize;
         let stripes = NonNull::from(Box::leak(stripes));
         allocated.push(stripes);
@@ -122,7 +122,7 @@ impl Table {
     }
 
     /// Frees every table, replaced or not; what they took.
-    pub(super) fn free_all(&mut self, allocated: &mut Allocated) -> usize {
+    pub(crate) fn free_all(&mut self, allocated: &mut Allocated) -> usize {
         self.word = AtomicPtr::new(std::ptr::null_mut());
         let bytes = allocated.iter().map(|stripes| stripes.len() * size_of::<Stripe>()).sum();
         for stripes in allocated.drain(..) {
@@ -136,16 +136,16 @@ impl Table {
 
 impl<'a> View<'a> {
     /// The same file's, in another table.
-    pub(super) fn with(self, stripes: &'a [Stripe], log2: u32) -> View<'a> {
+    pub(crate) fn with(self, stripes: &'a [Stripe], log2: u32) -> View<'a> {
         View { stripes, log2, ..self }
     }
 
     #[inline]
-    pub(super) fn log2(self) -> u32 {
+    pub(crate) fn log2(self) -> u32 {
         self.log2
     }
 
-    pub(super) fn stripes(self) -> &'a [Stripe] {
+    pub(crate) fn stripes(self) -> &'a [Stripe] {
         self.stripes
     }
 
@@ -156,7 +156,7 @@ impl<'a> View<'a> {
 
     /// The stripe of the region of `offset`.
     #[inline]
-    pub(super) fn stripe(self, offset: u64) -> &'a Stripe {
+    pub(crate) fn stripe(self, offset: u64) -> &'a Stripe {
         // Fibonacci hashing: consecutive regions spread evenly over the stripes. Shifted
         // twice, since 64 is not a shift.
         let hash = self.region(offset).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -167,14 +167,14 @@ impl<'a> View<'a> {
 
     /// The one stripe of `range`, if it is a single piece.
     #[inline]
-    pub(super) fn single(self, range: ByteRange) -> Option<&'a Stripe> {
+    pub(crate) fn single(self, range: ByteRange) -> Option<&'a Stripe> {
         let one = self.region(range.start()) == self.region(range.end() - 1) || self.log2 == 0;
         one.then(|| self.stripe(range.start()))
     }
 
     /// How many pieces `range` has.
     #[inline]
-    pub(super) fn pieces(self, range: ByteRange) -> u64 {
+    pub(crate) fn pieces(self, range: ByteRange) -> u64 {
         if self.log2 == 0 {
             return 1;
         }
@@ -183,7 +183,7 @@ impl<'a> View<'a> {
 
     /// Cuts the first piece off `range`: it, and the rest.
     #[inline]
-    pub(super) fn split(self, range: ByteRange) -> (ByteRange, Option<ByteRange>) {
+    pub(crate) fn split(self, range: ByteRange) -> (ByteRange, Option<ByteRange>) {
         let cut = (range.start() | ((1 << self.region_shift) - 1)).saturating_add(1);
         if cut < range.end() && self.log2 != 0 {
             let rest = ByteRange::raw(cut, range.end());
@@ -194,7 +194,7 @@ impl<'a> View<'a> {
     }
 
     /// Calls `f` for each piece and its stripe.
-    pub(super) fn for_each_piece(self, range: ByteRange, mut f: impl FnMut(ByteRange, &'a Stripe)) {
+    pub(crate) fn for_each_piece(self, range: ByteRange, mut f: impl FnMut(ByteRange, &'a Stripe)) {
         let mut rest = Some(range);
         while let Some(range) = rest {
             let (piece, next) = self.split(range);
@@ -204,7 +204,7 @@ impl<'a> View<'a> {
     }
 
     /// Whether both are in one region, so that no table would keep them apart.
-    pub(super) fn same_region(self, a: ByteRange, b: ByteRange) -> bool {
+    pub(crate) fn same_region(self, a: ByteRange, b: ByteRange) -> bool {
         self.region(a.start()) == self.region(b.start())
             && self.region(a.end() - 1) == self.region(b.end() - 1)
     }

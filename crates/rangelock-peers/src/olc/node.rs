@@ -7,19 +7,26 @@
 //!                              LOCKED -> retire -> OBSOLETE
 //! ```
 //!
-//! - N1. The fields of a node change only while it is LOCKED, by who locked it. Each unlocking
+//! - N1. The fields of a node change only while it is LOCKED, by the thread that locked it. Each unlocking
 //!   gives a version that was never there before.
 //! - N2. A reader takes the version, reads, and compares the version again: equal and even means
 //!   that what it read was there at one moment. Until then it may have read anything that was
 //!   ever stored, so every field is atomic, and it follows a child only after validating.
-//! - N3. A retired node never changes again; who finds one starts over at the root.
+//! - N3. A retired node never changes again; a thread that finds one starts over at the root.
 
-use crate::ByteRange;
-use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
-use crate::sync::relax;
+use millpond_rangelock::ByteRange;
+use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use millpond_rangelock::parts::sync::relax;
 
-/// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels.
-pub(super) const FAN_OUT: usize = if cfg!(any(loom, shuttle)) { 4 } else { 14 };
+/// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels. At least 3: a
+/// root that has just been split has 2, and is not to be full.
+pub(super) const FAN_OUT: usize = if cfg!(loom) {
+    3
+} else if cfg!(shuttle) {
+    4
+} else {
+    14
+};
 
 const LOCKED: u64 = 1;
 const OBSOLETE: u64 = 1 << 63;
@@ -104,7 +111,7 @@ impl Node {
         self.version.load(Ordering::Relaxed) == version.0
     }
 
-    /// Locks, waiting for who has it; false if the node is retired.
+    /// Locks, waiting for the holder; false if the node is retired.
     pub(super) fn lock(&self) -> bool {
         loop {
             let Some(version) = self.read() else {
@@ -126,7 +133,7 @@ impl Node {
             Ordering::Acquire,
             Ordering::Relaxed,
         );
-        // Release: keeps our stores below the LOCKED version, for readers who see one of them;
+        // Release: keeps our stores below the LOCKED version, for readers that see one of them;
         // pairs with the fence in `validate`.
         fence(Ordering::Release);
         locked.is_ok()

@@ -19,20 +19,20 @@
 //!   them back takes a claim.) The version has 48 bits: a claimer would have to stand still for
 //!   exactly 2^48 claims of its stripe, 30 days at 100 million a second.
 //! - P3. `end` is 0 exactly while a slot is not HELD: its owner has claimed it and not yet
-//!   stored the range, or is about to release it. Whoever meets an occupied slot with end 0
-//!   knows nothing about it: a claimer gives up, and who holds the gate waits, for either the
+//!   stored the range, or is about to release it. A thread that meets an occupied slot with end 0
+//!   knows nothing about it: a claimer gives up, and the holder of the gate waits, for either the
 //!   range is stored, or the release fails at the gate and the range is put back.
 //! - P4. A slot belongs to one guard, which alone releases it; it knows the slot by number.
 //!
 //! Orderings. All RMWs of `control` form one release sequence, so an Acquire load of it sees
-//! everything before each Release in it: who claims a range sees what its last holder wrote.
+//! everything before each Release in it: a claimer sees what the last holder wrote.
 
+use crate::range::{ByteRange, Mode};
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{relax, spin_hint};
-use crate::{ByteRange, Mode};
 
 /// Ranges in a stripe: with the header, two cache lines.
-pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
+pub(crate) const SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
 
 const GATE: u64 = 1;
 const OCCUPIED_SHIFT: u32 = 1;
@@ -46,7 +46,7 @@ const SLOT_MASK: u64 = (1 << SLOTS) - 1;
 /// `control`: few are held at once, mostly.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Stripe {
+pub(crate) struct Stripe {
     control: AtomicU64,
     /// Queue entries that cover this stripe; GATE is set while it is not 0. Under the mutex.
     gates: AtomicU32,
@@ -66,15 +66,15 @@ struct Slot {
 /// A slot that has been claimed, and the word that `control` became by that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) struct Claimed {
-    pub(super) slot: u32,
-    pub(super) control: u64,
+pub(crate) struct Claimed {
+    pub(crate) slot: u32,
+    pub(crate) control: u64,
 }
 
 /// What came of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Claim {
+pub(crate) enum Claim {
     /// The slot is ours.
     Slot(Claimed),
     /// Held by another in a conflicting mode, at one moment for certain.
@@ -92,7 +92,7 @@ pub(super) enum Claim {
 /// What came of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Release {
+pub(crate) enum Release {
     Done,
     /// The gate is set: release under the mutex.
     Gated,
@@ -135,7 +135,7 @@ fn ones(mut mask: u64) -> impl Iterator<Item = u32> {
 }
 
 impl Stripe {
-    pub(super) fn new() -> Stripe {
+    pub(crate) fn new() -> Stripe {
         Stripe {
             control: AtomicU64::new(0),
             gates: AtomicU32::new(0),
@@ -150,7 +150,7 @@ impl Stripe {
     /// Claims slot 0 of an empty stripe: what happens when nobody else is near.
     /// If not, tells whether a race was lost.
     #[inline(always)]
-    pub(super) fn claim_first(&self, range: ByteRange, mode: Mode) -> Result<Claimed, u32> {
+    pub(crate) fn claim_first(&self, range: ByteRange, mode: Mode) -> Result<Claimed, u32> {
         let control = self.control.load(Ordering::Relaxed);
         if control & (GATE | SLOT_MASK << OCCUPIED_SHIFT) != 0 {
             return Err(0);
@@ -179,8 +179,8 @@ impl Stripe {
 
     /// Claims a slot for `range`, unless something conflicting is held: one compare-exchange.
     /// Gives up after losing `races` of them; the number lost is added to `lost`.
-    pub(super) fn claim(&self, range: ByteRange, mode: Mode, races: u32, lost: &mut u32) -> Claim {
-        // Acquire: pairs with the Release of whoever released, claimed or opened the gate.
+    pub(crate) fn claim(&self, range: ByteRange, mode: Mode, races: u32, lost: &mut u32) -> Claim {
+        // Acquire: pairs with the Release of the last release, claim or `ungate`.
         let mut control = self.control.load(Ordering::Acquire);
         loop {
             if control & GATE != 0 {
@@ -265,7 +265,7 @@ impl Stripe {
     /// as half of another (3 of 23 ns a pair, measured); and if nobody came meanwhile, we know the
     /// word. In a crowd that guess costs as much when it is wrong.
     #[inline(always)]
-    pub(super) fn release_first(
+    pub(crate) fn release_first(
         &self,
         Claimed { slot, control: claimed }: Claimed,
     ) -> Result<(), u64> {
@@ -292,28 +292,28 @@ impl Stripe {
     }
 
     /// Releases a slot that we own (P4), unless the gate is set.
-    pub(super) fn release(&self, slot: u32, range: ByteRange) -> Release {
+    pub(crate) fn release(&self, slot: u32, range: ByteRange) -> Release {
         self.slots[slot as usize].end.store(0, Ordering::Relaxed);
         let control = self.control.load(Ordering::Relaxed);
         self.release_from(control, slot, range)
     }
 
     /// The same, with the 0 in place, and the word as it was last seen.
-    pub(super) fn release_from(&self, mut control: u64, slot: u32, range: ByteRange) -> Release {
+    pub(crate) fn release_from(&self, mut control: u64, slot: u32, range: ByteRange) -> Release {
         while control & GATE == 0 {
             match self.try_free(slot, control, 0) {
                 Ok(_) => return Release::Done,
                 Err(now) => control = now,
             }
         }
-        // Release: whoever reads it must see `start`, which another thread may have stored; pairs
+        // Release: its reader must see `start`, which another thread may have stored; pairs
         // with the Acquire in `read`.
         self.slots[slot as usize].end.store(range.end(), Ordering::Release);
         Release::Gated
     }
 
     /// Whether some occupied slot holds a range that `other` accepts: a hint.
-    pub(super) fn any_held(&self, other: impl Fn(ByteRange) -> bool) -> bool {
+    pub(crate) fn any_held(&self, other: impl Fn(ByteRange) -> bool) -> bool {
         // Relaxed: all that hangs on it is whether to grow.
         let control = self.control.load(Ordering::Relaxed);
         ones(bits(control, OCCUPIED_SHIFT)).any(|slot| self.read(slot).is_some_and(&other))
@@ -323,7 +323,7 @@ impl Stripe {
 /// Under the mutex.
 impl Stripe {
     /// Closes the stripe to claims and releases, for one more queue entry (P1).
-    pub(super) fn gate(&self) {
+    pub(crate) fn gate(&self) {
         let gates = self.gates.load(Ordering::Relaxed);
         self.gates.store(gates + 1, Ordering::Relaxed);
         if gates == 0 {
@@ -332,25 +332,25 @@ impl Stripe {
     }
 
     /// Undoes one `gate`.
-    pub(super) fn ungate(&self) {
+    pub(crate) fn ungate(&self) {
         let gates = self.gates.load(Ordering::Relaxed) - 1;
         self.gates.store(gates, Ordering::Relaxed);
         if gates == 0 {
-            // Release: pairs with the Acquire in `claim`: who claims what a queue entry
+            // Release: pairs with the Acquire in `claim`: the claimer of what a queue entry
             // held sees what its holder wrote.
             self.control.fetch_and(!GATE, Ordering::Release);
         }
     }
 
     /// Closes the stripe; for ever, when its table has been replaced.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         // Acquire: pairs with the Release in `claim` and `release`: from here on we see all
-        // ranges that are held, and what those who held the others wrote.
+        // ranges that are held, and what the holders of the others wrote.
         self.control.fetch_or(GATE, Ordering::Acquire);
     }
 
     /// Calls `f(slot, range, mode)` for each range that is held. Gated.
-    pub(super) fn for_each_held(&self, mut f: impl FnMut(u32, ByteRange, Mode)) {
+    pub(crate) fn for_each_held(&self, mut f: impl FnMut(u32, ByteRange, Mode)) {
         let control = self.control.load(Ordering::Relaxed);
         debug_assert!(control & GATE != 0, "P1");
         for slot in ones(bits(control, OCCUPIED_SHIFT)) {
@@ -369,7 +369,7 @@ impl Stripe {
 
     /// Finds a range that was moved here from a smaller table. Two that are equal are
     /// interchangeable, since no guard knows either by number. Gated.
-    pub(super) fn find_moved(&self, wanted: ByteRange, mode: Mode) -> Option<u32> {
+    pub(crate) fn find_moved(&self, wanted: ByteRange, mode: Mode) -> Option<u32> {
         let moved = u64::from(self.moved.load(Ordering::Relaxed));
         let mut found = None;
         self.for_each_held(|slot, range, held| {
@@ -381,7 +381,7 @@ impl Stripe {
     }
 
     /// Frees a slot. Gated.
-    pub(super) fn clear(&self, slot: u32) {
+    pub(crate) fn clear(&self, slot: u32) {
         self.slots[slot as usize].end.store(0, Ordering::Relaxed);
         let moved = self.moved.load(Ordering::Relaxed);
         self.moved.store(moved & !(1 << slot), Ordering::Relaxed);
@@ -390,7 +390,7 @@ impl Stripe {
     }
 
     /// Changes the mode of a slot. Gated.
-    pub(super) fn set_mode(&self, slot: u32, mode: Mode) {
+    pub(crate) fn set_mode(&self, slot: u32, mode: Mode) {
         // Relaxed: as in `clear`.
         match mode {
             Mode::Exclusive => self.control.fetch_or(exclusive_bit(slot), Ordering::Relaxed),
@@ -399,7 +399,7 @@ impl Stripe {
     }
 
     /// Fills a slot of a stripe that nobody else can see yet; false if it is full.
-    pub(super) fn fill_moved(&self, range: ByteRange, mode: Mode) -> bool {
+    pub(crate) fn fill_moved(&self, range: ByteRange, mode: Mode) -> bool {
         let control = self.control.load(Ordering::Relaxed);
         let slot = (!bits(control, OCCUPIED_SHIFT)).trailing_zeros();
         if slot >= SLOTS as u32 {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock, RawRangeLock};
 
-use crate::{Random, Subject, seed};
+use super::{Random, Subject, seed};
 
 /// How ranges are drawn.
 #[derive(Clone, Copy)]

@@ -6,17 +6,18 @@
 //!   the one before it reaches into it. So whether a range fits is decided by the leaves that it
 //!   touches, all of which its inserter locks, from left to right.
 //! - O3. Descents lock nothing. Splits and merges lock parent, then node, then sibling, never
-//!   waiting: who does not get one lets go of all and starts over. Waiting is only for a leaf, by
-//!   who holds none or leaves to its left: so there is no cycle.
+//!   waiting: a thread that does not get one lets go of all and starts over. Waiting is only for a leaf,
+//!   by a thread that holds none or leaves to its left: so there is no cycle.
 //! - O4. Unlinked nodes are freed when no thread that could have seen them is still pinned.
-//! - O5. The `gate` is read under the locks of all the leaves that a change touches. Who sets
-//!   it and then locks those leaves either sees the change, or has it go to the mutex.
+//! - O5. The `gate` is read under the locks of all the leaves that a change touches. A thread
+//!   that sets it and then locks those leaves either sees the change, or has it go to the mutex.
 
 use crossbeam_epoch::{self as epoch, Guard, Shared};
 
 use super::node::{EXCLUSIVE, FAN_OUT, Node, Record, Version};
-use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use millpond_rangelock::parts::sync::relax;
+use millpond_rangelock::{ByteRange, Mode};
 
 /// A range that touches more leaves than this is held in the queue.
 const LEAVES_MAX: usize = 4;
@@ -118,26 +119,29 @@ impl Tree {
 
     /// The leaf that `key` belongs to, locked.
     fn lock_leaf<'g>(&self, key: u64, guard: &'g Guard) -> &'g Node {
+        let mut tries = 0;
         loop {
-            let Some(mut step) = self.top(guard) else {
-                continue;
-            };
-            while !step.node.is_leaf {
-                match Tree::down(&step, key, guard) {
-                    Some((_, next)) => step = next,
-                    None => break,
+            if let Some(leaf) = self.leaf(key, guard)
+                && leaf.lock()
+            {
+                // It may have been split or merged since, but not any more (O2).
+                let (low, high) = leaf.fences();
+                if low <= key && (key < high || high == u64::MAX) {
+                    return leaf;
                 }
+                leaf.unlock();
             }
-            if !step.node.is_leaf || !step.node.lock() {
-                continue;
-            }
-            // It may have been split or merged since, but not any more (O2).
-            let (low, high) = step.node.fences();
-            if low <= key && (key < high || high == u64::MAX) {
-                return step.node;
-            }
-            step.node.unlock();
+            relax(&mut tries);
         }
+    }
+
+    /// The leaf that `key` belonged to a moment ago; `None` if a node on the way changed.
+    fn leaf<'g>(&self, key: u64, guard: &'g Guard) -> Option<&'g Node> {
+        let mut step = self.top(guard)?;
+        while !step.node.is_leaf {
+            step = Tree::down(&step, key, guard)?.1;
+        }
+        Some(step.node)
     }
 
     /// Locks all leaves that `range` touches (O2); `None` if they are too many.
@@ -162,12 +166,12 @@ impl Tree {
     /// Adds a hold of `range`; `gated`: the caller has the mutex.
     pub(super) fn insert(&self, range: ByteRange, mode: Mode, gated: bool) -> Outcome {
         let guard = &epoch::pin();
+        let mut tries = 0;
         loop {
             let Some(leaves) = self.lock_leaves(range, guard) else {
                 return Outcome::Refused;
             };
-            // Acquire: pairs with the Release of who cleared it: we see what was written by those
-            // who held in the queue.
+            // Acquire: pairs with the Release in `settle`: we see what holders in the queue wrote.
             if !gated && self.gate.load(Ordering::Acquire) != 0 {
                 return Outcome::Gated;
             }
@@ -191,6 +195,7 @@ impl Tree {
             if leaf.is_full() {
                 drop(leaves);
                 self.split(range.start(), guard);
+                relax(&mut tries);
                 continue;
             }
             let shares = if mode == Mode::Shared { 1 } else { EXCLUSIVE };
@@ -300,7 +305,7 @@ impl Tree {
         }
         if step.node.try_lock_at(step.version) {
             let node = step.node;
-            // Who appends will go on appending: leave the left node full.
+            // An appender will go on appending: leave the left node full.
             let appends = node.rank(key) == FAN_OUT && node.is_leaf;
             let cut = if appends { FAN_OUT - 1 } else { FAN_OUT / 2 };
             match &parent {
@@ -424,7 +429,7 @@ impl Tree {
     fn free(node: &Node, guard: &Guard) {
         node.retire();
         // SAFETY: it came from a box, it has just been unlinked under its parent's lock, which
-        // happens once, and who reached it before is pinned (O4).
+        // happens once, and threads that reached it before are pinned (O4).
         unsafe { guard.defer_destroy(Shared::from(std::ptr::from_ref(node))) };
     }
 }

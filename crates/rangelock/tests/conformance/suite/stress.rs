@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock};
 
-use crate::{Random, Subject, number_from_env, seed};
+use super::{Random, Subject, number_from_env, seed};
 
 /// How requests are made.
 #[derive(Clone, Copy)]

@@ -1,5 +1,4 @@
-//! What is too big for loom, in random interleavings: `RUSTFLAGS="--cfg shuttle" cargo test
-//! --release --lib shuttle`.
+//! What is too big for loom, in random interleavings; `scripts/shuttle` runs it.
 //!
 //! Three threads make a few random requests each of one lock; a shadow of the file checks
 //! exclusion, and shuttle checks that nobody waits for ever. Shuttle is sequentially consistent:
@@ -11,7 +10,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
-use crate::{ByteRange, Mode, RangeLock, RawRangeLock, Striped, peers};
+use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock};
 
 /// Bytes of the file.
 const BYTES: u64 = 40;
@@ -48,8 +47,8 @@ fn work<L: RawRangeLock>(lock: &RangeLock<L>, shadow: &Shadow, unit: u64) {
             thread_rng().gen_range(1..=(BYTES - start).min(if start % 7 == 0 { 30 } else { 5 }));
         let exclusive = thread_rng().gen_range(0..3) > 0;
         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
-        let bytes = ByteRange::raw(start, start + len);
-        let range = ByteRange::raw(start * unit, (start + len) * unit);
+        let bytes = ByteRange::at(start, len).unwrap();
+        let range = ByteRange::at(start * unit, len * unit).unwrap();
         // While holding another, only without waiting.
         let guard = match kept.is_empty() {
             true => Some(lock.lock(range, mode)),
@@ -79,7 +78,7 @@ fn work<L: RawRangeLock>(lock: &RangeLock<L>, shadow: &Shadow, unit: u64) {
     kept.into_iter().for_each(|(bytes, guard)| shadow.leave(bytes, guard.mode()));
 }
 
-fn excludes<L: RawRangeLock>(unit: u64) {
+pub fn excludes<L: RawRangeLock>(unit: u64) {
     let runs = std::env::var("MILLPOND_SHUTTLE").ok().and_then(|runs| runs.parse().ok());
     shuttle::check_pct(
         move || {
@@ -97,29 +96,4 @@ fn excludes<L: RawRangeLock>(unit: u64) {
         runs.unwrap_or(10_000),
         4,
     );
-}
-
-#[test]
-fn shuttle_striped_in_one_region() {
-    excludes::<Striped>(1);
-}
-
-#[test]
-fn shuttle_striped_in_many_regions() {
-    excludes::<Striped>(4096);
-}
-
-#[test]
-fn shuttle_whole_file() {
-    excludes::<peers::WholeFile>(1);
-}
-
-#[test]
-fn shuttle_mutex_btree() {
-    excludes::<peers::MutexBTree>(1);
-}
-
-#[test]
-fn shuttle_olc_btree() {
-    excludes::<peers::OlcBTree>(1);
 }

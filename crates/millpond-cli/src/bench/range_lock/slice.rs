@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hint::black_box;
-use std::ops::Add;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millpond_bench_peers::Usage;
+use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock, Striped};
+use millpond_rangelock_peers::{IntervalTree, MutexBTree, OlcBTree, WholeFile};
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use super::histogram::{Histogram, Latencies};
-use super::{Case, Engine, Layout};
-use crate::{ByteRange, Mode, RangeLock, RawRangeLock, Striped, peers};
+use super::case::{Case, Layout, Lock};
+use crate::bench::harness::Slice;
+use crate::bench::histogram::{Histogram, Latencies};
 
 /// Bytes of a range.
 const BLOCK: u64 = 4096;
@@ -20,43 +22,10 @@ const BLOCK: u64 = 4096;
 /// Pairs between two looks at the stop flag.
 const BATCH: u64 = 32;
 
-/// What one measurement found.
-#[derive(Clone, Copy, Debug)]
-pub struct Slice {
-    /// Lock and unlock pairs, all threads together.
-    pub ops: f64,
-    /// How long it took.
-    pub seconds: f64,
-    /// Processor time of the whole process.
-    pub cpu_ns: f64,
-    /// Context switches of the threads that were measured.
-    pub switches: f64,
-}
-
-impl Slice {
-    /// Pairs a second, all threads together.
-    pub fn ops_per_s(&self) -> f64 {
-        self.ops / self.seconds
-    }
-}
-
-impl Add for Slice {
-    type Output = Slice;
-
-    fn add(self, other: Slice) -> Slice {
-        Slice {
-            ops: self.ops + other.ops,
-            seconds: self.seconds + other.seconds,
-            cpu_ns: self.cpu_ns + other.cpu_ns,
-            switches: self.switches + other.switches,
-        }
-    }
-}
-
 /// The ranges that one thread walks through, round and round.
 #[derive(Clone, Copy)]
 struct Walk {
-    case: Layout,
+    layout: Layout,
     thread: u64,
     threads: u64,
     positions: u64,
@@ -66,34 +35,34 @@ struct Walk {
 impl Walk {
     fn new(case: &Case, thread: usize) -> Walk {
         // Twice as many as are held, so that the next is never one that is still held.
-        let positions = (2 * case.held as u64).max(16);
+        let positions = (2 * case.load.held as u64).max(16);
         let (thread, threads) = (thread as u64, case.threads as u64);
-        Walk { case: case.layout, thread, threads, positions, at: 0 }
+        Walk { layout: case.load.layout, thread, threads, positions, at: 0 }
     }
 
     #[inline]
     fn next(&mut self) -> ByteRange {
         let at = self.at;
         self.at = if at + 1 == self.positions { 0 } else { at + 1 };
-        let block = match self.case {
+        let block = match self.layout {
             // 1 GiB apart.
             Layout::Disjoint => (self.thread << 18) + at,
             Layout::Interleaved => at * self.threads + self.thread,
             Layout::Same => 0,
             Layout::Whole => return ByteRange::ALL,
         };
-        ByteRange::raw(block * BLOCK, (block + 1) * BLOCK)
+        ByteRange::at(block * BLOCK, BLOCK).expect("a few blocks")
     }
 }
 
-/// Runs `case` on `engine` for about `time`.
-pub fn slice(engine: Engine, case: &Case, time: Duration) -> Slice {
-    run(engine, &Throughput { case, time })
+/// Runs `case` on `lock` for about `time`.
+pub fn slice(lock: Lock, case: &Case, time: Duration) -> Slice {
+    run(lock, &Throughput { case, time })
 }
 
-/// How long each pair of `case` takes on `engine`, the clock included, seen for about `time`.
-pub fn latencies(engine: Engine, case: &Case, time: Duration) -> Latencies {
-    run(engine, &Latency { case, time }).latencies()
+/// How long each pair of `case` takes on `lock`, the clock included, seen for about `time`.
+pub fn latencies(lock: Lock, case: &Case, time: Duration) -> Latencies {
+    run(lock, &Latency { case, time }).latencies()
 }
 
 /// What is measured about a pair.
@@ -106,26 +75,26 @@ trait Measurement: Sync {
     fn threads<P: FnMut()>(&self, start: impl Fn(usize) -> P + Sync) -> Self::Found;
 }
 
-fn run<M: Measurement>(engine: Engine, measurement: &M) -> M::Found {
+fn run<M: Measurement>(lock: Lock, measurement: &M) -> M::Found {
     let case = measurement.case();
-    match engine {
-        Engine::Striped => run_lock::<Striped, M>(measurement),
-        Engine::WholeFile => run_lock::<peers::WholeFile, M>(measurement),
-        Engine::IntervalTree => run_lock::<peers::IntervalTree, M>(measurement),
-        Engine::MutexBTree => run_lock::<peers::MutexBTree, M>(measurement),
-        Engine::OlcBTree => run_lock::<peers::OlcBTree, M>(measurement),
-        Engine::RwLockShared => run_rwlock(measurement, |lock| drop(lock.read())),
-        Engine::RwLockExclusive => run_rwlock(measurement, |lock| drop(lock.write())),
-        Engine::RwLockFair => {
+    match lock {
+        Lock::Striped => run_lock::<Striped, M>(measurement),
+        Lock::WholeFile => run_lock::<WholeFile, M>(measurement),
+        Lock::IntervalTree => run_lock::<IntervalTree, M>(measurement),
+        Lock::MutexBTree => run_lock::<MutexBTree, M>(measurement),
+        Lock::OlcBTree => run_lock::<OlcBTree, M>(measurement),
+        Lock::RwLockShared => run_rwlock(measurement, |lock| drop(lock.read())),
+        Lock::RwLockExclusive => run_rwlock(measurement, |lock| drop(lock.write())),
+        Lock::RwLockFair => {
             run_rwlock(measurement, |lock| RwLockWriteGuard::unlock_fair(lock.write()))
         }
-        Engine::StdMap => {
+        Lock::StdMap => {
             let map = Mutex::new(BTreeMap::new());
             let lock = || map.lock().expect("no panics under it");
             measurement.threads(|thread| {
                 let mut walk = Walk::new(case, thread);
                 let mut oldest = walk;
-                for _ in 1..case.held {
+                for _ in 1..case.load.held {
                     let range = walk.next();
                     lock().insert(range.start(), range.end());
                 }
@@ -159,12 +128,12 @@ fn run_rwlock<M: Measurement>(measurement: &M, pair: impl Fn(&RwLock<()>) + Sync
 fn run_lock<L: RawRangeLock, M: Measurement>(measurement: &M) -> M::Found {
     let lock = RangeLock::<L>::with_raw();
     let case = measurement.case();
-    if case.held > 1 {
+    if case.load.held > 1 {
         return measurement.threads(|thread| pairs(&lock, Walk::new(case, thread), case));
     }
     let lock = &lock;
     // The mode as a constant, as callers have it.
-    match case.mode {
+    match case.load.mode {
         Mode::Exclusive => measurement.threads(|thread| {
             let mut walk = Walk::new(case, thread);
             move || drop(lock.lock(walk.next(), Mode::Exclusive))
@@ -182,9 +151,9 @@ fn pairs<'a, L: RawRangeLock>(
     mut walk: Walk,
     case: &Case,
 ) -> impl FnMut() + use<'a, L> {
-    let mode: Mode = case.mode;
-    let mut held = VecDeque::with_capacity(case.held);
-    held.extend((1..case.held).map(|_| lock.lock(walk.next(), mode)));
+    let mode: Mode = case.load.mode;
+    let mut held = VecDeque::with_capacity(case.load.held);
+    held.extend((1..case.load.held).map(|_| lock.lock(walk.next(), mode)));
     move || {
         let guard = lock.lock(walk.next(), mode);
         held.push_back(guard);
@@ -209,7 +178,7 @@ impl Measurement for Throughput<'_> {
         let worker = |thread, gate: &Gate, stop: &AtomicBool| {
             let mut pair = start(thread);
             gate.wait();
-            let switches = context_switches();
+            let before = Usage::of_thread();
             let mut ops = 0;
             // Once at least, however late this thread comes to run.
             loop {
@@ -219,15 +188,17 @@ impl Measurement for Throughput<'_> {
                     break;
                 }
             }
-            (ops, context_switches() - switches, Instant::now())
+            (ops, Usage::of_thread().since(before).context_switches, Instant::now())
         };
         let found = run_threads(self.case.threads, self.time, worker);
-        let mut slice = Slice { ops: 0.0, seconds: 0.0, cpu_ns: found.cpu_ns, switches: 0.0 };
-        for (ops, switches, end) in found.threads {
-            slice.ops += ops as f64;
-            slice.switches += switches as f64;
-            slice.seconds = slice.seconds.max((end - found.begin).as_secs_f64());
+        let (mut slice, mut elapsed) =
+            (Slice { cpu: found.cpu, ..Slice::default() }, Duration::ZERO);
+        for (ops, context_switches, end) in found.threads {
+            slice.ops += ops;
+            slice.context_switches += context_switches;
+            elapsed = elapsed.max(end - found.begin);
         }
+        slice.ops_per_s = slice.ops as f64 / elapsed.as_secs_f64();
         slice
     }
 }
@@ -283,7 +254,7 @@ impl Gate {
 struct Found<T> {
     threads: Vec<T>,
     begin: Instant,
-    cpu_ns: f64,
+    cpu: Duration,
 }
 
 /// Runs `worker` on so many threads: each waits at the gate when it is ready, and then works until
@@ -307,20 +278,14 @@ fn run_threads<T: Send>(
             .collect();
         gate.ready.wait();
         // Before the others go: this thread may come back from the barrier long after them.
-        let (cpu, begin) = (cpu_time(), Instant::now());
+        let (before, begin) = (Usage::now(), Instant::now());
         gate.open.wait();
         thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
         let joined = workers.into_iter().map(|worker| worker.join().expect("workers don't panic"));
         let threads = joined.collect();
-        Found { threads, begin, cpu_ns: (cpu_time() - cpu).as_nanos() as f64 }
+        Found { threads, begin, cpu: Usage::now().since(before).cpu }
     })
-}
-
-/// What this process has used of its processors.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Keeps this thread on one processor, each thread on the next: two threads that the scheduler
@@ -334,14 +299,4 @@ fn pin(thread: usize) {
     one.set(cpu);
     // Best effort: unpinned is only noisier.
     let _ = rustix::thread::sched_setaffinity(None, &one);
-}
-
-/// How often this thread has left its processor; 0 where the kernel does not say.
-fn context_switches() -> u64 {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    status
-        .lines()
-        .filter(|line| line.contains("ctxt_switches"))
-        .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
-        .sum()
 }

@@ -11,7 +11,7 @@
 //!   child i-1; `keys[0]` is 0. No leaf but the root is empty: a node goes when
 //!   its last record or child goes.
 
-use crate::{ByteRange, Mode};
+use millpond_rangelock::{ByteRange, Mode};
 
 /// Records in a leaf, children of an inner node.
 const FAN_OUT: usize = 14;
@@ -120,7 +120,8 @@ impl Leaf {
     fn split_off(&mut self, at: usize) -> Leaf {
         let mut right = Leaf::new();
         for from in at..self.len as usize {
-            let range = ByteRange::raw(self.starts[from], self.rest[from].end);
+            let range = ByteRange::new(self.starts[from], self.rest[from].end)
+                .expect("records are not empty");
             right.insert(from - at, range, self.rest[from].shares);
         }
         self.starts[at..].fill(u64::MAX);
@@ -227,7 +228,7 @@ impl BTree {
     #[cold]
     fn insert_splitting(&mut self, id: u32, at: usize, range: ByteRange, mode: Mode, path: &Path) {
         let leaf = &mut self.leaves[id as usize];
-        // Who appends will go on appending: leave the left leaf full.
+        // An appender will go on appending: leave the left leaf full.
         let cut = if at == FAN_OUT { FAN_OUT } else { FAN_OUT / 2 };
         let mut right = leaf.split_off(cut);
         if at < cut {
@@ -426,15 +427,15 @@ mod tests {
             let mut tree = BTree::new();
             let mut map = BTreeMap::new();
             for (start, len, kind) in steps {
-                let range = ByteRange::raw(start, start + len);
+                let range = span(start, start + len);
                 match kind {
                     0 => remove_next(&mut tree, &mut map, start),
                     1 => insert(&mut tree, &mut map, range, Mode::Shared),
                     _ => insert(&mut tree, &mut map, range, Mode::Exclusive),
                 }
-                let probe = ByteRange::raw(start / 2, start / 2 + 40);
+                let probe = span(start / 2, start / 2 + 40);
                 let overlaps = |(s, (end, _)): &(&u64, &(u64, u32))| {
-                    ByteRange::raw(**s, *end).overlaps(probe)
+                    span(**s, *end).overlaps(probe)
                 };
                 let holds = map.iter().filter(overlaps).map(|(_, (_, shares))| (*shares).max(1));
                 prop_assert_eq!(tree.conflicts(probe, Mode::Exclusive), holds.sum::<u32>());
@@ -444,9 +445,13 @@ mod tests {
 
     type Map = BTreeMap<u64, (u64, u32)>;
 
+    fn span(start: u64, end: u64) -> ByteRange {
+        ByteRange::new(start, end).unwrap()
+    }
+
     fn remove_next(tree: &mut BTree, map: &mut Map, from: u64) {
         let Some((&start, &(end, shares))) = map.range(from..).next() else { return };
-        tree.remove(ByteRange::raw(start, end));
+        tree.remove(span(start, end));
         if shares > 1 {
             map.insert(start, (end, shares - 1));
         } else {

@@ -1,7 +1,7 @@
 //! One reader-writer lock for the whole file: what XFS has.
 //!
 //! Every range conflicts as though it were the whole file. In front is one word with the number of
-//! shared holders or the exclusive one; who can't get in there waits in the queue.
+//! shared holders or the exclusive one; a request that can't get in there waits in the queue.
 //!
 //! ```text
 //! word = shared holders << 2 | EXCLUSIVE << 1 | GATE
@@ -12,12 +12,10 @@
 
 use std::time::Duration;
 
-use crate::queue::{Queue, Ticket, unlock_and_tell};
-use crate::raw::{RawRangeLock, Request};
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::wait::Notify;
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 const GATE: u64 = 1;
 const EXCLUSIVE: u64 = 2;
@@ -26,7 +24,8 @@ const ONE_SHARED: u64 = 4;
 /// A fair reader-writer lock that takes every range for the whole file.
 ///
 /// ```
-/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::WholeFile};
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// use millpond_rangelock_peers::WholeFile;
 /// let lock = RangeLock::<WholeFile>::with_raw();
 /// let guard = lock.lock(ByteRange::at(0, 10)?, Mode::Exclusive);
 /// assert!(lock.try_lock(ByteRange::at(10, 10)?, Mode::Exclusive).is_none());
@@ -35,7 +34,7 @@ const ONE_SHARED: u64 = 4;
 #[derive(Debug)]
 pub struct WholeFile {
     word: AtomicU64,
-    /// How many wait in the queue: a hint for those who would spin.
+    /// How many requests wait in the queue: a hint whether to spin.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
 }
@@ -222,7 +221,7 @@ impl RawRangeLock for WholeFile {
     fn release(&self, _range: ByteRange, mode: Mode, held: Held) {
         if let Held::Queue(ticket) = held {
             let mut queue = lock(&self.queue);
-            queue.release(ticket);
+            drop(queue.remove(ticket));
             return self.settle(queue);
         }
         let mut word = self.word.load(Ordering::Relaxed);
@@ -246,7 +245,7 @@ impl RawRangeLock for WholeFile {
         let word = self.gate();
         let upgraded = match held {
             Held::Front => {
-                let alone = word / ONE_SHARED == 1 && !queue.is_held(ByteRange::ALL);
+                let alone = word / ONE_SHARED == 1 && queue.count_held(ByteRange::ALL) == 0;
                 if alone {
                     self.word.fetch_add(EXCLUSIVE.wrapping_sub(ONE_SHARED), Ordering::Relaxed);
                     queue.front_upgraded(ByteRange::ALL);
@@ -281,7 +280,7 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::RangeLock;
+    use millpond_rangelock::RangeLock;
 
     struct Bytes(UnsafeCell<u64>);
 

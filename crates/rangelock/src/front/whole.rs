@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - A1. `open` and the two `close` run under the lock's mutex; raising and lowering do not.
-//! - A2. Who raises and finds the word closed holds nothing: it lowers again, and that may be the
-//!   one that drains. So a closed count can rise from 0 for a moment. Whoever lowers it, or undoes
+//! - A2. A thread that raises and finds the word closed holds nothing: it lowers again, and may be the
+//!   one that drains. So a closed count can rise from 0 for a moment. Each thread that lowers it, or undoes
 //!   a raise, then looks under the mutex whether it is drained; the last of them finds that it is.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -17,18 +17,18 @@ const OPEN: u64 = 1 << 63;
 /// See the module.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Whole {
+pub(crate) struct Whole {
     word: AtomicU64,
 }
 
 impl Whole {
-    pub(super) fn new() -> Whole {
+    pub(crate) fn new() -> Whole {
         Whole { word: AtomicU64::new(0) }
     }
 
     /// Counts one more holder, if the word is open.
     #[inline]
-    pub(super) fn try_raise(&self) -> bool {
+    pub(crate) fn try_raise(&self) -> bool {
         if self.word.load(Ordering::Relaxed) & OPEN == 0 {
             return false;
         }
@@ -44,40 +44,40 @@ impl Whole {
 
     /// Counts one holder less; true if the caller has to drain.
     #[inline]
-    pub(super) fn lower(&self) -> bool {
-        // Release: pairs with the Acquire in `close` and `is_drained`: who gets the file next
+    pub(crate) fn lower(&self) -> bool {
+        // Release: pairs with the Acquire in `close` and `is_drained`: the next holder of the file
         // sees that we have finished reading.
         self.word.fetch_sub(1, Ordering::Release) == 1
     }
 
     /// Whether the word is closed and nobody is counted. Under the mutex.
-    pub(super) fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         // Acquire: pairs with the Release in `lower`.
         self.word.load(Ordering::Acquire) == 0
     }
 
     /// Opens the word, and counts the caller. Under the mutex.
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         // Release: pairs with the Acquire in `try_raise`. An addition, since the word may have
         // been raised for a moment (A2).
         self.word.fetch_add(OPEN + 1, Ordering::Release);
     }
 
     /// Closes the word; true if nobody is counted. Under the mutex.
-    pub(super) fn close(&self) -> bool {
+    pub(crate) fn close(&self) -> bool {
         // Acquire: pairs with the Release in `lower`.
         self.word.fetch_and(!OPEN, Ordering::Acquire) & !OPEN == 0
     }
 
     /// Closes the word if nobody is counted. Under the mutex.
-    pub(super) fn close_if_unused(&self) -> bool {
+    pub(crate) fn close_if_unused(&self) -> bool {
         // Acquire: pairs with the Release in `lower`.
         self.word.compare_exchange(OPEN, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Closes the word, if it is not closed already, if exactly one holder is counted, the
-    /// caller, who then is not counted any more. Under the mutex.
-    pub(super) fn close_if_alone(&self) -> bool {
+    /// caller, which then is not counted any more. Under the mutex.
+    pub(crate) fn close_if_alone(&self) -> bool {
         // Relaxed: it only chooses between the two words that the caller may be alone in.
         let open = self.word.load(Ordering::Relaxed) & OPEN;
         // Acquire: pairs with the Release in `lower`.

@@ -7,27 +7,27 @@
 //!
 //! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there
 //! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
-//! of the tree is made under the mutex too: so blockers can be counted (Q3).
+//! of the tree is made under the mutex too: so blockers can be counted (queue.Q3).
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod node;
 mod tree;
 
-use std::sync::atomic::Ordering;
-
 use std::time::Duration;
 
-use crate::queue::{Queue, Ticket, unlock_and_tell};
-use crate::raw::{RawRangeLock, Request};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::wait::Notify;
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::atomic::Ordering;
+use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 use node::EXCLUSIVE;
 use tree::{Outcome, Tree};
 
 /// A B-tree with optimistic lock coupling.
 ///
 /// ```
-/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::OlcBTree};
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// use millpond_rangelock_peers::OlcBTree;
 /// let lock = RangeLock::<OlcBTree>::with_raw();
 /// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
 /// ```
@@ -56,7 +56,7 @@ impl OlcBTree {
     /// The mutex, with the gate set.
     fn gated(&self) -> MutexGuard<'_, Queue> {
         let queue = lock(&self.queue);
-        // Relaxed: the leaf locks carry it (O5).
+        // Relaxed: the leaf locks carry it (tree.O5).
         self.tree.gate.store(1, Ordering::Relaxed);
         queue
     }
@@ -90,7 +90,7 @@ impl OlcBTree {
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
         let mut queue = self.gated();
-        // Nothing enters the tree over a queue entry (Q3).
+        // Nothing enters the tree over a queue entry (queue.Q3).
         if !queue.overlaps(range) && self.tree.insert(range, mode, true) == Outcome::Done {
             self.settle(queue);
             return Some(Request::Granted(Held::Tree));
@@ -196,7 +196,7 @@ impl RawRangeLock for OlcBTree {
             }
             Held::Queue(ticket) => {
                 let mut queue = self.gated();
-                queue.release(ticket);
+                drop(queue.remove(ticket));
                 self.settle(queue);
             }
         }
@@ -207,7 +207,7 @@ impl RawRangeLock for OlcBTree {
         let upgraded = match held {
             Held::Tree => {
                 let upgraded =
-                    !queue.is_held(range) && self.tree.replace_shares(range, 1, EXCLUSIVE);
+                    queue.count_held(range) == 0 && self.tree.replace_shares(range, 1, EXCLUSIVE);
                 if upgraded {
                     queue.front_upgraded(range);
                 }

@@ -10,16 +10,15 @@
 use super::btree::BTree;
 use std::time::Duration;
 
-use crate::queue::{Queue, Ticket, unlock_and_tell};
-use crate::raw::{RawRangeLock, Request};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::wait::Notify;
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 /// A B-tree under a mutex.
 ///
 /// ```
-/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::MutexBTree};
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// use millpond_rangelock_peers::MutexBTree;
 /// let lock = RangeLock::<MutexBTree>::with_raw();
 /// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
 /// ```
@@ -56,7 +55,7 @@ impl State {
         mode: Mode,
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
-        // Nothing enters the tree over a queue entry (Q3).
+        // Nothing enters the tree over a queue entry (queue.Q3).
         if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
             return Some(Request::Granted(Held::Tree));
         }
@@ -162,7 +161,7 @@ impl RawRangeLock for MutexBTree {
                 state.tree.remove(range);
                 state.queue.front_released(range, mode);
             }
-            Held::Queue(ticket) => state.queue.release(ticket),
+            Held::Queue(ticket) => drop(state.queue.remove(ticket)),
         }
         self.unlock(state);
     }
@@ -172,7 +171,7 @@ impl RawRangeLock for MutexBTree {
         let State { tree, queue } = &mut *state;
         match held {
             Held::Tree => {
-                let upgraded = !queue.is_held(range) && tree.try_upgrade(range);
+                let upgraded = queue.count_held(range) == 0 && tree.try_upgrade(range);
                 if upgraded {
                     queue.front_upgraded(range);
                 }

@@ -1,4 +1,4 @@
-//! The byte-range locks that others built, behind the same face, to compare with.
+//! The byte-range locks that others built, behind the face of `millpond_rangelock`, to compare with.
 //!
 //! | lock | held ranges are in | where it ends |
 //! |---|---|---|
@@ -7,8 +7,8 @@
 //! | [`MutexBTree`] | a B+tree under a mutex | the same, with shorter walks |
 //! | [`OlcBTree`] | a B+tree, each leaf locked alone | all meet in one leaf if few are held |
 //!
-//! All of them queue those who wait as [`Striped`](crate::Striped) does, so that what is compared
-//! is the way without waiting.
+//! All of them queue waiting requests as `Striped` does, by its own queue, so that what is compared is
+//! the way without waiting. `millpond bench range-lock` compares them.
 
 mod btree;
 mod interval_tree;

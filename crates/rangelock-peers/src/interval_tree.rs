@@ -9,16 +9,15 @@
 
 use std::time::Duration;
 
-use crate::queue::{Queue, Ticket, unlock_and_tell};
-use crate::raw::{RawRangeLock, Request};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::wait::Notify;
-use crate::{ByteRange, Mode};
+use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 /// An interval tree under a mutex.
 ///
 /// ```
-/// use millpond_rangelock::{ByteRange, Mode, RangeLock, peers::IntervalTree};
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// use millpond_rangelock_peers::IntervalTree;
 /// let lock = RangeLock::<IntervalTree>::with_raw();
 /// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
 /// ```
@@ -117,7 +116,7 @@ impl RawRangeLock for IntervalTree {
 
     fn release(&self, _range: ByteRange, _mode: Mode, held: Ticket) {
         let mut queue = lock(&self.queue);
-        queue.release(held);
+        drop(queue.remove(held));
         self.unlock(queue);
     }
 
