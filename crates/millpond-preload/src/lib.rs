@@ -50,6 +50,8 @@
 // Under loom, `tests/loom.rs` has its protocols alone.
 #![cfg(all(target_os = "linux", not(loom)))]
 
+#[macro_use]
+mod calls;
 mod hooks;
 
 mod aio;

@@ -3,19 +3,16 @@
 //! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. Each is a
 //! cancellation point.
 
-use std::ffi::{c_int, c_void};
-
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::Memory;
 use crate::files::{late, mode_back, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
+use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::section;
 use crate::runtime::sys::{fail, to_libc};
-
-type Off = libc::off64_t;
 
 /// Settles a call as `outcome` says, by `$kernel` if it is the kernel's.
 macro_rules! settle {
@@ -35,13 +32,12 @@ fn count(reason: Option<Reason>, result: isize) -> isize {
     result
 }
 
-fn many(vectors: *const libc::iovec, count: c_int) -> Memory {
+fn many(vectors: Vectors, count: c_int) -> Memory {
     // A negative count becomes one above the limit, which is the same error.
     Memory::Many(vectors, count as usize)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
+pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
     // SAFETY: as the caller vouches to `read`.
     if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, At::Offset) } {
         return bytes as isize;
@@ -52,13 +48,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: usize) ->
     settle!(outcome, libc_calls::read(fd, buf, len))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pread64(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
+pub unsafe fn pread64(fd: c_int, buf: *mut c_void, len: usize, offset: Off) -> isize {
     // SAFETY: as the caller vouches to `pread64`.
     if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, At::Byte(offset)) } {
         return bytes as isize;
@@ -69,32 +59,14 @@ pub unsafe extern "C-unwind" fn pread64(
     settle!(outcome, libc_calls::pread64(fd, buf, len, offset))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pread(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name; offsets have 64 bits.
-    unsafe { pread64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: usize) -> isize {
+pub unsafe fn write(fd: c_int, buf: *const c_void, len: usize) -> isize {
     point();
     // SAFETY: as the caller vouches to `write`; the memory is only read.
     let outcome = unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Offset) };
     settle!(outcome, libc_calls::write(fd, buf, len))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwrite64(
-    fd: c_int,
-    buf: *const c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
+pub unsafe fn pwrite64(fd: c_int, buf: *const c_void, len: usize, offset: Off) -> isize {
     point();
     // SAFETY: as the caller vouches to `pwrite64`; the memory is only read.
     let outcome =
@@ -102,87 +74,32 @@ pub unsafe extern "C-unwind" fn pwrite64(
     settle!(outcome, libc_calls::pwrite64(fd, buf, len, offset))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwrite(
-    fd: c_int,
-    buf: *const c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name; offsets have 64 bits.
-    unsafe { pwrite64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn readv(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-) -> isize {
+pub unsafe fn readv(fd: c_int, vectors: Vectors, vector_count: c_int) -> isize {
     point();
     // SAFETY: as the caller vouches to `readv`.
     let outcome = unsafe { io::read(fd, many(vectors, vector_count), At::Offset) };
     settle!(outcome, libc_calls::readv(fd, vectors, vector_count))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn writev(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-) -> isize {
+pub unsafe fn writev(fd: c_int, vectors: Vectors, vector_count: c_int) -> isize {
     point();
     // SAFETY: as the caller vouches to `writev`.
     let outcome = unsafe { io::write(fd, many(vectors, vector_count), At::Offset) };
     settle!(outcome, libc_calls::writev(fd, vectors, vector_count))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv64(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
+pub unsafe fn preadv64(fd: c_int, vectors: Vectors, vector_count: c_int, offset: Off) -> isize {
     point();
     // SAFETY: as the caller vouches to `preadv64`.
     let outcome = unsafe { io::read(fd, many(vectors, vector_count), At::Byte(offset)) };
     settle!(outcome, libc_calls::preadv64(fd, vectors, vector_count, offset))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { preadv64(fd, vectors, vector_count, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev64(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
+pub unsafe fn pwritev64(fd: c_int, vectors: Vectors, vector_count: c_int, offset: Off) -> isize {
     point();
     // SAFETY: as the caller vouches to `pwritev64`.
     let outcome = unsafe { io::write(fd, many(vectors, vector_count), At::Byte(offset)) };
     settle!(outcome, libc_calls::pwritev64(fd, vectors, vector_count, offset))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pwritev64(fd, vectors, vector_count, offset) }
 }
 
 /// Where `preadv2` and `pwritev2` begin: -1 stands for the file offset.
@@ -190,10 +107,9 @@ fn at_or_current(offset: Off) -> At {
     if offset == -1 { At::Offset } else { At::Byte(offset) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv64v2(
+pub unsafe fn preadv64v2(
     fd: c_int,
-    vectors: *const libc::iovec,
+    vectors: Vectors,
     vector_count: c_int,
     offset: Off,
     flags: c_int,
@@ -207,22 +123,9 @@ pub unsafe extern "C-unwind" fn preadv64v2(
     settle!(outcome, libc_calls::preadv64v2(fd, vectors, vector_count, offset, flags))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv2(
+pub unsafe fn pwritev64v2(
     fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-    flags: c_int,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { preadv64v2(fd, vectors, vector_count, offset, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev64v2(
-    fd: c_int,
-    vectors: *const libc::iovec,
+    vectors: Vectors,
     vector_count: c_int,
     offset: Off,
     flags: c_int,
@@ -246,18 +149,6 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
     settle!(outcome, libc_calls::pwritev64v2(fd, vectors, vector_count, offset, flags))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev2(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-    flags: c_int,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pwritev64v2(fd, vectors, vector_count, offset, flags) }
-}
-
 /// Flags such as `RWF_NOWAIT` and `RWF_APPEND` mean things that only the kernel does.
 #[cold]
 fn leave_to_kernel(fd: c_int) {
@@ -269,78 +160,7 @@ unsafe extern "C" {
     safe fn __chk_fail() -> !;
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __read_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    buf_len: usize,
-) -> isize {
-    if len > buf_len {
-        __chk_fail();
-    }
-    // SAFETY: as the caller vouches to `__read_chk`.
-    unsafe { read(fd, buf, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pread64_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-    buf_len: usize,
-) -> isize {
-    if len > buf_len {
-        __chk_fail();
-    }
-    // SAFETY: as the caller vouches to `__pread64_chk`.
-    unsafe { pread64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pread_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-    buf_len: usize,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { __pread64_chk(fd, buf, len, offset, buf_len) }
-}
-
-/// One of libc's internal names, exported too, which old programs and libraries were linked to.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { read(fd, buf, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __write(fd: c_int, buf: *const c_void, len: usize) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { write(fd, buf, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pread64(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pread64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pwrite64(
-    fd: c_int,
-    buf: *const c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pwrite64(fd, buf, len, offset) }
+/// A read of `len` bytes to a buffer that is known to have `buf_len`.
+pub fn fortified(len: usize, buf_len: usize, read: impl FnOnce() -> isize) -> isize {
+    if len > buf_len { __chk_fail() } else { read() }
 }

@@ -16,35 +16,28 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 
 use crate::files::registry::leave_all;
-use crate::hooks::jump::routed;
-use crate::runtime::elf::{
-    DLSYM, DLVSYM, LIBC, Lookup, VersionLookup, home_of, libcs, next, own_object,
-};
+use crate::runtime::elf::{LIBC, Lookup, home_of, libcs, next, own_object};
 use crate::runtime::libc_calls::slots;
 use crate::runtime::thread;
 
-routed! {
-    dlsym, route_dlsym;
-    dlvsym, route_dlvsym;
-    dlopen, route_dlopen;
-    dlmopen, route_dlmopen;
-}
+type VersionLookup =
+    unsafe extern "C-unwind" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
 fn depends_on_caller(handle: *mut c_void) -> bool {
     [libc::RTLD_DEFAULT, libc::RTLD_NEXT].contains(&handle)
 }
 
-extern "C" fn route_dlsym(handle: *mut c_void) -> *const c_void {
+pub extern "C" fn route_dlsym(handle: *mut c_void) -> *const c_void {
     if depends_on_caller(handle) {
-        libcs(&DLSYM, c"dlsym")
+        libcs(&slots::dlsym, c"dlsym")
     } else {
         look_up as Lookup as *const c_void
     }
 }
 
-extern "C" fn route_dlvsym(handle: *mut c_void) -> *const c_void {
+pub extern "C" fn route_dlvsym(handle: *mut c_void) -> *const c_void {
     if depends_on_caller(handle) {
-        libcs(&DLVSYM, c"dlvsym")
+        libcs(&slots::dlvsym, c"dlvsym")
     } else {
         look_up_version as VersionLookup as *const c_void
     }
@@ -53,7 +46,7 @@ extern "C" fn route_dlvsym(handle: *mut c_void) -> *const c_void {
 unsafe extern "C-unwind" fn look_up(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: libc's function of that signature; as the caller vouches to `dlsym`.
     unsafe {
-        let find = std::mem::transmute::<*mut c_void, Lookup>(libcs(&DLSYM, c"dlsym"));
+        let find = std::mem::transmute::<*mut c_void, Lookup>(libcs(&slots::dlsym, c"dlsym"));
         let found = find(handle, name);
         if found.is_null() { found } else { hook_of(found, CStr::from_ptr(name)) }
     }
@@ -66,7 +59,8 @@ unsafe extern "C-unwind" fn look_up_version(
 ) -> *mut c_void {
     // SAFETY: as in `look_up`.
     unsafe {
-        let find = std::mem::transmute::<*mut c_void, VersionLookup>(libcs(&DLVSYM, c"dlvsym"));
+        let find =
+            std::mem::transmute::<*mut c_void, VersionLookup>(libcs(&slots::dlvsym, c"dlvsym"));
         let found = find(handle, name, version);
         if found.is_null() { found } else { hook_of(found, CStr::from_ptr(name)) }
     }
@@ -98,14 +92,14 @@ fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
     found
 }
 
-extern "C" fn route_dlopen(path: *const c_char, flags: c_int) -> *const c_void {
+pub extern "C" fn route_dlopen(path: *const c_char, flags: c_int) -> *const c_void {
     if flags & libc::RTLD_DEEPBIND != 0 && !path.is_null() {
         leave_all();
     }
     libcs(&slots::dlopen, c"dlopen")
 }
 
-extern "C" fn route_dlmopen(space: c_long) -> *const c_void {
+pub extern "C" fn route_dlmopen(space: c_long) -> *const c_void {
     if space != libc::LM_ID_BASE {
         leave_all();
     }

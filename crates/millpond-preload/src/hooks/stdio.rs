@@ -13,15 +13,16 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::FILE;
 
+use crate::files::seek::seek;
 use crate::files::table::{self, Slot};
 use crate::files::{late, process_locks, registry, streams};
-use crate::hooks::descriptor::{close, dup3, lseek64};
+use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io::{read, write};
 use crate::hooks::open::open_at;
 use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
 use crate::runtime::link::format_link;
-use crate::runtime::sys::{fail, set_errno, sys};
+use crate::runtime::sys::{fail, set_errno, sys, to_libc};
 use crate::runtime::{section, thread};
 
 #[repr(C)]
@@ -71,7 +72,7 @@ unsafe extern "C-unwind" fn cookie_seek(
 ) -> c_int {
     // SAFETY: libc gives a pointer to the offset it wants, and to put the new one.
     unsafe {
-        let moved = lseek64(fd_of(cookie), *offset, whence);
+        let moved = to_libc(seek(fd_of(cookie), *offset, whence)) as libc::off64_t;
         if moved < 0 {
             return -1;
         }
@@ -142,8 +143,7 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut
     stream
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
+pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     if thread::record().is_inside() || mode.is_null() {
         // SAFETY: as the caller vouches to `fopen64`.
         return unsafe { libc_calls::fopen64(path, mode) };
@@ -167,14 +167,7 @@ pub unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char
     stream
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: the same function under its other name.
-    unsafe { fopen64(path, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: no memory involved.
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
     // SAFETY: as the caller vouches to `fdopen`.
@@ -198,8 +191,7 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+pub unsafe fn fclose(stream: *mut FILE) -> c_int {
     let mut closing = None;
     if !stream.is_null() && streams::lookup(stream, true).is_none() {
         // libc closes the number of its own streams by itself.
@@ -221,8 +213,7 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fileno(stream: *mut FILE) -> c_int {
+pub unsafe fn fileno(stream: *mut FILE) -> c_int {
     // SAFETY: as the caller vouches to `fileno`.
     let fd = unsafe { libc_calls::fileno(stream) };
     if fd >= 0 {
@@ -231,18 +222,7 @@ pub unsafe extern "C-unwind" fn fileno(stream: *mut FILE) -> c_int {
     streams::lookup(stream, false).unwrap_or_else(|| fail(libc::EBADF) as c_int)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fileno_unlocked(stream: *mut FILE) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { fileno(stream) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn freopen64(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
+pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
     let Some(old) = streams::lookup(stream, false) else {
         // SAFETY: as the caller vouches to `freopen64`.
         unsafe {
@@ -259,16 +239,6 @@ pub unsafe extern "C-unwind" fn freopen64(
     };
     // SAFETY: as above.
     unsafe { reopen_ours(path, mode, stream, old) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
-    // SAFETY: the same function under its other name.
-    unsafe { freopen64(path, mode, stream) }
 }
 
 /// Gives one of our streams another file, under its old number. The stream stays ours even if the

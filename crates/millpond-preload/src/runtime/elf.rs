@@ -6,12 +6,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 pub type Lookup = unsafe extern "C-unwind" fn(*mut c_void, *const c_char) -> *mut c_void;
-pub type VersionLookup =
-    unsafe extern "C-unwind" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-
-/// libc's own, once found.
-pub static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-pub static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// libc's own `dlsym`, once found.
+static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The next definition of a symbol after this library.
 pub fn next(name: &CStr) -> *mut c_void {
