@@ -8,6 +8,7 @@
 //! A system call that the program makes itself, by an instruction of its own, is not seen.
 
 use crate::aio::block::{Block, Event, Handle};
+use crate::files::io::At;
 use crate::files::late::{settle, settle_all};
 use crate::files::registry::leave_all;
 use crate::files::seek::seek;
@@ -70,10 +71,6 @@ unsafe extern "C-unwind" fn by_number(
 }
 
 /// What the call of this number returns; `None`, after what comes before it, if it is the kernel's.
-///
-/// # Safety
-///
-/// As the system call.
 #[allow(unused_mut, unused_unsafe, unused_variables, unreachable_code)]
 #[allow(clippy::diverging_sub_expression)]
 unsafe fn by_table(number: c_long, arguments: [usize; 6]) -> Option<isize> {

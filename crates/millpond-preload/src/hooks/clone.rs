@@ -47,10 +47,6 @@ pub fn fork() -> isize {
 }
 
 /// `clone` by number, as a fork. A child on our stack and in our memory, while we wait for it: in its own.
-///
-/// # Safety
-///
-/// As the system call.
 pub unsafe fn clone(flags: usize, c: usize, d: usize, e: usize) -> isize {
     let flags = flags & !((libc::CLONE_VM | libc::CLONE_VFORK) as usize);
     // SAFETY: the caller's duty.
@@ -58,10 +54,6 @@ pub unsafe fn clone(flags: usize, c: usize, d: usize, e: usize) -> isize {
 }
 
 /// `clone3` by number, as a fork.
-///
-/// # Safety
-///
-/// As the system call.
 pub unsafe fn clone3(args: usize, bytes: usize) -> isize {
     // SAFETY: the caller's duty.
     let call = || unsafe { sys!(libc::SYS_clone3, args, bytes) };

@@ -1,7 +1,8 @@
 //! The functions that a program calls in the place of libc's: one for each name of the table.
 
 use crate::aio::block::{Block, Event, Handle};
-use crate::files::late::{settle, settle_all};
+use crate::files::io::At;
+use crate::files::late::{go_through, settle, settle_all};
 use crate::files::registry::{give_to_libc, leave_all};
 use crate::files::seek::seek;
 use crate::fork::fork_by;

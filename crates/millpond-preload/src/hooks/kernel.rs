@@ -262,10 +262,6 @@ pub extern "C" fn before_dprintf(fd: c_int) {
 }
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.
-///
-/// # Safety
-///
-/// As `sendmsg`.
 pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
     if !registry::holds_leases() || message.is_null() {
         return;
@@ -286,9 +282,6 @@ pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
     }
 }
 
-/// # Safety
-///
-/// As `sendmmsg`.
 pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
     if !messages.is_null() {
         for index in 0..count as usize {
@@ -298,46 +291,24 @@ pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
     }
 }
 
-/// The descriptor of a control block of POSIX AIO, with which it begins.
-unsafe fn fd_of(block: *const c_void) -> Option<c_int> {
+/// Does something to the descriptor of a control block of POSIX AIO, with which that begins. Libc reads and
+/// writes later, on a thread of its own.
+pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
     // SAFETY: the caller vouches for the block.
-    unsafe { block.cast::<c_int>().as_ref().copied() }
+    if let Some(fd) = unsafe { block.cast::<c_int>().as_ref() } {
+        act(*fd);
+    }
 }
 
-/// The read comes later, on a thread of libc's.
-///
-/// # Safety
-///
-/// As `aio_read`.
-pub unsafe fn before_aio_read(block: *const c_void) {
-    // SAFETY: the caller's duty.
-    unsafe { fd_of(block) }.inspect(|fd| late::go_through(*fd));
+pub fn give_to_aio(fd: c_int) {
+    pass(fd, Reason::InLibc);
 }
 
-/// # Safety
-///
-/// As `aio_fsync`.
-pub unsafe fn before_aio_fsync(block: *const c_void) {
-    // SAFETY: the caller's duty.
-    unsafe { fd_of(block) }.inspect(|fd| late::settle(*fd));
-}
-
-/// # Safety
-///
-/// As `aio_write`.
-pub unsafe fn before_aio_write(block: *const c_void) {
-    // SAFETY: the caller's duty.
-    unsafe { fd_of(block) }.inspect(|fd| pass(*fd, Reason::InLibc));
-}
-
-/// # Safety
-///
-/// As `lio_listio`.
 pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {
     if !list.is_null() {
         for index in 0..count.max(0) as usize {
             // SAFETY: the caller vouches for so many.
-            unsafe { before_aio_write(list.add(index).read()) };
+            unsafe { with_block(list.add(index).read(), give_to_aio) };
         }
     }
 }

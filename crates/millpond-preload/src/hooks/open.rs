@@ -23,10 +23,6 @@ use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{fault, section, thread};
 
 /// Opens, and describes what was opened.
-///
-/// # Safety
-///
-/// As `openat`.
 pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
     if thread::record().is_inside() {
         // The library's own: large-file semantics are the kernel's only ones on 64-bit targets.
@@ -52,10 +48,6 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
 }
 
 /// `openat2`, by number only: libc has no function for it.
-///
-/// # Safety
-///
-/// As the system call.
 pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) -> isize {
     ensure_initialised();
     let mut flags = 0u64;
@@ -187,10 +179,6 @@ unsafe extern "C" {
 }
 
 /// The fortified names take no mode, and refuse flags that need one.
-///
-/// # Safety
-///
-/// As `openat`.
 pub unsafe fn fortified(dir: c_int, path: Text, flags: c_int) -> c_int {
     if flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
         // SAFETY: the message is NUL-terminated.

@@ -13,11 +13,12 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::FILE;
 
+use crate::files::io::At;
 use crate::files::seek::seek;
 use crate::files::table::{self, Slot};
 use crate::files::{late, process_locks, registry, streams};
 use crate::hooks::descriptor::{close, dup3};
-use crate::hooks::io::{read, write};
+use crate::hooks::io;
 use crate::hooks::open::open_at;
 use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
@@ -53,7 +54,10 @@ unsafe extern "C-unwind" fn cookie_read(
     len: usize,
 ) -> isize {
     // SAFETY: libc gives its stream's buffer.
-    unsafe { read(fd_of(cookie), buf.cast(), len) }
+    unsafe {
+        let (fd, buf) = (fd_of(cookie), buf.cast());
+        io::read_one(fd, buf, len, At::Offset, || libc_calls::read(fd, buf, len))
+    }
 }
 
 unsafe extern "C-unwind" fn cookie_write(
@@ -62,7 +66,10 @@ unsafe extern "C-unwind" fn cookie_write(
     len: usize,
 ) -> isize {
     // SAFETY: libc gives its stream's buffer. It takes 0 for a failure, and wants no -1.
-    unsafe { write(fd_of(cookie), buf.cast(), len).max(0) }
+    unsafe {
+        let (fd, buf) = (fd_of(cookie), buf.cast());
+        io::write(fd, io::one(buf, len), At::Offset, || libc_calls::write(fd, buf, len)).max(0)
+    }
 }
 
 unsafe extern "C-unwind" fn cookie_seek(
@@ -290,6 +297,8 @@ mod wide {
     use std::sync::atomic::AtomicU32;
     use std::sync::atomic::Ordering::Relaxed;
 
+    use crate::runtime::elf;
+
     const UNKNOWN: u32 = 0;
     const NO: u32 = 1;
     const YES: u32 = 2;
@@ -332,44 +341,7 @@ mod wide {
             b"__fgetws_chk",
             b"__isoc99_fwscanf",
         ];
-        dynamic_strings()
-            .is_some_and(|strings| strings.split(|byte| *byte == 0).any(|s| NAMES.contains(&s)))
-    }
-
-    /// The string table of the main executable's dynamic section.
-    fn dynamic_strings() -> Option<&'static [u8]> {
-        const DT_STRTAB: i64 = 5;
-        const DT_STRSZ: i64 = 10;
-        const PT_PHDR: u32 = 6;
-        const PT_DYNAMIC: u32 = 2;
-        // SAFETY: the kernel passes the address and number of the executable's own program
-        // headers, which stay mapped, as does the dynamic section that they point to. The loader
-        // has relocated the string table's address in place.
-        unsafe {
-            let headers = libc::getauxval(libc::AT_PHDR) as *const libc::Elf64_Phdr;
-            let count = libc::getauxval(libc::AT_PHNUM) as usize;
-            if headers.is_null() {
-                return None;
-            }
-            let headers = std::slice::from_raw_parts(headers, count);
-            let base = headers
-                .iter()
-                .find(|header| header.p_type == PT_PHDR)
-                .map_or(0, |header| headers.as_ptr().addr() - header.p_vaddr as usize);
-            let dynamic = headers.iter().find(|header| header.p_type == PT_DYNAMIC)?;
-            let mut entry = (base + dynamic.p_vaddr as usize) as *const [i64; 2];
-            let (mut start, mut len) = (0usize, 0usize);
-            while (*entry)[0] != 0 {
-                match (*entry)[0] {
-                    DT_STRTAB => start = (*entry)[1] as usize,
-                    DT_STRSZ => len = (*entry)[1] as usize,
-                    _ => {}
-                }
-                entry = entry.add(1);
-            }
-            // glibc relocates this address in place; not every loader does.
-            let start = if start < base { start + base } else { start };
-            (start != 0).then(|| std::slice::from_raw_parts(start as *const u8, len))
-        }
+        let strings = elf::main_strings().unwrap_or_default();
+        strings.split(|byte| *byte == 0).any(|name| NAMES.contains(&name))
     }
 }

@@ -206,9 +206,10 @@ fn look_again(record: &Record) {
 mod text {
     //! Where this library's instructions are.
 
-    use std::ffi::{c_int, c_void};
     use std::sync::atomic::AtomicUsize;
     use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+    use crate::runtime::{elf, section};
 
     static START: AtomicUsize = AtomicUsize::new(0);
     static END: AtomicUsize = AtomicUsize::new(0);
@@ -216,41 +217,16 @@ mod text {
     /// Before any thread here is asynchronous.
     pub fn find() {
         // Acquire: pairs with the Release below.
-        if END.load(Acquire) == 0 {
-            // SAFETY: `visit` accepts what it is called with.
-            crate::runtime::section::run(|_| unsafe {
-                libc::dl_iterate_phdr(Some(visit), std::ptr::null_mut())
-            });
+        if END.load(Acquire) == 0
+            && let Some(text) = section::run(|_| elf::own_text())
+        {
+            START.store(text.start, Relaxed);
+            // Release: who reads the end finds the start.
+            END.store(text.end, Release);
         }
     }
 
     pub fn holds(address: usize) -> bool {
         (START.load(Relaxed)..END.load(Relaxed)).contains(&address)
-    }
-
-    unsafe extern "C" fn visit(
-        object: *mut libc::dl_phdr_info,
-        _bytes: usize,
-        _data: *mut c_void,
-    ) -> c_int {
-        let own = find as *const () as usize;
-        // SAFETY: the loader's structures, valid during the call.
-        let headers = unsafe {
-            let object = &*object;
-            let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
-            headers
-                .iter()
-                .map(|header| (header, object.dlpi_addr as usize + header.p_vaddr as usize))
-        };
-        for (header, start) in headers {
-            let end = start + header.p_memsz as usize;
-            if header.p_type == libc::PT_LOAD && (start..end).contains(&own) {
-                START.store(start, Relaxed);
-                // Release: who reads the end in `find` finds the start.
-                END.store(end, Release);
-                return 1;
-            }
-        }
-        0
     }
 }
