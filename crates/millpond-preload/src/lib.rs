@@ -74,7 +74,7 @@ extern "C" fn load() {
         table::initialise();
         config::get();
         for fd in report::initialise() {
-            table::set(fd, table::Slot::Internal);
+            table::set(fd, table::Known::Internal);
         }
         fork::initialise();
     });

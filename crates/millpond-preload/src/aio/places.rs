@@ -1,4 +1,4 @@
-//! Where contexts of Linux AIO are found by their handles, without a lock: A4 of `aio`.
+//! Where contexts of Linux AIO are found by their handles, without a lock: `aio.A4`.
 //!
 //! ```text
 //!   find:   users += 1 -> the handle stands? -> in use -> drop: users -= 1
@@ -163,7 +163,7 @@ impl<T> Deref for InUse<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
         // Relaxed: the handle was found.
-        // SAFETY: A4: counted while the handle stood.
+        // SAFETY: aio.A4: counted while the handle stood.
         unsafe { &*self.place.context.load(Relaxed) }
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use millpond::{File, ReadDone};
 
 use crate::aio::context::Ending;
-use crate::files::io::{Outcome, enterable, find, settle};
+use crate::files::io::{Outcome, enterable, find, outcome_of};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::report::reason::Reason;
 use crate::runtime::section;
 use crate::runtime::thread::record;
@@ -55,7 +55,7 @@ impl Request {
         if enterable(fd).is_none() {
             return Err(Unserved::Kernel(None));
         }
-        if matches!(table::get(fd), Slot::Unknown) {
+        if matches!(table::get(fd), Known::Unknown) {
             // To describe it the registry is locked.
             File::start_now();
         }
@@ -143,12 +143,12 @@ impl Request {
                         self.direction,
                         append,
                     );
-                    match settle(record(), moved.map(|(_, bytes)| bytes)) {
-                        Outcome::Settled(result) => result,
+                    match outcome_of(record(), moved.map(|(_, bytes)| bytes)) {
+                        Outcome::Done(result) => result,
                         Outcome::Kernel(_) => -(libc::EIO as isize),
                     }
                 }
-                // Passed since: D3 of `description`.
+                // Passed since: `description.D3`.
                 None => self.segments.through_kernel(description, self.offset, self.direction),
             }
         };

@@ -143,7 +143,7 @@ fn read(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
-    if let Outcome::Settled(read) = unsafe { io::read(fd, Memory::One(start, len), place) } {
+    if let Outcome::Done(read) = unsafe { io::read(fd, Memory::One(start, len), place) } {
         return read;
     }
     // SAFETY: as above.
@@ -161,7 +161,7 @@ fn write(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
-    if let Outcome::Settled(written) = unsafe { io::write(fd, Memory::One(start, len), place) } {
+    if let Outcome::Done(written) = unsafe { io::write(fd, Memory::One(start, len), place) } {
         return written;
     }
     // SAFETY: as above.

@@ -40,7 +40,7 @@ use crate::files::identity::{self, FileId};
 use crate::files::lingering::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{mode_back, unfinished};
 use crate::report::lines;
 use crate::runtime::cancel::point::with_cleanup;
@@ -51,7 +51,7 @@ use crate::runtime::{section, thread};
 fn is_candidate(fd: RawFd) -> bool {
     mode_back::is_any()
         && !thread::record().is_inside()
-        && matches!(table::get(fd), Slot::File(description) if description.access().write)
+        && matches!(table::get(fd), Known::File(description) if description.access().write)
 }
 
 /// Runs `work` on the file behind `fd` if it is in mode back.

@@ -12,7 +12,7 @@ use crate::runtime::{fault, section, thread};
 
 /// libc's `clone`, whose child runs a function of the program's on a stack of its own.
 pub extern "C" fn route_clone(_: *const c_void, stack: usize, flags: c_int) -> *const c_void {
-    let request = CloneRequest { flags: flags as u64, stack: stack as u64 };
+    let request = NewTask { flags: flags as u64, stack: stack as u64 };
     if !thread::record().is_inside() && !request.is_thread() {
         request.before();
     }
@@ -23,8 +23,8 @@ pub extern "C" fn route_clone(_: *const c_void, stack: usize, flags: c_int) -> *
 /// has to be done before that is done.
 pub fn leaves_for_good(number: c_long, a: usize, b: usize) -> bool {
     let request = match number {
-        libc::SYS_clone => Some(CloneRequest { flags: a as u64, stack: b as u64 }),
-        libc::SYS_clone3 => CloneRequest::of_clone3(a, b),
+        libc::SYS_clone => Some(NewTask { flags: a as u64, stack: b as u64 }),
+        libc::SYS_clone3 => NewTask::of_clone3(a, b),
         _ => return false,
     };
     // Others the kernel refuses.
@@ -57,8 +57,8 @@ pub unsafe fn clone(flags: usize, c: usize, d: usize, e: usize) -> isize {
 pub unsafe fn clone3(args: usize, bytes: usize) -> isize {
     // SAFETY: the caller's duty.
     let call = || unsafe { sys!(libc::SYS_clone3, args, bytes) };
-    match CloneRequest::of_clone3(args, bytes) {
-        Some(request) if request.flags & CloneRequest::VM != 0 => {
+    match NewTask::of_clone3(args, bytes) {
+        Some(request) if request.flags & NewTask::VM != 0 => {
             // SAFETY: no precondition.
             unsafe { libc::fork() as isize }
         }
@@ -68,12 +68,12 @@ pub unsafe fn clone3(args: usize, bytes: usize) -> isize {
     }
 }
 
-struct CloneRequest {
+struct NewTask {
     flags: u64,
     stack: u64,
 }
 
-impl CloneRequest {
+impl NewTask {
     const VM: u64 = libc::CLONE_VM as u64;
     const FILES: u64 = libc::CLONE_FILES as u64;
 

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::tell_offset;
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{io, late, process_locks};
 use crate::report::lines;
 use crate::report::reason::Reason;
@@ -22,14 +22,14 @@ pub unsafe fn close(fd: c_int) -> c_int {
     }
     point();
     match table::get(fd) {
-        Slot::Foreign => table::forget_foreign(fd),
-        Slot::Internal => return fail(libc::EBADF) as c_int,
-        Slot::File(_) => return close_file(fd),
-        Slot::Unknown => {}
+        Known::Foreign => table::forget_foreign(fd),
+        Known::Internal => return fail(libc::EBADF) as c_int,
+        Known::File(_) => return close_file(fd),
+        Known::Unknown => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
     let result = unsafe { libc_calls::close(fd) };
-    process_locks::settle();
+    process_locks::close_retired();
     result
 }
 
@@ -41,7 +41,7 @@ fn close_file(fd: c_int) -> c_int {
         // SAFETY: no memory involved; the number is the caller's to close.
         unsafe { sys!(libc::SYS_close, fd) }
     });
-    process_locks::settle();
+    process_locks::close_retired();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => to_libc(result) as c_int,
@@ -72,7 +72,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         };
         for (fd, slot) in table::known(first, last) {
             match slot {
-                Slot::Internal => {
+                Known::Internal => {
                     if fd as c_uint > start {
                         close_up_to(start, fd as c_uint - 1);
                     }
@@ -85,7 +85,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
             close_up_to(start, last);
         }
         drop(registry);
-        process_locks::settle();
+        process_locks::close_retired();
         for closing in closing {
             closing.end();
         }
@@ -142,15 +142,15 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
             // Fails and changes nothing.
             return to_libc(call()) as c_int;
         }
-        if matches!(table::get(new), Slot::Internal) && record.inside_depth() == 1 {
+        if matches!(table::get(new), Known::Internal) && record.inside_depth() == 1 {
             if !lines::is_stderr(new) {
                 // The engine's number. Linux programs must expect this errno of dup2.
                 return fail(libc::EBUSY) as c_int;
             }
             // The program wants the number of our stderr for itself.
-            table::set(new, Slot::Unknown);
+            table::set(new, Known::Unknown);
             if let Some(moved) = lines::keep_stderr(new) {
-                table::set(moved, Slot::Internal);
+                table::set(moved, Known::Internal);
             }
         }
         // SAFETY: as above.
@@ -168,7 +168,7 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         }
         to_libc(result) as c_int
     });
-    process_locks::settle();
+    process_locks::close_retired();
     closing.and_then(late::Closing::end);
     result
 }
@@ -177,7 +177,7 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
     // value, which nobody looks at.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
-    let is_file = matches!(table::get(fd), Slot::File(_)) && !thread::record().is_inside();
+    let is_file = matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside();
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
     }
@@ -231,14 +231,14 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
 
 /// Before a lock on the description.
 pub fn before_flock(fd: c_int) {
-    if let Slot::File(_) = table::get(fd) {
+    if let Known::File(_) = table::get(fd) {
         section::run(|_| registry::lock().note_lock(fd));
     }
 }
 
 /// `lockf` locks from the file offset on, inside libc.
 pub fn before_lockf(fd: c_int) {
-    if let Slot::File(_) = table::get(fd) {
+    if let Known::File(_) = table::get(fd) {
         tell_offset(fd);
     }
     note_process_lock(fd);
@@ -264,7 +264,7 @@ pub unsafe fn login_tty(fd: c_int) -> c_int {
 
 /// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
 fn note_process_lock(fd: c_int) {
-    if thread::record().is_inside() || matches!(table::get(fd), Slot::Foreign | Slot::Internal) {
+    if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
         return;
     }
     section::run(|_| {
@@ -276,7 +276,7 @@ fn note_process_lock(fd: c_int) {
 pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
-    if !matches!(table::get(fd), Slot::File(_)) || thread::record().is_inside() {
+    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
         return to_libc(by_kernel()) as c_int;
     }
     let result = section::run(|_| {

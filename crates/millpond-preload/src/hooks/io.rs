@@ -45,18 +45,18 @@ pub unsafe fn read_one(
 pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
     point();
     // SAFETY: the caller's duty.
-    settle(unsafe { io::read(fd, memory, at) }, by_libc)
+    finish(unsafe { io::read(fd, memory, at) }, by_libc)
 }
 
 pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
     point();
     // SAFETY: the caller's duty.
-    settle(unsafe { io::write(fd, memory, at) }, by_libc)
+    finish(unsafe { io::write(fd, memory, at) }, by_libc)
 }
 
-fn settle(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
+fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
     match outcome {
-        Outcome::Settled(result) => to_libc(result),
+        Outcome::Done(result) => to_libc(result),
         Outcome::Kernel(reason) => {
             let result = by_libc();
             if let Some(reason) = reason {

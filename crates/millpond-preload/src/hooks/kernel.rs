@@ -11,7 +11,7 @@
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
 use crate::files::seek::tell_offset;
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{copy, identity, io, late};
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
@@ -22,7 +22,7 @@ use crate::runtime::{section, thread};
 
 /// Leaves the file behind `fd` to the kernel.
 fn pass(fd: c_int, reason: Reason) {
-    if let Slot::File(description) = table::get(fd)
+    if let Known::File(description) = table::get(fd)
         && description.is_served()
         && !thread::record().is_inside()
     {
@@ -40,7 +40,7 @@ pub unsafe fn mmap64(
 ) -> *mut c_void {
     let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
     if is_shared
-        && let Slot::File(description) = table::get(fd)
+        && let Known::File(description) = table::get(fd)
         && description.access().write
     {
         // Writable now, or by mprotect at any time. Mappings that can't write are coherent.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{io, registry};
 use crate::fork::ensure_initialised;
 use crate::report::reason::Reason;
@@ -155,20 +155,20 @@ fn try_describe(fd: c_int, flags: c_int, is_last: bool) -> bool {
         }
         let refusal = (!is_written).then_some(Reason::Engine);
         registry::lock().adopt(fd, identity.id, flags, refusal);
-    } else if matches!(table::get(fd), Slot::File(_)) {
+    } else if matches!(table::get(fd), Known::File(_)) {
         registry::lock().forget_lost(fd);
     } else {
-        table::set(fd, Slot::Foreign);
+        table::set(fd, Known::Foreign);
     }
     true
 }
 
 fn describe_foreign(fd: c_int) {
-    if matches!(table::get(fd), Slot::File(_)) {
+    if matches!(table::get(fd), Known::File(_)) {
         // Its last owner was closed where no hook saw it.
         section::run(|_| registry::lock().forget_lost(fd));
     }
-    table::set(fd, Slot::Foreign);
+    table::set(fd, Known::Foreign);
 }
 
 pub const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;

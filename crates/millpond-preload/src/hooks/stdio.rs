@@ -15,7 +15,7 @@ use libc::FILE;
 
 use crate::files::io::At;
 use crate::files::seek::seek;
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{late, process_locks, registry, streams};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
@@ -129,7 +129,7 @@ impl StreamMode {
 
 /// A stream on `fd`: one of ours if the file is, libc's own else.
 unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut FILE {
-    let is_ours = matches!(table::get(fd), Slot::File(_)) && !has_charset && !wide::is_used();
+    let is_ours = matches!(table::get(fd), Known::File(_)) && !has_charset && !wide::is_used();
     if !is_ours {
         registry::give_to_libc(fd);
         // SAFETY: the caller's duty.
@@ -204,7 +204,7 @@ pub unsafe fn fclose(stream: *mut FILE) -> c_int {
         // libc closes the number of its own streams by itself.
         // SAFETY: as the caller vouches to `fclose`.
         let fd = unsafe { libc_calls::fileno(stream) };
-        if let Slot::File(_) = table::get(fd) {
+        if let Known::File(_) = table::get(fd) {
             // SAFETY: the stream is open until libc closes it below.
             unsafe { libc::fflush(stream) };
             closing = late::before_close(fd);
@@ -213,7 +213,7 @@ pub unsafe fn fclose(stream: *mut FILE) -> c_int {
     }
     // SAFETY: as above.
     let result = unsafe { libc_calls::fclose(stream) };
-    process_locks::settle();
+    process_locks::close_retired();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => result,
@@ -234,13 +234,13 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
         // SAFETY: as the caller vouches to `freopen64`.
         unsafe {
             let fd = libc_calls::fileno(stream);
-            if let Slot::File(_) = table::get(fd) {
+            if let Known::File(_) = table::get(fd) {
                 libc::fflush(stream);
                 late::before_close(fd);
                 section::run(|_| registry::lock().forget(fd));
             }
             let stream = libc_calls::freopen64(path, mode, stream);
-            process_locks::settle();
+            process_locks::close_retired();
             return stream;
         }
     };

@@ -134,7 +134,7 @@ fn a_user_meets_the_end(steps: Steps) {
 }
 
 /// Goal: a context that is destroyed while somebody finds it is not freed before all are done with it,
-/// and what they did with it comes before (A4).
+/// and what they did with it comes before (aio.A4).
 #[test]
 fn loom_places_a_user_meets_the_end() {
     a_user_meets_the_end(STEPS);

@@ -1,4 +1,4 @@
-//! Threads of asynchronous cancel type: C4 of `cancel`.
+//! Threads of asynchronous cancel type: `cancel.C4`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -47,7 +47,7 @@ pub fn note_state(state: c_int) {
 /// After libc's `pthread_cancel` of that thread.
 pub fn requested(thread: libc::pthread_t) {
     // Libc has noted the request before. Pairs with those in `set_type`, `note_state`, and in
-    // `CancelRequest::settle`.
+    // `CancelRequest::act`.
     fence(SeqCst);
     thread::request_cancel(thread, |record| {
         if record.is_asynchronous() && !record.is_cancel_disabled() && watch_signal() {
@@ -131,7 +131,7 @@ fn poke(tid: c_int) {
     }
 }
 
-/// C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a request.
+/// cancel.C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a request.
 unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *mut c_void) {
     // SAFETY: the kernel's.
     let (code, value) = unsafe { ((*info).code, (*info).value) };
@@ -175,7 +175,7 @@ unsafe fn pc(context: *mut c_void) -> usize {
 
 /// The kernel's `sigevent`.
 #[repr(C)]
-struct Event {
+struct TimerEvent {
     value: usize,
     signal: c_int,
     notify: c_int,
@@ -188,7 +188,7 @@ fn look_again(record: &Record) {
     let timer = record.timer().or_else(|| {
         let value = (&raw const MARK).addr();
         let (notify, tid) = (libc::SIGEV_THREAD_ID, record.tid());
-        let event = Event { value, signal: SIGNAL, notify, tid, _rest: [0; 11] };
+        let event = TimerEvent { value, signal: SIGNAL, notify, tid, _rest: [0; 11] };
         let mut timer = 0 as c_int;
         // SAFETY: both are ours, of the kernel's sizes.
         let made = unsafe {

@@ -1,4 +1,4 @@
-//! Calls that are cancellation points, and calls that are none: C2 of `cancel`.
+//! Calls that are cancellation points, and calls that are none: `cancel.C2`.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ unsafe extern "C-unwind" {
 #[inline]
 pub fn point() {
     match thread::try_record().map(Record::request).filter(|request| request.is_asked()) {
-        Some(request) => request.settle(|| {
+        Some(request) => request.act(|| {
             act();
             let state = disable();
             restore(state);
@@ -26,7 +26,7 @@ pub fn point() {
 }
 
 fn act() {
-    // SAFETY: C2: the callers of points hold nothing.
+    // SAFETY: cancel.C2: the callers of points hold nothing.
     unsafe { pthread_testcancel() };
 }
 

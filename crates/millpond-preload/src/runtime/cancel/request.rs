@@ -1,10 +1,10 @@
-//! Whether a thread has hits: not while somebody has asked to cancel it (C3 of `cancel`).
+//! Whether a thread has hits: not while somebody has asked to cancel it (`cancel.C3`).
 //!
 //! A hit looks at one word, `warm`, and makes no call that could act on a request. Libc knows of a request
 //! by a word of its own, set first; looking at that costs a call (a *point*), and may end the thread.
 //!
 //! ```text
-//! the thread:     claim -> point -> warm_up -> hits ... -> point, settle -> warm_up -> ...
+//! the thread:     claim -> point -> warm_up -> hits ... -> point, act -> warm_up -> ...
 //! somebody else:  libc's word -> fence -> ask: asked, not warm
 //! ```
 //!
@@ -86,7 +86,7 @@ impl CancelRequest {
 
     /// By the thread: `look` looks at libc's word, and acts on a request if it may; returns whether it
     /// might.
-    pub fn settle(&self, look: impl FnOnce() -> bool) {
+    pub fn act(&self, look: impl FnOnce() -> bool) {
         self.asked.store(false, Relaxed);
         // Pairs with the one between libc's word and `ask` (Q2): if the request is not seen by `look`, it
         // asks after the store above.

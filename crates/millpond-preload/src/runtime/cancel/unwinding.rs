@@ -1,10 +1,10 @@
-//! How frames of this library are taken away when a thread ends: C5 of `cancel`.
+//! How frames of this library are taken away when a thread ends: `cancel.C5`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// C5. Unwinding asks each frame's personality what there is to do. Rust's would have values dropped,
+/// cancel.C5. Unwinding asks each frame's personality what there is to do. Rust's would have values dropped,
 /// and stop the process where the frame was interrupted between two calls. While a thread ends, ours
 /// answers in its place. Exceptions of other languages and panics are Rust's business.
 ///

@@ -56,7 +56,7 @@ impl Model {
 }
 
 fn settle(record: &CancelRequest, look: &dyn Fn() -> bool) {
-    record.settle(look);
+    record.act(look);
 }
 
 /// The rules that a twin leaves out are replaced.
@@ -116,7 +116,7 @@ fn loom_cancel_waits_while_disabled() {
             move || model.cancel()
         });
         if model.record.is_asked() {
-            model.record.settle(|| false);
+            model.record.act(|| false);
         }
         model.record.warm_up();
         other.join().unwrap();
