@@ -1,6 +1,7 @@
-//! Functions of libc that were not replaced, because nobody had thought of them, got at files past the library.
-//! So each function that libc exports is in the table of calls, or in a list that says why it need not be: on
-//! this machine's libc, and on another architecture's by a list of its names.
+//! Functions of libc that were not replaced, because nobody had thought of them, got at files past
+//! the library. So each function that libc exports is in the table of calls, or in a list that says
+//! why it need not be: on this machine's libc, and on another architecture's by a list of its
+//! names.
 
 mod common;
 

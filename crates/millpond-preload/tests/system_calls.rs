@@ -1,6 +1,6 @@
-//! Programs that asked for some calls by number and for others by name got wrong data: the library saw the
-//! ones and not the others. The table of calls, and `programs/other_system_calls.txt`, say what becomes of every number;
-//! what concerns served files does here what it does on the kernel.
+//! Programs that asked for some calls by number and for others by name got wrong data: the library
+//! saw the ones and not the others. The table of calls, and `programs/other_system_calls.txt`, say
+//! what becomes of every number; what concerns served files does here what it does on the kernel.
 
 mod common;
 
@@ -13,8 +13,8 @@ use common::{MODES, Pond, require, succeed};
 
 const OTHERS: &str = include_str!("programs/other_system_calls.txt");
 
-/// What becomes of each system call: its class in the table, or what the list says of those that are not there.
-/// And those of the table that are tried elsewhere, or not at all.
+/// What becomes of each system call: its class in the table, or what the list says of those that
+/// are not there. And those of the table that are tried elsewhere, or not at all.
 fn listed() -> (BTreeMap<&'static str, &'static str>, BTreeSet<&'static str>) {
     let mut all = BTreeMap::new();
     for row in rows() {
@@ -60,8 +60,8 @@ fn every_number_is_accounted_for() {
     assert!(missing.is_empty(), "what becomes of {missing:?}?");
 }
 
-/// Goal: the same results, errors, bytes, sizes, offsets and times as on the kernel, of every system call
-/// that concerns files which are served.
+/// Goal: the same results, errors, bytes, sizes, offsets and times as on the kernel, of every
+/// system call that concerns files which are served.
 #[test]
 fn what_is_asked_for_by_number_is_the_same() {
     let alone = Pond::new();

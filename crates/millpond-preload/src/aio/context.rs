@@ -1,4 +1,5 @@
-//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A5`: see the folder.
+//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A5`: see the
+//! folder.
 //!
 //! ```text
 //!   begin -> slot -> Ending::end -> stand-in, in the kernel's queue -> take -> slot free
@@ -59,8 +60,8 @@ unsafe impl Sync for Context {}
 /// What stand-ins read nothing of; -1 before the first context.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 
-/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files makes
-/// those the kernel's, too.
+/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files
+/// makes those the kernel's, too.
 const PLACES: usize = 1024;
 
 static CONTEXTS: Places<Context, PLACES> = Places::new();
@@ -125,7 +126,8 @@ impl Context {
         (index < self.slots.capacity() as usize).then_some(index as u32)
     }
 
-    /// Has the kernel take blocks as they are, as many as there is room for (aio.A2); says what it says.
+    /// Has the kernel take blocks as they are, as many as there is room for (aio.A2); says what it
+    /// says.
     pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Block) -> isize {
         let wanted = count.clamp(0, i32::MAX as isize) as u64;
         let room = self.slots.admit_others(wanted);
@@ -140,8 +142,8 @@ impl Context {
         submitted
     }
 
-    /// A slot for a request; an errno if there is no room for one more (aio.A2), or the context is being
-    /// destroyed (aio.A4).
+    /// A slot for a request; an errno if there is no room for one more (aio.A2), or the context is
+    /// being destroyed (aio.A4).
     pub fn begin(&self, at: *mut Block, block: &Block) -> Result<u32, i32> {
         let index = self.slots.begin(self).map_err(|refused| match refused {
             Refused::Full => libc::EAGAIN,
@@ -201,8 +203,8 @@ impl Context {
         let mut served = 0;
         for event in &mut *events {
             let Some(index) = self.slot_of(event.block) else { continue };
-            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. Who submitted it did
-            // that after it had filled the slot, and a system call on both sides is between.
+            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. Who submitted it
+            // did that after it had filled the slot, and a system call on both sides is between.
             let (block, data, result) = unsafe {
                 let slot = self.slot(index);
                 ((*slot).block, (*slot).data, (*slot).result)
@@ -265,8 +267,8 @@ fn mend(block: &mut Block, errno: i32) {
     }
 }
 
-/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the same
-/// time as another makes one more.
+/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the
+/// same time as another makes one more.
 pub fn nothing() -> Option<i32> {
     let fd = NOTHING.load(Relaxed);
     if fd >= 0 {

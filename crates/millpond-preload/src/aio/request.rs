@@ -26,7 +26,8 @@ pub struct Request {
     durable: Option<bool>,
 }
 
-// SAFETY: the memory is valid, for whatever thread, until the request has ended: see `Request::prepare`.
+// SAFETY: the memory is valid, for whatever thread, until the request has ended: see
+// `Request::prepare`.
 unsafe impl Send for Request {}
 
 /// Why there is no [`Request`].
@@ -38,8 +39,8 @@ pub enum Unserved {
 }
 
 impl Request {
-    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps in
-    /// [`File::start_together`].
+    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps
+    /// in [`File::start_together`].
     ///
     /// # Safety
     ///
@@ -111,8 +112,8 @@ impl Request {
         self.segments.bytes()
     }
 
-    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one that
-    /// needs nothing from the device.
+    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one
+    /// that needs nothing from the device.
     pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
         const PAGE_BYTES: u64 = 4096;
         let bytes = self.bytes();

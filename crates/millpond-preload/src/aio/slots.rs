@@ -11,7 +11,8 @@
 //!   admitted and finds none that was freed finds one that was never used.
 //! - **S2** The word of the free list has a number that grows with every change: who read the slot
 //!   after the first changes nothing if the first went and came back meanwhile.
-//! - **S3** CLOSED and what is under way are one word: a request is waited for by who closes, or refused.
+//! - **S3** CLOSED and what is under way are one word: a request is waited for by who closes, or
+//!   refused.
 //!
 //! Locks: none.
 
@@ -21,7 +22,8 @@ use crate::runtime::sync::{self, AtomicU32, AtomicU64};
 
 pub struct Slots {
     capacity: u32,
-    /// Requests that are under way or not taken: for served files in the low half, others in the high.
+    /// Requests that are under way or not taken: for served files in the low half, others in the
+    /// high.
     counts: AtomicU64,
     /// The first free slot, plus one, and above it a number (S2).
     list: AtomicU64,
@@ -73,7 +75,8 @@ impl Slots {
         self.capacity
     }
 
-    /// Counts as many of `wanted` requests for other files as there is room for (aio.A2); to be discounted.
+    /// Counts as many of `wanted` requests for other files as there is room for (aio.A2); to be
+    /// discounted.
     pub fn admit_others(&self, wanted: u64) -> u64 {
         let mut room = wanted;
         let admit = |counts| {
@@ -103,7 +106,8 @@ impl Slots {
             let all = served(counts) + others(counts);
             (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
         };
-        // Acquire: pairs with the Release in `discount`, so that what was freed is in the list (S1).
+        // Acquire: pairs with the Release in `discount`, so that what was freed is in the list
+        // (S1).
         self.counts.fetch_update(Acquire, Relaxed, admit).is_ok()
     }
 
@@ -148,8 +152,8 @@ impl Slots {
         }
     }
 
-    /// Requests whose completions were taken, after the slots of those for served files were freed; or which
-    /// the kernel did not take.
+    /// Requests whose completions were taken, after the slots of those for served files were freed;
+    /// or which the kernel did not take.
     pub fn discount(&self, served: u64, others: u64) {
         // Release: pairs with the Acquire in `admit` (S1).
         self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);

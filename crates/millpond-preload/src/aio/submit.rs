@@ -66,8 +66,8 @@ pub fn destroy(handle: usize) -> isize {
     })
 }
 
-/// `io_cancel`: the kernel knows no request for a served file, and says so; those that it has for other
-/// files it can't cancel, either.
+/// `io_cancel`: the kernel knows no request for a served file, and says so; those that it has for
+/// other files it can't cancel, either.
 ///
 /// # Safety
 ///
@@ -165,7 +165,8 @@ unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Bl
     let mut at: *mut Block = std::ptr::null_mut();
     // SAFETY: an iocb is of integers.
     let mut block: Block = unsafe { std::mem::zeroed() };
-    // SAFETY: what is copied to is ours; what from may be any address, as the handlers are installed.
+    // SAFETY: what is copied to is ours; what from may be any address, as the handlers are
+    // installed.
     let copied = unsafe {
         fault::copy_in(
             (&raw mut at).cast(),

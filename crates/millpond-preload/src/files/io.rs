@@ -2,10 +2,10 @@
 //!
 //! Each runs in a section, holds a pin on the description, and locks the offset if it uses it. The
 //! outcome is either settled here, or left to the kernel: because the file is passed, because the
-//! call is one that only the kernel can refuse as the kernel would, or because the engine could
-//! not do it (the caller's memory faulted, no frame was free). That is always possible: writes are
-//! through, or made to be, so the kernel has every byte; after a write that went past the engine, what the engine
-//! has cached of the range is dropped.
+//! call is one that only the kernel can refuse as the kernel would, or because the engine could not
+//! do it (the caller's memory faulted, no frame was free). That is always possible: writes are
+//! through, or made to be, so the kernel has every byte; after a write that went past the engine,
+//! what the engine has cached of the range is dropped.
 
 use std::os::fd::RawFd;
 

@@ -1,23 +1,24 @@
 //! Closing descriptors of ours without ending the program's POSIX locks.
 //!
-//! POSIX drops all of a process's locks on a file when the process closes *any* descriptor of it. The
-//! engine's duplicates are in the program's descriptor table, and the last of a duplicate's users may be
-//! done long after the program's own close: by then the program may have the file open and locked anew.
-//! So whatever the library closes comes through here ([`close`]):
+//! POSIX drops all of a process's locks on a file when the process closes *any* descriptor of it.
+//! The engine's duplicates are in the program's descriptor table, and the last of a duplicate's
+//! users may be done long after the program's own close: by then the program may have the file open
+//! and locked anew. So whatever the library closes comes through here ([`close`]):
 //!
-//! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that file
-//!   ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the file. Until then it
-//!   is *retired*: open, and used by nobody.
-//! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program may
-//!   take one. So who is about to take one says so first ([`note`]), which holds until the program has
-//!   closed its last known descriptor of the file, and with it dropped its locks. The kernel's answer
-//!   is for locks that no hook has seen: of before an exec, or taken by an inline system call.
-//! - P3. Exec closes what is close-on-exec, ours as well, and the locks on those files end. They must
-//!   stay where all of the program's own descriptors of the file stay open, and so ours do there
-//!   ([`before_exec`]). The next program does not know of them; they are open until it ends.
+//! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that
+//!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the
+//!   file. Until then it is *retired*: open, and used by nobody.
+//! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program
+//!   may take one. So who is about to take one says so first ([`note`]), which holds until the
+//!   program has closed its last known descriptor of the file, and with it dropped its locks. The
+//!   kernel's answer is for locks that no hook has seen: of before an exec, or taken by an inline
+//!   system call.
+//! - P3. Exec closes what is close-on-exec, ours as well, and the locks on those files end. They
+//!   must stay where all of the program's own descriptors of the file stay open, and so ours do
+//!   there ([`before_exec`]). The next program does not know of them; they are open until it ends.
 //!
-//! A retired descriptor costs a number, and keeps the file open, which the program does itself: once it
-//! has closed all of its own, there are no locks, and ours are closed.
+//! A retired descriptor costs a number, and keeps the file open, which the program does itself:
+//! once it has closed all of its own, there are no locks, and ours are closed.
 //!
 //! Its lock is taken with the registry's or the engine's held, and takes none but the heap's.
 
@@ -57,7 +58,8 @@ pub fn is_noted(id: FileId) -> bool {
     HELD.lock().noted.contains(&id)
 }
 
-/// The program has closed its last known descriptor of the file, or is about to. The registry is locked.
+/// The program has closed its last known descriptor of the file, or is about to. The registry is
+/// locked.
 pub fn forget(id: FileId) {
     HELD.lock().noted.remove(&id);
 }
@@ -79,8 +81,8 @@ impl Drop for GivingUp {
     }
 }
 
-/// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns what the
-/// kernel would.
+/// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns what
+/// the kernel would.
 pub fn close(fd: RawFd) -> isize {
     if matches!(table::get(fd), Known::File(_)) {
         // The program has closed ours by its number, and has the number now.
@@ -98,8 +100,8 @@ pub fn close(fd: RawFd) -> isize {
 }
 
 fn close_now(fd: RawFd) -> isize {
-    // Before the close: right after it the number may be another descriptor of the library's, marked
-    // by another thread, and the mark would go.
+    // Before the close: right after it the number may be another descriptor of the library's,
+    // marked by another thread, and the mark would go.
     table::forget_internal(fd);
     table::forget_foreign(fd);
     // SAFETY: a descriptor of the library's own, which its owner gives up.
@@ -109,8 +111,8 @@ fn close_now(fd: RawFd) -> isize {
 /// After a close of the program's: what was retired for locks that have ended with it can go.
 #[inline]
 pub fn close_retired() {
-    // SeqCst: either this load, which follows the program's close, sees what another thread has just
-    // retired; or that thread asked the kernel after its store, hence after the close.
+    // SeqCst: either this load, which follows the program's close, sees what another thread has
+    // just retired; or that thread asked the kernel after its store, hence after the close.
     if RETIRED.load(SeqCst) != 0 {
         section::run(|_| HELD.lock().close_retired());
     }
@@ -242,8 +244,8 @@ pub fn after_exec() {
     }
 }
 
-/// Before fork: nothing is closed until [`after_fork_parent`], so that the child can close it. Returns
-/// what is retired.
+/// Before fork: nothing is closed until [`after_fork_parent`], so that the child can close it.
+/// Returns what is retired.
 pub fn before_fork() -> Vec<RawFd> {
     let held = HELD.lock();
     let fds = held.retired_fds();

@@ -71,8 +71,8 @@ pub fn lock() -> LockGuard<'static, Registry> {
 }
 
 /// Before fork: nobody is halfway through a change. The lock is kept, and given back by
-/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile comes
-/// after it in the order of locks.
+/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile
+/// comes after it in the order of locks.
 pub fn before_fork(registry: LockGuard<'static, Registry>) {
     std::mem::forget(registry);
 }
@@ -250,8 +250,8 @@ impl Registry {
         }
     }
 
-    /// The program is about to get a way to read and write that no hook sees: it gets all files from
-    /// the kernel from now on, in children of fork too.
+    /// The program is about to get a way to read and write that no hook sees: it gets all files
+    /// from the kernel from now on, in children of fork too.
     pub fn leave_all(&mut self) {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
@@ -269,9 +269,9 @@ impl Registry {
     }
 
     /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
-    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back, and
-    /// moves the offset between the moment at which a hook asks the kernel for it and the one at which
-    /// it writes there: the file is passed.
+    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back,
+    /// and moves the offset between the moment at which a hook asks the kernel for it and the one
+    /// at which it writes there: the file is passed.
     pub fn share_with_libc(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         if !description.is_served() {
@@ -528,8 +528,8 @@ pub fn leave_keeper() {
     }
 }
 
-/// Before the report: counts what was not counted yet, and tells what the engine has done, where that is
-/// asked for. In a section.
+/// Before the report: counts what was not counted yet, and tells what the engine has done, where
+/// that is asked for. In a section.
 pub fn before_report() -> Option<Stats> {
     let registry = lock();
     registry.serving.tell_lost_keeper();

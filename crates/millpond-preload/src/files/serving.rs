@@ -1,5 +1,5 @@
-//! Having a file served: the engine, a duplicate of the program's descriptor for it, and the lease that
-//! protects both.
+//! Having a file served: the engine, a duplicate of the program's descriptor for it, and the lease
+//! that protects both.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;
@@ -53,8 +53,9 @@ impl Serving {
         }
     }
 
-    /// Has the engine open the file: its duplicate, which carries the lease, and the file. The registry is
-    /// locked; `is_closing` says whether a description of the file has been closed here and may still be in use.
+    /// Has the engine open the file: its duplicate, which carries the lease, and the file. The
+    /// registry is locked; `is_closing` says whether a description of the file has been closed here
+    /// and may still be in use.
     pub fn serve(
         &mut self,
         opened: &Opened,

@@ -1,7 +1,7 @@
 //! Linux AIO, by the functions of libaio.
 //!
-//! They are system calls with another way to fail: they return the negative errno. libaio makes them
-//! itself, past libc; so its functions are replaced.
+//! They are system calls with another way to fail: they return the negative errno. libaio makes
+//! them itself, past libc; so its functions are replaced.
 
 use std::ffi::{c_int, c_long};
 
@@ -89,7 +89,8 @@ pub unsafe fn io_queue_run(handle: Handle) -> c_int {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let mut event = Event::default();
     loop {
-        // SAFETY: `event` and `now` are ours; the block's data is a callback, as the caller vouches.
+        // SAFETY: `event` and `now` are ours; the block's data is a callback, as the caller
+        // vouches.
         unsafe {
             let got = get_events(handle, 0, 1, &raw mut event, &raw const now, None);
             if got != 1 {

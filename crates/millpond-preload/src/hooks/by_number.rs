@@ -1,9 +1,10 @@
 //! `syscall(2)`: the system calls of the other hooks, asked for by number.
 //!
 //! Programs do so where libc had no function once (`close_range`, `copy_file_range`), and some as a
-//! habit. What is asked for so must be as what is called by name: a close past the hooks, and the table
-//! takes the next file under that number for the one before; a write past them, and hits are stale.
-//! The table of calls says what that is; `tests/system_calls.rs` has every number that there is.
+//! habit. What is asked for so must be as what is called by name: a close past the hooks, and the
+//! table takes the next file under that number for the one before; a write past them, and hits are
+//! stale. The table of calls says what that is; `tests/system_calls.rs` has every number that there
+//! is.
 //!
 //! A system call that the program makes itself, by an instruction of its own, is not seen.
 
@@ -33,8 +34,8 @@ mod numbers {
     pub const SYS_io_pgetevents: c_long = if cfg!(target_arch = "x86_64") { 333 } else { 292 };
 }
 
-/// Where a system call goes on. One that makes a thread or process on another stack returns there: not to
-/// a function of ours, which has its own.
+/// Where a system call goes on. One that makes a thread or process on another stack returns there:
+/// not to a function of ours, which has its own.
 pub extern "C" fn route(number: c_long, a: usize, b: usize) -> *const c_void {
     if clone::leaves_for_good(number, a, b) {
         libcs(&slots::syscall, c"syscall")

@@ -1,5 +1,5 @@
-//! `clone` and its kin, by name and by number: which of them are forks, and what is left to the kernel before
-//! the others.
+//! `clone` and its kin, by name and by number: which of them are forks, and what is left to the
+//! kernel before the others.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -19,8 +19,8 @@ pub extern "C" fn route_clone(_: *const c_void, stack: usize, flags: c_int) -> *
     libcs(&slots::clone, c"clone")
 }
 
-/// Whether the system call makes a thread or process that is not as after a fork, on a stack of its own. What
-/// has to be done before that is done.
+/// Whether the system call makes a thread or process that is not as after a fork, on a stack of its
+/// own. What has to be done before that is done.
 pub fn leaves_for_good(number: c_long, a: usize, b: usize) -> bool {
     let request = match number {
         libc::SYS_clone => Some(NewTask { flags: a as u64, stack: b as u64 }),
@@ -46,7 +46,8 @@ pub fn fork() -> isize {
     to_libc(fork_by(|| unsafe { sys!(libc::SYS_fork) }))
 }
 
-/// `clone` by number, as a fork. A child on our stack and in our memory, while we wait for it: in its own.
+/// `clone` by number, as a fork. A child on our stack and in our memory, while we wait for it: in
+/// its own.
 pub unsafe fn clone(flags: usize, c: usize, d: usize, e: usize) -> isize {
     let flags = flags & !((libc::CLONE_VM | libc::CLONE_VFORK) as usize);
     // SAFETY: the caller's duty.

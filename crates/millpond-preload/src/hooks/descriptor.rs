@@ -126,10 +126,11 @@ pub unsafe fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// `dup3`: what `new` was is closed, and it becomes `fd`'s.
 ///
-/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description or the
-/// new one, never a gap. But if the kernel has what `new` was, its call may be on its way there already,
-/// and come out at the new file: at the kernel's offset, and past the cache. So the kernel gets the new
-/// file, too. (A number that was not open is no such case: a call on it fails, or races with an open.)
+/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description
+/// or the new one, never a gap. But if the kernel has what `new` was, its call may be on its way
+/// there already, and come out at the new file: at the kernel's offset, and past the cache. So the
+/// kernel gets the new file, too. (A number that was not open is no such case: a call on it fails,
+/// or races with an open.)
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let closing = if fd == new { None } else { late::before_close(new) };
     let result = section::run(|record| {

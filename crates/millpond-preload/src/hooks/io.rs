@@ -1,7 +1,7 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. Each is a
-//! cancellation point.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc.
+//! Each is a cancellation point.
 
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::Memory;
@@ -24,8 +24,8 @@ pub fn one(buf: *const c_void, len: usize) -> Memory {
     Memory::One(buf.cast_mut().cast(), len)
 }
 
-/// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the kernel's, and the
-/// caller vouches for the memory as to libc.
+/// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
+/// kernel's, and the caller vouches for the memory as to libc.
 #[inline]
 pub unsafe fn read_one(
     fd: c_int,

@@ -1,7 +1,8 @@
-//! Functions that go on in another one with all arguments as they came, which Rust has no way to write.
+//! Functions that go on in another one with all arguments as they came, which Rust has no way to
+//! write.
 
-/// Functions that go on in another one with all arguments as they came: in the one whose address `$route`
-/// returns, which is called with the first arguments.
+/// Functions that go on in another one with all arguments as they came: in the one whose address
+/// `$route` returns, which is called with the first arguments.
 macro_rules! routed {
     ($($name:ident, $route:path;)*) => {$(
         #[unsafe(no_mangle)]

@@ -5,8 +5,8 @@
 //! who reads from the file offset must find it in the kernel, and who changes the file past the
 //! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
 //!
-//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So are
-//! holes and reservations, where it has the same operation.
+//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
+//! are holes and reservations, where it has the same operation.
 
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
@@ -291,8 +291,8 @@ pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
     }
 }
 
-/// Does something to the descriptor of a control block of POSIX AIO, with which that begins. Libc reads and
-/// writes later, on a thread of its own.
+/// Does something to the descriptor of a control block of POSIX AIO, with which that begins. Libc
+/// reads and writes later, on a thread of its own.
 pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
     // SAFETY: the caller vouches for the block.
     if let Some(fd) = unsafe { block.cast::<c_int>().as_ref() } {

@@ -1,5 +1,5 @@
-//! The functions of libc that the library replaces: one file a family, and the table in `calls` that says
-//! which they are.
+//! The functions of libc that the library replaces: one file a family, and the table in `calls`
+//! that says which they are.
 
 pub mod aio;
 pub mod by_number;

@@ -4,8 +4,8 @@
 //! up by path first, and makes way for itself. If the path changes in between, the open does wait,
 //! and the watcher lets it through. No lock is held while the kernel opens.
 //!
-//! A file that a dead process left to its keeper is waited for until it is written. No lock is held then,
-//! either, and signals are taken.
+//! A file that a dead process left to its keeper is waited for until it is written. No lock is held
+//! then, either, and signals are taken.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -81,7 +81,8 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
     fd
 }
 
-/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers elsewhere.
+/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers
+/// elsewhere.
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // SAFETY: no memory involved.
     let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
@@ -110,13 +111,14 @@ fn make_way(dir: c_int, path: Text, flags: c_int) {
     });
 }
 
-/// How long an open waits for a keeper that writes what a dead process left of the file: so many times so
-/// long. Handlers run in between.
+/// How long an open waits for a keeper that writes what a dead process left of the file: so many
+/// times so long. Handlers run in between.
 const KEEPER_SLICES: usize = 600;
 const KEEPER_SLICE: Duration = Duration::from_millis(100);
 
-/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked before
-/// the lease, which a keeper's own descriptor keeps from us, and without the registry's lock.
+/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked
+/// before the lease, which a keeper's own descriptor keeps from us, and without the registry's
+/// lock.
 fn is_written(fd: c_int, id: FileId) -> bool {
     if registry::lock().is_known(id) {
         // The keeper that has it is ours; and who opened it first has waited.

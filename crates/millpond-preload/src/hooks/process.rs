@@ -1,8 +1,9 @@
-//! Exec, spawn, exit: where descriptors get a second owner, or the library ends. (For fork see `fork`.)
+//! Exec, spawn, exit: where descriptors get a second owner, or the library ends. (For fork see
+//! `fork`.)
 //!
-//! Before exec and spawn the files of descriptors that are not close-on-exec are left to the kernel: only those
-//! reach the new program. `vfork` is `fork`: a child that shares our memory but not our descriptors would
-//! spoil the table.
+//! Before exec and spawn the files of descriptors that are not close-on-exec are left to the
+//! kernel: only those reach the new program. `vfork` is `fork`: a child that shares our memory but
+//! not our descriptors would spoil the table.
 
 use std::os::fd::RawFd;
 

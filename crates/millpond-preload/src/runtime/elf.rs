@@ -12,8 +12,8 @@ static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The next definition of a symbol after this library.
 pub fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: as in `look_up`. It is called from here, and does not return to somebody else: `found`
-    // is looked at.
+    // SAFETY: as in `look_up`. It is called from here, and does not return to somebody else:
+    // `found` is looked at.
     unsafe {
         let find = std::mem::transmute::<*mut c_void, Lookup>(libcs(&DLSYM, c"dlsym"));
         let found = find(libc::RTLD_NEXT, name.as_ptr());
@@ -59,8 +59,8 @@ impl Home {
 
 pub fn home_of(address: *mut c_void) -> Option<Home> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: libc fills `info` unless it returns 0; the name lives as long as the object, which is one
-    // that the program has just found a symbol in.
+    // SAFETY: libc fills `info` unless it returns 0; the name lives as long as the object, which is
+    // one that the program has just found a symbol in.
     unsafe {
         if libc::dladdr(address, info.as_mut_ptr()) == 0 {
             return None;
@@ -105,8 +105,8 @@ fn find_loaded<R>(
         _size: usize,
         look: *mut c_void,
     ) -> c_int {
-        // SAFETY: libc describes an object that is loaded, while it keeps it so; `look` is what is given
-        // below.
+        // SAFETY: libc describes an object that is loaded, while it keeps it so; `look` is what is
+        // given below.
         unsafe {
             let (info, look) = (&*info, &mut *look.cast::<Look<'_>>());
             let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
@@ -166,7 +166,8 @@ impl Object {
     /// An entry of the dynamic section.
     fn word(&self, wanted: i64) -> Option<usize> {
         let mut entry = self.dynamic as *const [i64; 2];
-        // SAFETY: the dynamic section is mapped while the object is loaded, and ends with a zero tag.
+        // SAFETY: the dynamic section is mapped while the object is loaded, and ends with a zero
+        // tag.
         unsafe {
             while (*entry)[0] != 0 {
                 let [tag, value] = *entry;

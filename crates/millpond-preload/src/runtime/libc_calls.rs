@@ -1,6 +1,6 @@
-//! libc's own definitions of the functions that this library replaces, found with `dlsym(RTLD_NEXT)` (see
-//! `elf`): a program's call that is passed on goes through them, because a libc call that may block is also
-//! a cancellation point.
+//! libc's own definitions of the functions that this library replaces, found with
+//! `dlsym(RTLD_NEXT)` (see `elf`): a program's call that is passed on goes through them, because a
+//! libc call that may block is also a cancellation point.
 //!
 //! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
 //! hold nothing that needs dropping when they call on: see `cancel`.
@@ -43,7 +43,8 @@ macro_rules! row {
                 set_errno(libc::ENOSYS);
                 return $missing;
             }
-            // SAFETY: libc defines this symbol with this signature; the caller vouches for the arguments.
+            // SAFETY: libc defines this symbol with this signature; the caller vouches for the
+            // arguments.
             unsafe {
                 let call: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
                     std::mem::transmute(found);
@@ -86,7 +87,8 @@ pub mod slots {
     calls!(row);
 }
 
-/// Looks all of them up: `dlsym` is not async-signal-safe, so it should not be left to their first use.
+/// Looks all of them up: `dlsym` is not async-signal-safe, so it should not be left to their first
+/// use.
 pub fn resolve_all() {
     macro_rules! look_up {
         ($name:ident) => {

@@ -1,4 +1,5 @@
-//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to the kernel.
+//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to
+//! the kernel.
 
 pub mod alloc;
 pub mod c;

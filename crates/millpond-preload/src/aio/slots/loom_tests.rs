@@ -1,5 +1,5 @@
-//! Loom models of the slots of a context, compiled by `tests/loom.rs`: requests come, go, and meet the
-//! context's end. The `loom_slots_without_*` twins leave one rule out and must fail.
+//! Loom models of the slots of a context, compiled by `tests/loom.rs`: requests come, go, and meet
+//! the context's end. The `loom_slots_without_*` twins leave one rule out and must fail.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -291,8 +291,8 @@ fn a_request_meets_the_close(begin: fn(&Model) -> Option<u32>, end: fn(&Slots), 
     });
 }
 
-/// Goal: a request is waited for by who closes the context, and what it did is seen, or it is refused
-/// (S3).
+/// Goal: a request is waited for by who closes the context, and what it did is seen, or it is
+/// refused (S3).
 #[test]
 fn loom_slots_a_request_meets_the_close() {
     a_request_meets_the_close(begin, |slots| slots.end(1), Slots::close);

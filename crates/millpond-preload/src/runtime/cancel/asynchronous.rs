@@ -96,8 +96,8 @@ fn watch_signal() -> bool {
         return true;
     }
     let mut action = Action::default();
-    // SAFETY: the structures are the kernel's. The new action is libc's but for the handler, which takes
-    // the same three arguments.
+    // SAFETY: the structures are the kernel's. The new action is libc's but for the handler, which
+    // takes the same three arguments.
     unsafe {
         if sys!(libc::SYS_rt_sigaction, SIGNAL, 0, &raw mut action, 8) != 0 || action.handler <= 1 {
             return false;
@@ -116,7 +116,8 @@ fn watch_signal() -> bool {
     true
 }
 
-/// Has [`on_signal`] run on the thread `tid`. If that is another thread's by now, it finds nothing to do.
+/// Has [`on_signal`] run on the thread `tid`. If that is another thread's by now, it finds nothing
+/// to do.
 fn poke(tid: c_int) {
     // SAFETY: an all-zero structure of integers is valid.
     let mut info: Info = unsafe { std::mem::zeroed() };
@@ -131,7 +132,8 @@ fn poke(tid: c_int) {
     }
 }
 
-/// cancel.C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a request.
+/// cancel.C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a
+/// request.
 unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *mut c_void) {
     // SAFETY: the kernel's.
     let (code, value) = unsafe { ((*info).code, (*info).value) };

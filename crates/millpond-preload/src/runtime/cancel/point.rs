@@ -53,8 +53,8 @@ struct CleanupBuffer {
     previous: *mut CleanupBuffer,
 }
 
-/// Makes a call that may not return, because the thread ends in it; `cleanup` is called after it in any
-/// case, and if the thread ends just then, twice.
+/// Makes a call that may not return, because the thread ends in it; `cleanup` is called after it in
+/// any case, and if the thread ends just then, twice.
 ///
 /// # Safety
 ///
@@ -71,12 +71,12 @@ pub unsafe fn with_cleanup<R: Copy>(
         previous: std::ptr::null_mut(),
     };
     let buffer = &raw mut buffer;
-    // SAFETY: libc fills the buffer and has it until it is popped, or until unwinding leaves this frame:
-    // then it calls the routine first.
+    // SAFETY: libc fills the buffer and has it until it is popped, or until unwinding leaves this
+    // frame: then it calls the routine first.
     unsafe { _pthread_cleanup_push(buffer, cleanup, argument) };
     let result = call();
-    // SAFETY: as the caller vouches. The buffer was pushed above, and everything pushed since has been
-    // popped.
+    // SAFETY: as the caller vouches. The buffer was pushed above, and everything pushed since has
+    // been popped.
     unsafe {
         cleanup(argument);
         _pthread_cleanup_pop(buffer, 0);

@@ -1,6 +1,6 @@
-//! Loom models of a thread that reads, and of another that cancels it, compiled by `tests/loom.rs`: in the
-//! end the thread has acted on the request, or has no hits, so that its next read comes to a point. The
-//! `loom_cancel_without_*` twins leave one rule out and must fail.
+//! Loom models of a thread that reads, and of another that cancels it, compiled by `tests/loom.rs`:
+//! in the end the thread has acted on the request, or has no hits, so that its next read comes to a
+//! point. The `loom_cancel_without_*` twins leave one rule out and must fail.
 
 use loom::sync::Arc;
 use loom::thread;
