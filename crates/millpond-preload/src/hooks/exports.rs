@@ -19,8 +19,7 @@ use crate::runtime::sys::to_libc;
 
 /// One function.
 macro_rules! export {
-    ($name:ident $first:ident ($($arg:ident: $ty:ty),*) -> $ret:ty
-        => $call:expr $(, $($rest:tt)*)?) => {
+    ($name:ident ($($arg:ident: $ty:ty),*) -> $ret:ty => $call:expr $(, $($rest:tt)*)?) => {
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe)]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
@@ -28,25 +27,26 @@ macro_rules! export {
             unsafe { $call }
         }
     };
-    ($name:ident $first:ident ($($arg:ident: $ty:ty),*) -> $ret:ty
-        ; after $before:expr $(, $($rest:tt)*)?) => {
-        export! { $name $first ($($arg: $ty),*) -> $ret
-            => { $before; libc_calls::$first($($arg),*) } }
+    ($name:ident ($($arg:ident: $ty:ty),*) -> $ret:ty; after $before:expr $(, $($rest:tt)*)?) => {
+        export! { $name ($($arg: $ty),*) -> $ret
+            => { $before; libc_calls::$name($($arg),*) } }
     };
 }
 
-/// One function for each of the names, by the row of the first.
-macro_rules! each {
+/// Another name of it, for each that there is.
+macro_rules! aliases {
     ([] $($row:tt)*) => {};
-    ([$name:ident $($more:ident)*] $($row:tt)*) => {
-        export! { $name $($row)* }
-        each! { [$($more)*] $($row)* }
+    ([$alias:ident $($more:ident)*] $name:ident ($($arg:ident: $ty:ty),*) -> $ret:ty
+        $(=> $call:expr)? $(; after $before:expr)? $(, $($rest:tt)*)?) => {
+        export! { $alias ($($arg: $ty),*) -> $ret => $name($($arg),*) }
+        aliases! { [$($more)*] $name ($($arg: $ty),*) -> $ret }
     };
 }
 
 macro_rules! row {
     ($class:ident fn $name:ident $(/$alias:ident)* ($($args:tt)*) -> $($rest:tt)*) => {
-        each! { [$name $($alias)*] $name ($($args)*) -> $($rest)* }
+        export! { $name ($($args)*) -> $($rest)* }
+        aliases! { [$($alias)*] $name ($($args)*) -> $($rest)* }
     };
     ($class:ident variadic $name:ident => $before:path) => {
         variadic! { $name, $before; }

@@ -26,7 +26,9 @@ pub fn one(buf: *const c_void, len: usize) -> Memory {
 
 /// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
 /// kernel's, and the caller vouches for the memory as to libc.
-#[inline]
+///
+/// Inlined, as are those below: else what `by_libc` captures would go to the stack before each hit.
+#[inline(always)]
 pub unsafe fn read_one(
     fd: c_int,
     buf: *mut c_void,
@@ -42,18 +44,21 @@ pub unsafe fn read_one(
     unsafe { read(fd, Memory::One(buf.cast(), len), at, by_libc) }
 }
 
+#[inline(always)]
 pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
     point();
     // SAFETY: the caller's duty.
     finish(unsafe { io::read(fd, memory, at) }, by_libc)
 }
 
+#[inline(always)]
 pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
     point();
     // SAFETY: the caller's duty.
     finish(unsafe { io::write(fd, memory, at) }, by_libc)
 }
 
+#[inline(always)]
 fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
     match outcome {
         Outcome::Done(result) => to_libc(result),
