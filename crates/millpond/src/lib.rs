@@ -79,6 +79,9 @@ mod stats;
 mod sync;
 
 #[cfg(all(test, not(loom)))]
+#[path = "../tests/common/skip.rs"]
+mod skip;
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod turns;
 

@@ -108,7 +108,7 @@ fn a_killed_process_loses_no_direct_write() {
         let (path, engine) =
             (dir.path().join("probe"), common::engine(1 << 20, BackendChoice::Threads));
         if let Err(error) = engine.open(&path, &read_write().direct(true)) {
-            return println!("skipped: {error}");
+            return common::skip(error);
         }
         let server = Server::bind(&Address::unique()).unwrap();
         let (address, stopper) = (server.address().clone(), server.stopper());

@@ -307,7 +307,7 @@ fn refused_durable_writes_lose_nothing() {
                 let file = match engine.open(&path, &options.clone().create(true).bounce(true)) {
                     Ok(file) => file,
                     Err(error) => {
-                        println!("skipped: {options:?}: {error}");
+                        common::skip(format_args!("{options:?}: {error}"));
                         continue;
                     }
                 };
@@ -342,7 +342,7 @@ fn durable_writes_do_without_a_flag_that_is_refused() {
         for options in [read_write(), write_back(), direct()] {
             let options = options.create(true).bounce(true);
             let Ok(file) = engine.open(&path, &options) else {
-                println!("skipped: no direct I/O here");
+                common::skip("no direct I/O here");
                 continue;
             };
             for page in 0..3 {

@@ -256,10 +256,11 @@ fn turncoat_role(address: &str, path: &Path) {
     wait_for_ever(&format!("ready {at_once}"));
 }
 
+#[track_caller]
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        println!("skipped: needs to be root, to have another user");
+        common::skip("needs to be root, to have another user");
     }
     is_root
 }
@@ -579,7 +580,9 @@ fn reserved_space_is_given_back() {
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "grown"], None);
     let reserved = path.metadata().unwrap().blocks() * 512;
     if reserved < (8 << 20) + (128 << 10) {
-        return println!("skipped: {reserved} bytes: the file system has nothing reserved ahead");
+        return common::skip(format_args!(
+            "{reserved} bytes: the file system has nothing reserved ahead"
+        ));
     }
     writer.kill();
     let report = keeper.hears("report");
@@ -602,7 +605,7 @@ fn what_has_no_room_is_kept() {
     let mounted =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(&small).status();
     if !mounted.is_ok_and(|status| status.success()) {
-        return println!("skipped: can't mount a file system");
+        return common::skip("can't mount a file system");
     }
     let unmount = Unmount(small.clone());
     let path = small.join("file");

@@ -103,7 +103,7 @@ fn many_open_files() {
     in_own_process("many_open_files", Duration::from_secs(300), || {
         let files_max = open_files_max(WANTED);
         if files_max < WANTED {
-            println!("skipped: {WANTED} open files; RLIMIT_NOFILE allows {files_max}");
+            common::skip(format_args!("{WANTED} open files; RLIMIT_NOFILE allows {files_max}"));
         }
         warm_up();
         let dir = temp_dir();

@@ -35,7 +35,7 @@ fn for_each_engine(pages: usize, body: impl Fn(&Bench) + Clone + Send + 'static)
             let engine = engine(4 << 20, backend);
             match engine.open(&path, &direct()) {
                 Ok(file) => drop(file),
-                Err(error) => return println!("skipped: {name}: {error}"),
+                Err(error) => return common::skip(format_args!("{name}: {error}")),
             }
             body(&Bench { name, engine, path, _dir: dir });
         });
@@ -588,7 +588,7 @@ fn signals_do_not_disturb() {
             std::fs::write(&path, &bytes).unwrap();
             let engine = engine(1 << 20, backend);
             let Ok(file) = engine.open(&path, &direct()) else {
-                println!("skipped: {name}");
+                common::skip(format_args!("{name}"));
                 continue;
             };
             let bench = Bench { name, engine, path, _dir: temp_dir() };
