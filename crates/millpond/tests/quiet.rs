@@ -35,6 +35,15 @@ fn use_the_driver(file: &File) {
     panic!("the threads do not come to rest");
 }
 
+/// The threads of an engine that is gone end.
+fn all_end(name: &str) {
+    let started = Instant::now();
+    while !ours().is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(10), "{name}: outlive it: {:?}", ours());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn back_ends() -> Vec<(&'static str, BackendChoice)> {
     let mut all = vec![("threads", BackendChoice::Threads)];
     if has_uring() {
@@ -67,13 +76,7 @@ fn an_idle_engine_does_nothing() {
             file.advise(12 << 20, 1 << 20, Advice::WillNeed).unwrap();
             drop(file);
             drop(engine);
-            for _ in 0..500 {
-                if ours().is_empty() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            assert_eq!(ours(), [], "{name}: threads outlive the engine");
+            all_end(name);
         }
     });
 }
@@ -161,9 +164,7 @@ fn a_synchronous_miss_wakes_no_thread() {
                 assert_eq!(switches(), slept, "{name}: a thread was woken");
                 assert_eq!(threads().len(), count, "{name}");
                 drop((file, engine));
-                while !ours().is_empty() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                all_end(name);
             }
         }
     });
