@@ -95,15 +95,16 @@ fn random_pages_of_a_sparse_terabyte() {
 }
 
 /// Goal: the objects of open files count in the limit.
-/// Method: 32,768 files of one page, all open, each read once, and then again; fewer where the
-/// system allows no more.
+/// Method: 32,768 files of one page, all open, each read once, and then again. Where no more may be open,
+/// a quarter of that shows it, too.
 #[test]
 fn many_open_files() {
     const WANTED: u64 = 32_768;
     in_own_process("many_open_files", Duration::from_secs(300), || {
         let files_max = open_files_max(WANTED);
-        if files_max < WANTED {
-            common::skip(format_args!("{WANTED} open files; RLIMIT_NOFILE allows {files_max}"));
+        if files_max < WANTED / 4 {
+            common::skip(format_args!("RLIMIT_NOFILE allows {files_max} open files"));
+            return;
         }
         warm_up();
         let dir = temp_dir();
