@@ -253,8 +253,9 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
-            outputs.into_iter().for_each(|output| output.join().unwrap());
+            let ran = outputs.map(|output| output.join().unwrap()).contains(&true);
             assert!(status.success(), "{test}: {status}");
+            assert!(ran, "there is no test {test}");
             return;
         }
         if started.elapsed() > limit {
@@ -266,11 +267,15 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     }
 }
 
-/// Prints what a child says.
-fn pass_on(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<()> {
+/// Prints what a child says; whether it says that it runs its test.
+fn pass_on(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<bool> {
     std::thread::spawn(move || {
-        let lines = BufReader::new(output.expect("a pipe")).lines();
-        lines.map_while(Result::ok).for_each(|line| println!("{line}"));
+        let mut runs = false;
+        for line in BufReader::new(output.expect("a pipe")).lines().map_while(Result::ok) {
+            println!("{line}");
+            runs |= line == "running 1 test";
+        }
+        runs
     })
 }
 
