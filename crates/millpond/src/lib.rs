@@ -69,6 +69,9 @@ mod stats;
 mod sync;
 
 #[cfg(all(test, not(loom)))]
+#[path = "../tests/common/skip.rs"]
+mod skip;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use advice::Advice;

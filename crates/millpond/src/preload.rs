@@ -189,7 +189,7 @@ mod tests {
             let options = OpenOptions::new().read(true).backing(backing);
             let file = match engine.open(&path, &options) {
                 Ok(file) => Arc::new(file),
-                Err(error) => return println!("skipped: {error}"),
+                Err(error) => return crate::skip::skip(error),
             };
             let mut memory = vec![0u8; BLOCKS * BLOCK];
             let (send, ended) = mpsc::channel();
