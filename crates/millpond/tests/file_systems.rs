@@ -112,12 +112,16 @@ struct Contents<'e> {
     cached: File,
     direct: File,
     expected: Vec<u8>,
+    /// Where something was written last.
+    last: (usize, usize),
     random: Random,
 }
 
 impl Contents<'_> {
     fn range(&mut self) -> (usize, usize) {
-        let at = self.random.below(600_000) as usize;
+        // Often where others were.
+        let reach = if self.random.chance(700) { 60_000 } else { 600_000 };
+        let at = self.random.below(reach) as usize;
         let len = 1 + self.random.below([300, 9000, 200_000][at % 3]) as usize;
         if self.random.chance(500) {
             return (at / PAGE * PAGE, len.next_multiple_of(PAGE));
@@ -126,6 +130,7 @@ impl Contents<'_> {
     }
 
     fn write(&mut self, at: usize, src: &[u8]) {
+        self.last = (at, src.len());
         let offset = at as u64;
         let is_aligned = (at | src.len()).is_multiple_of(PAGE);
         match self.random.below(6) {
@@ -157,6 +162,12 @@ impl Contents<'_> {
                 self.expected.resize(at, 0);
             }
             1 | 2 => {
+                // Mostly of what was written last, and may wait in the cache.
+                let (at, len) = match self.random.chance(700) {
+                    true => (self.last.0 + 100, self.last.1.min(5000)),
+                    false => (at, len),
+                };
+                let (offset, bytes) = (at as u64, len as u64);
                 let cleared = match self.random.chance(500) {
                     true => self.cached.punch_hole(offset, bytes),
                     false => self.cached.zero_range(offset, bytes),
@@ -179,7 +190,8 @@ impl Contents<'_> {
             7 => self.seek(at),
             _ => self.write(at, &vec![stamp; len]),
         }
-        let (at, len) = self.range();
+        let around = (at.saturating_sub(5000), len.min(20_000) + 10_000);
+        let (at, len) = if self.random.chance(500) { around } else { self.range() };
         let mut seen = vec![0xEE; len];
         let file = if self.random.chance(300) { &self.direct } else { &self.cached };
         let moved = file.read_at(&mut seen, at as u64).unwrap();
@@ -229,7 +241,8 @@ fn contents_are_right() {
                 let direct = options.clone().direct(true).bounce(true);
                 let direct = engine.open(&path, &direct).unwrap();
                 let (what, random) = (format!("{}, {way}", kind.0), random.fork());
-                let mut file = Contents { what, engine, cached, direct, expected, random };
+                let last = (0, 1);
+                let mut file = Contents { what, engine, cached, direct, expected, last, random };
                 for step in 0..scaled(120) {
                     file.step(step as u8 % 199 + 1);
                 }
