@@ -28,33 +28,23 @@
 
 #![deny(missing_docs)]
 
-mod file;
+mod face;
 
-mod engine;
-
-mod cached;
-
-mod registry;
+mod queue;
 
 mod read;
 
-mod view;
-
-mod cache;
-
 mod write;
-
-mod writeback;
-
-mod persist;
-
-mod extent;
 
 mod direct;
 
-mod pipeline;
+mod flush;
 
-mod space;
+mod inode;
+
+mod writeback;
+
+mod cache;
 
 mod survival;
 
@@ -63,10 +53,6 @@ mod io;
 mod buffers;
 
 pub mod fault;
-
-mod async_file;
-
-mod queue;
 
 mod workers;
 
@@ -80,14 +66,15 @@ mod sync;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod turns;
 
 pub use advice::Advice;
-pub use async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
-pub use engine::Engine;
 pub use error::{Error, Op, PersistStep, Result};
-pub use file::File;
+pub use face::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
+pub use face::engine::Engine;
+pub use face::file::File;
+pub use face::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
+pub use face::view::View;
 pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 #[cfg(fuzzing)]
 #[doc(hidden)]
@@ -96,7 +83,6 @@ pub use io::segment_list::{Access, Const, Mut, SegmentList};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
-pub use pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
 #[doc(hidden)]
 pub use queue::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
@@ -104,7 +90,6 @@ pub use queue::{Completion, Queue, Request, WaitFuture};
 pub use range_lock::RangeLockKind;
 pub use stats::Stats;
 pub use survival::keeper;
-pub use view::View;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("Millpond needs a multi-copy atomic architecture: x86-64 or AArch64");

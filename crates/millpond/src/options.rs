@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::cache::readahead::WINDOW_BYTES_MAX;
-use crate::engine::Engine;
 use crate::error::{Error, Op, Result};
+use crate::face::engine::Engine;
 use crate::io::backend::sim::SimOptions;
 use crate::io::flight;
 use crate::range_lock::Kind;
+use crate::read::ahead::WINDOW_BYTES_MAX;
 use crate::survival::keeper::Address;
 
 /// Which back end carries out the I/O of an engine.

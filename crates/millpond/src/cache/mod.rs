@@ -10,13 +10,7 @@ pub(crate) mod page;
 
 pub(crate) mod copy;
 
-pub(crate) mod fill;
-
-pub(crate) mod readahead;
-
 pub(crate) mod parked;
-
-pub(crate) mod miss;
 
 pub(crate) mod frame;
 

@@ -20,10 +20,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 use crate::buffers::Buffer;
-use crate::cached::{CachedFile, Shared};
 use crate::direct::{self, Begun, Ended, Extent, Operation, Patience};
 use crate::error::{Op, Result};
-use crate::file::{File, check_range};
+use crate::face::file::{File, check_range};
+use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Slot};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};

@@ -44,7 +44,6 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 use slab::Slab;
 
-use crate::cache::miss::{Pace, Wanted};
 use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::shared_ring::SharedRing;
@@ -55,6 +54,7 @@ use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Patience, Waiting};
+use crate::read::miss::{Pace, Wanted};
 use crate::workers::Workers;
 
 pub use crate::queue::raw::{Aside, ReadDone};

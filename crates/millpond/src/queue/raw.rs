@@ -13,12 +13,12 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::cache::miss::{Miss, Pace, Step, Wanted};
 use crate::error::Result;
-use crate::file::File;
+use crate::face::file::File;
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::queue::task::{Reading, Task, let_go};
+use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Workers;
 
 /// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.

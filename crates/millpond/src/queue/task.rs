@@ -27,12 +27,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
-use crate::cache::miss::{Miss, Pace, Step, Wanted};
 use crate::error::Result;
-use crate::file::File;
+use crate::face::file::File;
 use crate::io::segment::Segment;
 use crate::queue::Inner;
 use crate::queue::request::{Completion, Kind, Request};
+use crate::read::miss::{Miss, Pace, Step, Wanted};
 
 const IDLE: u8 = 0;
 const RUNNING: u8 = 1;

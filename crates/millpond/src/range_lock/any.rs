@@ -186,7 +186,7 @@ mod tests {
         let range = ByteRange::new(0, 4096).unwrap();
         for &kind in RangeLockKind::ALL {
             assert_eq!(kind.to_string().parse::<RangeLockKind>().unwrap(), kind);
-            let nobody: Weak<crate::cached::Shared> = Weak::new();
+            let nobody: Weak<crate::inode::Shared> = Weak::new();
             let ranges = kind.lock(nobody);
             let guard = ranges.lock(range, Mode::Exclusive);
             assert_eq!(guard.range(), range);

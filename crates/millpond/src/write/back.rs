@@ -6,14 +6,14 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use crate::cache::copy;
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::inode::space;
 use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::space;
+use crate::read::fill::Leaves;
 use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write};
 use crate::writeback;

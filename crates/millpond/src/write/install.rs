@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::cache::evict::Arrival;
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
+use crate::read::fill::Leaves;
 use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write};
 use crate::writeback;

@@ -25,6 +25,8 @@ mod around;
 
 mod install;
 
+pub(crate) mod extent;
+
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
@@ -33,9 +35,9 @@ use millpond_rangelock::Mode;
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
 use crate::direct::Patience;
 use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::SegmentIter;
 use crate::options::WriteMode;

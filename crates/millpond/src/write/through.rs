@@ -9,10 +9,10 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use crate::cache::copy;
-use crate::cache::fill::Leaves;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::error::Result;
 use crate::io::segment::Segment;
+use crate::read::fill::Leaves;
 use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::{self, Copy, Durability};

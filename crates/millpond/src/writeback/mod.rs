@@ -31,14 +31,10 @@
 //! not wait for `syncing`; under `generations` only page words and the table are touched.
 //! The flusher's own lock is a leaf.
 
-mod dirty;
-mod flush;
-mod flusher;
-mod generations;
-mod stream;
-mod sync;
-mod throttle;
-mod untold;
+pub(crate) mod dirty;
+pub(crate) mod generations;
+pub(crate) mod stream;
+pub(crate) mod untold;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -54,20 +50,20 @@ use crate::cache::Cache;
 use crate::cache::heap::HeapCharge;
 use crate::cache::ledger::Share;
 use crate::cache::table::PageIndex;
-use crate::cached::CachedFile;
 use crate::error::{Error, Op, Result};
-use crate::registry::FileId;
-use crate::space;
+use crate::flush::{BATCH_BYTES, Patience, flush};
+use crate::inode::CachedFile;
+use crate::inode::registry::FileId;
+use crate::inode::space;
 use crate::writeback::dirty::Dirty;
-use crate::writeback::flush::{BATCH_BYTES, Patience, flush};
 use crate::writeback::generations::Generations;
 use crate::writeback::stream::Stream;
 
-pub(crate) use crate::writeback::flush::unpin;
-pub(crate) use crate::writeback::flusher::{Flusher, Limits};
+pub(crate) use crate::flush::flusher::{Flusher, Limits};
+pub(crate) use crate::flush::sync::{sync, sync_written};
+pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
+pub(crate) use crate::flush::unpin;
 pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
-pub(crate) use crate::writeback::sync::{sync, sync_written};
-pub(crate) use crate::writeback::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
 pub(crate) use crate::writeback::untold::forget_parent;
 
 /// The last page that a file can have, and so "to the end".
@@ -79,39 +75,39 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// What a file owes to its back end.
 #[derive(Default)]
 pub(crate) struct Writeback {
-    state: Mutex<State>,
-    flush_ended: Condvar,
+    pub(crate) state: Mutex<State>,
+    pub(crate) flush_ended: Condvar,
     pub(crate) generations: Generations,
-    syncing: Mutex<()>,
+    pub(crate) syncing: Mutex<()>,
     /// A sync has pages written just now. A hint, for who would write others.
-    is_written_for_sync: AtomicBool,
+    pub(crate) is_written_for_sync: AtomicBool,
     pub(crate) share: Arc<Share>,
     /// What the sets of the state take, and those of the generations.
-    dirty_heap: HeapCharge,
-    owed_heap: HeapCharge,
+    pub(crate) dirty_heap: HeapCharge,
+    pub(crate) owed_heap: HeapCharge,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
-    begun: AtomicBool,
+    pub(crate) begun: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
-    dirty: Dirty,
-    stream: Stream,
-    failure: Option<Failure>,
-    retry: Option<(Instant, Duration)>,
-    listed: bool,
+pub(crate) struct State {
+    pub(crate) dirty: Dirty,
+    pub(crate) stream: Stream,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) retry: Option<(Instant, Duration)>,
+    pub(crate) listed: bool,
 }
 
 /// An error that outlives the call that met it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
-    offset: u64,
-    len: u64,
-    errno: i32,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) errno: i32,
 }
 
 impl Failure {
-    const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+    pub(crate) const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
 
     pub(crate) fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
         Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
@@ -125,7 +121,7 @@ impl Failure {
     /// write that is refused is not followed by a sync. Some errors are said by both, as where space is
     /// found missing only when it is written back; `repeat` tells them apart: what was taken once is
     /// taken again.
-    fn is_refusal(&self, repeat: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn is_refusal(&self, repeat: impl FnOnce() -> bool) -> bool {
         use libc::{EBADF, EDQUOT, EFAULT, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP, EPERM, ETXTBSY};
         match self.errno {
             EBADF | EFAULT | EFBIG | EINVAL | EOPNOTSUPP | EPERM | ETXTBSY => true,
@@ -147,7 +143,7 @@ impl Writeback {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under the lock")
     }
 
@@ -166,14 +162,14 @@ impl Writeback {
 
 impl State {
     /// Has the flusher wait before it tries again.
-    fn back_off(&mut self) {
+    pub(crate) fn back_off(&mut self) {
         let pause = self.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));
         self.retry = Some((Instant::now() + pause, pause));
     }
 }
 
 /// Counts what the sets take. Without their locks.
-fn count_heap(file: &CachedFile) {
+pub(crate) fn count_heap(file: &CachedFile) {
     let writeback = &file.writeback;
     let dirty = writeback.state().dirty.heap_bytes();
     writeback.dirty_heap.set(file.cache(), dirty);
@@ -208,7 +204,7 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
 }
 
 /// Pages of the file are DIRTY, and in its set.
-fn tell_flusher(file: &CachedFile) {
+pub(crate) fn tell_flusher(file: &CachedFile) {
     let flusher = &file.shared.flusher;
     if !std::mem::replace(&mut file.writeback.state().listed, true) {
         flusher.add(file);
@@ -217,7 +213,7 @@ fn tell_flusher(file: &CachedFile) {
 }
 
 /// How long a stream must be to be written back the first time, and then.
-fn stream_pages(file: &CachedFile) -> (u64, u64) {
+pub(crate) fn stream_pages(file: &CachedFile) -> (u64, u64) {
     let shift = file.core().page_shift;
     let least = file.shared.flusher.limits.dirty_bytes_max / 8;
     (least >> shift, BATCH_BYTES >> shift)
@@ -347,7 +343,7 @@ pub(crate) fn await_ends(file: &CachedFile, first: PageIndex, last: PageIndex) {
 /// Has the suspect pages from `first` to `last` be DIRTY, before bytes of theirs are read past the cache,
 /// or overwritten in part (G6). Caller: a guard over them.
 pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIndex) {
-    sync::redirty_guarded(file, first, last);
+    crate::flush::sync::redirty_guarded(file, first, last);
 }
 
 /// What syncs of the file would complain of, as it is closed.
