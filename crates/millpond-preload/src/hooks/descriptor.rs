@@ -1,0 +1,359 @@
+//! Calls on the descriptor itself: `close`, `dup`, `fcntl`, `lseek`, `ftruncate`.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::files::pin::Pin;
+use crate::files::registry::{self, is_served};
+use crate::files::seek::{seek, tell_offset};
+use crate::files::table::{self, Slot};
+use crate::files::{io, late, process_locks};
+use crate::report::lines;
+use crate::report::reason::Reason;
+use crate::runtime::cancel::point::point;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::{fail, sys, to_libc};
+use crate::runtime::{section, thread};
+
+type Off = libc::off64_t;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if thread::record().is_inside() {
+        return to_libc(process_locks::close(fd)) as c_int;
+    }
+    point();
+    match table::get(fd) {
+        Slot::Foreign => table::forget_foreign(fd),
+        Slot::Internal => return fail(libc::EBADF) as c_int,
+        Slot::File(_) => return close_file(fd),
+        Slot::Unknown => {}
+    }
+    // SAFETY: no memory involved; the number is the caller's to close.
+    let result = unsafe { libc_calls::close(fd) };
+    process_locks::settle();
+    result
+}
+
+fn close_file(fd: c_int) -> c_int {
+    let closing = late::before_close(fd);
+    // In one section: a thread that ends here has closed the number, or not begun to.
+    let result = section::run(|_| {
+        registry::lock().forget(fd);
+        // SAFETY: no memory involved; the number is the caller's to close.
+        unsafe { sys!(libc::SYS_close, fd) }
+    });
+    process_locks::settle();
+    match closing.and_then(late::Closing::end) {
+        Some(errno) if result == 0 => fail(errno) as c_int,
+        _ => to_libc(result) as c_int,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { close(fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        registry::leave_all();
+    }
+    if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
+        // Ours are close-on-exec already.
+        // SAFETY: no memory involved.
+        return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
+    }
+    section::run(|_| {
+        let known = table::known(first, last);
+        let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
+        let mut registry = registry::lock();
+        // Whatever lies between the library's own numbers.
+        let mut start = first;
+        let mut result = 0;
+        let mut close_up_to = |start: c_uint, end: c_uint| {
+            // SAFETY: no memory involved; the numbers are the caller's to close.
+            result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
+        };
+        for (fd, slot) in table::known(first, last) {
+            match slot {
+                Slot::Internal => {
+                    if fd as c_uint > start {
+                        close_up_to(start, fd as c_uint - 1);
+                    }
+                    start = fd as c_uint + 1;
+                }
+                _ => registry.forget(fd),
+            }
+        }
+        if start <= last {
+            close_up_to(start, last);
+        }
+        drop(registry);
+        process_locks::settle();
+        for closing in closing {
+            closing.end();
+        }
+        to_libc(result) as c_int
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    // SAFETY: as the caller vouches to `closefrom`.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: no memory involved.
+    let new = to_libc(unsafe { sys!(libc::SYS_dup, fd) }) as c_int;
+    describe_duplicate(fd, new);
+    new
+}
+
+fn describe_duplicate(fd: c_int, new: c_int) {
+    if new >= 0 && !thread::record().is_inside() {
+        section::run(|_| registry::lock().share(fd, new));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    if fd == new {
+        // SAFETY: no memory involved.
+        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+        return if flags < 0 { fail(libc::EBADF) as c_int } else { new };
+    }
+    replace(fd, new, 0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __dup2(fd: c_int, new: c_int) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { dup2(fd, new) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    replace(fd, new, flags)
+}
+
+/// `dup3`: what `new` was is closed, and it becomes `fd`'s.
+///
+/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description or the
+/// new one, never a gap. But if the kernel has what `new` was, its call may be on its way there already,
+/// and come out at the new file: at the kernel's offset, and past the cache. So the kernel gets the new
+/// file, too. (A number that was not open is no such case: a call on it fails, or races with an open.)
+fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    let closing = if fd == new { None } else { late::before_close(new) };
+    let result = section::run(|record| {
+        let mut registry = registry::lock();
+        // SAFETY: no memory involved.
+        let call = || unsafe { sys!(libc::SYS_dup3, fd, new, flags) };
+        // SAFETY: as above.
+        let is_open = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0;
+        if !is_open || fd == new || new < 0 {
+            // Fails and changes nothing.
+            return to_libc(call()) as c_int;
+        }
+        if matches!(table::get(new), Slot::Internal) && record.inside_depth() == 1 {
+            if !lines::is_stderr(new) {
+                // The engine's number. Linux programs must expect this errno of dup2.
+                return fail(libc::EBUSY) as c_int;
+            }
+            // The program wants the number of our stderr for itself.
+            table::set(new, Slot::Unknown);
+            if let Some(moved) = lines::keep_stderr(new) {
+                table::set(moved, Slot::Internal);
+            }
+        }
+        // SAFETY: as above.
+        let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
+        if replaces && !is_served(new) {
+            if (0..=libc::STDERR_FILENO).contains(&new) {
+                registry.share_with_libc(fd);
+            } else {
+                registry.pass_fd(fd, Reason::Changed);
+            }
+        }
+        let result = call();
+        if result >= 0 {
+            registry.replace(fd, new);
+        }
+        to_libc(result) as c_int
+    });
+    process_locks::settle();
+    closing.and_then(late::Closing::end);
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
+    // value, which nobody looks at.
+    let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
+    let is_file = matches!(table::get(fd), Slot::File(_)) && !thread::record().is_inside();
+    if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
+        note_process_lock(fd);
+    }
+    let result = match command {
+        libc::F_GETFL if is_file => {
+            let hides_direct = late::hides_direct(fd);
+            let flags = call();
+            if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
+        }
+        libc::F_SETFL if is_file => late::undirected(fd, || {
+            before_fcntl(fd, command, arg);
+            call()
+        }),
+        _ => {
+            if is_file {
+                before_fcntl(fd, command, arg);
+            }
+            call()
+        }
+    };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        describe_duplicate(fd, result);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { fcntl64(fd, command, arg) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { fcntl64(fd, command, arg) }
+}
+
+fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    match command {
+        libc::F_SETFL => section::run(|_| {
+            // SAFETY: no memory involved.
+            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
+            if (flags ^ arg as c_int) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+                registry::lock().pass_fd(fd, Reason::Changed);
+            }
+        }),
+        // The program's own lease, or signals, on a descriptor that carries ours.
+        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
+            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+        }
+        // Locks may be relative to the file offset.
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
+            tell_offset(fd);
+            section::run(|_| registry::lock().note_lock(fd));
+        }
+        _ => {}
+    }
+}
+
+/// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
+fn note_process_lock(fd: c_int) {
+    if thread::record().is_inside() || matches!(table::get(fd), Slot::Foreign | Slot::Internal) {
+        return;
+    }
+    section::run(|_| {
+        io::describe(fd);
+        registry::lock().note_process_lock(fd);
+    });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
+    if let Slot::File(_) = table::get(fd) {
+        section::run(|_| registry::lock().note_lock(fd));
+    }
+    // SAFETY: no memory involved.
+    unsafe { libc_calls::flock(fd, operation) }
+}
+
+/// `lockf` locks from the file offset on, inside libc.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
+    if let Slot::File(_) = table::get(fd) {
+        tell_offset(fd);
+    }
+    note_process_lock(fd);
+    // SAFETY: as the caller vouches to `lockf64`.
+    unsafe { libc_calls::lockf64(fd, command, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lockf(fd: c_int, command: c_int, len: Off) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { lockf64(fd, command, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lseek64(fd: c_int, offset: Off, whence: c_int) -> Off {
+    to_libc(seek(fd, offset, whence)) as Off
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn lseek(fd: c_int, offset: Off, whence: c_int) -> Off {
+    // SAFETY: the same function under its other name.
+    unsafe { lseek64(fd, offset, whence) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __lseek(fd: c_int, offset: Off, whence: c_int) -> Off {
+    // SAFETY: the same function under its other name.
+    unsafe { lseek64(fd, offset, whence) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn llseek(fd: c_int, offset: Off, whence: c_int) -> Off {
+    // SAFETY: the same function under its other name.
+    unsafe { lseek64(fd, offset, whence) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ftruncate64(fd: c_int, len: Off) -> c_int {
+    // SAFETY: no memory involved.
+    let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
+    if !matches!(table::get(fd), Slot::File(_)) || thread::record().is_inside() {
+        return to_libc(by_kernel()) as c_int;
+    }
+    let result = section::run(|_| {
+        let Some(pin) = Pin::of(fd) else { return by_kernel() };
+        let Some(file) = pin.file().filter(|_| pin.is_served()) else { return by_kernel() };
+        if len < 0 || !pin.access().write {
+            return -libc::EINVAL as isize;
+        }
+        match file.truncate(len as u64) {
+            Ok(()) => 0,
+            Err(millpond::Error::Io { source, .. }) => {
+                -source.raw_os_error().unwrap_or(libc::EIO) as isize
+            }
+            Err(_) => {
+                let _ = file.begin_through();
+                let result = by_kernel();
+                if file.invalidate(0, i64::MAX as u64).is_err() {
+                    pin.stop_hits();
+                }
+                file.end_through();
+                result
+            }
+        }
+    });
+    to_libc(result) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ftruncate(fd: c_int, len: Off) -> c_int {
+    // SAFETY: the same function under its other name.
+    unsafe { ftruncate64(fd, len) }
+}

@@ -1,0 +1,17 @@
+//! The functions of libc that the library replaces: one file a family.
+
+pub mod aio;
+pub mod by_number;
+pub mod cancel;
+pub mod descriptor;
+pub mod io;
+pub mod jump;
+pub mod kernel;
+pub mod lookup;
+pub mod metadata;
+pub mod open;
+pub mod process;
+pub mod signal;
+pub mod stat;
+pub mod stdio;
+pub mod uring;
