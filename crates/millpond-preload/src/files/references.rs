@@ -36,3 +36,7 @@ impl References {
         self.0.fetch_update(AcqRel, Acquire, |count| (count > 1).then(|| count - 1)).is_ok()
     }
 }
+
+#[cfg(all(test, loom))]
+#[path = "references/loom_tests.rs"]
+mod loom_tests;

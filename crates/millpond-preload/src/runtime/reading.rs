@@ -44,8 +44,10 @@ impl Sections {
     /// Enters a section. Paired with [`Sections::exit`].
     #[inline]
     pub fn enter(&self, is_fenced: bool) {
-        // Relaxed: owner-only counter. Its order before the slot load is the module header's.
-        self.0.store(self.0.load(Relaxed) + 1, Relaxed);
+        // Its order before the slot load is the module header's. Release: who sees this section, and so
+        // that the one before is over, may free what that read (partner: the Acquire in `current`).
+        // The Release in `exit` is not enough: a later store does not carry it on.
+        self.0.store(self.0.load(Relaxed) + 1, Release);
         compiler_fence(SeqCst);
         if is_fenced {
             fence(SeqCst);
@@ -107,3 +109,7 @@ impl<R: Deref<Target = Sections>> Readers<R> {
         self.0.is_empty()
     }
 }
+
+#[cfg(all(test, loom))]
+#[path = "reading/loom_tests.rs"]
+mod loom_tests;
