@@ -10,17 +10,17 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
 use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::step;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::flush;
 use crate::inode::CachedFile;
 use crate::read::fill::{self, Alone};
-use crate::sync::fence;
-use crate::writeback;
 
 /// Times that a view is tried while others change the page.
 const TRIES_MAX: usize = 64;
@@ -157,7 +157,7 @@ impl CachedFile {
     /// [`CachedFile::pin`] of a page that is READY; `None`: it is not.
     fn try_pin_at(&self, offset: u64) -> Option<Option<(FrameIndex, u64)>> {
         loop {
-            if offset >= self.core().size.load(Acquire) {
+            if offset >= self.core().size.get() {
                 return Some(None);
             }
             let pinned = self.try_pin(self.page_of(offset))?;
@@ -179,18 +179,13 @@ impl CachedFile {
             return None;
         }
         frames.meta(seen.frame()).pins.pin();
-        // Pairs with the fence of `Frames::release`: either the word has changed here, or the pin
-        // is seen there.
-        fence(SeqCst);
-        // Between the word's loads, so the two are of one moment.
-        let size = self.core().size.load(Acquire);
-        fence(Acquire);
-        if word.is_unchanged(seen) {
-            word.mark_referenced(seen);
-            return Some((seen.frame(), size));
-        }
-        unpin_only(self, seen.frame());
-        None
+        // The size is of the moment that the word is of.
+        let Some(size) = step::copy_kept(word, seen, || self.core().size.get()) else {
+            unpin_only(self, seen.frame());
+            return None;
+        };
+        word.mark_referenced(seen);
+        Some((seen.frame(), size))
     }
 
     /// Fills the page at `offset` and pins its frame before anyone can evict it. `None`: try again.
@@ -198,7 +193,7 @@ impl CachedFile {
         let page = self.page_of(offset);
         let guard = self.lock(offset, offset + 1, Mode::Shared);
         // May have shrunk below the offset since it was looked at.
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         if offset >= size {
             return Ok(None);
         }
@@ -216,7 +211,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if writeback::relieve(self, writeback::VIEW_RELIEF_MAX) => {}
+            Alone::NoFrame if flush::relieve(self, flush::VIEW_RELIEF_MAX) => {}
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)
