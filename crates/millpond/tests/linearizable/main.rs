@@ -86,7 +86,7 @@ fn histories_through_all_faces_are_linearizable() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         let mut random = random.fork();
-        let engines = scaled(if matches!(name, "memory" | "sim") { 16 } else { 8 });
+        let engines = scaled(if matches!(name, "memory" | "sim") { 10 } else { 4 });
         within(Duration::from_secs(60 + u64::from(engines)), name, move || {
             let (dir, started) = (temp_dir(), Instant::now());
             let (mut operations, mut ended) = (0, [0; Face::ALL.len()]);
