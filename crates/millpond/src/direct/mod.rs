@@ -19,7 +19,6 @@
 pub(crate) mod unattended;
 
 use std::io;
-use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
@@ -130,7 +129,7 @@ fn begin_read<'f>(
     begun: &mut Option<Begun<'f>>,
 ) -> Result<Begin> {
     let (file, offset, end) = (extent.file, extent.offset, extent.offset + extent.len);
-    if offset >= file.core().size.load(Acquire) {
+    if offset >= file.core().size.get() {
         return Ok(Begin::Nothing);
     }
     let range = file.pages(offset, end);
@@ -141,7 +140,7 @@ fn begin_read<'f>(
             None => return Ok(Begin::Conflict),
         },
     };
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     if offset >= size {
         return Ok(Begin::Nothing);
     }
@@ -179,7 +178,7 @@ pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
 pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
     let (file, len) = (operation.extent.file, operation.extent.len);
     if len == 0 {
-        return Ok((file.core().size.load(Acquire), 0));
+        return Ok((file.core().size.get(), 0));
     }
     let _turn = file.appending.take();
     let (guard, end) = write::lock_end(file, len)?;

@@ -16,7 +16,7 @@ mod persist;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::direct::{Extent, Operation};
 use crate::error::{Error, Op, Result};
@@ -197,7 +197,7 @@ impl Drop for File {
 impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("File")
-            .field("len", &self.cached.core().size.load(Acquire))
+            .field("len", &self.cached.core().size.get())
             .field("page_bytes", &self.cached.core().page_bytes())
             .field("read", &self.read)
             .field("write", &self.write)

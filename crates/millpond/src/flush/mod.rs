@@ -9,7 +9,6 @@ pub(crate) mod throttle;
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -21,7 +20,6 @@ use crate::io::batch;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::read::fill::Leaves;
-use crate::sync::fence;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
 use crate::writeback::{Durability, Failure, LAST_PAGE, conclude, tell_of_others};
@@ -219,7 +217,7 @@ impl Flush<'_> {
     fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
         let file = self.file;
         // B5.
-        let size = file.core().size.load(Acquire);
+        let size = file.core().size.get();
         let mut runs = runs(file, claimed, size);
         let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
         let generations = &file.writeback.generations;
@@ -346,9 +344,6 @@ fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
             _ => return Claim::Clean,
         }
         frames.meta(seen.frame()).pins.pin();
-        // Pairs with the fence of `Frames::release`: either the word has changed here, or the pin
-        // is seen there.
-        fence(SeqCst);
         if let Some(change) = word.try_writeback(seen) {
             file.note(change);
             return Claim::Own(seen.frame());

@@ -58,7 +58,7 @@ impl CachedFile {
             return true;
         }
         let Some(fd) = self.backing.write_descriptor() else { return false };
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         let adopted =
             survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
         match adopted {
@@ -66,7 +66,7 @@ impl CachedFile {
                 self.kept.changes.enter(survival, slot, fd);
                 let _told = self.kept.sizes.lock().expect("no panic under the lock");
                 self.kept.slot.store(slot.word(), Release);
-                survival.set_size(slot, self.core().size.load(Acquire));
+                survival.set_size(slot, self.core().size.get());
                 true
             }
             Err(_) => false,
@@ -133,8 +133,7 @@ impl CachedFile {
 
     /// Changes the size, under an exclusive guard to the end of the file.
     pub(crate) fn set_size(&self, size: u64) {
-        // Release: what it covers is visible with it.
-        self.core().size.store(size, Release);
+        self.core().size.set(size);
         if self.survival().is_some() {
             let _told = self.kept.sizes.lock().expect("no panic under the lock");
             if let Some((survival, slot)) = self.kept() {

@@ -364,7 +364,7 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         writeback::write_back(self, 0, LAST_PAGE, Op::Sync)?;
-        space::trim(self, self.core().size.load(Acquire));
+        space::trim(self, self.core().size.get());
         if let_go {
             self.let_go();
         }

@@ -9,7 +9,7 @@
 //! back end's queue. Each run of pages is one background read, which owns its guard (W3) and its
 //! file until it ends.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, Mutex};
 
@@ -131,7 +131,7 @@ fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
 /// Starts to fill up to `pages` pages from `first` on that are EMPTY, as far as that needs no
 /// waiting. `marker` marks the first of them.
 pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, mut marker: bool) {
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     if size == 0 {
         return;
     }
@@ -160,7 +160,7 @@ fn start_run(
     let range = file.pages(file.start_of(page), file.start_of(end));
     let guard = file.ranges.try_lock_owned(range, Mode::Shared)?;
     // Stable under the guard, as far as it concerns these pages (W5).
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     let class = Class::page(file.core().page_shift);
     let mut leaves = Leaves::new(file);
     let mut frames = Frames::new();

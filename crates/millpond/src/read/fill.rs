@@ -25,6 +25,7 @@ use crate::cache::copy::{self, Source};
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::step;
 use crate::cache::table::{Held, PageIndex, Unheld};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -32,10 +33,8 @@ use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::read::copy_out;
-use crate::sync::fence;
 use crate::writeback;
 use std::io;
-use std::sync::atomic::Ordering::Acquire;
 
 /// Pages that are claimed and read in one go.
 const CHUNK_PAGES: usize = 256;
@@ -189,10 +188,8 @@ impl Reader<'_> {
             let seen = word.load();
             match seen.state() {
                 State::Ready => {
-                    self.take(&Filled { page, frame: seen.frame() });
-                    // Pairs with the release of who took the frame away meanwhile.
-                    fence(Acquire);
-                    if word.is_unchanged(seen) {
+                    let filled = Filled { page, frame: seen.frame() };
+                    if step::copy_kept(word, seen, || self.take(&filled)).is_some() {
                         word.mark_referenced(seen);
                         return Ok(());
                     }

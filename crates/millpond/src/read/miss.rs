@@ -145,7 +145,7 @@ impl Wanted<'_> {
 
     /// The pages of the read below the size; `None` if there are none.
     fn pages(&self) -> Option<RangeInclusive<PageIndex>> {
-        let end = (self.offset + self.dst.left()).min(self.file.core().size.load(Acquire));
+        let end = (self.offset + self.dst.left()).min(self.file.core().size.get());
         (end > self.offset).then(|| self.file.page_of(self.offset)..=self.file.page_of(end - 1))
     }
 
@@ -342,7 +342,7 @@ fn start_missing(
     spare: &mut Option<Slot>,
 ) -> Started {
     // Stable under the guard, as far as it concerns these pages (W5).
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     let alone = pages.start() == pages.end();
     // Reads of several runs share it.
     let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };

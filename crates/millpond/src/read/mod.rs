@@ -31,19 +31,19 @@ pub(crate) mod miss;
 pub(crate) mod ahead;
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::{self, Source};
 use crate::cache::page::{PageWord, Word};
+use crate::cache::step;
 use crate::cache::table::FileCore;
 use crate::error::Result;
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::read::fill::{Came, Stopped};
 use crate::stats::Slot;
-use crate::sync::fence;
 
 /// Pages that one lock-free read covers; longer reads take the slow path.
 pub(crate) const HIT_PAGES_MAX: usize = 64;
@@ -174,17 +174,15 @@ unsafe fn attempt_page(
     let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
         return Attempt::Retry(0);
     };
-    // The linearization point. Acquire, and after the word's load, which is an acquire, too.
-    let size = core.size.load(Acquire);
+    // The linearization point; after the word, whose load is an acquire.
+    let size = core.size.get();
     let len = (len as u64).min(size.saturating_sub(offset)) as usize;
     let in_page = offset as usize & (core.page_bytes() - 1);
     let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
     // a page's; it may change under the copy. `dst` is the caller's promise.
     let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
-    // Keeps the copy above the reloading; pairs with the release of who took the frame away.
-    fence(Acquire);
-    if !word.is_unchanged(seen) || !core.epoch.is_unchanged(begun) {
+    if !step::is_one_moment([(word, seen)], &core.epoch, begun) {
         return Attempt::Retry(len);
     }
     if left > 0 {
@@ -199,7 +197,7 @@ unsafe fn attempt_page(
 /// because it is the parent's, which the slow path finds out.
 #[cold]
 fn at_end(core: &FileCore, offset: u64) -> Attempt {
-    if offset >= core.size.load(Acquire) && !core.is_the_parents() {
+    if offset >= core.size.get() && !core.is_the_parents() {
         Attempt::Read(0)
     } else {
         Attempt::Miss
@@ -217,7 +215,7 @@ fn attempt_pages(
     let len = dst.left();
     let frames = &shared.cache.frames;
     let begun = core.epoch.begin();
-    let hint = core.size.load(Relaxed);
+    let hint = core.size.hint();
     let first = offset >> core.page_shift;
     let hinted_end = (offset + len).min(hint);
     // Set up to `pages`: to clear all of it would cost as much as a page.
@@ -246,7 +244,7 @@ fn attempt_pages(
     // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
     let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
     // The linearization point; after all words.
-    let size = core.size.load(Acquire);
+    let size = core.size.get();
     let end = (offset + len).min(size);
     if end <= offset {
         return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
@@ -268,9 +266,7 @@ fn attempt_pages(
         faulted |= copied.is_err();
         at += part;
     }
-    fence(Acquire);
-    if !words.iter().all(|(word, seen)| word.is_unchanged(*seen)) || !core.epoch.is_unchanged(begun)
-    {
+    if !step::is_one_moment(words.iter().copied(), &core.epoch, begun) {
         return Attempt::Retry((end - offset) as usize);
     }
     if faulted {
@@ -341,7 +337,7 @@ fn read_guarded(
     touched: &mut u64,
 ) -> Result<usize> {
     let len = dst.left();
-    let mut size = file.core().size.load(Acquire);
+    let mut size = file.core().size.get();
     let mut tries = 0;
     loop {
         if offset >= size {
@@ -349,7 +345,7 @@ fn read_guarded(
         }
         let guard = file.lock(offset, offset + len, Mode::Shared);
         // No longer changes as far as it concerns this range (W5).
-        size = file.core().size.load(Acquire);
+        size = file.core().size.get();
         let end = (offset + len).min(size);
         if end <= offset {
             return Ok(0);

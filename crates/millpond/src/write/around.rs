@@ -5,16 +5,14 @@
 //! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for who has
 //! several such writes under way at once.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
+use crate::cache::step::Hiding;
 use crate::cache::table::{Held, PageIndex};
 use crate::direct::{self, Patience};
 use crate::error::{Op, Result};
 use crate::inode::CachedFile;
 use crate::options::WriteMode;
-use crate::sync::fence;
 use crate::write::{Write, Written};
 use crate::writeback::{self, Copy, Durability};
 
@@ -166,22 +164,18 @@ impl Write<'_> {
 /// Hides the READY pages from `first` to `last`, and fences. Caller: exclusive guard.
 pub(crate) fn hide_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let core = file.core();
-    let mut hidden = false;
+    let mut hiding = Hiding::new(&core.epoch);
     core.for_each_page(file.cache(), first, last, &mut |held, _, word| {
         if word.load().is_ready() {
-            hidden = true;
             held.occupy();
-            let was = word.hide(&core.epoch);
+            let was = hiding.hide(word);
             // Evicted between the look and the hiding: the page's own hold is gone with it.
             if was.is_ready() {
                 held.vacated();
             }
         }
     });
-    // Where nothing was cached, there is nothing old to be found by who learns of what follows.
-    if hidden {
-        fence(SeqCst);
-    }
+    hiding.finish();
 }
 
 /// Makes the HIDDEN pages from `first` to `last` EMPTY. Caller: who hid them.

@@ -14,7 +14,7 @@
 //! visited, so the length of a range costs nothing by itself.
 
 use std::io;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
@@ -30,7 +30,6 @@ use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::range_lock::Guard;
 use crate::survival::Intent;
-use crate::sync::fence;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{self, Copy, LAST_PAGE};
 
@@ -85,8 +84,6 @@ impl CachedFile {
     fn extend(&self, len: u64) -> Result<()> {
         self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
         self.set_size(len);
-        // Before this returns, as after a write: see `write::Write::replace`.
-        fence(SeqCst);
         Ok(())
     }
 
@@ -145,12 +142,12 @@ impl CachedFile {
         end: u64,
         act: impl FnOnce(u64) -> std::result::Result<(), Failure>,
     ) -> Result<()> {
-        if offset >= self.core().size.load(Acquire) {
+        if offset >= self.core().size.get() {
             return Ok(());
         }
         let guard = self.lock(offset, end, Mode::Exclusive);
         // Does not change under the guard, as far as it concerns the range (W5).
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         if offset >= size {
             return Ok(());
         }
@@ -187,7 +184,7 @@ impl CachedFile {
 
     /// Reserves space for `offset..end`; the file becomes as long as that reaches.
     pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
-        let mut size = self.core().size.load(Acquire);
+        let mut size = self.core().size.get();
         loop {
             // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile,
             // which would leave space reserved beyond its end.
@@ -196,7 +193,7 @@ impl CachedFile {
             } else {
                 self.lock(offset, end, Mode::Shared)
             };
-            let now = self.core().size.load(Acquire);
+            let now = self.core().size.get();
             if end > now && (end <= size || guard.range().start() > now) {
                 // It was cut meanwhile, and may be again: from the first byte on, exclusive.
                 size = 0;
@@ -206,8 +203,6 @@ impl CachedFile {
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.set_size(end);
-                // Before this returns, as after a write: see `write::Write::replace`.
-                fence(SeqCst);
             }
             drop(guard);
             return match reserved {
@@ -226,7 +221,7 @@ impl CachedFile {
     /// The first byte from `offset` on that is in data, or in a hole. Takes no guard: what it finds
     /// may be gone when it returns, whatever it took.
     pub(crate) fn seek(&self, offset: u64, to: Seek) -> Result<Option<u64>> {
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         if offset >= size {
             return Ok(None);
         }
@@ -310,7 +305,7 @@ impl CachedFile {
     pub(crate) fn rest(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         if self.handles.load(Acquire) == 0 && !self.owes() {
-            space::trim(self, self.core().size.load(Acquire));
+            space::trim(self, self.core().size.get());
             self.let_go();
             writeback::forget_failures(self);
         }
@@ -319,10 +314,10 @@ impl CachedFile {
 
     /// An exclusive guard from the smaller of the size and `len` on, and the size. Waits twice at most.
     fn lock_from_end(&self, len: u64) -> (Guard<'_>, u64) {
-        let mut start = self.core().size.load(Acquire).min(len);
+        let mut start = self.core().size.get().min(len);
         loop {
             let guard = self.lock(start, u64::MAX, Mode::Exclusive);
-            let size = self.core().size.load(Acquire);
+            let size = self.core().size.get();
             if guard.range().start() <= size.min(len) {
                 return (guard, size);
             }
@@ -388,13 +383,13 @@ impl CachedFile {
     /// Adopts the size that the file has below us, if somebody else changed it; returns it.
     pub(crate) fn adopt_size(&self) -> Result<u64> {
         let failed = |error| Error::io(Op::Stat, 0, 0, error);
-        if self.backing.len().map_err(failed)? == self.core().size.load(Acquire) {
-            return Ok(self.core().size.load(Acquire));
+        if self.backing.len().map_err(failed)? == self.core().size.get() {
+            return Ok(self.core().size.get());
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // The back end's length counts only when it has everything.
         writeback::write_back(self, 0, LAST_PAGE, Op::Stat)?;
-        let (old, new) = (self.core().size.load(Acquire), self.backing.len().map_err(failed)?);
+        let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
             let end = old.min(new);

@@ -1,12 +1,10 @@
 //! Putting the pages of a write in place together.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
+use crate::cache::step::Hiding;
 use crate::read::fill::Leaves;
-use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write};
 use crate::writeback;
 
@@ -37,6 +35,7 @@ impl Write<'_> {
         let shown = Shown { referenced: true, marker: false, dirty };
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         let mut was_dirty = dirty;
+        let mut hiding = Hiding::new(&core.epoch);
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
@@ -47,15 +46,14 @@ impl Write<'_> {
             if !dirty {
                 held.occupy();
             }
-            let was = word.hide(&core.epoch);
+            let was = hiding.hide(word);
             if was.is_ready() {
                 held.vacated();
                 *old = was.frame();
             }
         }
-        // After the hiding RMWs and before anything that tells of the write: a reader that learns
-        // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
-        fence(SeqCst);
+        // Before anything that tells of the write.
+        hiding.finish();
         if dirty {
             let pages = (self.first..).zip(fresh.iter().copied());
             self.file.commit(pages, (size != self.size).then_some(size));
@@ -129,8 +127,6 @@ impl Write<'_> {
             return;
         }
         self.file.cache().frames.meta(seen.frame()).pins.pin();
-        // As in `writeback::claim`.
-        fence(SeqCst);
         let now = word.load();
         if now.is_ready() && now.frame() == seen.frame() {
             self.file.forget_frame(seen.frame());
@@ -153,9 +149,6 @@ impl Write<'_> {
         }
         match word.try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
-                // After the RMW and before this returns: else two writers that then read each
-                // other's page could both see the old one (model m11).
-                fence(SeqCst);
                 let cache = self.file.cache();
                 self.file.note(change);
                 let class = Class::page(core.page_shift);

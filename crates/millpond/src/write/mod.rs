@@ -28,7 +28,6 @@ mod install;
 pub(crate) mod extent;
 
 use std::io;
-use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
@@ -79,7 +78,7 @@ pub(crate) fn append(
 ) -> Result<(u64, usize)> {
     let len = src.left();
     if len == 0 {
-        return Ok((file.core().size.load(Acquire), 0));
+        return Ok((file.core().size.get(), 0));
     }
     let may_wait = may_wait(file, len)?;
     let turn = file.appending.take();
@@ -132,18 +131,18 @@ pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> 
         Some(to) if to <= i64::MAX as u64 => Ok(to),
         _ => Err(Error::InvalidRange { op: Op::Write, offset: end, len }),
     };
-    let seen = file.core().size.load(Acquire);
+    let seen = file.core().size.get();
     // Mostly nobody is there; and what lies beyond the append is left to others.
     if let Ok(to) = check(seen)
         && let Some(guard) = file.ranges.try_lock(file.pages(seen, to), Mode::Exclusive)
-        && file.core().size.load(Acquire) == seen
+        && file.core().size.get() == seen
     {
         return Ok((guard, seen));
     }
     let mut start = seen;
     loop {
         let guard = file.lock(start, u64::MAX, Mode::Exclusive);
-        let end = file.core().size.load(Acquire);
+        let end = file.core().size.get();
         if guard.range().start() <= end {
             check(end)?;
             return Ok((guard, end));
@@ -160,14 +159,14 @@ pub(crate) fn lock_for_write(
     end: u64,
     patience: Patience,
 ) -> Option<(Guard<'_>, u64)> {
-    let mut size = file.core().size.load(Acquire);
+    let mut size = file.core().size.get();
     loop {
         let start = if end > size { offset.min(size) } else { offset };
         let guard = match patience {
             Patience::Wait => file.lock(start, end, Mode::Exclusive),
             Patience::Try => file.ranges.try_lock(file.pages(start, end), Mode::Exclusive)?,
         };
-        size = file.core().size.load(Acquire);
+        size = file.core().size.get();
         if end <= size || guard.range().start() <= offset.min(size) {
             return Some((guard, size));
         }

@@ -6,14 +6,12 @@
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
-use std::sync::atomic::Ordering::Acquire;
-
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::step;
 use crate::error::Result;
 use crate::io::segment::Segment;
 use crate::read::fill::Leaves;
-use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::{self, Copy, Durability};
 
@@ -100,11 +98,11 @@ impl Write<'_> {
                 match (seen, old) {
                     (Some(seen), Some(word)) if !rest_is_zero => {
                         let old_bytes = cache.frames.bytes(seen.frame());
-                        let _ = copy::copy(bytes, old_bytes, head);
-                        let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
-                        // Pairs with the release of who took the frame away.
-                        fence(Acquire);
-                        word.is_unchanged(seen)
+                        let copied = step::copy_kept(word, seen, || {
+                            let _ = copy::copy(bytes, old_bytes, head);
+                            let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
+                        });
+                        copied.is_some()
                     }
                     _ => {
                         copy::zero(bytes, head);
