@@ -52,6 +52,8 @@ mod io;
 
 mod buffers;
 
+mod units;
+
 pub mod fault;
 
 mod workers;

@@ -8,7 +8,7 @@ use crate::io::backend::sim::SimOptions;
 use crate::io::flight;
 use crate::range_lock::Kind;
 use crate::read::ahead::WINDOW_BYTES_MAX;
-use crate::survival::keeper::Address;
+use crate::survival::Address;
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]

@@ -9,7 +9,7 @@
 //! A program that reads a file in pieces smaller than a page hits each page several times at once,
 //! and read-ahead brings pages before their first read. Neither is a second use, as 2Q's
 //! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their
-//! first time in the *young* queue, 1/64 of the cache, and REFERENCED is cleared as they leave it. A
+//! first time in the *young* queue, 1/64 of the frames, and REFERENCED is cleared as they leave it. A
 //! page that read-ahead brought so early that it left the young queue unread goes through the small
 //! queue once more after its first reads.
 //!
@@ -46,11 +46,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cache::class::Class;
 use crate::cache::copy;
-use crate::cache::frame::{CLASS_SHIFT, Class, FrameIndex, FrameMeta, Frames};
+use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
+use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
-use crate::cache::table::{FileCore, Held, PageIndex};
-use crate::cache::{Cache, ghost::Ghost};
+use crate::cache::table::{FileCore, Held};
+use crate::units::{FrameIndex, PageIndex};
 
 /// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
 /// words and metadata come from memory.
@@ -199,9 +201,9 @@ impl Queues {
     }
 
     /// Puts a page that became READY into the queues.
-    pub(crate) fn insert(&mut self, cache: &Cache, arrival: &Arrival<'_>) {
+    pub(crate) fn insert(&mut self, frames: &Frames, arrival: &Arrival<'_>) {
         let core: *const FileCore = arrival.core;
-        let meta = cache.frames.meta(arrival.frame);
+        let meta = frames.meta(arrival.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
         meta.page.store(arrival.page, Relaxed);
         let class = Class::page(arrival.core.page_shift);
@@ -212,11 +214,11 @@ impl Queues {
         } else {
             QueueName::Young
         };
-        self.push(&cache.frames, queue, arrival.frame);
+        self.push(frames, queue, arrival.frame);
         if !arrival.kept {
             self.barren = None;
         }
-        self.trim_young(cache);
+        self.trim_young(frames);
     }
 
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
@@ -266,15 +268,15 @@ impl Queues {
     }
 
     /// Evicts one page and frees its frame, if it meets one that can go (E2, E4).
-    pub(crate) fn evict_one(&mut self, cache: &Cache) -> Go {
+    pub(crate) fn evict_one(&mut self, frames: &Frames) -> Go {
         self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
         let mut looks = Looks::new();
         let mut gone = false;
         while !gone && let Some(name) = self.next_queue(&looks) {
-            gone = self.look(cache, name, false, &mut looks);
+            gone = self.look(frames, name, false, &mut looks);
         }
         if !gone && let Some(first_used) = looks.first_used {
-            gone = self.evict_anyway(cache, first_used, &mut looks);
+            gone = self.evict_anyway(frames, first_used, &mut looks);
         }
         #[cfg(test)]
         {
@@ -290,14 +292,14 @@ impl Queues {
     }
 
     /// The oldest newcomer, or else `first_used` (E4).
-    fn evict_anyway(&mut self, cache: &Cache, first_used: FrameIndex, looks: &mut Looks) -> bool {
+    fn evict_anyway(&mut self, frames: &Frames, first_used: FrameIndex, looks: &mut Looks) -> bool {
         for _ in 0..self.young.frames.min(LOOKS_MAX) {
-            if self.look(cache, QueueName::Young, true, looks) {
+            if self.look(frames, QueueName::Young, true, looks) {
                 return true;
             }
         }
         // Queued all the time: nobody else had the lock.
-        self.look_at(cache, first_used, true, looks)
+        self.look_at(frames, first_used, true, looks)
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue
@@ -325,11 +327,11 @@ impl Queues {
     }
 
     /// Looks at the head of queue `name`; whether it went.
-    fn look(&mut self, cache: &Cache, name: QueueName, force: bool, looks: &mut Looks) -> bool {
+    fn look(&mut self, frames: &Frames, name: QueueName, force: bool, looks: &mut Looks) -> bool {
         let head = FrameIndex(self.queue(name).head);
-        let gone = self.look_at(cache, head, force, looks);
+        let gone = self.look_at(frames, head, force, looks);
         if gone {
-            self.ask_for_head(cache, name);
+            self.ask_for_head(frames, name);
         } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
             self.rests[name as usize] = REST;
         }
@@ -340,19 +342,19 @@ impl Queues {
     /// the next one.
     fn look_at(
         &mut self,
-        cache: &Cache,
+        frames: &Frames,
         frame: FrameIndex,
         force: bool,
         looks: &mut Looks,
     ) -> bool {
-        let name = queue_of(cache.frames.meta(frame));
-        let verdict = self.judge(cache, name, frame, force);
-        self.unlink(&cache.frames, frame);
+        let name = queue_of(frames.meta(frame));
+        let verdict = self.judge(frames, name, frame, force);
+        self.unlink(frames, frame);
         looks.all[name as usize] += 1;
         let stays = match verdict {
             Verdict::Evicted => {
-                let class = class_of(cache.frames.meta(frame));
-                cache.frames.release(frame, class);
+                let class = class_of(frames.meta(frame));
+                frames.release(frame, class);
                 return true;
             }
             Verdict::Kept => {
@@ -370,18 +372,24 @@ impl Queues {
             }
             Verdict::Busy => name,
         };
-        self.push(&cache.frames, stays, frame);
+        self.push(frames, stays, frame);
         false
     }
 
     /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was read
     /// again.
-    fn judge(&mut self, cache: &Cache, name: QueueName, frame: FrameIndex, force: bool) -> Verdict {
-        let meta = cache.frames.meta(frame);
+    fn judge(
+        &mut self,
+        frames: &Frames,
+        name: QueueName,
+        frame: FrameIndex,
+        force: bool,
+    ) -> Verdict {
+        let meta = frames.meta(frame);
         if meta.pins.is_pinned() {
             return Verdict::Busy;
         }
-        with_word(cache, frame, |held, word, seen| {
+        with_word(frames, frame, |held, word, seen| {
             let referenced = seen.is_referenced();
             let prefetched = self.count_prefetched(meta, referenced);
             if referenced && !force {
@@ -405,32 +413,32 @@ impl Queues {
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
-    fn trim_young(&mut self, cache: &Cache) {
+    fn trim_young(&mut self, frames: &Frames) {
         while self.young.bytes > self.young_bytes_max {
             let frame = FrameIndex(self.young.head);
-            let referenced = with_word(cache, frame, |_, word, _| word.take_referenced());
+            let referenced = with_word(frames, frame, |_, word, _| word.take_referenced());
             if referenced == Some(true) {
-                self.count_prefetched(cache.frames.meta(frame), true);
+                self.count_prefetched(frames.meta(frame), true);
             }
-            self.unlink(&cache.frames, frame);
-            self.push(&cache.frames, QueueName::Small, frame);
-            self.ask_for_head(cache, QueueName::Young);
+            self.unlink(frames, frame);
+            self.push(frames, QueueName::Small, frame);
+            self.ask_for_head(frames, QueueName::Young);
         }
     }
 
     /// Has the processor fetch what the next look at the head of a queue will want.
-    fn ask_for_head(&mut self, cache: &Cache, name: QueueName) {
+    fn ask_for_head(&mut self, frames: &Frames, name: QueueName) {
         let frame = FrameIndex(self.queue(name).head);
         if frame == FrameIndex::NONE {
             return;
         }
-        let meta = cache.frames.meta(frame);
+        let meta = frames.meta(frame);
         // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(&cache.frames, meta.page.load(Relaxed));
+        core.ask_for(frames, meta.page.load(Relaxed));
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
-            copy::ask_for_line(cache.frames.meta(next));
+            copy::ask_for_line(frames.meta(next));
         }
     }
 
@@ -510,16 +518,16 @@ fn queue_of(meta: &FrameMeta) -> QueueName {
 /// Calls `then` with the word of the page whose frame is queued as `frame`, unless the page is in
 /// transition.
 fn with_word<R>(
-    cache: &Cache,
+    frames: &Frames,
     frame: FrameIndex,
     then: impl FnOnce(&Held<'_>, &PageWord, Word) -> R,
 ) -> Option<R> {
-    let meta = cache.frames.meta(frame);
+    let meta = frames.meta(frame);
     // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
     // teardown takes first.
     let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
     let page = meta.page.load(Relaxed);
-    let held = core.hold(cache, page, false).ok()?;
+    let held = core.hold(frames, page, false).ok()?;
     let word = held.word(page);
     let seen = word.load();
     (seen.is_ready() && seen.frame() == frame).then(|| then(&held, word, seen))

@@ -13,14 +13,13 @@
 //!
 //! Locks: that of the class's free frames, which the caller has.
 
-use std::io;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::frame::{Class, FrameIndex, Frames, FreeList, UNIT_BYTES};
+use crate::cache::class::Class;
+use crate::cache::frame::{Frames, FreeList};
+use crate::units::{FrameIndex, UNIT_BYTES};
 
-/// Units of the largest system page: a count fits below LISTED, and a chunk is a number of them.
-const GROUP_UNITS_MAX: usize = 64;
 /// Beside the count of a group: it is in the list of whole ones.
 const LISTED: u8 = 1 << 7;
 
@@ -69,7 +68,7 @@ impl Frames {
             free_in_group.store(count, Relaxed);
         }
         free.warm = frame.0;
-        self.classes[class.tag() as usize].note_warm();
+        self.free_frames(class).note_warm();
     }
 
     /// Takes a frame off the free list; the first one, where a frame is a group.
@@ -113,25 +112,4 @@ impl Frames {
             return Some(group);
         }
     }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// System pages of engines that the thread builds; 0: as they are.
-    pub(crate) static SYSTEM_PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-/// The size of the system's pages; an error if groups can't be made of it.
-pub(super) fn system_page_bytes() -> io::Result<usize> {
-    // SAFETY: no memory is involved.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize };
-    #[cfg(test)]
-    let bytes = if SYSTEM_PAGE_BYTES.get() > 0 { SYSTEM_PAGE_BYTES.get() } else { bytes };
-    let units = bytes / UNIT_BYTES;
-    if units.is_power_of_two() && units <= GROUP_UNITS_MAX {
-        return Ok(bytes);
-    }
-    let what =
-        format!("the system has memory pages of {bytes} bytes: 4 KiB to 256 KiB are supported");
-    Err(io::Error::new(io::ErrorKind::Unsupported, what))
 }

@@ -16,7 +16,11 @@ pub(crate) mod parked;
 
 pub(crate) mod frame;
 
-pub(crate) mod group;
+pub(crate) mod class;
+
+mod alloc;
+
+mod group;
 
 mod nest;
 
@@ -31,7 +35,7 @@ pub(crate) mod pin;
 pub(crate) mod evict;
 
 mod ghost;
-pub(crate) mod slab;
+mod slab;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -43,17 +47,20 @@ mod loom_multi_tests;
 mod loom_writeback_tests;
 
 use std::io;
+use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cache::class::Class;
 use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
-use crate::cache::frame::{Class, FrameIndex, Frames};
+use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
-use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
+use crate::cache::table::{FileCore, Held, SLOTS};
 use crate::stats::Counters;
-use crate::survival::keeper::Address;
+use crate::survival::Address;
+use crate::units::{FrameIndex, PageIndex};
 
 /// How many goes at the queues must do, where a whole turn was in vain (E3).
 const GOES_MAX: u64 = 8;
@@ -138,6 +145,16 @@ impl Cache {
         self.take_frame(class)
     }
 
+    /// A core for an empty table; `None` if the memory limit has no room.
+    pub(crate) fn take_core(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
+        loop {
+            if let Some(core) = self.slab.take(size, page_shift) {
+                return Some(core);
+            }
+            self.slab.add(&self.frames, self.take_frame(Class::SLAB)?);
+        }
+    }
+
     /// Counts `bytes` of other memory against the limit, evicting what must go for it.
     pub(crate) fn try_charge(&self, bytes: u64) -> bool {
         loop {
@@ -189,7 +206,7 @@ impl Cache {
             if self.ledger.kept() >= queues.bytes() {
                 return false;
             }
-            match queues.evict_one(self) {
+            match queues.evict_one(&self.frames) {
                 Go::Evicted => break,
                 Go::Nothing => return false,
                 Go::More { any_kept: these } => any_kept |= these,
@@ -214,7 +231,7 @@ impl Cache {
         while arrivals.peek().is_some() {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             for arrival in arrivals.by_ref().take(QUEUED_MAX) {
-                queues.insert(self, &arrival);
+                queues.insert(&self.frames, &arrival);
             }
         }
     }
@@ -249,7 +266,7 @@ impl Cache {
     /// Evicts the pages from `first` to `last` that are not in use.
     pub(crate) fn evict_range(&self, core: &FileCore, first: PageIndex, last: PageIndex) {
         let class = Class::page(core.page_shift);
-        core.for_each_page(self, first, last, &mut |held, _, word| {
+        core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             let used = word.take_referenced();
             let seen = word.load();
@@ -281,7 +298,7 @@ impl Cache {
     /// Empties a file that nobody uses any more and gives its nodes back.
     pub(crate) fn tear_down(&self, core: &FileCore) {
         let class = Class::page(core.page_shift);
-        core.for_each_page(self, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
+        core.for_each_page(&self.frames, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
             // E1: out of the queues before the core goes. Nobody else can touch a READY page of
             // this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");
@@ -300,6 +317,16 @@ impl Cache {
         // An evictor that emptied a page of ours just before may still be on its way out of the
         // table. It works under the lock all the time, and a later one finds no frame of ours.
         drop(self.queues.lock().expect("no panic under the lock"));
-        core.tear_down(self);
+        core.tear_down(&self.frames);
+    }
+}
+
+impl FrameSource for Cache {
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        self.take_frame(class)
     }
 }

@@ -14,8 +14,10 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
-use crate::cache::frame::{CHUNK_UNITS, CLASS_SHIFT, Class, FrameIndex, Frames, NESTED};
-use crate::cache::table::{Held, PageIndex, SLOTS};
+use crate::cache::class::Class;
+use crate::cache::frame::{CLASS_SHIFT, Frames, NESTED};
+use crate::cache::table::{Held, SLOTS};
+use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 
 /// Nests are for pages of one unit: a chunk then has as many frames as a leaf has words.
 const CLASS: Class = Class::UNIT_PAGE;

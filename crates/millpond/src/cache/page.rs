@@ -48,10 +48,12 @@
 //!
 //! Locks: none.
 
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use crate::cache::frame::FrameIndex;
 use crate::sync::{AtomicU64, fence};
+use crate::units::{FRAME_BITS, FrameIndex};
 
 const STATE: u64 = 0b111;
 const EMPTY: u64 = 0;
@@ -74,10 +76,7 @@ const VERSION_BITS: u32 = 27;
 #[cfg(loom)]
 const VERSION_BITS: u32 = 1;
 const VERSION: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
-const FRAME_SHIFT: u32 = 36;
-
-/// The number of frames that a word can tell apart.
-pub(crate) const FRAMES_MAX: u64 = 1 << (64 - FRAME_SHIFT);
+const FRAME_SHIFT: u32 = u64::BITS - FRAME_BITS;
 
 /// What decides whether a copy is one content: state, version and frame.
 const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | KEPT);
@@ -153,6 +152,11 @@ impl Word {
         FrameIndex((self.0 >> FRAME_SHIFT) as u32)
     }
 
+    #[cfg(not(loom))]
+    pub(super) fn low_half(self) -> u32 {
+        self.0 as u32
+    }
+
     #[inline]
     pub(crate) fn same_content(self, other: Word) -> bool {
         (self.0 ^ other.0) & CONTENT == 0
@@ -182,9 +186,8 @@ impl Change {
     }
 }
 
-#[cfg(loom)]
 impl Sleepers {
-    pub(crate) fn any(self) -> bool {
+    pub(super) fn any(self) -> bool {
         self.0
     }
 }
@@ -484,47 +487,15 @@ impl PageWord {
         self.0.compare_exchange(seen.0, armed, AcqRel, Acquire).ok().map(|_| Word(armed))
     }
 
-    /// Sleeps while the low half of the word is that of `armed`; may return early.
+    /// The half of the word that has the flags, for the kernel to compare.
     #[cfg(not(loom))]
-    pub(crate) fn sleep(&self, armed: Word) {
-        use rustix::thread::futex;
-        // The error cases are "changed already" and "interrupted": the caller looks again.
-        let _ = futex::wait(self.futex(), futex::Flags::PRIVATE, armed.0 as u32, None);
-    }
-
-    /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
-    /// task's retry could need (A4 of `parked`). The word may belong to another page by now: they
-    /// look again.
-    #[cfg(not(loom))]
-    pub(crate) fn wake(&self, sleepers: Sleepers) {
-        use rustix::thread::futex;
-        if sleepers.0 {
-            let _ = futex::wake(self.futex(), futex::Flags::PRIVATE, i32::MAX as u32);
-            crate::cache::parked::wake(self);
-        }
-    }
-
-    #[cfg(not(loom))]
-    fn futex(&self) -> &AtomicU32 {
+    pub(super) fn low_half(&self) -> &AtomicU32 {
         const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 1 };
         // SAFETY: the half lies within the word, is aligned for u32, lives as long as `self`, and
         // is only given to the kernel, which reads it atomically.
         unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast::<u32>().add(LOW_HALF)) }
     }
-
-    #[cfg(loom)]
-    pub(crate) fn sleep(&self, _armed: Word) {
-        loom::thread::yield_now();
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn wake(&self, sleepers: Sleepers) {
-        let _ = sleepers.0;
-    }
 }
-
-#[cfg(not(loom))]
-use std::sync::atomic::AtomicU32;
 
 /// The version after `seen`, without state or frame. Raises the epoch before a wrapped one is
 /// used, and half-way to it.
@@ -540,6 +511,7 @@ fn next_version(seen: u64, epoch: &Epoch) -> u64 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::units::FRAMES_MAX;
 
     const F1: FrameIndex = FrameIndex(1);
     const F2: FrameIndex = FrameIndex((FRAMES_MAX - 1) as u32);

@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::cache::table::{PageIndex, SLOTS};
+use crate::cache::table::SLOTS;
+use crate::units::PageIndex;
 
 const WORDS: usize = SLOTS / 64;
 

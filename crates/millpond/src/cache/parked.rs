@@ -1,4 +1,6 @@
-//! Tasks that wait for a page: what a thread does with a futex on the page word, without a thread.
+//! Who waits for a page: threads, by a futex on its word, and tasks, which leave a waker.
+//!
+//! Both set WAITERS in the word; who ends the state that they wait for wakes them all. Of tasks:
 //!
 //! ```text
 //!   arm:  lock bucket -> look at the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
@@ -24,9 +26,11 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::task::Waker;
 
+#[cfg(not(loom))]
+use rustix::thread::futex;
 use smallvec::SmallVec;
 
-use crate::cache::page::{PageWord, State};
+use crate::cache::page::{PageWord, Sleepers, State, Word};
 use crate::sync::{Mutex, fence};
 
 #[cfg(not(loom))]
@@ -137,15 +141,36 @@ pub(crate) fn parking() -> &'static Parking {
     })
 }
 
-/// Wakes the tasks that wait for the page of `word`.
-#[cfg(not(loom))]
-pub(crate) fn wake(word: &PageWord) {
-    // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees the
-    // page's end, or this sees the table.
-    fence(SeqCst);
-    if let Some(parking) = found() {
-        parking.wake(std::ptr::from_ref(word).addr());
+impl PageWord {
+    /// Sleeps while the low half of the word is that of `armed`; may return early.
+    #[cfg(not(loom))]
+    pub(crate) fn sleep(&self, armed: Word) {
+        // The error cases are "changed already" and "interrupted": the caller looks again.
+        let _ = futex::wait(self.low_half(), futex::Flags::PRIVATE, armed.low_half(), None);
     }
+
+    /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
+    /// task's retry could need (A4). The word may belong to another page by now: they look again.
+    #[cfg(not(loom))]
+    pub(crate) fn wake(&self, sleepers: Sleepers) {
+        if sleepers.any() {
+            let _ = futex::wake(self.low_half(), futex::Flags::PRIVATE, i32::MAX as u32);
+            // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task
+            // sees the page's end, or this sees the table.
+            fence(SeqCst);
+            if let Some(parking) = found() {
+                parking.wake(std::ptr::from_ref(self).addr());
+            }
+        }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn sleep(&self, _armed: Word) {
+        loom::thread::yield_now();
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn wake(&self, _sleepers: Sleepers) {}
 }
 
 /// In a forked child: leaves the parent's table behind, whatever state its locks are in.
@@ -266,7 +291,7 @@ mod loom_tests {
 
     use super::*;
     use crate::cache::frame::FrameIndex;
-    use crate::cache::page::{Shown, Word};
+    use crate::cache::page::Shown;
 
     #[derive(Default)]
     struct Flag(AtomicBool);

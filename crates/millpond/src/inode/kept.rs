@@ -33,7 +33,7 @@ pub(crate) struct Kept {
 
 impl CachedFile {
     fn survival(&self) -> Option<&Survival> {
-        self.cache().frames.survival()
+        self.cache().frames.survival().map(Arc::as_ref)
     }
 
     fn kept(&self) -> Option<(&Survival, FileSlot)> {

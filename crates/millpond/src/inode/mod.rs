@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{Budget, ByteRange, Mode};
 
 use crate::cache::Cache;
+use crate::cache::page::Change;
 use crate::cache::parked;
-use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, PageIndex};
 use crate::error::{Error, Op, Result};
 use crate::inode::kept::Kept;
@@ -43,7 +43,7 @@ use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::stats::Transfers;
 use crate::survival::changes::Told;
-use crate::survival::{Survival, mark};
+use crate::survival::mark;
 use crate::workers::Workers;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
@@ -69,7 +69,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// See [`crate::Stats::has_lost_keeper`].
     pub(crate) fn has_lost_keeper(&self) -> bool {
-        self.cache.frames.survival().is_some_and(Survival::has_lost_keeper)
+        self.cache.frames.survival().is_some_and(|survival| survival.has_lost_keeper())
     }
 }
 
@@ -296,7 +296,7 @@ impl CachedFile {
         if !shared.cache.try_charge(FILE_BYTES) {
             return Err(no_buffers());
         }
-        let Some(core) = Slab::alloc(&shared.cache, size, page_bytes.trailing_zeros()) else {
+        let Some(core) = shared.cache.take_core(size, page_bytes.trailing_zeros()) else {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
@@ -304,7 +304,7 @@ impl CachedFile {
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         let kept = Kept::default();
         let backing = match shared.cache.frames.survival() {
-            Some(_) => Arc::new(Told::new(backing, &kept.changes, shared)),
+            Some(survival) => Arc::new(Told::new(backing, &kept.changes, survival)),
             None => backing,
         };
         Ok(Arc::new_cyclic(|this| CachedFile {
@@ -409,6 +409,13 @@ impl CachedFile {
 
     /// The page of byte `offset`.
     #[inline]
+    /// Notes a transition of a page.
+    pub(crate) fn note(&self, change: Change) {
+        let page_bytes = self.core().page_bytes();
+        self.writeback.share.note(change, page_bytes);
+        self.cache().ledger.note(change, page_bytes);
+    }
+
     pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
         offset >> self.core().page_shift
     }
@@ -444,7 +451,7 @@ impl Drop for CachedFile {
         self.writeback.uncharge(self.cache());
         self.space.heap.set(self.cache(), 0);
         self.cache().tear_down(self.core());
-        Slab::free(self.cache(), self.core);
+        self.cache().slab.free(self.core);
         self.cache().frames.uncharge(FILE_BYTES);
     }
 }

@@ -28,15 +28,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::inode::Shared;
 use crate::io::backend::allocation::{Blocks, Company, Overwrites};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::survival::Survival;
-use crate::survival::layout::{ChangeWords, FileSlot};
+use crate::survival::layout::{ChangeWords, FileSlot, mtime_ns};
 use crate::survival::tables::unbroken;
-use crate::survival::target::mtime_ns;
 
 /// The changes of one file that are in flight.
 #[derive(Default)]
@@ -120,29 +118,25 @@ impl Changes {
 pub(crate) struct Told {
     inner: Arc<dyn BackingFile>,
     changes: Arc<Changes>,
-    shared: Weak<Shared>,
+    survival: Weak<Survival>,
 }
 
 impl Told {
     pub(crate) fn new(
         inner: Arc<dyn BackingFile>,
         changes: &Arc<Changes>,
-        shared: &Arc<Shared>,
+        survival: &Arc<Survival>,
     ) -> Told {
-        Told { inner, changes: Arc::clone(changes), shared: Arc::downgrade(shared) }
+        Told { inner, changes: Arc::clone(changes), survival: Arc::downgrade(survival) }
     }
 
     fn change<R>(&self, reach: u64, act: impl FnOnce() -> R) -> R {
         // Whoever changes the file has it, and so the engine.
-        let shared = self.shared.upgrade();
-        let Some(survival) = shared.as_ref().and_then(|shared| shared.cache.frames.survival())
-        else {
-            return act();
-        };
+        let Some(survival) = self.survival.upgrade() else { return act() };
         // C1.
-        self.changes.begin(survival, reach);
+        self.changes.begin(&survival, reach);
         let outcome = act();
-        self.changes.end(survival, self.inner.write_descriptor());
+        self.changes.end(&survival, self.inner.write_descriptor());
         outcome
     }
 }

@@ -27,13 +27,12 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::process::{PidfdFlags, Resource};
 
-use crate::cache::frame::{FrameIndex, UNIT_BYTES};
-use crate::cache::table::PageIndex;
 use crate::survival::layout::{FREE, FileSlot, Intent, Layout, OPS, RECORD_BYTES, boot_id};
 use crate::survival::life::Seen;
 use crate::survival::tables::{Tables, unbroken};
 use crate::survival::wire::{self, Address, Keeper, Request};
 use crate::sync::AtomicU64;
+use crate::units::{FrameIndex, PageIndex, UNIT_BYTES};
 
 /// The keeper of an engine, and the tables that it reads when the engine's process dies. One per
 /// engine with a keeper; see the module for the protocol.

@@ -11,8 +11,7 @@
 //! Every word is a `u64` in the machine's byte order: both sides run on one machine, and a mapping
 //! does not outlive it (hence the boot id).
 
-use crate::cache::frame::{CHUNK_UNITS, UNIT_BYTES};
-use crate::cache::page::FRAMES_MAX;
+use crate::units::{CHUNK_BYTES, FRAMES_MAX, UNIT_BYTES};
 
 /// "MILLPOND", and the version of this layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MILLPOND");
@@ -232,7 +231,7 @@ const RESERVED: u64 = 1 << 63;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ChangeWords {
     pub(crate) state: u64,
-    /// The file's mtime after the last one, as `target::mtime_ns` has it.
+    /// The file's mtime after the last one, as [`mtime_ns`] has it.
     pub(crate) changed_ns: u64,
     /// Its changes have made the file no longer than this.
     pub(crate) reach: u64,
@@ -252,6 +251,12 @@ impl ChangeWords {
     pub(crate) fn is_reserved(&self) -> bool {
         self.state & RESERVED != 0
     }
+}
+
+/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its ctime,
+/// which a new name or mode changes, too.
+pub(crate) fn mtime_ns(stat: &rustix::fs::Stat) -> u64 {
+    (stat.st_mtime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec)
 }
 
 /// The counts of a mapping; where its sections lie follows from them.
@@ -282,8 +287,8 @@ impl Layout {
 
     /// Aligned for huge pages.
     pub(crate) fn frames_at(self) -> usize {
-        let chunk_bytes = CHUNK_UNITS as usize * UNIT_BYTES;
-        (self.records_at() + self.units as usize * RECORD_BYTES).next_multiple_of(chunk_bytes)
+        (self.records_at() + self.units as usize * RECORD_BYTES)
+            .next_multiple_of(CHUNK_BYTES as usize)
     }
 
     pub(crate) fn bytes(self) -> usize {

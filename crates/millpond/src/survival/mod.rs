@@ -152,3 +152,4 @@ mod tests;
 
 pub(crate) use client::Survival;
 pub(crate) use layout::{FileSlot, Intent};
+pub(crate) use wire::Address;

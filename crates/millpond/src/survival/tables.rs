@@ -5,12 +5,11 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::cache::frame::FrameIndex;
-use crate::cache::table::PageIndex;
 use crate::survival::layout::{
     ChangeWords, DIRTY, FREE, FileSlot, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse,
 };
 use crate::sync::AtomicU64;
+use crate::units::{FrameIndex, PageIndex};
 
 /// An op slot; `layout::OpWords` is how the keeper reads it.
 #[repr(C)]

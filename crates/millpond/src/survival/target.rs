@@ -31,10 +31,10 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
-use crate::cache::frame::{UNIT_BYTES, UNIT_SHIFT};
-use crate::survival::layout::FileSlot;
+use crate::survival::layout::{FileSlot, mtime_ns};
 use crate::survival::mark::Mark;
 use crate::survival::report::FileReport;
+use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
 /// Bytes written by one call at most.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
@@ -148,8 +148,7 @@ impl Adopted {
         id: (u64, u64),
         page_shift: u32,
     ) -> Result<Adopted, (OwnedFd, Errno)> {
-        let shifts = UNIT_SHIFT..UNIT_SHIFT + 5;
-        if !shifts.contains(&page_shift) {
+        if !PAGE_SHIFTS.contains(&page_shift) {
             return Err((fd, Errno::INVAL));
         }
         if Identity::of(&fd).map(|found| found.id).ok() != Some(id) {
@@ -185,12 +184,6 @@ pub(super) struct Stamp {
     /// [`mtime_ns`].
     pub(super) changed_ns: u64,
     pub(super) size: u64,
-}
-
-/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its ctime,
-/// which a new name or mode changes, too.
-pub(crate) fn mtime_ns(stat: &rustix::fs::Stat) -> u64 {
-    (stat.st_mtime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec)
 }
 
 /// The description through which a file is written (T1).
