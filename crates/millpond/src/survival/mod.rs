@@ -118,8 +118,9 @@ pub(crate) mod client;
 
 pub(crate) mod changes;
 
-mod layout;
 mod tables;
+
+mod layout;
 
 mod wire;
 
@@ -129,22 +130,6 @@ pub(crate) mod mark;
 
 pub mod keeper;
 
-mod process;
-
-mod replay;
-
-mod memory;
-
-mod target;
-
-mod rescue;
-
-mod report;
-
-#[cfg(all(test, not(loom)))]
-mod kill_tests;
-#[cfg(all(test, loom))]
-mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod sigkill_tests;
 #[cfg(all(test, not(loom)))]

@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::io::backend::spawn as spawn_thread;
-use crate::survival::keeper::Server;
-use crate::survival::report::Report;
+use crate::survival::keeper::report::Report;
+use crate::survival::keeper::server::Server;
 use crate::survival::wire::Address;
 
 /// How long a keeper that is done waits for somebody to read what it says.

@@ -30,9 +30,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 
+use crate::survival::keeper::target::{BUFFER_BYTES, Stamp};
 use crate::survival::layout::mtime_ns;
 use crate::survival::mark;
-use crate::survival::target::{BUFFER_BYTES, Stamp};
 
 const MAGIC: &str = "millpond rescue 1";
 /// Ours, where programs keep their state; it is made if need be.

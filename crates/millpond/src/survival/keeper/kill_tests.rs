@@ -16,11 +16,11 @@ use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::FrameIndex;
+use crate::survival::keeper::memory::Memory;
+use crate::survival::keeper::replay::{Dead, replay};
+use crate::survival::keeper::report::FileReport;
+use crate::survival::keeper::target::{Adopted, Medium, SYNCS_TO_FAIL};
 use crate::survival::layout::{ChangeWords, FileSlot, Intent, OPS, mtime_ns};
-use crate::survival::memory::Memory;
-use crate::survival::replay::{Dead, replay};
-use crate::survival::report::FileReport;
-use crate::survival::target::{Adopted, Medium, SYNCS_TO_FAIL};
 use crate::survival::{Survival, keeper::Address};
 
 const UNITS: u32 = 512;

@@ -42,11 +42,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::FallocateFlags;
 
 use crate::io::backend::spawn;
+use crate::survival::keeper::memory::Memory;
+use crate::survival::keeper::report::FileReport;
+use crate::survival::keeper::rescue::{self, Origin, Rescue};
+use crate::survival::keeper::target::{Adopted, BUFFER_BYTES, Writer};
 use crate::survival::layout::{FileEntryWords, FileSlot, Intent, OpWords, RecordWords};
-use crate::survival::memory::Memory;
-use crate::survival::report::FileReport;
-use crate::survival::rescue::{self, Origin, Rescue};
-use crate::survival::target::{Adopted, BUFFER_BYTES, Writer};
 use crate::units::UNIT_SHIFT;
 
 /// How long failures are retried, for each file.

@@ -31,9 +31,9 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
+use crate::survival::keeper::report::FileReport;
 use crate::survival::layout::{FileSlot, mtime_ns};
 use crate::survival::mark::Mark;
-use crate::survival::report::FileReport;
 use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
 /// Bytes written by one call at most.
