@@ -21,14 +21,12 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::State;
 use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
-use crate::read::fill::{Leaves, Run, try_claim};
-use crate::writeback;
+use crate::read::fill::{Run, try_claim};
 
-/// The largest window, in bytes, unless the builder says otherwise.
-pub(crate) const WINDOW_BYTES_MAX: u64 = 1 << 20;
 /// The first window, in bytes.
 const WINDOW_BYTES_FIRST: u64 = 128 << 10;
 /// Of the cache, a window takes at most this part: half of the eviction policy's young queue.
@@ -221,7 +219,7 @@ pub(crate) fn start_read<K: Send + 'static>(
     failed: Option<Arc<AtomicBool>>,
     ring: Option<Arc<SharedRing>>,
 ) -> bool {
-    writeback::read_back(file, run.first, run.first + frames.len() as u64 - 1);
+    file.writeback.generations.read_back(run.first, run.first + frames.len() as u64 - 1);
     let page_bytes = file.core().page_bytes();
     let segments = frames
         .iter()

@@ -26,14 +26,14 @@ use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::step;
-use crate::cache::table::{Held, PageIndex, Unheld};
+use crate::cache::table::{Held, PageIndex};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Segment, SegmentIter};
-use crate::read::copy_out;
-use crate::writeback;
+use crate::read::hit::copy_out;
 use std::io;
 
 /// Pages that are claimed and read in one go.
@@ -71,30 +71,6 @@ enum Claim {
 pub(crate) struct Filled {
     pub(crate) page: PageIndex,
     pub(crate) frame: FrameIndex,
-}
-
-/// The leaf that was used last.
-pub(crate) struct Leaves<'c> {
-    file: &'c CachedFile,
-    held: Option<Held<'c>>,
-}
-
-impl<'c> Leaves<'c> {
-    pub(crate) fn new(file: &'c CachedFile) -> Leaves<'c> {
-        Leaves { file, held: None }
-    }
-
-    pub(crate) fn hold(
-        &mut self,
-        page: PageIndex,
-        create: bool,
-    ) -> std::result::Result<&Held<'c>, Unheld> {
-        if !self.held.as_ref().is_some_and(|held| held.covers(page)) {
-            self.held = None;
-            self.held = Some(self.file.core().hold(self.file.cache(), page, create)?);
-        }
-        Ok(self.held.as_ref().expect("just set"))
-    }
 }
 
 /// How far a read came.
@@ -311,7 +287,7 @@ fn fill_missing(
     let mut used = 0;
     for (start, len) in runs(claims) {
         let page = first + start as u64;
-        writeback::read_back(file, page, page + len as u64 - 1);
+        file.writeback.generations.read_back(page, page + len as u64 - 1);
         let offset = file.start_of(page);
         transfers.push(Transfer::new(Direction::Read, offset, &segments[used..used + len]));
         used += len;
@@ -378,7 +354,7 @@ fn claim(
     (tried, claimed)
 }
 
-/// Makes a page FILLING, if it is EMPTY; whether it was. Before it is shown, [`writeback::read_back`] is
+/// Makes a page FILLING, if it is EMPTY; whether it was. Before it is shown, [`Generations::read_back`](crate::writeback::generations::Generations::read_back) is
 /// to be told.
 pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
     held.occupy();
@@ -514,7 +490,7 @@ pub(crate) fn fill_one(
         Claim::Around => return Ok(Alone::NoFrame),
     };
     file.cache().counters.misses.add(1);
-    writeback::read_back(file, page, page);
+    file.writeback.generations.read_back(page, page);
     let bytes = file.cache().frames.bytes(frame);
     // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
     let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };

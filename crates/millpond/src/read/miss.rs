@@ -49,14 +49,16 @@ use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
 use crate::read::ahead::{Frames, Readahead, start_read};
-use crate::read::fill::{Leaves, Run, try_claim};
-use crate::read::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
+use crate::read::fill::{Run, try_claim};
+use crate::read::hit::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
+use crate::read::{self};
 use crate::workers::Outcome;
 
 /// How often a read starts what is missing before a worker does it.
@@ -136,10 +138,10 @@ impl Wanted<'_> {
             Front::One(one) if one.len() as u64 == self.dst.left() => {
                 // SAFETY: the segment is valid for writes, as its maker vouched.
                 unsafe {
-                    read::try_hit(shared, slot, core, TRIES_MAX, one.base(), one.len(), offset)
+                    hit::try_hit(shared, slot, core, TRIES_MAX, one.base(), one.len(), offset)
                 }
             }
-            _ => read::try_hit_vectored(shared, slot, core, TRIES_MAX, self.dst, offset),
+            _ => hit::try_hit_vectored(shared, slot, core, TRIES_MAX, self.dst, offset),
         }
     }
 
