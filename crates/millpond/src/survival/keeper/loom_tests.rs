@@ -10,7 +10,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
-use crate::survival::keeper::replay::{DirtyPages, size_of};
+use crate::survival::keeper::dirty::{DirtyPages, size_of};
 use crate::survival::layout::{ChangeWords, FileEntryWords, FileSlot, OpWords, RecordWords};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;

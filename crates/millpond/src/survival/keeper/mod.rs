@@ -44,6 +44,12 @@ mod life;
 
 mod replay;
 
+mod dirty;
+
+mod pieces;
+
+mod write;
+
 mod memory;
 
 mod target;
