@@ -10,8 +10,9 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch, PageWord, Shown, State};
+use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
 

@@ -10,8 +10,9 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch, PageWord, Shown, State, WritebackEnd};
+use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
 

@@ -8,6 +8,8 @@ pub(crate) mod table;
 
 pub(crate) mod page;
 
+pub(crate) mod epoch;
+
 pub(crate) mod step;
 
 pub(crate) mod copy;

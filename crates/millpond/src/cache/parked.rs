@@ -186,8 +186,9 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
+    use crate::cache::epoch::Epoch;
     use crate::cache::frame::FrameIndex;
-    use crate::cache::page::{Epoch, Shown};
+    use crate::cache::page::Shown;
 
     #[derive(Default)]
     struct Count(AtomicUsize);

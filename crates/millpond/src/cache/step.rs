@@ -8,7 +8,8 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-use crate::cache::page::{Epoch, PageWord, Word};
+use crate::cache::epoch::Epoch;
+use crate::cache::page::{PageWord, Word};
 use crate::sync::{AtomicU64, fence};
 
 /// Last step of a lock-free read, after the copy: whether all `words` are still what they were, and

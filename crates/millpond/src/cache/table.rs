@@ -35,8 +35,9 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::cache::class::Class;
 use crate::cache::copy;
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::{FrameSource, Frames};
-use crate::cache::page::{Epoch, PageWord, State, Word};
+use crate::cache::page::{PageWord, State, Word};
 use crate::cache::step::FileSize;
 pub(crate) use crate::units::PageIndex;
 use crate::units::{FRAME_BITS, FrameIndex, UNIT_BYTES, UNIT_SHIFT};
