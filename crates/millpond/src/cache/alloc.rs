@@ -49,7 +49,7 @@ impl Frames {
         if let Some(survival) = self.records(class) {
             survival.free_record(frame);
         }
-        // Also: the record is FREE before the first such byte (K2 of `survival`).
+        // Also: the record is FREE before the first such byte (survival.K2).
         step::begin_reuse();
     }
 
@@ -172,7 +172,7 @@ impl Frames {
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
     pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
         if let Some(survival) = self.records(class) {
-            // An orphan that stayed DIRTY could outlive the page's next contents (K4).
+            // An orphan that stayed DIRTY could outlive the page's next contents (survival.K4).
             survival.free_record(frame);
         }
         if Retiring::begin().try_retire(&self.meta(frame).pins) {
@@ -252,8 +252,8 @@ impl Frames {
             Some(_) => Advice::LinuxRemove,
         };
         debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
-        // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers find
-        // zeros (W8). It is of whole system pages, so the system drops nothing else.
+        // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers
+        // find zeros (frame.W8). It is of whole system pages, so the system drops nothing else.
         let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
         self.uncharge(bytes as u64);

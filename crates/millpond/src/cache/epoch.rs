@@ -1,14 +1,14 @@
 //! The epoch of a file: why a page word that wraps around misleads nobody.
 //!
-//! 27 bits of version wrap after 134 million departures from READY, which a reader that was descheduled
-//! in mid-copy could sleep through. So the version alone is not trusted:
+//! 27 bits of version wrap after 134 million departures from READY, which a reader that was
+//! descheduled in mid-copy could sleep through. So the version alone is not trusted:
 //!
-//! - **V1** A transition that makes a version wrap, or reach half its range, first raises the file's epoch
-//!   (64 bits: never wraps). Twice a round, as a reader may begin between a raise and the transition that
-//!   it belongs to.
-//! - **V2** A reader compares the epoch, too, after the words. A word that equals the one seen before the
-//!   copy was either never changed or was written after the epoch rose; reading it (Acquire, by the fence
-//!   between) makes the new epoch visible, and the reader discards the copy.
+//! - **V1** A transition that makes a version wrap, or reach half its range, first raises the
+//!   file's epoch (64 bits: never wraps). Twice a round, as a reader may begin between a raise and
+//!   the transition that it belongs to.
+//! - **V2** A reader compares the epoch, too, after the words. A word that equals the one seen
+//!   before the copy was either never changed or was written after the epoch rose; reading it
+//!   (Acquire, by the fence between) makes the new epoch visible, and the reader discards the copy.
 //! - **V3** A leaf of the table is recycled only after the epoch was raised, for the same reason.
 //!
 //! Locks: none.

@@ -8,8 +8,8 @@
 //!
 //! A program that reads a file in pieces smaller than a page hits each page several times at once,
 //! and read-ahead brings pages before their first read. Neither is a second use, as 2Q's
-//! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their
-//! first time in the *young* queue, 1/64 of the frames, and REFERENCED is cleared as they leave it. A
+//! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their first
+//! time in the *young* queue, 1/64 of the frames, and REFERENCED is cleared as they leave it. A
 //! page that read-ahead brought so early that it left the young queue unread goes through the small
 //! queue once more after its first reads.
 //!
@@ -24,22 +24,22 @@
 //!   a file down first removes its frames here, under the lock, and takes the lock once more
 //!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
-//!   keeps (W4). The latter collect in main, since the others leave. A queue that shows little else
-//!   rests for a while.
+//!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
+//!   else rests for a while.
 //! - **E3** Who finds none that can go looks again, until the queues went around once: so it finds
-//!   a page that can go, wherever that lies. The lock is released after each go; what was looked at is
-//!   behind the rest, so the next go on there. A turn in vain that met kept pages is remembered, and
-//!   not repeated before a page was released by write-back or came in clean: until then a few goes must
-//!   do.
+//!   a page that can go, wherever that lies. The lock is released after each go; what was looked at
+//!   is behind the rest, so the next go on there. A turn in vain that met kept pages is remembered,
+//!   and not repeated before a page was released by write-back or came in clean: until then a few
+//!   goes must do.
 //! - **E4** One go looks at [`LOOKS_MAX`] pages of a queue at most, whatever they are: all that is
 //!   cached may have been read again since the last eviction, and would be gone through under the
-//!   lock, which every miss and every overwrite takes. What was looked at has had its second chance,
-//!   and the next go on behind it: a backlog of pages that were read again is worked off by as many
-//!   evictions as it takes. Each of these has to choose among pages of which it knows only that they
-//!   were read again, and some newcomers: the oldest newcomer goes, and is remembered by the ghost, so
-//!   that it returns to main if that was wrong. Taking one of the others instead would cost a sixtieth
-//!   of a hot set, each time that a scan begins. Where there is no newcomer, it is the oldest that was
-//!   looked at.
+//!   lock, which every miss and every overwrite takes. What was looked at has had its second
+//!   chance, and the next go on behind it: a backlog of pages that were read again is worked off by
+//!   as many evictions as it takes. Each of these has to choose among pages of which it knows only
+//!   that they were read again, and some newcomers: the oldest newcomer goes, and is remembered by
+//!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
+//!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
+//!   it is the oldest that was looked at.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
@@ -232,8 +232,8 @@ impl Queues {
         frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
     }
 
-    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the lock
-    /// is not held for it. They may be others by then.
+    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the
+    /// lock is not held for it. They may be others by then.
     pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
         let meta = frames.meta(frame);
         for link in [&meta.previous, &meta.next] {
@@ -303,8 +303,8 @@ impl Queues {
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue
-    /// is pinned or in transition, or it rests, the next one. None where pages were passed over that
-    /// were read again, if what is left is to be looked at in another way (E4).
+    /// is pinned or in transition, or it rests, the next one. None where pages were passed over
+    /// that were read again, if what is left is to be looked at in another way (E4).
     fn next_queue(&self, looks: &Looks) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
         let nothing_used = looks.first_used.is_none();
@@ -338,8 +338,8 @@ impl Queues {
         gone
     }
 
-    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue or
-    /// the next one.
+    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue
+    /// or the next one.
     fn look_at(
         &mut self,
         frames: &Frames,
@@ -376,8 +376,8 @@ impl Queues {
         false
     }
 
-    /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was read
-    /// again.
+    /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was
+    /// read again.
     fn judge(
         &mut self,
         frames: &Frames,

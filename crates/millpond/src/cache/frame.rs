@@ -10,11 +10,11 @@
 //!
 //! - **The limit.** `committed` counts what may be resident: each frame that was ever touched and
 //!   not given back, the metadata of each that was ever touched, and what [`Frames::try_charge`]
-//!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but for
-//!   what `heap` says. A free frame of one class counts until
-//!   [`Frames::decommit_one`] returns its memory to the system for another class.
-//! - **System pages** may be larger than a frame: memory is taken and given back by groups of frames
-//!   (see `group`).
+//!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but
+//!   for what `heap` says. A free frame of one class counts until [`Frames::decommit_one`] returns
+//!   its memory to the system for another class.
+//! - **System pages** may be larger than a frame: memory is taken and given back by groups of
+//!   frames (see `group`).
 //! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
 //!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
 //!   not huge, else the kernel would fill the hole again behind our back.
@@ -24,12 +24,12 @@
 //!   else stays private. A frame's record in the keeper's tables is FREE from the time the frame
 //!   left its page, at the latest before it is handed out again.
 //! - **Fork.** A child of fork gets the address space and none of the memory: each frame reads as
-//!   zeros there, and so does all metadata (where the system can do that, since Linux 4.14; frames that
-//!   are shared with a keeper are not there at all). So its parent's cache is empty, its page words are
-//!   EMPTY, its files' cores have no page size, and the parent, which fills its cache again, has it to
-//!   itself. The metadata of frame 0, which is none, is marked, and tells the child
-//!   ([`Frames::are_the_parents`]): operations are refused before they get here. A cached read finds no
-//!   table and no size, and asks only then ([`FileCore::is_the_parents`]).
+//!   zeros there, and so does all metadata (where the system can do that, since Linux 4.14; frames
+//!   that are shared with a keeper are not there at all). So its parent's cache is empty, its page
+//!   words are EMPTY, its files' cores have no page size, and the parent, which fills its cache
+//!   again, has it to itself. The metadata of frame 0, which is none, is marked, and tells the
+//!   child ([`Frames::are_the_parents`]): operations are refused before they get here. A cached
+//!   read finds no table and no size, and asks only then ([`FileCore::is_the_parents`]).
 //! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
 //!   Who takes a frame out of its page word fences, and then finds the pin, or the viewer finds
 //!   the word changed. A pinned frame that left its page is an orphan: the last pin frees it.
@@ -86,7 +86,8 @@ pub(crate) struct FrameMeta {
 /// The free frames of one class.
 #[derive(Default)]
 pub(super) struct FreeList {
-    /// Committed and free, linked by `next`; where groups are of several frames, by `previous`, too.
+    /// Committed and free, linked by `next`; where groups are of several frames, by `previous`,
+    /// too.
     pub(super) warm: u32,
     /// The first frames of groups that are not committed, linked by `next`.
     pub(super) cold: u32,
@@ -136,7 +137,8 @@ pub(crate) struct Frames {
     pub(super) units: u32,
     /// The smallest piece that the system gives and takes back.
     pub(super) system_page_bytes: usize,
-    /// Of each system page, how many of its frames are free, and LISTED; where groups are of several.
+    /// Of each system page, how many of its frames are free, and LISTED; where groups are of
+    /// several.
     pub(super) free_in_group: Box<[AtomicU8]>,
     pub(super) limit_bytes: u64,
     /// What may be charged; the rest is for what can't be refused.

@@ -1,13 +1,13 @@
 //! Groups: the frames that the system gives and takes back together.
 //!
-//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` concerns whole ones:
-//! of a smaller piece it takes all of the page, or refuses. So frames are committed and decommitted by
-//! groups: a frame that is no smaller than a system page is one, else as many as fill a system page
-//! are. All frames of a committed group count against the limit.
+//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` concerns whole
+//! ones: of a smaller piece it takes all of the page, or refuses. So frames are committed and
+//! decommitted by groups: a frame that is no smaller than a system page is one, else as many as
+//! fill a system page are. All frames of a committed group count against the limit.
 //!
-//! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for each
-//!   group knows, where groups are of several frames; then the free list is linked both ways, so that
-//!   they can be taken off it wherever they are.
+//! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for
+//!   each group knows, where groups are of several frames; then the free list is linked both ways,
+//!   so that they can be taken off it wherever they are.
 //! - **GR2** A group whose count became full is in the list of whole ones, once, until who wants to
 //!   decommit takes it out; some of its frames may be in use again by then.
 //!

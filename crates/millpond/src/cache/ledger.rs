@@ -1,5 +1,5 @@
-//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it; in
-//! all, and of each file.
+//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it;
+//! in all, and of each file.
 //!
 //! Follows from the transitions of page words, each of which is noted once, so the sums are exact
 //! when nobody is in the middle of one.
@@ -34,7 +34,7 @@ impl Ledger {
         sum(&self.unstable)
     }
 
-    /// Bytes of pages that can't be evicted for what write-back owes (W4).
+    /// Bytes of pages that can't be evicted for what write-back owes (page.W4).
     pub(crate) fn kept(&self) -> u64 {
         sum(&self.kept)
     }

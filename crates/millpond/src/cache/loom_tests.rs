@@ -377,9 +377,9 @@ fn loom_a_size_is_seen_by_who_changes_another_next() {
     });
 }
 
-/// Goal: an extending write, and a write of one page beside it, each followed by a read of the other's
-/// page, do not both find what was before.
-/// Method: the first page is overwritten in one step; the second is shown beyond the old end.
+/// Goal: an extending write, and a write of one page beside it, each followed by a read of the
+/// other's page, do not both find what was before. Method: the first page is overwritten in one
+/// step; the second is shown beyond the old end.
 #[test]
 fn loom_an_extension_is_seen_by_who_writes_next() {
     loom::model(|| {
@@ -450,8 +450,8 @@ fn loom_referenced_lands_on_any_state() {
     });
 }
 
-/// Goal: the frame of a view is not freed under it, and is freed exactly once.
-/// Method: a viewer pins, and looks at the word again; the evictor takes the page, and retires the frame.
+/// Goal: the frame of a view is not freed under it, and is freed exactly once. Method: a viewer
+/// pins, and looks at the word again; the evictor takes the page, and retires the frame.
 #[test]
 fn loom_a_pinned_frame_is_freed_once_and_not_early() {
     loom::model(|| {
@@ -490,7 +490,7 @@ fn loom_a_pinned_frame_is_freed_once_and_not_early() {
 }
 
 /// Goal: a page is never put into a leaf that is being recycled.
-/// Method: T2 and T3 of the table: the slot is read, the leaf held, the slot read again, against
+/// Method: table.T2 and table.T3: the slot is read, the leaf held, the slot read again, against
 /// who drops the last hold, kills the leaf and unlinks it.
 #[test]
 fn loom_a_held_leaf_stays_linked() {

@@ -64,7 +64,7 @@ use crate::stats::Counters;
 use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
 
-/// How many goes at the queues must do, where a whole turn was in vain (E3).
+/// How many goes at the queues must do, where a whole turn was in vain (evict.E3).
 const GOES_MAX: u64 = 8;
 /// The part of the limit that tables of range locks may take.
 const LOCKS_PART: u64 = 16;
@@ -169,16 +169,16 @@ impl Cache {
         }
     }
 
-    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is passed
-    /// (see `heap`).
+    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is
+    /// passed (see `heap`).
     pub(crate) fn charge_anyway(&self, bytes: u64) {
         if !self.try_charge(bytes) {
             self.frames.charge_over(bytes);
         }
     }
 
-    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open: they
-    /// get a small part of the limit, else those of many files would leave nothing for pages.
+    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open:
+    /// they get a small part of the limit, else those of many files would leave nothing for pages.
     pub(crate) fn try_charge_locks(&self, bytes: u64) -> bool {
         let max = self.frames.limit_bytes() / LOCKS_PART;
         let taken = self
@@ -238,8 +238,8 @@ impl Cache {
         }
     }
 
-    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there was
-    /// none.
+    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there
+    /// was none.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
         for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
             let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
@@ -291,7 +291,7 @@ impl Cache {
         self.queues.lock().expect("no panic under the lock").readahead_use()
     }
 
-    /// The most pages that one hold of the queues' lock looked at (E4 of `evict`), and forgets it.
+    /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
     #[cfg(test)]
     pub(crate) fn take_most_looks(&self) -> u64 {
         std::mem::take(&mut self.queues.lock().unwrap().most_looks)
@@ -301,8 +301,8 @@ impl Cache {
     pub(crate) fn tear_down(&self, core: &FileCore) {
         let class = Class::page(core.page_shift);
         core.for_each_page(&self.frames, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
-            // E1: out of the queues before the core goes. Nobody else can touch a READY page of
-            // this file but the evictor, which works under the lock.
+            // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
+            // of this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");
             let used = word.take_referenced();
             if word.load().is_kept() {

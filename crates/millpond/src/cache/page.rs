@@ -31,11 +31,18 @@
 //! - **W1** The version grows whenever a page leaves READY. Equal frame and version before and
 //!   after a copy mean one content in between.
 //! - **W2** The bytes of a READY frame never change; a writer puts a fresh frame in place.
+//! - **W3** A page is filled under at least a shared guard over it, and hidden or replaced under an
+//!   exclusive one.
 //! - **W4** A page that is DIRTY, WRITEBACK or UNSTABLE is not evicted.
-//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
-//!   who set it clears it, when the device is done. It forbids a second write-back.
 //! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
 //!   the old value had WAITERS: a plain store would erase a waiter that came meanwhile.
+//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
+//!   who set it clears it, when the device is done. It forbids a second write-back.
+//! - **W9** Single flight: one thread makes an EMPTY page FILLING, and it alone ends that.
+//!
+//! *Labels.* A rule is cited by the module that states it, its file or folder, and its label:
+//! `page.W1` (W5 is `write`'s, W8 `frame`'s). In the module itself the label is enough.
+//! `crates/checks` looks after that.
 //!
 //! Versions wrap around: see `epoch`.
 //!
@@ -233,9 +240,9 @@ impl PageWord {
         Word(self.0.load(Acquire))
     }
 
-    /// Whether the content is still what `seen` says. For [`step`](crate::cache::step), which puts a
-    /// `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the frame
-    /// was replaced and reused before the copy ended, a newer word is seen here.
+    /// Whether the content is still what `seen` says. For [`step`](crate::cache::step), which puts
+    /// a `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the
+    /// frame was replaced and reused before the copy ended, a newer word is seen here.
     #[inline]
     pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
         Word(self.0.load(Relaxed)).same_content(seen)

@@ -12,12 +12,12 @@
 //!   its RMW before the look, which then sees it; or after, when it finds WAITERS, and takes the
 //!   lock after the waker was added. So no wake-up is lost. (Looking again is needed even where
 //!   WAITERS is set already: it may be the bit that the end has just reported.)
-//! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms one
-//!   page at a time, so none is armed twice.
+//! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms
+//!   one page at a time, so none is armed twice.
 //! - **A3** Being woken means to look again: the page may be EMPTY because its fill failed, in
 //!   somebody else's hands, or another page altogether.
-//! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of its
-//!   work: they may not wait for anything but locks that are held for moments.
+//! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of
+//!   its work: they may not wait for anything but locks that are held for moments.
 //!
 //! The key is the address of the word, as a futex's is. One table serves the process: whoever wakes
 //! knows the word and nothing else.
@@ -118,9 +118,8 @@ impl Parking {
 static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
 
 fn found() -> Option<&'static Parking> {
-    // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of a
-    // task sees the table, as the task made it before.
-    // SAFETY: tables are never freed.
+    // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of
+    // a task sees the table, as the task made it before. SAFETY: tables are never freed.
     unsafe { PARKING.load(Acquire).as_ref() }
 }
 
@@ -155,8 +154,8 @@ impl PageWord {
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         if sleepers.any() {
             let _ = futex::wake(self.low_half(), futex::Flags::PRIVATE, i32::MAX as u32);
-            // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task
-            // sees the page's end, or this sees the table.
+            // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the
+            // task sees the page's end, or this sees the table.
             fence(SeqCst);
             if let Some(parking) = found() {
                 parking.wake(std::ptr::from_ref(self).addr());
@@ -251,9 +250,9 @@ mod tests {
         }
     }
 
-    /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is woken by
-    /// the end of that one, once; and what it takes back is the arming that it names, not a later one
-    /// (A2).
+    /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is
+    /// woken by the end of that one, once; and what it takes back is the arming that it names, not
+    /// a later one (A2).
     #[test]
     fn who_arms_again_is_woken_again() {
         let (parking, page) = (Arc::new(Parking::new()), Arc::new(PageWord::new()));
@@ -355,7 +354,8 @@ mod loom_tests {
         });
     }
 
-    /// Goal: a task that takes its waker back while the fill ends is woken or not, and leaves nothing.
+    /// Goal: a task that takes its waker back while the fill ends is woken or not, and leaves
+    /// nothing.
     #[test]
     fn loom_a_task_leaves_a_page_whose_fill_ends() {
         loom::model(|| {

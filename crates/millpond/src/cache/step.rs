@@ -26,8 +26,8 @@ pub(crate) fn is_one_moment<'a>(
     words.into_iter().all(|(word, seen)| word.is_unchanged(seen)) && epoch.is_unchanged(begun)
 }
 
-/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if the
-/// page was evicted meanwhile, and the frame may have been used again.
+/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if
+/// the page was evicted meanwhile, and the frame may have been used again.
 #[inline]
 #[must_use]
 pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T) -> Option<T> {
@@ -37,8 +37,9 @@ pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T
     word.is_unchanged(seen).then_some(copied)
 }
 
-/// After a frame was taken, before its first byte is written: a late reader that sees a byte written
-/// from here on also sees, after the acquire fence behind its copy, that the frame left its page.
+/// After a frame was taken, before its first byte is written: a late reader that sees a byte
+/// written from here on also sees, after the acquire fence behind its copy, that the frame left its
+/// page.
 #[inline]
 pub(crate) fn begin_reuse() {
     fence(Release);
@@ -93,7 +94,7 @@ impl FileSize {
         self.0.load(Relaxed)
     }
 
-    /// Caller: holds an exclusive guard to the end of the file (W5).
+    /// Caller: holds an exclusive guard to the end of the file (write.W5).
     pub(crate) fn set(&self, size: u64) {
         // Release: what was hidden before is seen with it.
         self.0.store(size, Release);

@@ -1,8 +1,8 @@
 //! What an engine with a keeper does to a file below its cache, told to the keeper as it happens.
 //!
-//! The keeper must know afterwards whether somebody else has changed the file (`target`, T2), and which
-//! length a change that was in flight can have given to it (`replay`, R6). So whoever changes the file
-//! says so before and after:
+//! The keeper must know afterwards whether somebody else has changed the file (target.T2), and
+//! which length a change that was in flight can have given to it (replay.R6). So whoever changes
+//! the file says so before and after:
 //!
 //! ```text
 //!   none in flight, time of the last one -- begin --> in flight, reach -- end --> none, its time
@@ -14,9 +14,9 @@
 //! | until `end` has stored that it is over | in flight, reach       | it may be done, in part or whole  |
 //! | after                                  | none in flight, a time | the file is as at that time       |
 //!
-//! The *reach* is the furthest byte that a change of ours may have made the file's last, since it was
-//! truncated: a size is told only after the back end has the bytes, and what lies between the two goes if
-//! the process is killed there.
+//! The *reach* is the furthest byte that a change of ours may have made the file's last, since it
+//! was truncated: a size is told only after the back end has the bytes, and what lies between the
+//! two goes if the process is killed there.
 //!
 //! - **C1** A change is begun before the back end is told of it, and ends after it has answered.
 //! - **C2** The time is asked for when no change is in flight: under the lock, so that none begins

@@ -115,8 +115,8 @@ impl Survival {
         Ok((survival, memory))
     }
 
-    /// Whether what is DIRTY from now on survives: the keeper lives, and we have not parted from it. Once
-    /// false it stays so.
+    /// Whether what is DIRTY from now on survives: the keeper lives, and we have not parted from
+    /// it. Once false it stays so.
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
         // Acquire: pairs with the Release of `part`.
@@ -169,8 +169,8 @@ impl Survival {
         Ok(())
     }
 
-    /// The frame belongs to no page, and so is not dirty (K2). Caller: a release fence before the
-    /// frame's next owner writes its first byte; see `Frames::try_alloc`.
+    /// The frame belongs to no page, and so is not dirty (survival.K2). Caller: a release fence
+    /// before the frame's next owner writes its first byte; see `Frames::try_alloc`.
     #[inline]
     pub(crate) fn free_record(&self, frame: FrameIndex) {
         let state = &self.tables().record(frame).state;
@@ -209,9 +209,9 @@ impl Survival {
     /// # Errors
     ///
     /// ENFILE: as many files are dirty as there are entries; ENOTCONN after [`Survival::part`], or
-    /// where the keeper is dead, or did not answer before; EBUSY: another process's keeper has the file;
-    /// EOPNOTSUPP: a file system of which it is not known that it holds files; what else the keeper met.
-    /// The file's writes then have to go through.
+    /// where the keeper is dead, or did not answer before; EBUSY: another process's keeper has the
+    /// file; EOPNOTSUPP: a file system of which it is not known that it holds files; what else the
+    /// keeper met. The file's writes then have to go through.
     pub(crate) fn adopt(
         &self,
         fd: BorrowedFd<'_>,
@@ -241,24 +241,25 @@ impl Survival {
     /// Nothing of the file is dirty any more: the keeper drops its descriptor, so that no writable
     /// one is left after the last close. Blocks until it has.
     pub(crate) fn forget(&self, slot: FileSlot) {
-        // K6.
+        // survival.K6.
         self.tables().close_entry(slot);
         let request = Request::Forget { mapping: self.id, slot };
-        // A keeper that is dead has no descriptors any more. One that does not answer keeps them until
-        // it goes on, but makes nothing of them (K6).
+        // A keeper that is dead has no descriptors any more. One that does not answer keeps them
+        // until it goes on, but makes nothing of them (survival.K6).
         if !self.is_silent.load(Relaxed) {
             let _ = self.ask(request, &[]);
         }
         self.slots.lock().expect("no panic under the lock").push(slot);
     }
 
-    /// The file has this size from now on. Caller: exclusive guard to the end of the file (K5).
+    /// The file has this size from now on. Caller: exclusive guard to the end of the file
+    /// (survival.K5).
     pub(crate) fn set_size(&self, slot: FileSlot, size: u64) {
         let _ = self.tables().try_set_size(slot, size, unbroken);
     }
 
     /// Records what is about to be done to the file below the cache, before the back end is told.
-    /// One at a time per file (K5).
+    /// One at a time per file (survival.K5).
     pub(crate) fn set_intent(&self, slot: FileSlot, intent: Intent) {
         let _ = self.tables().try_set_intent(slot, intent, unbroken);
     }
@@ -273,11 +274,11 @@ impl Survival {
     /// given, survive together: one store commits all or nothing. No allocation, no system call, no
     /// lock beyond claiming an op slot by CAS; a single page without a new size needs no op slot.
     ///
-    /// Caller: the exclusive guard over the pages (K3). Before any of the new frames becomes
-    /// visible to write-back, the dirty frames that they replace are cleaned (K4).
+    /// Caller: the exclusive guard over the pages (survival.K3). Before any of the new frames
+    /// becomes visible to write-back, the dirty frames that they replace are cleaned (survival.K4).
     ///
-    /// A page that becomes dirty again with the bytes that it has (a sync failed) is committed again
-    /// with its frame, under the same guard: the commit counts as its latest.
+    /// A page that becomes dirty again with the bytes that it has (a sync failed) is committed
+    /// again with its frame, under the same guard: the commit counts as its latest.
     #[inline]
     pub(crate) fn commit(
         &self,
@@ -291,10 +292,10 @@ impl Survival {
     /// The back end acknowledged the frame's bytes, or its page was dropped for good, or a newer
     /// frame of the page was committed.
     ///
-    /// K4: the last of these comes *before* the newer frame can be cleaned, which means before its
-    /// page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but may come too
-    /// late for this. K7: the frame can't be handed out meanwhile; a write-back that has it pinned
-    /// cleans it before it unpins.
+    /// survival.K4: the last of these comes *before* the newer frame can be cleaned, which means
+    /// before its page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but
+    /// may come too late for this. survival.K7: the frame can't be handed out meanwhile; a
+    /// write-back that has it pinned cleans it before it unpins.
     #[inline]
     pub(crate) fn clean(&self, frame: FrameIndex) {
         let _ = self.tables().try_clean(frame, unbroken);
@@ -308,9 +309,9 @@ impl Survival {
     }
 
     /// The engine is done, or about to be replaced by another program (exec): the keeper writes
-    /// what is dirty, lets go of the mapping and of all files. Blocks until it has. Without it an exec
-    /// leaves the keeper waiting for the end of the process, with the old program's dirty pages.
-    /// Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
+    /// what is dirty, lets go of the mapping and of all files. Blocks until it has. Without it an
+    /// exec leaves the keeper waiting for the end of the process, with the old program's dirty
+    /// pages. Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
     pub(crate) fn goodbye(&self) {
         self.part();
         // Relaxed: who asks first does.

@@ -253,8 +253,8 @@ impl ChangeWords {
     }
 }
 
-/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its ctime,
-/// which a new name or mode changes, too.
+/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its
+/// ctime, which a new name or mode changes, too.
 pub(crate) fn mtime_ns(stat: &rustix::fs::Stat) -> u64 {
     (stat.st_mtime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec)
 }

@@ -1,10 +1,10 @@
 //! Whether a keeper lives: a word that the kernel changes when it dies.
 //!
 //! The keeper has a page of memory, which it shows to its clients, for reading. In it is a robust
-//! futex that a thread of the keeper holds for as long as the keeper serves: however that thread ends,
-//! the kernel marks the word (`get_robust_list(2)`, `FUTEX_OWNER_DIED`). So an engine asks by one load,
-//! before each write that is to wait in the cache, and nothing in the program has to stay awake, or
-//! open, to learn of it.
+//! futex that a thread of the keeper holds for as long as the keeper serves: however that thread
+//! ends, the kernel marks the word (`get_robust_list(2)`, `FUTEX_OWNER_DIED`). So an engine asks by
+//! one load, before each write that is to wait in the cache, and nothing in the program has to stay
+//! awake, or open, to learn of it.
 //!
 //! ```text
 //!   0 -- the holder starts --> its thread id -- it ends, or is killed --> FUTEX_OWNER_DIED (or 0)
@@ -13,8 +13,8 @@
 //! - **H1** The list that the kernel walks at the holder's death is in the keeper's own memory, and
 //!   the word in a mapping that no client can write to (sealed): so a client can make the kernel or
 //!   the keeper believe nothing.
-//! - **H2** The kernel marks the word before the process counts as dead, and so before the program can
-//!   learn of the death in another way.
+//! - **H2** The kernel marks the word before the process counts as dead, and so before the program
+//!   can learn of the death in another way.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -79,7 +79,7 @@ impl<'a> Tables<'a> {
         mut step: impl Steps,
     ) -> Option<()> {
         // Relaxed: RMWs of one atomic by threads that are ordered by a page's guard are ordered
-        // alike (K3).
+        // alike (survival.K3).
         let sequence = self.sequence.fetch_add(1, Relaxed) + 1;
         let mut peeked = pages.clone();
         match (peeked.next(), peeked.next(), size) {
@@ -109,7 +109,7 @@ impl<'a> Tables<'a> {
         slot.size.store(size.unwrap_or(NO_SIZE), Relaxed);
         for (page, frame) in pages.clone() {
             self.describe(file, page, frame, sequence, &mut step)?;
-            // K1: the slot is ours from `claim_op` to the store of IDLE below.
+            // survival.K1: the slot is ours from `claim_op` to the store of IDLE below.
             self.set_state(frame, op.pending(), &mut step)?;
         }
         step()?;
@@ -153,7 +153,8 @@ impl<'a> Tables<'a> {
     }
 
     /// Says what a frame holds; its state is stored after. Caller: has the frame in hand, and its
-    /// record is FREE (K2), or DIRTY for the same page, whose write-back a failed sync overtook.
+    /// record is FREE (survival.K2), or DIRTY for the same page, whose write-back a failed sync
+    /// overtook.
     #[inline]
     fn describe(
         self,
@@ -268,8 +269,8 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    /// Sets up the entry of a file; the caller then hands the file to the keeper (K6). A change is
-    /// taken to be in flight, until the first that ends.
+    /// Sets up the entry of a file; the caller then hands the file to the keeper (survival.K6). A
+    /// change is taken to be in flight, until the first that ends.
     pub(crate) fn open_entry(self, file: FileSlot, size: u64) {
         let entry = &self.files[file.index as usize];
         let [state, changed, reach] = &entry.changes;

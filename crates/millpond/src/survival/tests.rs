@@ -222,7 +222,8 @@ fn a_forgotten_file_can_be_executed() {
     let run = || Command::new(&path).status();
     assert_eq!(run().unwrap_err().kind(), std::io::ErrorKind::ExecutableFileBusy);
     survival.forget(slot);
-    // A child of another test has copies of all descriptors, from its fork until it becomes a program.
+    // A child of another test has copies of all descriptors, from its fork until it becomes a
+    // program.
     let begun = Instant::now();
     let status = loop {
         match run() {
@@ -350,7 +351,8 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
 }
 
-/// Goal: K2: a frame that went to the free list in whatever state is FREE when it is taken again.
+/// Goal: survival.K2: a frame that went to the free list in whatever state is FREE when it is taken
+/// again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
     use crate::cache::frame::{Class, Frames};
@@ -519,7 +521,8 @@ fn the_memory_limit_with_a_keeper() {
     assert!(mappings > 1);
 }
 
-/// What the memfd of this process's one engine has allocated; `None` where the kernel does not tell.
+/// What the memfd of this process's one engine has allocated; `None` where the kernel does not
+/// tell.
 fn shared_bytes() -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("millpond-frames")).unwrap();

@@ -5,9 +5,9 @@
 //! program, which may close all that it has. A request names its mapping by the id that the keeper
 //! gave it, and is taken only from the process that the mapping came from.
 //!
-//! - **D1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the moment
-//!   at which the one listened and the other connected) before they send or receive anything. So a
-//!   descriptor is neither handed to a stranger nor taken from one.
+//! - **D1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the
+//!   moment at which the one listened and the other connected) before they send or receive
+//!   anything. So a descriptor is neither handed to a stranger nor taken from one.
 //! - **D2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
 //!   does. The keeper does not wait at all: it receives what is there, and answers who listens.
 

@@ -1,6 +1,7 @@
 //! The clients of a keeper: what they ask, and what it has of them.
 //!
-//! One thread does this; what may take as long as somebody else likes is done by others, which tell it.
+//! One thread does this; what may take as long as somebody else likes is done by others, which tell
+//! it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -109,7 +110,8 @@ pub(super) struct Keeper {
     pub(super) marks: OwnedFd,
     marked: HashMap<u64, Weak<Mark>>,
     next_mark: u64,
-    /// What is mounted where files have come from, by [`Identity::mount`]; `None`: nothing to be kept.
+    /// What is mounted where files have come from, by [`Identity::mount`]; `None`: nothing to be
+    /// kept.
     media: HashMap<u64, Option<Medium>>,
 }
 
@@ -150,8 +152,8 @@ impl Keeper {
             Err(error) => return Err(error.into()),
         };
         let Ok(peer) = wire::peer(socket.as_fd()) else { return Ok(()) };
-        // D1: nothing is received from others, descriptors least of all. A client whose process is
-        // dead is none any more, so that nobody speaks for it who has got its number.
+        // wire.D1: nothing is received from others, descriptors least of all. A client whose
+        // process is dead is none any more, so that nobody speaks for it who has got its number.
         let is_own = peer.uid == rustix::process::geteuid().as_raw() && peer.pid != 0;
         let is_client =
             self.clients.iter().any(|client| client.pid == peer.pid && !client.is_dead());
@@ -168,8 +170,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends a connection that nothing was received from. With it go the descriptors that were sent, and
-    /// the end of one may take as long as its sender likes (a socket that lingers).
+    /// Ends a connection that nothing was received from. With it go the descriptors that were sent,
+    /// and the end of one may take as long as its sender likes (a socket that lingers).
     fn hang_up(&mut self, socket: OwnedFd) {
         self.apart(socket, |socket| {
             drop(socket);
@@ -246,8 +248,8 @@ impl Keeper {
         wire::answer(connection.socket.as_fd(), Ok(id), &[self.life.shown()]);
     }
 
-    /// Takes a file from a client, if it is one to be kept. To know that, its file system is asked, by a
-    /// thread of its own, unless it is known.
+    /// Takes a file from a client, if it is one to be kept. To know that, its file system is asked,
+    /// by a thread of its own, unless it is known.
     fn adopt(&mut self, asked: Asked, medium: Option<Option<Medium>>) {
         let Asked { connection, request, fds } = asked;
         let Request::Adopt { mapping, slot, device, inode, page_shift } = request else { return };

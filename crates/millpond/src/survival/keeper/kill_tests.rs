@@ -162,7 +162,7 @@ impl Program {
         let tables = self.survival.tables();
         tables.try_commit(self.slot, fresh.iter().copied(), size, || self.step())?;
         for (page, frame) in fresh {
-            // K4: cleaned before the new frame can be written back.
+            // survival.K4: cleaned before the new frame can be written back.
             if let Some((old, _)) = self.pages.insert(page, (frame, true)) {
                 self.survival.tables().try_clean(old, || self.step())?;
                 self.free.push(old);
@@ -238,7 +238,7 @@ impl Program {
         })?;
         let tail = len >> self.page_shift;
         if len < self.done.len() as u64 && self.pages.contains_key(&tail) {
-            // Its bytes beyond the size must be zero (W5).
+            // Its bytes beyond the size must be zero (write.W5).
             self.put(tail..tail + 1, Some(len))?;
         } else {
             self.survival.tables().try_set_size(self.slot, len, || self.step())?;
@@ -399,9 +399,9 @@ fn killed_at_every_step() {
     }
 }
 
-/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and where
-/// that does not help, kept in a rescue file.
-/// Incident: the keeper told of the failure, and gave up the frames.
+/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and
+/// where that does not help, kept in a rescue file. Incident: the keeper told of the failure, and
+/// gave up the frames.
 #[test]
 fn a_sync_that_fails_is_made_up_for() {
     for (failing, patience) in [(1, Duration::from_secs(60)), (u32::MAX, Duration::ZERO)] {

@@ -1,4 +1,5 @@
-//! The keeper's own end of its life (see [`life`](crate::survival::life)): the thread that holds the futex.
+//! The keeper's own end of its life (see [`life`](crate::survival::life)): the thread that holds
+//! the futex.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -44,7 +45,7 @@ impl Life {
         let memory = rustix::fs::memfd_create("millpond-keeper-life", flags)?;
         rustix::fs::ftruncate(&memory, PAGE_BYTES as u64)?;
         let page = Arc::new(Page::map(memory.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?);
-        // H1: nobody maps it for writing any more.
+        // life.H1: nobody maps it for writing any more.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory, seals)?;
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());

@@ -14,14 +14,16 @@ use rustix::net::SocketAddrUnix;
 
 use crate::survival::wire::{self, Address};
 
-/// Connections that wait to be accepted: more than programs that are likely to die, or to start, at once.
+/// Connections that wait to be accepted: more than programs that are likely to die, or to start, at
+/// once.
 const BACKLOG: i32 = 1024;
 /// How directories of [`Address::unique`] begin: what lies below is not told to others.
 const UNIQUE: &str = "millpond-keeper-";
 
 impl Address {
-    /// An address that nobody else has, and no other user learns: a socket below a directory that they
-    /// can't list, which [`Server::bind`] makes. It works for a client that has become another user, too.
+    /// An address that nobody else has, and no other user learns: a socket below a directory that
+    /// they can't list, which [`Server::bind`] makes. It works for a client that has become another
+    /// user, too.
     ///
     /// # Examples
     ///
@@ -79,8 +81,8 @@ pub(super) fn bind(
     Ok(rustix::io::ioctl_fionbio(listener, true)?)
 }
 
-/// Binds to a path below a new directory that others may pass, but not list; and by a name that tells
-/// nobody of it who looks at the sockets of this machine (`/proc/net/unix`).
+/// Binds to a path below a new directory that others may pass, but not list; and by a name that
+/// tells nobody of it who looks at the sockets of this machine (`/proc/net/unix`).
 fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     let (Some(secret), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL.into());

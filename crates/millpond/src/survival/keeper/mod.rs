@@ -8,16 +8,16 @@
 //! keeper` is one, and [`Server`] is for a parent that is there anyway. What kills the keeper, too
 //! (the machine, a container as a whole), is not survived.
 //!
-//! It serves processes of its own user, which may change to another user once their engine is built,
-//! and takes nothing from others. It writes through the very descriptors that it is given, and to
-//! files only, of file systems that are known to hold such: so a client can do nothing by it that it
-//! could not do itself. A slow file system is waited for by those alone who use it.
+//! It serves processes of its own user, which may change to another user once their engine is
+//! built, and takes nothing from others. It writes through the very descriptors that it is given,
+//! and to files only, of file systems that are known to hold such: so a client can do nothing by it
+//! that it could not do itself. A slow file system is waited for by those alone who use it.
 //!
-//! What it can't write, and what it must not write, as somebody else has changed the file meanwhile, it
-//! keeps in a rescue file, which the report names ([`restore`], `millpond rescue`).
+//! What it can't write, and what it must not write, as somebody else has changed the file
+//! meanwhile, it keeps in a rescue file, which the report names ([`restore`], `millpond rescue`).
 //!
-//! Who opens a file through Millpond waits until what a dead process left of it is written. The keeper
-//! of another network name space (of another container, mostly) is not known to it.
+//! Who opens a file through Millpond waits until what a dead process left of it is written. The
+//! keeper of another network name space (of another container, mostly) is not known to it.
 //!
 //! ```no_run
 //! use millpond::{Engine, keeper};
@@ -75,13 +75,14 @@ pub use server::{Server, Stopper};
 use crate::survival::mark;
 pub use crate::survival::wire::Address;
 
-/// Waits until no keeper has pages of a dead process left to write to the file; [`crate::Engine::open`]
-/// does so itself. This is for who must not wait inside of it, or reads the file past the engine.
+/// Waits until no keeper has pages of a dead process left to write to the file;
+/// [`crate::Engine::open`] does so itself. This is for who must not wait inside of it, or reads the
+/// file past the engine.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::ResourceBusy`] where a keeper still writes after `patience`; what the kernel says,
-/// if it can't be asked.
+/// [`io::ErrorKind::ResourceBusy`] where a keeper still writes after `patience`; what the kernel
+/// says, if it can't be asked.
 pub fn await_written(file: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
     mark::await_written(&rustix::fs::fstat(file)?, patience)
 }

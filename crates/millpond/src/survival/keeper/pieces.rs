@@ -24,15 +24,15 @@ pub(super) fn count_pages(pieces: &[Piece], page_shift: u32) -> u64 {
     pages.len() as u64
 }
 
-/// What of the pages is written (R2).
+/// What of the pages is written (replay.R2).
 pub(super) struct Clip {
     pub(super) size: u64,
     pub(super) hole: Range<u64>,
 }
 
 impl Clip {
-    /// What of the pages is to be written, in the file's order; and whether some can't be of a file, or
-    /// their frames not of the mapping.
+    /// What of the pages is to be written, in the file's order; and whether some can't be of a
+    /// file, or their frames not of the mapping.
     pub(super) fn pieces(
         &self,
         pages: &[DirtyPage],

@@ -154,8 +154,8 @@ fn live(server: Server) -> io::Result<()> {
     served
 }
 
-/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a terminal
-/// that is stopped keeps it waiting. If nobody reads, that is no reason to die.
+/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a
+/// terminal that is stopped keeps it waiting. If nobody reads, that is no reason to die.
 fn say(report: &Report) {
     let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }

@@ -11,23 +11,23 @@
 //! - **R1** Before the first write, direct I/O that the dead process left in flight is waited for:
 //!   it could land after ours. `fsync` does not wait for it; `fallocate` does, on ext4, XFS and
 //!   btrfs, as it takes the inode's lock and waits for direct I/O under it. Where a file system has
-//!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as
-//!   shrinking must not overtake direct I/O either; that is done only where nobody else can have the
-//!   file open, and is not known of every file system, so the report says [`FileReport::drained`] is
+//!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as shrinking
+//!   must not overtake direct I/O either; that is done only where nobody else can have the file
+//!   open, and is not known of every file system, so the report says [`FileReport::drained`] is
 //!   false.
 //! - **R2** Nothing is written at or beyond the size, or where the intent removed bytes.
 //! - **R3** An intent that can't be redone did not happen: what it would remove is written.
-//! - **R4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost what
-//!   it covered: all of it is written again, from the frames, before the next one.
-//! - **R5** Before each change it is looked whether somebody else has changed the file since the dead
-//!   process did (`target`, T2). If so nothing more is changed: which bytes are right is not ours to
-//!   say.
-//! - **R6** The file is cut only if it is no longer than the dead process's own changes can have made
-//!   it (`changes`). What is beyond is somebody else's.
-//! - **R7** What was dirty and is not in the file for certain goes to a rescue file, before its frames
-//!   are given up.
-//! - **R8** Space that was reserved beyond the size is given back only where nobody else can have the
-//!   file open: not every file system has a way that could not cut what others append meanwhile
+//! - **R4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost
+//!   what it covered: all of it is written again, from the frames, before the next one.
+//! - **R5** Before each change it is looked whether somebody else has changed the file since the
+//!   dead process did (target.T2). If so nothing more is changed: which bytes are right is not ours
+//!   to say.
+//! - **R6** The file is cut only if it is no longer than the dead process's own changes can have
+//!   made it (`changes`). What is beyond is somebody else's.
+//! - **R7** What was dirty and is not in the file for certain goes to a rescue file, before its
+//!   frames are given up.
+//! - **R8** Space that was reserved beyond the size is given back only where nobody else can have
+//!   the file open: not every file system has a way that could not cut what others append meanwhile
 //!   (ext4 has none). Else it stays until the file's next last close.
 //!
 //! Files of one device are done one after the other, and those of another do not wait for them.
@@ -65,8 +65,8 @@ pub(super) struct Dead {
     pub(super) patience: Duration,
 }
 
-/// Writes what is dirty in the memory of a dead process to the files. What is told of a file comes when
-/// all are done, or more than once, where a device takes very long.
+/// Writes what is dirty in the memory of a dead process to the files. What is told of a file comes
+/// when all are done, or more than once, where a device takes very long.
 pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<FileReport>)) {
     let mut dirty = DirtyPages::default();
     let read = || -> io::Result<Vec<OpWords>> {
@@ -162,7 +162,7 @@ impl Replay<'_> {
                 return Some(report);
             }
         };
-        // K6.
+        // survival.K6.
         if entry.life != file.slot.used() {
             return None;
         }

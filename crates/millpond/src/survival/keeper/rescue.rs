@@ -15,9 +15,9 @@
 //!   end                          without it, the rescue file is not whole
 //! ```
 //!
-//! It lies beside the file where that directory is the user's own, else where the user's programs keep
-//! their state, else in the first that has room of `$XDG_RUNTIME_DIR`, `/var/tmp` and `/dev/shm` (memory).
-//! Nobody but its owner may read it.
+//! It lies beside the file where that directory is the user's own, else where the user's programs
+//! keep their state, else in the first that has room of `$XDG_RUNTIME_DIR`, `/var/tmp` and
+//! `/dev/shm` (memory). Nobody but its owner may read it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};

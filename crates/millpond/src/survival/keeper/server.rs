@@ -109,8 +109,8 @@ impl Server {
     /// report comes for each engine whose process died, and for each that ended with files still
     /// handed over.
     ///
-    /// `on_report` is called by the thread that serves, and nobody is served meanwhile: it should not wait
-    /// for anybody, and must not open files that programs have with this keeper.
+    /// `on_report` is called by the thread that serves, and nobody is served meanwhile: it should
+    /// not wait for anybody, and must not open files that programs have with this keeper.
     ///
     /// Signals of the process do not concern it, but for SIGXFSZ: a process with a file size limit
     /// should ignore that one.

@@ -1,10 +1,10 @@
 //! A file that a process handed over, as the keeper writes it: whether it may, and how.
 //!
-//! - **T1** The file is written through the description that was handed over, and no other: so with no
-//!   more right than its sender had. Only on file systems that are known to hold files ([`Medium`]):
-//!   those of a pseudo file system do things when they are written.
-//! - **T2** Nothing is written, cut or given back unless nobody else can have changed the file since
-//!   the dead process did, or else it is not known to be so ([`Target::check`]):
+//! - **T1** The file is written through the description that was handed over, and no other: so with
+//!   no more right than its sender had. Only on file systems that are known to hold files
+//!   ([`Medium`]): those of a pseudo file system do things when they are written.
+//! - **T2** Nothing is written, cut or given back unless nobody else can have changed the file
+//!   since the dead process did, or else it is not known to be so ([`Target::check`]):
 //!
 //! | the keeper's description has           | somebody else has changed the file              |
 //! |----------------------------------------|-------------------------------------------------|
@@ -12,14 +12,15 @@
 //! | none; no change was in flight          | if its times are not those after the last one   |
 //! | none; a change was in flight           | if its times are not those of when it was noted |
 //!
-//! The lease is the program's own (`millpond run`), or one that the keeper takes when the program is
-//! dead. Between a look at the times and the write that follows lie microseconds in which somebody
-//! without a lease in his way is not seen; nor is who writes between a kill in the middle of a
-//! write-back and the moment at which the keeper notes the times, which is as soon as it runs. Children
-//! of the program that were forked have the same description, and no lease keeps them out.
+//! The lease is the program's own (`millpond run`), or one that the keeper takes when the program
+//! is dead. Between a look at the times and the write that follows lie microseconds in which
+//! somebody without a lease in his way is not seen; nor is who writes between a kill in the middle
+//! of a write-back and the moment at which the keeper notes the times, which is as soon as it runs.
+//! Children of the program that were forked have the same description, and no lease keeps them out.
 //!
-//! The times are what the file system says. One that says another time for nothing, as one of another
-//! machine may, has the keeper take the bytes for somebody else's, and keep its own in a rescue file.
+//! The times are what the file system says. One that says another time for nothing, as one of
+//! another machine may, has the keeper take the bytes for somebody else's, and keep its own in a
+//! rescue file.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -57,7 +58,8 @@ pub(super) enum Medium {
 }
 
 impl Medium {
-    /// By the magic numbers of statfs(2). What is in neither list is not kept: its writes go through.
+    /// By the magic numbers of statfs(2). What is in neither list is not kept: its writes go
+    /// through.
     fn of(magic: u64) -> Option<Medium> {
         const LOCAL: [u64; 17] = [
             0xEF53,      // ext2, ext3, ext4
@@ -164,8 +166,8 @@ impl Adopted {
         Ok(Adopted { slot, device, inode, page_shift, target, noted: None, mark: None })
     }
 
-    /// Its process is dead: whoever changes the file from now on is somebody else (T2). Asks no other
-    /// machine.
+    /// Its process is dead: whoever changes the file from now on is somebody else (T2). Asks no
+    /// other machine.
     pub(super) fn note(&mut self) {
         if self.target.medium == Medium::Local {
             self.noted = self.target.stamp().ok();
@@ -245,8 +247,8 @@ struct OwnerEx {
 }
 
 impl<'a> Lease<'a> {
-    /// Takes one if there is none. It fails if somebody else has the file open, who is not the file's
-    /// owner needs a capability, and not all file systems have leases.
+    /// Takes one if there is none. It fails if somebody else has the file open, who is not the
+    /// file's owner needs a capability, and not all file systems have leases.
     fn take(fd: &'a OwnedFd) -> Lease<'a> {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
@@ -257,8 +259,8 @@ impl<'a> Lease<'a> {
         {
             return lease;
         }
-        // Who wants to open the file waits for the lease, and the kernel tells its owner by SIGIO. The
-        // owner is this thread, which does not take the signal.
+        // Who wants to open the file waits for the lease, and the kernel tells its owner by SIGIO.
+        // The owner is this thread, which does not take the signal.
         let owner =
             OwnerEx { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
         let mut before = MaybeUninit::uninit();
@@ -389,7 +391,7 @@ impl Writer<'_> {
         outcome
     }
 
-    /// R1 of `replay`; false where it can't be sure.
+    /// replay.R1; false where it can't be sure.
     pub(super) fn drain(&mut self) -> bool {
         let drained = retry_on_intr(|| {
             let block = UNIT_BYTES as u64;
