@@ -41,8 +41,8 @@
 //! - **W9** Single flight: one thread makes an EMPTY page FILLING, and it alone ends that.
 //!
 //! *Labels.* A rule is cited by the module that states it, its file or folder, and its label:
-//! `page.W1` (W5 is `write`'s, W8 `frame`'s). In the module itself the label is enough.
-//! `crates/checks` looks after that.
+//! `page.W1` (write.W5 and frame.W8 go on with this series). In the module itself the label is
+//! enough. `crates/checks` looks after that.
 //!
 //! Versions wrap around: see `epoch`.
 //!
