@@ -12,9 +12,10 @@ use crate::cache::pin::Retiring;
 use crate::cache::step;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FrameIndex, UNIT_SHIFT};
 
-/// Below this limit no memory is committed ahead of its use.
+/// Below this limit, a chunk for each class, no memory is committed ahead of its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
-/// The same for leaves of page tables.
+/// The same for leaves of page tables, where a chunk of them is little: it maps 1 GiB of small
+/// pages.
 const HUGE_LEAVES_LIMIT_BYTES_MIN: u64 = 128 << 20;
 
 impl Frames {

@@ -60,10 +60,10 @@ const LOOKS_MAX: u64 = 64;
 /// Of one go: each queue, the young one for once more, and the page that goes then.
 #[cfg(test)]
 pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 4 * LOOKS_MAX + 1;
-/// So many of those kept by write-back make the queue rest (E2).
+/// So many of those kept by write-back, half of a go's, make the queue rest (E2).
 const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
-/// For so many evictions.
-const REST: u32 = 64;
+/// For so many evictions: looks in vain are half a look for each of them, then.
+const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 
 const QUEUE: u32 = 0b11;
 const PREFETCHED: u32 = 1 << 2;
@@ -333,7 +333,7 @@ impl Queues {
         if gone {
             self.ask_for_head(frames, name);
         } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
-            self.rests[name as usize] = REST;
+            self.rests[name as usize] = REST_EVICTIONS;
         }
         gone
     }

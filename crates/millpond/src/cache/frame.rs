@@ -59,6 +59,7 @@ use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, UNIT_BYTES, UNIT_SHIFT}
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
 /// The five sets of a file whose dirty pages are in one leaf: see `pageset`.
 const SPARE_BYTES_MIN: u64 = 512;
+/// From a limit of 64 MiB on: sets with about a thousand leaves, 2 GiB of small pages.
 const SPARE_BYTES_MAX: u64 = 256 << 10;
 /// The tags of frame 0, which is none (Fork).
 const MARK: u32 = 1;

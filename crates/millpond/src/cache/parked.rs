@@ -33,6 +33,7 @@ use smallvec::SmallVec;
 use crate::cache::page::{PageWord, Sleepers, State, Word};
 use crate::sync::{Mutex, fence};
 
+/// More than threads are at it at once, as a rule.
 #[cfg(not(loom))]
 const BUCKETS: usize = 64;
 #[cfg(loom)]

@@ -16,17 +16,17 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use crate::cache::frame::FrameIndex;
 use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
-use crate::survival::{FileSlot, Intent, Survival};
+use crate::survival::{EntryUse, Intent, Survival};
 
 impl CachedFile {
     fn survival(&self) -> Option<&Survival> {
         self.cache().frames.survival().map(Arc::as_ref)
     }
 
-    fn kept(&self) -> Option<(&Survival, FileSlot)> {
+    fn kept(&self) -> Option<(&Survival, EntryUse)> {
         let survival = self.survival()?;
         let word = self.kept.slot.load(Acquire);
-        (word != 0).then(|| (survival, FileSlot::from_word(word)))
+        (word != 0).then(|| (survival, EntryUse::from_word(word)))
     }
 
     /// Whether pages of the file survive this process from now on, as far as the engine wants that.

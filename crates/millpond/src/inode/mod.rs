@@ -45,7 +45,7 @@ use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::options::WriteMode;
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
-use crate::survival::changes::Told;
+use crate::survival::changes::ToldFile;
 use crate::workers::Workers;
 use crate::writeback::{Flusher, Writeback, untold};
 
@@ -178,7 +178,7 @@ impl CachedFile {
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         let kept = Kept::default();
         let backing = match shared.cache.frames.survival() {
-            Some(survival) => Arc::new(Told::new(backing, &kept.changes, survival)),
+            Some(survival) => Arc::new(ToldFile::new(backing, &kept.changes, survival)),
             None => backing,
         };
         Ok(Arc::new_cyclic(|this| CachedFile {

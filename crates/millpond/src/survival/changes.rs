@@ -33,33 +33,33 @@ use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::survival::Survival;
-use crate::survival::layout::{ChangeWords, FileSlot, mtime_ns};
+use crate::survival::layout::{ChangeWords, EntryUse, mtime_ns};
 use crate::survival::tables::unbroken;
 
 /// The changes of one file that are in flight.
 #[derive(Default)]
 pub(crate) struct Changes {
-    state: Mutex<State>,
+    state: Mutex<InFlight>,
 }
 
 #[derive(Default)]
-struct State {
+struct InFlight {
     /// The file's entry, if it has one.
-    slot: Option<FileSlot>,
+    entry: Option<EntryUse>,
     in_flight: u64,
     reach: u64,
     is_reserved: bool,
     changed_ns: u64,
 }
 
-impl State {
+impl InFlight {
     fn words(&self) -> ChangeWords {
         ChangeWords::new(self.in_flight, self.is_reserved, self.changed_ns, self.reach)
     }
 
     /// C2. Where the file can't be asked, a change stays in flight, for the keeper.
     fn settle(&mut self, survival: &Survival, fd: Option<BorrowedFd<'_>>) {
-        let Some(slot) = self.slot else { return };
+        let Some(entry) = self.entry else { return };
         let mut words = self.words();
         if self.in_flight == 0 {
             match fd.map(rustix::fs::fstat) {
@@ -68,7 +68,7 @@ impl State {
             }
             words.changed_ns = self.changed_ns;
         }
-        let _ = survival.tables().try_end_change(slot, words, unbroken);
+        let _ = survival.tables().try_end_change(entry, words, unbroken);
     }
 }
 
@@ -78,8 +78,8 @@ impl Changes {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.in_flight += 1;
         state.reach = state.reach.max(reach);
-        if let Some(slot) = state.slot {
-            let _ = survival.tables().try_begin_change(slot, state.words(), unbroken);
+        if let Some(entry) = state.entry {
+            let _ = survival.tables().try_begin_change(entry, state.words(), unbroken);
         }
     }
 
@@ -102,32 +102,32 @@ impl Changes {
     }
 
     /// The file has an entry now; its changes are told there.
-    pub(crate) fn enter(&self, survival: &Survival, slot: FileSlot, fd: BorrowedFd<'_>) {
+    pub(crate) fn enter(&self, survival: &Survival, entry: EntryUse, fd: BorrowedFd<'_>) {
         let mut state = self.state.lock().expect("no panic under the lock");
-        state.slot = Some(slot);
+        state.entry = Some(entry);
         state.settle(survival, Some(fd));
     }
 
     /// It has none any more.
     pub(crate) fn leave(&self) {
-        self.state.lock().expect("no panic under the lock").slot = None;
+        self.state.lock().expect("no panic under the lock").entry = None;
     }
 }
 
 /// A backing file whose changes are told.
-pub(crate) struct Told {
+pub(crate) struct ToldFile {
     inner: Arc<dyn BackingFile>,
     changes: Arc<Changes>,
     survival: Weak<Survival>,
 }
 
-impl Told {
+impl ToldFile {
     pub(crate) fn new(
         inner: Arc<dyn BackingFile>,
         changes: &Arc<Changes>,
         survival: &Arc<Survival>,
-    ) -> Told {
-        Told { inner, changes: Arc::clone(changes), survival: Arc::downgrade(survival) }
+    ) -> ToldFile {
+        ToldFile { inner, changes: Arc::clone(changes), survival: Arc::downgrade(survival) }
     }
 
     fn change<R>(&self, reach: u64, act: impl FnOnce() -> R) -> R {
@@ -141,7 +141,7 @@ impl Told {
     }
 }
 
-impl BackingFile for Told {
+impl BackingFile for ToldFile {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         let writes = batch.iter().filter(|transfer| transfer.direction == Direction::Write);
         match writes.map(|transfer| transfer.offset + transfer.segments.left()).max() {

@@ -27,10 +27,10 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::process::{PidfdFlags, Resource};
 
-use crate::survival::layout::{FREE, FileSlot, Intent, Layout, OPS, RECORD_BYTES, boot_id};
+use crate::survival::layout::{EntryUse, FREE, Intent, Layout, OPS, RECORD_BYTES, boot_id};
 use crate::survival::life::Seen;
 use crate::survival::tables::{Tables, unbroken};
-use crate::survival::wire::{self, Address, Keeper, Request};
+use crate::survival::wire::{self, Address, KeeperRequest, Trust};
 use crate::sync::AtomicU64;
 use crate::units::{FrameIndex, PageIndex, UNIT_BYTES};
 
@@ -44,10 +44,10 @@ pub(crate) struct Survival {
     mapped: *mut u8,
     sequence: AtomicU64,
     /// Entries that are not in use, as the use before left them.
-    slots: Mutex<Vec<FileSlot>>,
+    unused_entries: Mutex<Vec<EntryUse>>,
     said_goodbye: AtomicBool,
     /// Who that is; `None` until it has answered.
-    keeper: Option<(Keeper, Seen)>,
+    keeper: Option<(Trust, Seen)>,
     /// The keeper was told that we are done.
     is_over: AtomicBool,
     /// It did not answer in time, and is not asked for anything more under a guard.
@@ -70,10 +70,10 @@ impl Survival {
         let own = rustix::process::getpid();
         let process = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
         let fds = [memory.as_fd(), process.as_fd()];
-        let answer = wire::ask(address, Keeper::Trusted, Request::Hello, &fds)?;
+        let answer = wire::ask(address, Trust::OurUser, KeeperRequest::Hello, &fds)?;
         let [life] = <[OwnedFd; 1]>::try_from(answer.fds).map_err(|_| Errno::PROTO)?;
         survival.id = answer.value;
-        survival.keeper = Some((Keeper::Known(answer.keeper), Seen::new(life)?));
+        survival.keeper = Some((Trust::Peer(answer.keeper), Seen::new(life)?));
         survival.said_goodbye = AtomicBool::new(false);
         Ok(survival)
     }
@@ -98,8 +98,8 @@ impl Survival {
             layout,
             mapped: mapped.cast(),
             sequence: AtomicU64::new(0),
-            slots: Mutex::new(
-                (0..layout.files).rev().map(|index| FileSlot { index, generation: 0 }).collect(),
+            unused_entries: Mutex::new(
+                (0..layout.files).rev().map(|index| EntryUse { index, generation: 0 }).collect(),
             ),
             said_goodbye: AtomicBool::new(true),
             keeper: None,
@@ -133,7 +133,7 @@ impl Survival {
     }
 
     /// Asks the keeper, if it is still the one that we know.
-    fn ask(&self, request: Request, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
+    fn ask(&self, request: KeeperRequest, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
         let (keeper, _) = self.keeper.as_ref().ok_or(Errno::NOTCONN)?;
         let outcome = wire::ask(&self.address, *keeper, request, fds);
         if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ETIMEDOUT)) {
@@ -219,20 +219,20 @@ impl Survival {
         inode: u64,
         size: u64,
         page_shift: u32,
-    ) -> io::Result<FileSlot> {
+    ) -> io::Result<EntryUse> {
         if !self.has_keeper() || self.is_silent.load(Relaxed) {
             return Err(Errno::NOTCONN.into());
         }
-        let unused = self.slots.lock().expect("no panic under the lock").pop();
-        let mut slot = unused.ok_or(Errno::NFILE)?;
-        slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
-        self.tables().open_entry(slot, size);
-        let request = Request::Adopt { mapping: self.id, slot, device, inode, page_shift };
+        let unused = self.unused_entries.lock().expect("no panic under the lock").pop();
+        let mut entry = unused.ok_or(Errno::NFILE)?;
+        entry.generation = (entry.generation + 1) & (u32::MAX >> 1);
+        self.tables().open_entry(entry, size);
+        let request = KeeperRequest::Adopt { mapping: self.id, entry, device, inode, page_shift };
         match self.ask(request, &[fd]) {
-            Ok(_) => Ok(slot),
+            Ok(_) => Ok(entry),
             Err(error) => {
-                self.tables().close_entry(slot);
-                self.slots.lock().expect("no panic under the lock").push(slot);
+                self.tables().close_entry(entry);
+                self.unused_entries.lock().expect("no panic under the lock").push(entry);
                 Err(error)
             }
         }
@@ -240,34 +240,34 @@ impl Survival {
 
     /// Nothing of the file is dirty any more: the keeper drops its descriptor, so that no writable
     /// one is left after the last close. Blocks until it has.
-    pub(crate) fn forget(&self, slot: FileSlot) {
+    pub(crate) fn forget(&self, entry: EntryUse) {
         // survival.K6.
-        self.tables().close_entry(slot);
-        let request = Request::Forget { mapping: self.id, slot };
+        self.tables().close_entry(entry);
+        let request = KeeperRequest::Forget { mapping: self.id, entry };
         // A keeper that is dead has no descriptors any more. One that does not answer keeps them
         // until it goes on, but makes nothing of them (survival.K6).
         if !self.is_silent.load(Relaxed) {
             let _ = self.ask(request, &[]);
         }
-        self.slots.lock().expect("no panic under the lock").push(slot);
+        self.unused_entries.lock().expect("no panic under the lock").push(entry);
     }
 
     /// The file has this size from now on. Caller: exclusive guard to the end of the file
     /// (survival.K5).
-    pub(crate) fn set_size(&self, slot: FileSlot, size: u64) {
-        let _ = self.tables().try_set_size(slot, size, unbroken);
+    pub(crate) fn set_size(&self, entry: EntryUse, size: u64) {
+        let _ = self.tables().try_set_size(entry, size, unbroken);
     }
 
     /// Records what is about to be done to the file below the cache, before the back end is told.
     /// One at a time per file (survival.K5).
-    pub(crate) fn set_intent(&self, slot: FileSlot, intent: Intent) {
-        let _ = self.tables().try_set_intent(slot, intent, unbroken);
+    pub(crate) fn set_intent(&self, entry: EntryUse, intent: Intent) {
+        let _ = self.tables().try_set_intent(entry, intent, unbroken);
     }
 
     /// The intended operation is done, in the tables too (size set, pages that went cleaned); or
     /// it failed and did nothing.
-    pub(crate) fn clear_intent(&self, slot: FileSlot) {
-        let _ = self.tables().try_clear_intent(slot, unbroken);
+    pub(crate) fn clear_intent(&self, entry: EntryUse) {
+        let _ = self.tables().try_clear_intent(entry, unbroken);
     }
 
     /// Makes complete new contents of pages (frames not yet visible to anybody), and a new size if
@@ -282,11 +282,11 @@ impl Survival {
     #[inline]
     pub(crate) fn commit(
         &self,
-        slot: FileSlot,
+        entry: EntryUse,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
     ) {
-        let _ = self.tables().try_commit(slot, pages, size, unbroken);
+        let _ = self.tables().try_commit(entry, pages, size, unbroken);
     }
 
     /// The back end acknowledged the frame's bytes, or its page was dropped for good, or a newer
@@ -318,7 +318,7 @@ impl Survival {
         if self.is_over.swap(true, Relaxed) {
             return;
         }
-        let _ = self.ask(Request::Goodbye { mapping: self.id }, &[]);
+        let _ = self.ask(KeeperRequest::Goodbye { mapping: self.id }, &[]);
     }
 }
 

@@ -39,9 +39,9 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::survival::wire;
 
-/// Connections that wait for one file to be written.
+/// Connections that wait for one file to be written; who comes then tries again.
 const BACKLOG: i32 = 256;
-/// How long an open waits for a keeper.
+/// How long an open waits for a keeper: longer than the kernel lets one wait for a lease (45 s).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 

@@ -138,5 +138,5 @@ mod sigkill_tests;
 mod tests;
 
 pub(crate) use client::Survival;
-pub(crate) use layout::{FileSlot, Intent};
+pub(crate) use layout::{EntryUse, Intent};
 pub(crate) use wire::Address;

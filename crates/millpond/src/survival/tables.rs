@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::survival::layout::{
-    ChangeWords, DIRTY, FREE, FileSlot, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse,
+    ChangeWords, DIRTY, EntryUse, FREE, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse,
 };
 use crate::sync::AtomicU64;
 use crate::units::{FrameIndex, PageIndex};
@@ -73,7 +73,7 @@ impl<'a> Tables<'a> {
     #[inline]
     pub(crate) fn try_commit(
         self,
-        file: FileSlot,
+        file: EntryUse,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
         mut step: impl Steps,
@@ -95,7 +95,7 @@ impl<'a> Tables<'a> {
 
     fn commit_by_op(
         self,
-        file: FileSlot,
+        file: EntryUse,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
         sequence: u64,
@@ -158,7 +158,7 @@ impl<'a> Tables<'a> {
     #[inline]
     fn describe(
         self,
-        file: FileSlot,
+        file: EntryUse,
         page: PageIndex,
         frame: FrameIndex,
         sequence: u64,
@@ -197,7 +197,7 @@ impl<'a> Tables<'a> {
 
     pub(crate) fn try_set_size(
         self,
-        file: FileSlot,
+        file: EntryUse,
         size: u64,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -209,7 +209,7 @@ impl<'a> Tables<'a> {
 
     pub(crate) fn try_set_intent(
         self,
-        file: FileSlot,
+        file: EntryUse,
         intent: Intent,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -227,7 +227,7 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    pub(crate) fn try_clear_intent(self, file: FileSlot, mut step: impl Steps) -> Option<()> {
+    pub(crate) fn try_clear_intent(self, file: EntryUse, mut step: impl Steps) -> Option<()> {
         step()?;
         // Release: the size and the records that the operation left are stored before.
         self.files[file.index as usize].intent[0].store(INTENT_NONE, Release);
@@ -237,7 +237,7 @@ impl<'a> Tables<'a> {
     /// Says that a change of the file below the cache begins: before the back end is told of it.
     pub(crate) fn try_begin_change(
         self,
-        file: FileSlot,
+        file: EntryUse,
         changes: ChangeWords,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -254,7 +254,7 @@ impl<'a> Tables<'a> {
     /// Says that a change is over, and the file as `changes` has it.
     pub(crate) fn try_end_change(
         self,
-        file: FileSlot,
+        file: EntryUse,
         changes: ChangeWords,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -271,7 +271,7 @@ impl<'a> Tables<'a> {
 
     /// Sets up the entry of a file; the caller then hands the file to the keeper (survival.K6). A
     /// change is taken to be in flight, until the first that ends.
-    pub(crate) fn open_entry(self, file: FileSlot, size: u64) {
+    pub(crate) fn open_entry(self, file: EntryUse, size: u64) {
         let entry = &self.files[file.index as usize];
         let [state, changed, reach] = &entry.changes;
         entry.intent[0].store(INTENT_NONE, Relaxed);
@@ -283,7 +283,7 @@ impl<'a> Tables<'a> {
         entry.life.store(file.used(), Release);
     }
 
-    pub(crate) fn close_entry(self, file: FileSlot) {
+    pub(crate) fn close_entry(self, file: EntryUse) {
         self.files[file.index as usize].life.store(file.unused(), Release);
     }
 }

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::retry_on_intr;
 
 use crate::io::backend::spawn as spawn_thread;
-use crate::survival::keeper::clients::{Client, Connection, Keeper, Told};
+use crate::survival::keeper::clients::{Client, Connection, Keeper, Message};
 use crate::survival::keeper::replay::{Dead, replay};
 use crate::survival::keeper::report::{FileReport, Report};
 use crate::survival::keeper::target::Adopted;
@@ -57,7 +57,7 @@ impl Keeper {
                 replay(dead, files, |files| {
                     let report = Report { pid, goodbye: is_goodbye, files };
                     if let Some(report) = kept.replace(report) {
-                        teller.tell(Told::Buried { report, is_last: false, goodbye: None });
+                        teller.tell(Message::Buried { report, is_last: false, goodbye: None });
                     }
                 });
                 kept.expect("told at least once")
@@ -67,7 +67,7 @@ impl Keeper {
                 goodbye: is_goodbye,
                 files: lost.into_iter().map(FileReport::of_panic).collect(),
             });
-            teller.tell(Told::Buried { report, is_last: true, goodbye });
+            teller.tell(Message::Buried { report, is_last: true, goodbye });
         };
         self.under_way += 1;
         match spawn_thread("millpond-bury", thread) {

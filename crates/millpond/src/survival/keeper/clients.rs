@@ -21,11 +21,12 @@ use crate::survival::keeper::memory::Memory;
 use crate::survival::keeper::report::Report;
 use crate::survival::keeper::target::{Adopted, Identity, Medium};
 use crate::survival::mark::Mark;
-use crate::survival::wire::{self, Peer, Request};
+use crate::survival::wire::{self, KeeperRequest, Peer};
 
-/// Connections whose request has not come yet; the oldest goes when there are more.
+/// Connections whose request has not come yet; the oldest goes when there are more. A quarter of
+/// the descriptors that a process has as a rule.
 const CONNECTIONS_MAX: usize = 256;
-/// Mounts that are remembered.
+/// Mounts that are remembered: more than a machine has, as a rule; then they are asked anew.
 const MEDIA_MAX: usize = 1024;
 
 /// A process that connected and has not asked yet. It is of our user, or a client.
@@ -59,7 +60,7 @@ impl Client {
 }
 
 /// What threads tell the one that serves.
-pub(super) enum Told {
+pub(super) enum Message {
     /// Of a client that is gone; it is the last that is told of it, if `is_last`.
     Buried {
         report: Report,
@@ -78,18 +79,18 @@ pub(super) enum Told {
 /// A request, and what came with it.
 pub(super) struct Asked {
     connection: Connection,
-    request: Request,
+    request: KeeperRequest,
     fds: Vec<OwnedFd>,
 }
 
 /// Has the main thread's poll return.
 pub(super) struct Teller {
-    send: Sender<Told>,
+    send: Sender<Message>,
     told: Arc<OwnedFd>,
 }
 
 impl Teller {
-    pub(super) fn tell(&self, told: Told) {
+    pub(super) fn tell(&self, told: Message) {
         let _ = self.send.send(told);
         let _ = rustix::io::write(&*self.told, &1u64.to_ne_bytes());
     }
@@ -103,8 +104,8 @@ pub(super) struct Keeper {
     life: Life,
     /// Threads that have not told yet.
     pub(super) under_way: usize,
-    send: Sender<Told>,
-    receive: Receiver<Told>,
+    send: Sender<Message>,
+    receive: Receiver<Message>,
     pub(super) told: Arc<OwnedFd>,
     /// The marks of files whose processes live (epoll), by number.
     pub(super) marks: OwnedFd,
@@ -175,7 +176,7 @@ impl Keeper {
     fn hang_up(&mut self, socket: OwnedFd) {
         self.apart(socket, |socket| {
             drop(socket);
-            Told::Done
+            Message::Done
         });
     }
 
@@ -200,14 +201,14 @@ impl Keeper {
         let Asked { connection, request, fds } = asked;
         let peer = connection.peer;
         match request {
-            Request::Hello => self.greet(connection, fds),
-            Request::Adopt { mapping, .. } => match self.client(peer, mapping) {
+            KeeperRequest::Hello => self.greet(connection, fds),
+            KeeperRequest::Adopt { mapping, .. } => match self.client(peer, mapping) {
                 Ok(_) => self.adopt(Asked { connection, request, fds }, None),
                 Err(error) => self.refuse(connection, fds, error),
             },
-            Request::Forget { mapping, slot } => {
+            KeeperRequest::Forget { mapping, entry } => {
                 let forgotten = self.client(peer, mapping).map(|client| {
-                    let is_it = |file: &mut Adopted| file.slot == slot;
+                    let is_it = |file: &mut Adopted| file.entry == entry;
                     client.files.extract_if(.., is_it).collect::<Vec<_>>()
                 });
                 match forgotten {
@@ -215,7 +216,7 @@ impl Keeper {
                     Err(error) => self.refuse(connection, fds, error),
                 }
             }
-            Request::Goodbye { mapping } => {
+            KeeperRequest::Goodbye { mapping } => {
                 match self.client(peer, mapping).map(|client| client.id) {
                     Ok(id) => self.bury(id, Some(connection), on_report),
                     Err(error) => self.refuse(connection, fds, error),
@@ -252,7 +253,9 @@ impl Keeper {
     /// by a thread of its own, unless it is known.
     fn adopt(&mut self, asked: Asked, medium: Option<Option<Medium>>) {
         let Asked { connection, request, fds } = asked;
-        let Request::Adopt { mapping, slot, device, inode, page_shift } = request else { return };
+        let KeeperRequest::Adopt { mapping, entry, device, inode, page_shift } = request else {
+            return;
+        };
         let [fd] = match <[OwnedFd; 1]>::try_from(fds) {
             Ok(one) => one,
             Err(fds) => return self.refuse(connection, fds, Errno::PROTO),
@@ -269,17 +272,17 @@ impl Keeper {
                 let asked = Asked { connection, request, fds: vec![fd] };
                 return self.apart(asked, move |asked| {
                     let medium = Medium::ask(&asked.fds[0]);
-                    Told::Medium { mount, medium, asked }
+                    Message::Medium { mount, medium, asked }
                 });
             }
         };
-        let adopted = match Adopted::new(fd, medium, slot, (device, inode), page_shift) {
+        let adopted = match Adopted::new(fd, medium, entry, (device, inode), page_shift) {
             Ok(adopted) => adopted,
             Err((fd, error)) => return self.refuse(connection, vec![fd], error),
         };
         let (peer, id) = (connection.peer, (device, inode));
         let marked = self.client(peer, mapping).and_then(|client| {
-            if slot.index >= client.memory.layout.files {
+            if entry.index >= client.memory.layout.files {
                 return Err(Errno::INVAL);
             }
             let known = client.files.iter().find(|file| (file.device, file.inode) == id);
@@ -294,7 +297,7 @@ impl Keeper {
             Ok(mark) => {
                 let client = self.client(peer, mapping).expect("asked just now");
                 // One file per entry: the keeper holds no more descriptors than there are entries.
-                let is_it = |file: &mut Adopted| file.slot.index == slot.index;
+                let is_it = |file: &mut Adopted| file.entry.index == entry.index;
                 let old: Vec<_> = client.files.extract_if(.., is_it).collect();
                 client.files.push(Adopted { mark: Some(mark), ..adopted });
                 self.part(connection, Vec::new(), old);
@@ -303,7 +306,7 @@ impl Keeper {
                 self.apart((connection, adopted), move |(connection, adopted)| {
                     drop(adopted);
                     connection.answer(Err(error.into()));
-                    Told::Done
+                    Message::Done
                 });
             }
         }
@@ -356,7 +359,7 @@ impl Keeper {
         self.apart((connection, fds), move |(connection, fds)| {
             connection.answer(Err(error.into()));
             drop(fds);
-            Told::Done
+            Message::Done
         });
     }
 
@@ -369,18 +372,22 @@ impl Keeper {
         self.apart((connection, fds, files), |(connection, fds, files)| {
             drop((fds, files));
             connection.answer(Ok(0));
-            Told::Done
+            Message::Done
         });
     }
 
     /// Has a thread do what may take as long as somebody else likes.
-    fn apart<T: Send + 'static>(&mut self, with: T, body: impl FnOnce(T) -> Told + Send + 'static) {
+    fn apart<T: Send + 'static>(
+        &mut self,
+        with: T,
+        body: impl FnOnce(T) -> Message + Send + 'static,
+    ) {
         let teller = self.teller();
         let (give, take) = channel();
         let thread = move || {
             if let Ok(with) = take.recv() {
                 let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(with)));
-                teller.tell(told.unwrap_or(Told::Done));
+                teller.tell(told.unwrap_or(Message::Done));
             }
         };
         self.under_way += 1;
@@ -399,8 +406,8 @@ impl Keeper {
         let _ = rustix::io::read(&*self.told, &mut [0; 8]);
         while let Ok(told) = self.receive.try_recv() {
             match told {
-                Told::Done => self.under_way -= 1,
-                Told::Medium { mount, medium, asked } => {
+                Message::Done => self.under_way -= 1,
+                Message::Medium { mount, medium, asked } => {
                     self.under_way -= 1;
                     match medium {
                         Ok(medium) => {
@@ -413,7 +420,7 @@ impl Keeper {
                         Err(_) => self.refuse(asked.connection, asked.fds, Errno::IO),
                     }
                 }
-                Told::Buried { report, is_last, goodbye } => {
+                Message::Buried { report, is_last, goodbye } => {
                     self.under_way -= usize::from(is_last);
                     if !report.goodbye || !report.files.is_empty() {
                         on_report(report);

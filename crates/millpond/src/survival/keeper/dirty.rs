@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::survival::layout::{FileEntryWords, FileSlot, OpWords, RecordWords};
+use crate::survival::layout::{EntryUse, FileEntryWords, OpWords, RecordWords};
 
 /// A dirty page: the frame, and the write sequence of its contents.
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ impl DirtyPages {
     }
 
     /// The latest contents of each page of `file`, by page.
-    pub(super) fn latest(&mut self, file: FileSlot) -> Vec<DirtyPage> {
+    pub(super) fn latest(&mut self, file: EntryUse) -> Vec<DirtyPage> {
         let mut pages = self.0.remove(&file.word()).unwrap_or_default();
         pages.sort_unstable_by_key(|dirty| (dirty.page, std::cmp::Reverse(dirty.sequence)));
         pages.dedup_by_key(|dirty| dirty.page);
@@ -34,6 +34,6 @@ impl DirtyPages {
 }
 
 /// The size of `file`, its entry and the op slots being as given.
-pub(super) fn size_of(file: FileSlot, entry: &FileEntryWords, ops: &[OpWords]) -> u64 {
+pub(super) fn size_of(file: EntryUse, entry: &FileEntryWords, ops: &[OpWords]) -> u64 {
     ops.iter().find_map(|op| op.size_of(file)).unwrap_or(entry.size)
 }

@@ -14,8 +14,7 @@ use rustix::net::SocketAddrUnix;
 
 use crate::survival::wire::{self, Address};
 
-/// Connections that wait to be accepted: more than programs that are likely to die, or to start, at
-/// once.
+/// Connections that wait to be accepted; the kernel has a limit of its own (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
 /// How directories of [`Address::unique`] begin: what lies below is not told to others.
 const UNIQUE: &str = "millpond-keeper-";

@@ -11,11 +11,11 @@ use loom::thread;
 
 use crate::cache::frame::FrameIndex;
 use crate::survival::keeper::dirty::{DirtyPages, size_of};
-use crate::survival::layout::{ChangeWords, FileEntryWords, FileSlot, OpWords, RecordWords};
+use crate::survival::layout::{ChangeWords, EntryUse, FileEntryWords, OpWords, RecordWords};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;
 
-const FILE: FileSlot = FileSlot { index: 0, generation: 1 };
+const FILE: EntryUse = EntryUse { index: 0, generation: 1 };
 /// More than a commit of two pages and a size has.
 const STEPS: usize = 17;
 

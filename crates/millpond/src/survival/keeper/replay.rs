@@ -87,7 +87,7 @@ pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<F
     };
     let mut devices: BTreeMap<u64, Vec<(Adopted, Vec<DirtyPage>)>> = BTreeMap::new();
     for file in files {
-        let pages = dirty.latest(file.slot);
+        let pages = dirty.latest(file.entry);
         devices.entry(file.device).or_default().push((file, pages));
     }
     let context = Arc::new((dead, ops));
@@ -155,7 +155,7 @@ impl Replay<'_> {
     /// `None` if the process did not have this file in its tables (any more).
     fn file(&mut self, file: &Adopted, pages: &[DirtyPage]) -> Option<FileReport> {
         let mut report = file.report();
-        let entry = match self.dead.memory.file_entry(file.slot.index) {
+        let entry = match self.dead.memory.file_entry(file.entry.index) {
             Ok(entry) => entry,
             Err(error) => {
                 report.failed("reading the dead process's tables, for", 0..u64::MAX, &error);
@@ -163,10 +163,10 @@ impl Replay<'_> {
             }
         };
         // survival.K6.
-        if entry.life != file.slot.used() {
+        if entry.life != file.entry.used() {
             return None;
         }
-        let size = size_of(file.slot, &entry, self.ops);
+        let size = size_of(file.entry, &entry, self.ops);
         let intent = Intent::from_words(entry.intent);
         if size > i64::MAX as u64 || intent.is_err() {
             let error = io::Error::from(io::ErrorKind::InvalidData);

@@ -37,7 +37,7 @@ use crate::survival::mark;
 const MAGIC: &str = "millpond rescue 1";
 /// Ours, where programs keep their state; it is made if need be.
 const STATE: &str = "millpond";
-/// Of a name, so that what is added fits.
+/// Of a name, so that what is added fits the 255 that a name may have.
 const NAME_BYTES_MAX: usize = 200;
 /// Longer lines are none of ours.
 const LINE_BYTES_MAX: u64 = 64 << 10;

@@ -33,7 +33,7 @@ use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
 use crate::survival::keeper::report::FileReport;
-use crate::survival::layout::{FileSlot, mtime_ns};
+use crate::survival::layout::{EntryUse, mtime_ns};
 use crate::survival::mark::Mark;
 use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
@@ -131,7 +131,7 @@ impl Identity {
 
 /// A file that a process handed over.
 pub(super) struct Adopted {
-    pub(super) slot: FileSlot,
+    pub(super) entry: EntryUse,
     pub(super) device: u64,
     pub(super) inode: u64,
     pub(super) page_shift: u32,
@@ -146,7 +146,7 @@ impl Adopted {
     pub(super) fn new(
         fd: OwnedFd,
         medium: Medium,
-        slot: FileSlot,
+        entry: EntryUse,
         id: (u64, u64),
         page_shift: u32,
     ) -> Result<Adopted, (OwnedFd, Errno)> {
@@ -163,7 +163,7 @@ impl Adopted {
         }
         let (device, inode) = id;
         let target = Target { fd, medium };
-        Ok(Adopted { slot, device, inode, page_shift, target, noted: None, mark: None })
+        Ok(Adopted { entry, device, inode, page_shift, target, noted: None, mark: None })
     }
 
     /// Its process is dead: whoever changes the file from now on is somebody else (T2). Asks no
