@@ -16,8 +16,6 @@
 //! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
 //!   the handle says so, served through a bounce buffer and counted.
 
-pub(crate) mod unattended;
-
 use std::io;
 
 use millpond_rangelock::Mode;

@@ -45,8 +45,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
-use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
+use crate::face::unattended;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::backend::uring::Driver;
 use crate::io::batch;
