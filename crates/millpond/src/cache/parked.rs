@@ -137,13 +137,18 @@ pub(crate) fn parking() -> &'static Parking {
     })
 }
 
-/// Wakes the tasks that wait for the page of `word`.
-#[cfg(not(loom))]
-pub(crate) fn wake(word: &PageWord) {
+/// What `found` finds of the table, after the page's state has ended.
+fn found_after_the_end<T>(found: impl FnOnce() -> Option<T>) -> Option<T> {
     // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees the
     // page's end, or this sees the table.
     fence(SeqCst);
-    if let Some(parking) = found() {
+    found()
+}
+
+/// Wakes the tasks that wait for the page of `word`.
+#[cfg(not(loom))]
+pub(crate) fn wake(word: &PageWord) {
+    if let Some(parking) = found_after_the_end(found) {
         parking.wake(std::ptr::from_ref(word).addr());
     }
 }
@@ -351,6 +356,35 @@ mod loom_tests {
             shared.0.leave(&parked);
             filler.join().unwrap();
             assert_eq!(std::sync::Arc::strong_count(&flag), 1, "a waker is left");
+        });
+    }
+
+    /// Goal: the first task of a process, which makes the table, is not missed by who ends the fill.
+    /// Method: a thread sleeps on the page already, so WAITERS tells nothing; the table is a flag.
+    #[test]
+    fn loom_the_first_task_is_not_missed() {
+        loom::model(|| {
+            let made = loom::sync::atomic::AtomicBool::new(false);
+            let shared = Arc::new((Parking::new(), PageWord::new(), made));
+            let word = &shared.1;
+            word.try_fill(FrameIndex(1)).unwrap();
+            assert!(word.arm(word.load()).is_some());
+            let filler = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (parking, word, made) = &*shared;
+                    let _ = word.finish_fill(FrameIndex(1), Shown::default());
+                    let found = || made.load(Acquire).then_some(parking);
+                    if let Some(parking) = found_after_the_end(found) {
+                        parking.wake(std::ptr::from_ref(word).addr());
+                    }
+                }
+            });
+            let flag = std::sync::Arc::<Flag>::default();
+            shared.2.store(true, Release);
+            let parked = shared.0.arm(word, &Waker::from(std::sync::Arc::clone(&flag)));
+            filler.join().unwrap();
+            assert_eq!(parked.is_some(), flag.0.load(SeqCst), "armed, and not woken");
         });
     }
 }
