@@ -116,6 +116,7 @@ static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
 fn found() -> Option<&'static Parking> {
     // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of a
     // task sees the table, as the task made it before.
+    // Argued: the model of the first task has a flag for this static, which it can't make anew.
     // SAFETY: tables are never freed.
     unsafe { PARKING.load(Acquire).as_ref() }
 }
@@ -124,6 +125,7 @@ fn found() -> Option<&'static Parking> {
 pub(crate) fn parking() -> &'static Parking {
     found().unwrap_or_else(|| {
         let fresh = Box::into_raw(Box::new(Parking::new()));
+        // Argued: see `found`.
         match PARKING.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
             // SAFETY: tables are never freed.
             Ok(_) => unsafe { &*fresh },
@@ -155,6 +157,7 @@ pub(crate) fn wake(word: &PageWord) {
 
 /// In a forked child: leaves the parent's table behind, whatever state its locks are in.
 pub(crate) fn forget_parent() {
+    // Argued: a child of fork has one thread.
     PARKING.store(std::ptr::null_mut(), Release);
 }
 

@@ -228,7 +228,9 @@ impl Flusher {
 
     pub(crate) fn notice(&self, dirty_bytes: u64) {
         let much = self.is_much(dirty_bytes);
-        // SeqCst: with the flusher's store and look, one of the two sees the other's.
+        // SeqCst: with the flusher's store and look, one of the two sees the other's. Argued: both are
+        // RMWs of one word. This one comes first, and the flusher's says so and has it look again; or
+        // second, and tells, under the lock that the flusher holds until it sleeps.
         if !self.awake.swap(true, SeqCst) || much {
             self.tell();
         }
@@ -373,6 +375,7 @@ impl Flusher {
         }
         let wait = match next {
             Some(at) => at.saturating_duration_since(Instant::now()),
+            // Argued: see `notice`.
             None if self.awake.swap(false, SeqCst) => {
                 // Something was dirtied since the last look, maybe after it, and maybe written back
                 // by a sync already: who does that a thousand times a second does not wake us.

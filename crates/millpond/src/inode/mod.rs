@@ -277,6 +277,7 @@ impl CachedFile {
         options: &OpenOptions,
     ) -> Result<Arc<CachedFile>> {
         static INODE: AtomicUsize = AtomicUsize::new(0);
+        // Argued: a number of its own, whatever the ordering.
         let inode = INODE.fetch_add(1, AcqRel) as u64;
         let id = FileId { device: u64::MAX, inode };
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
@@ -334,7 +335,7 @@ impl CachedFile {
     /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
     /// [`CachedFile::begin_through`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
-        // Acquire: the guard orders it; see `begin_through`.
+        // Acquire: the guard orders it; see `begin_through`. Argued: there.
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
@@ -343,7 +344,8 @@ impl CachedFile {
     /// others may change; and the flags of its descriptors are as they were given.
     pub(crate) fn begin_through(&self) -> Result<()> {
         // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
-        // and is waited for; who gets one later has.
+        // and is waited for; who gets one later has. Argued: the release of the guard that is asked for
+        // here comes after this, and before the next guard; no model has guards of the range lock.
         self.through.fetch_add(1, AcqRel);
         let settled = self.settle(true);
         self.backing.begin_plain();
@@ -351,7 +353,8 @@ impl CachedFile {
     }
 
     pub(crate) fn end_through(&self) {
-        // Release: what went past the cache meanwhile comes before writes that wait again.
+        // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
+        // guards under which both are done say so, too.
         self.through.fetch_sub(1, Release);
         self.backing.end_plain();
     }
@@ -400,6 +403,7 @@ impl CachedFile {
 
     /// Has writes go through for as long as the file is open.
     pub(crate) fn stay_through(&self) {
+        // Argued: as in `begin_through`.
         self.through.fetch_add(1, AcqRel);
     }
 

@@ -239,7 +239,8 @@ pub(crate) fn start_read<K: Send + 'static>(
         let moved = outcome.unwrap_or(0) as u64;
         let valid = ((frames.len() * page_bytes) as u64).min(run.size.saturating_sub(offset));
         if let Some(failed) = failed.filter(|_| moved < valid) {
-            // Release: pairs with the look of who is woken by the end of a fill.
+            // Release: pairs with the look of who is woken by the end of a fill. Argued: the words that
+            // end the fill after it are released, too, and the waker passes through a lock.
             failed.store(true, Release);
         }
         let _ = run.finish(&owner, frames.iter().copied(), moved, &mut |_| {});
