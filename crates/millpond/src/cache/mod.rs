@@ -46,6 +46,9 @@ mod loom_tests;
 mod loom_multi_tests;
 
 #[cfg(all(test, loom))]
+mod loom_pin_tests;
+
+#[cfg(all(test, loom))]
 mod loom_writeback_tests;
 
 use std::io;

@@ -120,7 +120,9 @@ static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
 
 fn found() -> Option<&'static Parking> {
     // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of
-    // a task sees the table, as the task made it before. SAFETY: tables are never freed.
+    // a task sees the table, as the task made it before.
+    // Argued: the model of the first task has a flag for this static, which it can't make anew.
+    // SAFETY: tables are never freed.
     unsafe { PARKING.load(Acquire).as_ref() }
 }
 
@@ -128,6 +130,7 @@ fn found() -> Option<&'static Parking> {
 pub(crate) fn parking() -> &'static Parking {
     found().unwrap_or_else(|| {
         let fresh = Box::into_raw(Box::new(Parking::new()));
+        // Argued: see `found`.
         match PARKING.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
             // SAFETY: tables are never freed.
             Ok(_) => unsafe { &*fresh },
@@ -139,6 +142,14 @@ pub(crate) fn parking() -> &'static Parking {
             }
         }
     })
+}
+
+/// What `found` finds of the table, after the page's state has ended.
+fn found_after_the_end<T>(found: impl FnOnce() -> Option<T>) -> Option<T> {
+    // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees
+    // the page's end, or this sees the table.
+    fence(SeqCst);
+    found()
 }
 
 impl PageWord {
@@ -155,10 +166,7 @@ impl PageWord {
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         if sleepers.any() {
             let _ = futex::wake(self.low_half(), futex::Flags::PRIVATE, i32::MAX as u32);
-            // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the
-            // task sees the page's end, or this sees the table.
-            fence(SeqCst);
-            if let Some(parking) = found() {
+            if let Some(parking) = found_after_the_end(found) {
                 parking.wake(std::ptr::from_ref(self).addr());
             }
         }
@@ -175,6 +183,7 @@ impl PageWord {
 
 /// In a forked child: leaves the parent's table behind, whatever state its locks are in.
 pub(crate) fn forget_parent() {
+    // Argued: a child of fork has one thread.
     PARKING.store(std::ptr::null_mut(), Release);
 }
 
@@ -378,6 +387,36 @@ mod loom_tests {
             shared.0.leave(&parked);
             filler.join().unwrap();
             assert_eq!(std::sync::Arc::strong_count(&flag), 1, "a waker is left");
+        });
+    }
+
+    /// Goal: the first task of a process, which makes the table, is not missed by who ends the
+    /// fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the table is a
+    /// flag.
+    #[test]
+    fn loom_the_first_task_is_not_missed() {
+        loom::model(|| {
+            let made = loom::sync::atomic::AtomicBool::new(false);
+            let shared = Arc::new((Parking::new(), PageWord::new(), made));
+            let word = &shared.1;
+            word.try_fill(FrameIndex(1)).unwrap();
+            assert!(word.arm(word.load()).is_some());
+            let filler = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (parking, word, made) = &*shared;
+                    let _ = word.finish_fill(FrameIndex(1), Shown::default());
+                    let found = || made.load(Acquire).then_some(parking);
+                    if let Some(parking) = found_after_the_end(found) {
+                        parking.wake(std::ptr::from_ref(word).addr());
+                    }
+                }
+            });
+            let flag = std::sync::Arc::<Flag>::default();
+            shared.2.store(true, Release);
+            let parked = shared.0.arm(word, &Waker::from(std::sync::Arc::clone(&flag)));
+            filler.join().unwrap();
+            assert_eq!(parked.is_some(), flag.0.load(SeqCst), "armed, and not woken");
         });
     }
 }

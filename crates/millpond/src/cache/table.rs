@@ -30,17 +30,16 @@
 //!
 //! Locks: none.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-
 use crate::cache::class::Class;
 use crate::cache::copy;
 use crate::cache::epoch::Epoch;
 use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::page::{PageWord, State, Word};
-use crate::cache::step::FileSize;
+use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
 pub(crate) use crate::units::PageIndex;
-use crate::units::{FRAME_BITS, FrameIndex, UNIT_BYTES, UNIT_SHIFT};
+#[cfg(not(loom))]
+use crate::units::UNIT_BYTES;
+use crate::units::{FRAME_BITS, FrameIndex, UNIT_SHIFT};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
@@ -49,7 +48,8 @@ const LINK_NODE_SHIFT: u32 = 8;
 const LINK_GUESS_SHIFT: u32 = LINK_NODE_SHIFT + FRAME_BITS;
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 
-const _: () = assert!(SLOTS * size_of::<AtomicU64>() == UNIT_BYTES);
+#[cfg(not(loom))]
+const _: () = assert!(SLOTS * size_of::<LinkSlot>() == UNIT_BYTES);
 
 /// What a cached read needs to know of a file. Lives in a slab of the frame reservation, so that
 /// its memory counts in the limit, and is not written by cached reads.
@@ -57,12 +57,12 @@ const _: () = assert!(SLOTS * size_of::<AtomicU64>() == UNIT_BYTES);
 pub(crate) struct FileCore {
     /// In bytes.
     pub(crate) size: FileSize,
-    root: AtomicU64,
+    root: LinkSlot,
     pub(crate) epoch: Epoch,
     pub(crate) page_shift: u32,
 }
 
-type Node = [AtomicU64; SLOTS];
+type Node = [LinkSlot; SLOTS];
 
 /// A link to a node: the root, or a slot of an inner node. 0 is none.
 #[derive(Clone, Copy)]
@@ -117,7 +117,7 @@ impl FileCore {
     pub(crate) fn new(size: u64, page_shift: u32) -> FileCore {
         FileCore {
             size: FileSize::new(size),
-            root: AtomicU64::new(0),
+            root: LinkSlot::new(0),
             epoch: Epoch::new(),
             page_shift,
         }
@@ -160,14 +160,13 @@ impl FileCore {
     /// The link to the leaf of `page`.
     #[inline]
     fn leaf_link(&self, frames: &Frames, page: PageIndex) -> Option<Link> {
-        let mut link = Link(self.root.load(Acquire));
+        let mut link = Link(self.root.follow());
         let levels = link.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
             return None;
         }
         for level in (1..levels).rev() {
-            // Acquire: pairs with the release that linked the child.
-            link = Link(slots(frames, link.node())?[slot_of(page, level)].load(Acquire));
+            link = Link(slots(frames, link.node())?[slot_of(page, level)].follow());
             if link.0 == 0 {
                 return None;
             }
@@ -218,7 +217,7 @@ impl FileCore {
             };
             while held.level > 0 {
                 let slot = &held.slots()[slot_of(page, held.level)];
-                let mut link = slot.load(Acquire);
+                let mut link = slot.follow();
                 if link == 0 {
                     if !create {
                         return Err(Unheld::Absent);
@@ -226,8 +225,7 @@ impl FileCore {
                     let class = if held.level == 1 { Class::LEAF } else { Class::INNER };
                     let new = alloc(source, class).ok_or(Unheld::NoMemory)?;
                     holds(held.node).hold_again();
-                    // Release: the zeroed node is visible to who follows the link.
-                    match slot.compare_exchange(0, Link::new(new, 0).0, AcqRel, Acquire) {
+                    match slot.try_link(0, Link::new(new, 0).0) {
                         Ok(_) => {
                             held.descend(new);
                             continue;
@@ -241,12 +239,10 @@ impl FileCore {
                     }
                 }
                 let child = Link(link).node();
-                if !holds(child).try_hold() {
+                let is_same = |now| Link(now).same_node(Link(link));
+                if !try_hold_linked(holds(child), slot, is_same) {
+                    // Somebody is about to unlink a dead node, or has done so.
                     std::thread::yield_now();
-                    continue 'restart;
-                }
-                if !Link(slot.load(Acquire)).same_node(Link(link)) {
-                    holds(child).unhold();
                     continue 'restart;
                 }
                 held.descend(child);
@@ -262,27 +258,15 @@ impl FileCore {
         page: PageIndex,
         create: bool,
     ) -> Result<Option<Held<'c>>, Unheld> {
-        let root = Link(self.root.load(Acquire));
+        let root = Link(self.root.follow());
         let levels = root.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
             return if create { self.try_grow(source, root, page) } else { Err(Unheld::Absent) };
         }
-        if !source.frames().meta(root.node()).pins.try_hold() {
-            return Ok(None);
-        }
-        let held = Held {
-            frames: source.frames(),
-            core: self,
-            node: root.node(),
-            level: levels - 1,
-            page,
-        };
-        // T2. Acquire: see `try_hold`.
-        if !Link(self.root.load(Acquire)).same_node(root) {
-            held.give_back();
-            return Ok(None);
-        }
-        Ok(Some(held))
+        let frames = source.frames();
+        let holds = &frames.meta(root.node()).pins;
+        let is_held = try_hold_linked(holds, &self.root, |now| Link(now).same_node(root));
+        Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
     }
 
     /// Puts a root on top of `root`, or makes the first one, high enough for `page`, and holds it.
@@ -304,11 +288,11 @@ impl FileCore {
         if children > 0 {
             // The old root may be dead already; then who killed it finds it here (`unlink`).
             let slot = &slots(frames, node).expect("allocated")[0];
-            slot.store(root.0 & !LEVELS, Relaxed);
+            slot.init(root.0 & !LEVELS);
             holds.hold_again();
         }
         let link = Link::new(node, u64::from(levels));
-        if self.root.compare_exchange(root.0, link.0, AcqRel, Relaxed).is_err() {
+        if self.root.try_link(root.0, link.0).is_err() {
             holds.bury(1 + children);
             frames.free(node, class);
             return Ok(None);
@@ -348,7 +332,7 @@ impl FileCore {
     /// The first page from `page` on that may have a leaf: `page` itself, or the start of a leaf.
     fn next_leaf(&self, frames: &Frames, mut page: PageIndex) -> Option<PageIndex> {
         'restart: loop {
-            let mut link = Link(self.root.load(Acquire));
+            let mut link = Link(self.root.follow());
             let levels = link.levels();
             if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
                 return None;
@@ -356,7 +340,7 @@ impl FileCore {
             for level in (1..levels).rev() {
                 // A node that was recycled under us may hold anything.
                 let Some(slots) = slots(frames, link.node()) else { continue 'restart };
-                link = Link(slots[slot_of(page, level)].load(Acquire));
+                link = Link(slots[slot_of(page, level)].follow());
                 if link.0 == 0 {
                     // Skip all that this slot stands for.
                     page = ((page >> (NODE_SHIFT * level)) + 1) << (NODE_SHIFT * level);
@@ -369,7 +353,7 @@ impl FileCore {
 
     /// Frees all nodes of a file that nobody uses any more and whose pages are all EMPTY.
     pub(crate) fn tear_down(&self, frames: &Frames) {
-        let root = Link(self.root.swap(0, AcqRel));
+        let root = Link(self.root.take());
         if root.levels() > 0 {
             bury(frames, root.node(), root.levels() - 1);
         }
@@ -380,7 +364,7 @@ fn bury(frames: &Frames, node: FrameIndex, level: u32) {
     let mut children = 0;
     if level > 0 {
         for slot in slots(frames, node).expect("linked") {
-            let link = slot.load(Relaxed);
+            let link = slot.peek();
             if link != 0 {
                 children += 1;
                 bury(frames, Link(link).node(), level - 1);
@@ -440,17 +424,11 @@ impl<'c> Held<'c> {
         self.level -= 1;
     }
 
-    /// Drops a hold that may be on a node which is not ours any more: never recycles.
-    fn give_back(self) {
-        self.frames.meta(self.node).pins.unhold();
-        std::mem::forget(self);
-    }
-
     /// The frame that `page` may have, or that waits for it: see "Guesses".
     pub(crate) fn guess(&self, page: PageIndex) -> FrameIndex {
-        let root = Link(self.core.root.load(Acquire));
+        let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
-        Link(link.load(Acquire)).guess(slot_of(page, 0), self.core.page_shift)
+        Link(link.follow()).guess(slot_of(page, 0), self.core.page_shift)
     }
 
     pub(crate) fn has_guess(&self) -> bool {
@@ -460,14 +438,14 @@ impl<'c> Held<'c> {
 
     /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".
     pub(crate) fn note_run(&self, page: PageIndex, frame: FrameIndex) {
-        let root = Link(self.core.root.load(Acquire));
+        let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
-        let seen = Link(link.load(Acquire));
+        let seen = Link(link.follow());
         let new = seen.guessing(slot_of(page, 0), self.core.page_shift, frame);
         // Our hold keeps the leaf linked. If the link changes meanwhile, by another note or as the
-        // root grows, this note is lost, no more. Relaxed: a guess orders nothing.
+        // root grows, this note is lost, no more.
         if seen.node() == self.node {
-            let _ = link.compare_exchange(seen.0, new.0, Relaxed, Relaxed);
+            link.note(seen.0, new.0);
         }
     }
 
@@ -475,15 +453,15 @@ impl<'c> Held<'c> {
     /// ours to drop, unless the node was the root.
     fn unlink(&self) -> Option<FrameIndex> {
         loop {
-            let root = self.core.root.load(Acquire);
+            let root = self.core.root.follow();
             if Link(root).node() != self.node {
                 let (parent, slot) = self.parent_slot();
-                debug_assert_eq!(Link(slot.load(Relaxed)).node(), self.node);
-                slot.store(0, Release);
+                debug_assert_eq!(Link(slot.peek()).node(), self.node);
+                slot.unlink();
                 return Some(parent);
             }
             // Fails if somebody puts another root on top.
-            if self.core.root.compare_exchange(root, 0, AcqRel, Relaxed).is_ok() {
+            if self.core.root.try_link(root, 0).is_ok() {
                 return None;
             }
         }
@@ -491,8 +469,8 @@ impl<'c> Held<'c> {
 
     /// Follows the links to the slot that names our node, which is linked and not the root; so all
     /// nodes above are held (T1).
-    fn parent_slot(&self) -> (FrameIndex, &'c AtomicU64) {
-        let root = Link(self.core.root.load(Acquire));
+    fn parent_slot(&self) -> (FrameIndex, &'c LinkSlot) {
+        let root = Link(self.core.root.follow());
         let mut node = root.node();
         let mut level = root.levels() - 1;
         loop {
@@ -501,7 +479,7 @@ impl<'c> Held<'c> {
             if level == self.level + 1 {
                 return (node, slot);
             }
-            node = Link(slot.load(Acquire)).node();
+            node = Link(slot.follow()).node();
             level -= 1;
         }
     }
@@ -544,7 +522,7 @@ fn alloc(source: &impl FrameSource, class: Class) -> Option<FrameIndex> {
     let node = source.take_frame(class)?;
     let frames = source.frames();
     for slot in slots(frames, node).expect("allocated") {
-        slot.store(0, Relaxed);
+        slot.init(0);
     }
     frames.meta(node).pins.revive();
     Some(node)

@@ -9,6 +9,11 @@
 //! Locks: `adopting`, under range guards; the keeper or the back end is asked under it, and no guard
 //! is waited for. It keeps a file from being adopted in the middle of a change that was not
 //! announced. Then `sizes`.
+//!
+//! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the
+//! whole file; who looks without those has a guard, and who does not see it looks again under
+//! `adopting`. Release and Acquire are for `kept` alone: what was stored in the tables for the
+//! place comes before. Guards and the keeper are in no model.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};

@@ -208,18 +208,20 @@ impl CachedFile {
     /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
     /// [`CachedFile::begin_through`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
-        // Acquire: the guard orders it; see `begin_through`.
+        // Acquire: the guard orders it; see `begin_through`. Argued: there.
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
     pub(crate) fn end_through(&self) {
-        // Release: what went past the cache meanwhile comes before writes that wait again.
+        // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
+        // guards under which both are done say so, too.
         self.through.fetch_sub(1, Release);
         self.backing.end_plain();
     }
 
     /// Has writes go through for as long as the file is open.
     pub(crate) fn stay_through(&self) {
+        // Argued: as in `begin_through`.
         self.through.fetch_add(1, AcqRel);
     }
 
@@ -227,8 +229,6 @@ impl CachedFile {
         &self.shared.cache
     }
 
-    /// The page of byte `offset`.
-    #[inline]
     /// Notes a transition of a page.
     pub(crate) fn note(&self, change: Change) {
         let page_bytes = self.core().page_bytes();
@@ -236,6 +236,8 @@ impl CachedFile {
         self.cache().ledger.note(change, page_bytes);
     }
 
+    /// The page of byte `offset`.
+    #[inline]
     pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
         offset >> self.core().page_shift
     }

@@ -119,11 +119,13 @@ impl Survival {
     /// it. Once false it stays so.
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
-        // Acquire: pairs with the Release of `part`.
+        // Acquire: pairs with the Release of `part`. Argued: whoever must not miss it has a guard
+        // that `leave_keeper` waits for after it has parted; a flag alone carries nothing else.
         self.is_alive() && !self.said_goodbye.load(Acquire)
     }
 
     /// Whether the keeper died before we parted from it.
+    // Argued: as in `has_keeper`.
     pub(crate) fn has_lost_keeper(&self) -> bool {
         !self.said_goodbye.load(Acquire) && !self.is_alive()
     }
@@ -304,7 +306,7 @@ impl Survival {
     /// Nothing can be adopted any more, and no write is to wait in the cache any more that finds
     /// [`Survival::has_keeper`] false.
     pub(crate) fn part(&self) {
-        // Release: pairs with the Acquire of `has_keeper`.
+        // Release: pairs with the Acquire of `has_keeper`. Argued: there.
         self.said_goodbye.store(true, Release);
     }
 

@@ -2,6 +2,11 @@
 //!
 //! Every store that a kill may follow is a *step*: the caller's hook is asked before each, and the
 //! tests' hooks say stop. The engine's says go on, and costs nothing.
+//!
+//! Argued: a thread that is killed has stored what comes first in the program, and the keeper looks
+//! when all threads are gone; so only the compiler is to keep the order, for which Release is
+//! enough. A model of a kill is a thread that stops and is joined, which shows all of its stores.
+//! An op slot's next owner stores after it found IDLE, which the last one stored last.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -60,7 +60,7 @@ impl Stopper {
     /// Makes [`Server::serve`] return once no process has anything with the keeper any more, which
     /// is at once if none has. Until then it goes on serving, new processes too.
     pub fn stop_when_idle(&self) {
-        // Release: pairs with the Acquire of `serve`.
+        // Release: pairs with the Acquire of `serve`. Argued: a flag that carries nothing else.
         self.0.asked.store(true, Release);
         let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
     }
@@ -122,7 +122,7 @@ impl Server {
         let mut keeper = Keeper::new(self.patience)?;
         let mut until = self.until.as_ref();
         loop {
-            // Acquire: pairs with the Release of `stop_when_idle`.
+            // Acquire: pairs with the Release of `stop_when_idle`. Argued: there.
             let stopping =
                 self.stop.asked.load(Acquire) || (self.until.is_some() && until.is_none());
             let mut polled = vec![
