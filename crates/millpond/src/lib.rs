@@ -56,6 +56,8 @@ mod io;
 
 mod buffers;
 
+mod units;
+
 pub mod fault;
 
 mod workers;

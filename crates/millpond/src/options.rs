@@ -7,7 +7,7 @@ use crate::Engine;
 use crate::error::{Error, Op, Result};
 use crate::io::backend::sim::SimOptions;
 use crate::io::flight;
-use crate::survival::keeper::Address;
+use crate::survival::Address;
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]

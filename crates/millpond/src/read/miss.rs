@@ -198,7 +198,7 @@ impl Miss {
                 return Step::Done(Ok(moved));
             }
             let pages = wanted.pages();
-            // Acquire: pairs with the release in `start_read`.
+            // Acquire: pairs with the release in `start_read`. Argued: there.
             let failed = self.failed.as_ref().is_some_and(|failed| failed.load(Acquire));
             let retried = !failed && pages.as_ref().is_some_and(|pages| wanted.may_hit(pages));
             let found = match pages {

@@ -130,7 +130,9 @@ impl SharedRing {
             job.finish(Err(error));
             return Ok(());
         }
-        // AcqRel: who submits next has pushed, or sees what was pushed before this.
+        // AcqRel: who submits next has pushed, or sees what was pushed before this. Argued: an RMW of
+        // one word comes before or after the other; who finds it set leaves its push, which is under a
+        // lock that the submitter takes later, to the one that clears it.
         if !self.kernel().due.swap(true, AcqRel) {
             let leads = self.reaping.try_take();
             let ring = Arc::clone(self);
@@ -140,6 +142,7 @@ impl SharedRing {
     }
 
     fn end_submission(&self, leads: bool) {
+        // Argued: see `start`.
         self.kernel().due.swap(false, AcqRel);
         self.kernel().submit();
         if leads {
@@ -217,6 +220,7 @@ impl Kernel {
     fn keep(&self, job: Job) -> Result<usize, Job> {
         let mut jobs = self.jobs();
         // Acquire: pairs with the release of who found it out. (Who is later than that is handed over.)
+        // Argued: a flag that carries nothing else; the jobs are under their lock.
         if self.broken.load(Acquire)
             || jobs.retired
             || jobs.places.len() - jobs.free.len() >= JOBS_MAX
@@ -276,7 +280,7 @@ impl Kernel {
                 Ok(submitted) => drop(queued.0.drain(..submitted)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Release: pairs with the look of who is about to sleep. Those who slept before are not
-                // to be reached (S5).
+                // to be reached (S5). Argued: see `keep`.
                 Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // Short of memory for a moment: nobody may be told that the reads have failed.
                 Err(_) => std::thread::sleep(PAUSE),
@@ -325,6 +329,7 @@ impl Kernel {
         // SAFETY: nothing is submitted; the arguments are valid for the call.
         let entered = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), args) };
         if entered.is_err_and(|error| is_broken(&error)) {
+            // Argued: see `keep`.
             self.broken.store(true, Release);
         }
     }
@@ -388,7 +393,8 @@ impl Ring for Kernel {
     }
 
     fn sleep(&self, deadline: Option<Instant>) {
-        // Acquire: pairs with the release of who found it out.
+        // Acquire: pairs with the release of who found it out. Argued: a sleeper that misses it wakes
+        // up by itself, and looks again.
         if self.broken.load(Acquire) {
             return std::thread::sleep(PAUSE);
         }
