@@ -44,10 +44,10 @@ use std::task::{Context, Poll, Waker};
 
 use millpond_rangelock::{Mode, OwnedGuard};
 
-use crate::cache::copy::Source;
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
 use crate::cache::table::PageIndex;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};

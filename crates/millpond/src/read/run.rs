@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
-use crate::cache::copy;
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::{Held, PageIndex};
+use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::SharedRing;

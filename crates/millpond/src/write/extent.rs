@@ -18,10 +18,10 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{Shown, State};
 use crate::cache::table::PageIndex;
+use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::flush::space;
