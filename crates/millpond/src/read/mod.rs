@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   hit    lock-free, of what is cached
+//!   run    pages that are claimed, read and shown together
 //!   fill   shared guard: claim what is missing, read it, copy            (a thread waits)
 //!   miss   the same without a thread: a state machine, called again
 //!   ahead  what is read before anybody asks
@@ -15,6 +16,8 @@
 
 pub(crate) mod hit;
 
+pub(crate) mod run;
+
 pub(crate) mod fill;
 
 pub(crate) mod miss;
@@ -27,7 +30,7 @@ use crate::error::Result;
 use crate::inode::CachedFile;
 use crate::io::segment::SegmentIter;
 use crate::read::fill::{Came, Stopped};
-use crate::read::hit::{TRIES_MAX, may_hit, try_hit_vectored, wipe};
+use crate::read::hit::{HitPath, TRIES_MAX, may_hit, wipe};
 
 /// Times that a read starts over because the file below shrank under it.
 const SHRUNK_MAX: usize = 8;
@@ -91,7 +94,7 @@ pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
     while at < offset + len {
         let mut end = page_end(at);
         let page = dst.slice(at - offset, end - at);
-        let hit = try_hit_vectored(shared, slot, core, TRIES_MAX, page, at);
+        let hit = HitPath::new(file, slot, TRIES_MAX).try_read_vectored(page, at);
         let moved = match hit {
             Some(moved) => moved,
             None => {
