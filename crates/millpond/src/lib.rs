@@ -2,7 +2,8 @@
 //!
 //! A page cache in the program itself: cached reads take no lock and write no shared memory, reads
 //! and writes of one file are atomic with respect to each other however many pages they cover, and
-//! the memory in use has a hard limit. Every write goes through to the kernel before it returns.
+//! the memory in use has a hard limit. A write goes through to the kernel before it returns, or waits in
+//! the cache to be written back, as the file was opened ([`WriteMode`]).
 //!
 //! ```
 //! use millpond::{Engine, OpenOptions};
@@ -21,40 +22,33 @@
 //! # }
 //! ```
 //!
-//! Data flows one way: `file` -> `read`, `write`, `extent`, `view` -> `cache` -> `io` -> back end.
+//! Data flows one way, and each folder knows only those below it: `face` and `queue` -> `direct`, `write`,
+//! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `survival` -> `io` -> back end.
 //!
 //! A target must be multi-copy atomic (x86-64 and AArch64 are): else two readers could see two
 //! writes in opposite orders.
 
 #![deny(missing_docs)]
 
-mod file;
+mod face;
 
-mod engine;
+mod preload;
 
-mod cached;
-
-mod registry;
+mod queue;
 
 mod read;
 
-mod view;
-
-mod cache;
-
 mod write;
-
-mod writeback;
-
-mod persist;
-
-mod extent;
 
 mod direct;
 
-mod pipeline;
+mod flush;
 
-mod space;
+mod inode;
+
+mod writeback;
+
+mod cache;
 
 mod survival;
 
@@ -64,17 +58,13 @@ mod buffers;
 
 pub mod fault;
 
-mod async_file;
-
-mod queue;
-
 mod workers;
 
 mod advice;
 mod error;
+mod file_id;
 mod memory;
 mod options;
-mod range_lock;
 mod stats;
 mod sync;
 
@@ -83,14 +73,15 @@ mod sync;
 mod skip;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod turns;
 
 pub use advice::Advice;
-pub use async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
-pub use engine::Engine;
 pub use error::{Error, Op, PersistStep, Result};
-pub use file::File;
+pub use face::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
+pub use face::engine::Engine;
+pub use face::file::File;
+pub use face::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
+pub use face::view::View;
 pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 #[cfg(fuzzing)]
 #[doc(hidden)]
@@ -99,15 +90,11 @@ pub use io::segment_list::{Access, Const, Mut, SegmentList};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
-pub use pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
 #[doc(hidden)]
-pub use queue::{Aside, ReadDone};
+pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
-#[cfg(feature = "range-lock-peers")]
-pub use range_lock::RangeLockKind;
 pub use stats::Stats;
 pub use survival::keeper;
-pub use view::View;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("Millpond needs a multi-copy atomic architecture: x86-64 or AArch64");

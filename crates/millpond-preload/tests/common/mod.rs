@@ -5,6 +5,8 @@
 #[path = "../../../millpond/tests/common/skip.rs"]
 mod skip;
 
+pub mod table;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

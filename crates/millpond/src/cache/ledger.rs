@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::page::{Change, Word};
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 
 #[derive(Default)]
 pub(crate) struct Ledger {

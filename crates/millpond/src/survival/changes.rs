@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::cached::Shared;
+use crate::inode::Shared;
 use crate::io::backend::allocation::{Blocks, Company, Overwrites};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::{Alignment, BackingFile, Seek};
@@ -98,20 +98,20 @@ impl Changes {
     }
 
     /// The file is as long as that, under a guard to its end, and has nothing reserved beyond.
-    pub(super) fn truncated(&self, len: u64) {
+    pub(crate) fn truncated(&self, len: u64) {
         let mut state = self.state.lock().expect("no panic under the lock");
         (state.reach, state.is_reserved) = (len, false);
     }
 
     /// The file has an entry now; its changes are told there.
-    pub(super) fn enter(&self, survival: &Survival, slot: FileSlot, fd: BorrowedFd<'_>) {
+    pub(crate) fn enter(&self, survival: &Survival, slot: FileSlot, fd: BorrowedFd<'_>) {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.slot = Some(slot);
         state.settle(survival, Some(fd));
     }
 
     /// It has none any more.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.state.lock().expect("no panic under the lock").slot = None;
     }
 }

@@ -80,7 +80,7 @@ impl Survival {
     }
 
     /// The mapping, of which no keeper knows yet, and its descriptor.
-    pub(super) fn map(
+    pub(crate) fn map(
         address: &Address,
         limit_bytes: u64,
         units: u32,
@@ -182,7 +182,7 @@ impl Survival {
     }
 
     #[inline]
-    pub(super) fn tables(&self) -> Tables<'_> {
+    pub(crate) fn tables(&self) -> Tables<'_> {
         let layout = self.layout;
         // SAFETY: the sections lie within the mapping, which lives as long as `self`, and are
         // aligned; all-zero bytes, which fresh memory holds, are valid entries, and their fields
@@ -334,7 +334,7 @@ impl Drop for Survival {
 #[cfg(test)]
 impl Survival {
     /// The first byte of a frame, in the keeper's mapping.
-    pub(super) fn frame(&self, frame: FrameIndex) -> *mut u8 {
+    pub(crate) fn frame(&self, frame: FrameIndex) -> *mut u8 {
         assert!(frame.0 < self.layout.units);
         // SAFETY: within the mapping.
         unsafe { self.mapped.add(self.layout.frames_at() + frame.0 as usize * UNIT_BYTES) }

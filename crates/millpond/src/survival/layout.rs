@@ -17,18 +17,18 @@ use crate::cache::page::FRAMES_MAX;
 /// "MILLPOND", and the version of this layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MILLPOND");
 const VERSION: u64 = 2;
-pub(super) const HEADER_BYTES: usize = 4096;
+pub(crate) const HEADER_BYTES: usize = 4096;
 /// Words of the header that are used.
 const HEADER_WORDS: usize = 12;
 
 /// Commits of several pages that can be in progress at once.
-pub(super) const OPS: u32 = 128;
-pub(super) const OP_WORDS: usize = 8;
-pub(super) const FILE_WORDS: usize = 8;
-pub(super) const RECORD_WORDS: usize = 4;
-pub(super) const OP_BYTES: usize = OP_WORDS * 8;
-pub(super) const FILE_BYTES: usize = FILE_WORDS * 8;
-pub(super) const RECORD_BYTES: usize = RECORD_WORDS * 8;
+pub(crate) const OPS: u32 = 128;
+pub(crate) const OP_WORDS: usize = 8;
+pub(crate) const FILE_WORDS: usize = 8;
+pub(crate) const RECORD_WORDS: usize = 4;
+pub(crate) const OP_BYTES: usize = OP_WORDS * 8;
+pub(crate) const FILE_BYTES: usize = FILE_WORDS * 8;
+pub(crate) const RECORD_BYTES: usize = RECORD_WORDS * 8;
 
 /// Files that can be dirty at once, for each 32 KiB of cache: their entries take 1/512 of it.
 const CACHE_BYTES_PER_FILE: u64 = 32 << 10;
@@ -36,8 +36,8 @@ const FILES_MIN: u64 = 64;
 const FILES_MAX: u64 = 16 << 10;
 
 /// A page's frame is DIRTY, or will be when its op slot commits.
-pub(super) const FREE: u64 = 0;
-pub(super) const DIRTY: u64 = 1;
+pub(crate) const FREE: u64 = 0;
+pub(crate) const DIRTY: u64 = 1;
 const PENDING: u64 = 2;
 const RECORD_KIND: u64 = 0b11;
 const RECORD_OP_SHIFT: u32 = 2;
@@ -53,9 +53,9 @@ const OP_KIND: u64 = 0b11;
 const OP_GENERATION_SHIFT: u32 = 2;
 
 /// In an op slot: the commit leaves the size alone.
-pub(super) const NO_SIZE: u64 = u64::MAX;
+pub(crate) const NO_SIZE: u64 = u64::MAX;
 
-pub(super) const INTENT_NONE: u64 = 0;
+pub(crate) const INTENT_NONE: u64 = 0;
 const INTENT_TRUNCATE: u64 = 1;
 const INTENT_PUNCH: u64 = 2;
 const INTENT_ZERO: u64 = 3;
@@ -63,27 +63,27 @@ const INTENT_ZERO: u64 = 3;
 /// A file that the keeper has: its entry, and which use of the entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct FileSlot {
-    pub(super) index: u32,
-    pub(super) generation: u32,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
 }
 
 impl FileSlot {
     /// As records and op slots name it.
-    pub(super) fn word(self) -> u64 {
+    pub(crate) fn word(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
     /// Of a [`FileSlot::word`].
-    pub(super) fn from_word(word: u64) -> FileSlot {
+    pub(crate) fn from_word(word: u64) -> FileSlot {
         FileSlot { index: word as u32, generation: (word >> 32) as u32 }
     }
 
     /// The first word of the entry while it is in use.
-    pub(super) fn used(self) -> u64 {
+    pub(crate) fn used(self) -> u64 {
         u64::from(self.generation) << 1 | 1
     }
 
-    pub(super) fn unused(self) -> u64 {
+    pub(crate) fn unused(self) -> u64 {
         u64::from(self.generation) << 1
     }
 }
@@ -101,7 +101,7 @@ pub(crate) enum Intent {
 
 impl Intent {
     /// Kind and two numbers.
-    pub(super) fn words(self) -> [u64; 3] {
+    pub(crate) fn words(self) -> [u64; 3] {
         match self {
             Intent::Truncate { len } => [INTENT_TRUNCATE, len, 0],
             Intent::Punch { start, end } => [INTENT_PUNCH, start, end],
@@ -110,7 +110,7 @@ impl Intent {
     }
 
     /// `Err` for what no engine writes.
-    pub(super) fn from_words([kind, start, end]: [u64; 3]) -> Result<Option<Intent>, ()> {
+    pub(crate) fn from_words([kind, start, end]: [u64; 3]) -> Result<Option<Intent>, ()> {
         let largest = i64::MAX as u64;
         match kind {
             INTENT_NONE => Ok(None),
@@ -126,53 +126,53 @@ impl Intent {
 
 /// One use of an op slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct OpUse {
-    pub(super) op: u32,
-    pub(super) generation: u64,
+pub(crate) struct OpUse {
+    pub(crate) op: u32,
+    pub(crate) generation: u64,
 }
 
 impl OpUse {
     /// The state that `word`, an idle op slot's, changes to when it is claimed.
-    pub(super) fn claimed(op: u32, word: u64) -> Option<OpUse> {
+    pub(crate) fn claimed(op: u32, word: u64) -> Option<OpUse> {
         let generation = ((word >> OP_GENERATION_SHIFT) + 1) & OP_GENERATION_MASK;
         (word & OP_KIND == IDLE).then_some(OpUse { op, generation })
     }
 
-    pub(super) fn busy(self) -> u64 {
+    pub(crate) fn busy(self) -> u64 {
         self.generation << OP_GENERATION_SHIFT | BUSY
     }
 
-    pub(super) fn committed(self) -> u64 {
+    pub(crate) fn committed(self) -> u64 {
         self.generation << OP_GENERATION_SHIFT | COMMITTED
     }
 
-    pub(super) fn idle(self) -> u64 {
+    pub(crate) fn idle(self) -> u64 {
         self.generation << OP_GENERATION_SHIFT | IDLE
     }
 
     /// The state of a record that waits for this commit.
-    pub(super) fn pending(self) -> u64 {
+    pub(crate) fn pending(self) -> u64 {
         self.generation << RECORD_GENERATION_SHIFT | u64::from(self.op) << RECORD_OP_SHIFT | PENDING
     }
 }
 
 /// A record as it was read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RecordWords {
-    pub(super) state: u64,
-    pub(super) file: u64,
-    pub(super) page: u64,
-    pub(super) sequence: u64,
+pub(crate) struct RecordWords {
+    pub(crate) state: u64,
+    pub(crate) file: u64,
+    pub(crate) page: u64,
+    pub(crate) sequence: u64,
 }
 
 impl RecordWords {
-    pub(super) fn from_words(words: [u64; RECORD_WORDS]) -> Self {
+    pub(crate) fn from_words(words: [u64; RECORD_WORDS]) -> Self {
         let [state, file, page, sequence] = words;
         Self { state, file, page, sequence }
     }
 
     /// Whether the page is dirty, if the op slots are as `ops` says.
-    pub(super) fn is_dirty(&self, ops: &[OpWords]) -> bool {
+    pub(crate) fn is_dirty(&self, ops: &[OpWords]) -> bool {
         match self.state & RECORD_KIND {
             DIRTY => self.state == DIRTY,
             PENDING => {
@@ -189,20 +189,20 @@ impl RecordWords {
 
 /// An op slot as it was read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OpWords {
-    pub(super) state: u64,
-    pub(super) file: u64,
-    pub(super) size: u64,
+pub(crate) struct OpWords {
+    pub(crate) state: u64,
+    pub(crate) file: u64,
+    pub(crate) size: u64,
 }
 
 impl OpWords {
-    pub(super) fn from_words(words: [u64; OP_WORDS]) -> Self {
+    pub(crate) fn from_words(words: [u64; OP_WORDS]) -> Self {
         let [state, file, size, ..] = words;
         Self { state, file, size }
     }
 
     /// The size that a committed op gives to `file`.
-    pub(super) fn size_of(&self, file: FileSlot) -> Option<u64> {
+    pub(crate) fn size_of(&self, file: FileSlot) -> Option<u64> {
         let committed = self.state & OP_KIND == COMMITTED;
         (committed && self.file == file.word() && self.size != NO_SIZE).then_some(self.size)
     }
@@ -210,15 +210,15 @@ impl OpWords {
 
 /// A file entry as it was read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FileEntryWords {
-    pub(super) life: u64,
-    pub(super) size: u64,
-    pub(super) intent: [u64; 3],
-    pub(super) changes: ChangeWords,
+pub(crate) struct FileEntryWords {
+    pub(crate) life: u64,
+    pub(crate) size: u64,
+    pub(crate) intent: [u64; 3],
+    pub(crate) changes: ChangeWords,
 }
 
 impl FileEntryWords {
-    pub(super) fn from_words(words: [u64; FILE_WORDS]) -> Self {
+    pub(crate) fn from_words(words: [u64; FILE_WORDS]) -> Self {
         let [life, size, kind, start, end, state, changed_ns, reach] = words;
         let changes = ChangeWords { state, changed_ns, reach };
         Self { life, size, intent: [kind, start, end], changes }
@@ -230,72 +230,72 @@ const RESERVED: u64 = 1 << 63;
 
 /// What a process says of its own changes to a file below its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct ChangeWords {
-    pub(super) state: u64,
+pub(crate) struct ChangeWords {
+    pub(crate) state: u64,
     /// The file's mtime after the last one, as `target::mtime_ns` has it.
-    pub(super) changed_ns: u64,
+    pub(crate) changed_ns: u64,
     /// Its changes have made the file no longer than this.
-    pub(super) reach: u64,
+    pub(crate) reach: u64,
 }
 
 impl ChangeWords {
-    pub(super) fn new(in_flight: u64, is_reserved: bool, changed_ns: u64, reach: u64) -> Self {
+    pub(crate) fn new(in_flight: u64, is_reserved: bool, changed_ns: u64, reach: u64) -> Self {
         let state = in_flight | if is_reserved { RESERVED } else { 0 };
         Self { state, changed_ns, reach }
     }
 
     /// Whether the process died in the middle of one.
-    pub(super) fn is_in_flight(&self) -> bool {
+    pub(crate) fn is_in_flight(&self) -> bool {
         self.state & !RESERVED != 0
     }
 
-    pub(super) fn is_reserved(&self) -> bool {
+    pub(crate) fn is_reserved(&self) -> bool {
         self.state & RESERVED != 0
     }
 }
 
 /// The counts of a mapping; where its sections lie follows from them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Layout {
-    pub(super) files: u32,
-    pub(super) units: u32,
+pub(crate) struct Layout {
+    pub(crate) files: u32,
+    pub(crate) units: u32,
 }
 
 impl Layout {
     /// For a cache of `limit_bytes`, whose frames are addressed by `units`.
-    pub(super) fn new(limit_bytes: u64, units: u32) -> Layout {
+    pub(crate) fn new(limit_bytes: u64, units: u32) -> Layout {
         let files = (limit_bytes / CACHE_BYTES_PER_FILE).clamp(FILES_MIN, FILES_MAX) as u32;
         Layout { files, units }
     }
 
-    pub(super) fn ops_at(self) -> usize {
+    pub(crate) fn ops_at(self) -> usize {
         HEADER_BYTES
     }
 
-    pub(super) fn files_at(self) -> usize {
+    pub(crate) fn files_at(self) -> usize {
         self.ops_at() + OPS as usize * OP_BYTES
     }
 
-    pub(super) fn records_at(self) -> usize {
+    pub(crate) fn records_at(self) -> usize {
         (self.files_at() + self.files as usize * FILE_BYTES).next_multiple_of(UNIT_BYTES)
     }
 
     /// Aligned for huge pages.
-    pub(super) fn frames_at(self) -> usize {
+    pub(crate) fn frames_at(self) -> usize {
         let chunk_bytes = CHUNK_UNITS as usize * UNIT_BYTES;
         (self.records_at() + self.units as usize * RECORD_BYTES).next_multiple_of(chunk_bytes)
     }
 
-    pub(super) fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         self.frames_at() + self.units as usize * UNIT_BYTES
     }
 
     /// What is resident beside frames and records.
-    pub(super) fn fixed_bytes(self) -> usize {
+    pub(crate) fn fixed_bytes(self) -> usize {
         self.records_at()
     }
 
-    pub(super) fn header(self, boot_id: [u64; 2]) -> [u64; HEADER_WORDS] {
+    pub(crate) fn header(self, boot_id: [u64; 2]) -> [u64; HEADER_WORDS] {
         [
             MAGIC,
             VERSION,
@@ -314,7 +314,7 @@ impl Layout {
 
     /// The layout that a header tells of, if it is one of ours, of this boot, and tells the truth
     /// about a mapping of `bytes`.
-    pub(super) fn from_header(header: &[u8], bytes: u64, boot_id: [u64; 2]) -> Option<Layout> {
+    pub(crate) fn from_header(header: &[u8], bytes: u64, boot_id: [u64; 2]) -> Option<Layout> {
         let mut words = [0; HEADER_WORDS];
         for (at, word) in words.iter_mut().enumerate() {
             *word = read_word(header, at)?;
@@ -335,14 +335,14 @@ fn read_word(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// The words of an array of entries of `N` words each.
-pub(super) fn read_entries<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u64; N]> {
+pub(crate) fn read_entries<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u64; N]> {
     bytes
         .chunks_exact(N * 8)
         .map(|entry| std::array::from_fn(|at| read_word(entry, at).expect("the entry has N words")))
 }
 
 /// The boot of this machine; zeros where it is not told.
-pub(super) fn boot_id() -> [u64; 2] {
+pub(crate) fn boot_id() -> [u64; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
     let half = |part: Option<&str>| u64::from_str_radix(part.unwrap_or("0"), 16).unwrap_or(0);

@@ -116,8 +116,6 @@
 
 pub(crate) mod client;
 
-pub(crate) mod kept;
-
 pub(crate) mod changes;
 
 mod layout;

@@ -14,31 +14,31 @@ use crate::sync::AtomicU64;
 
 /// An op slot; `layout::OpWords` is how the keeper reads it.
 #[repr(C)]
-pub(super) struct OpSlot {
-    pub(super) state: AtomicU64,
-    pub(super) file: AtomicU64,
-    pub(super) size: AtomicU64,
+pub(crate) struct OpSlot {
+    pub(crate) state: AtomicU64,
+    pub(crate) file: AtomicU64,
+    pub(crate) size: AtomicU64,
     #[cfg(not(loom))]
     _unused: [u64; 5],
 }
 
 /// A file entry; `layout::FileEntryWords` is how the keeper reads it.
 #[repr(C)]
-pub(super) struct FileEntry {
-    pub(super) life: AtomicU64,
-    pub(super) size: AtomicU64,
-    pub(super) intent: [AtomicU64; 3],
+pub(crate) struct FileEntry {
+    pub(crate) life: AtomicU64,
+    pub(crate) size: AtomicU64,
+    pub(crate) intent: [AtomicU64; 3],
     /// State, changed_ns, reach.
-    pub(super) changes: [AtomicU64; 3],
+    pub(crate) changes: [AtomicU64; 3],
 }
 
 /// The record of a unit of frames; `layout::RecordWords` is how the keeper reads it.
 #[repr(C)]
-pub(super) struct Record {
-    pub(super) state: AtomicU64,
-    pub(super) file: AtomicU64,
-    pub(super) page: AtomicU64,
-    pub(super) sequence: AtomicU64,
+pub(crate) struct Record {
+    pub(crate) state: AtomicU64,
+    pub(crate) file: AtomicU64,
+    pub(crate) page: AtomicU64,
+    pub(crate) sequence: AtomicU64,
 }
 
 #[cfg(not(loom))]
@@ -50,29 +50,29 @@ const _: () = {
 };
 
 /// Asked before each store; `None` is a kill.
-pub(super) trait Steps: FnMut() -> Option<()> {}
+pub(crate) trait Steps: FnMut() -> Option<()> {}
 impl<F: FnMut() -> Option<()>> Steps for F {}
 
 /// No kill.
 #[inline]
-pub(super) fn unbroken() -> Option<()> {
+pub(crate) fn unbroken() -> Option<()> {
     Some(())
 }
 
 /// The tables of one mapping.
 #[derive(Clone, Copy)]
-pub(super) struct Tables<'a> {
-    pub(super) ops: &'a [OpSlot],
-    pub(super) files: &'a [FileEntry],
-    pub(super) records: &'a [Record],
+pub(crate) struct Tables<'a> {
+    pub(crate) ops: &'a [OpSlot],
+    pub(crate) files: &'a [FileEntry],
+    pub(crate) records: &'a [Record],
     /// The last write sequence; the keeper does not need it.
-    pub(super) sequence: &'a AtomicU64,
+    pub(crate) sequence: &'a AtomicU64,
 }
 
 impl<'a> Tables<'a> {
     /// Makes the pages dirty and sets the size, if given, all at once.
     #[inline]
-    pub(super) fn try_commit(
+    pub(crate) fn try_commit(
         self,
         file: FileSlot,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
@@ -187,15 +187,15 @@ impl<'a> Tables<'a> {
     }
 
     #[inline]
-    pub(super) fn record(self, frame: FrameIndex) -> &'a Record {
+    pub(crate) fn record(self, frame: FrameIndex) -> &'a Record {
         &self.records[frame.0 as usize]
     }
 
-    pub(super) fn try_clean(self, frame: FrameIndex, mut step: impl Steps) -> Option<()> {
+    pub(crate) fn try_clean(self, frame: FrameIndex, mut step: impl Steps) -> Option<()> {
         self.set_state(frame, FREE, &mut step)
     }
 
-    pub(super) fn try_set_size(
+    pub(crate) fn try_set_size(
         self,
         file: FileSlot,
         size: u64,
@@ -207,7 +207,7 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    pub(super) fn try_set_intent(
+    pub(crate) fn try_set_intent(
         self,
         file: FileSlot,
         intent: Intent,
@@ -227,7 +227,7 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    pub(super) fn try_clear_intent(self, file: FileSlot, mut step: impl Steps) -> Option<()> {
+    pub(crate) fn try_clear_intent(self, file: FileSlot, mut step: impl Steps) -> Option<()> {
         step()?;
         // Release: the size and the records that the operation left are stored before.
         self.files[file.index as usize].intent[0].store(INTENT_NONE, Release);
@@ -235,7 +235,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Says that a change of the file below the cache begins: before the back end is told of it.
-    pub(super) fn try_begin_change(
+    pub(crate) fn try_begin_change(
         self,
         file: FileSlot,
         changes: ChangeWords,
@@ -252,7 +252,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Says that a change is over, and the file as `changes` has it.
-    pub(super) fn try_end_change(
+    pub(crate) fn try_end_change(
         self,
         file: FileSlot,
         changes: ChangeWords,
@@ -271,7 +271,7 @@ impl<'a> Tables<'a> {
 
     /// Sets up the entry of a file; the caller then hands the file to the keeper (K6). A change is
     /// taken to be in flight, until the first that ends.
-    pub(super) fn open_entry(self, file: FileSlot, size: u64) {
+    pub(crate) fn open_entry(self, file: FileSlot, size: u64) {
         let entry = &self.files[file.index as usize];
         let [state, changed, reach] = &entry.changes;
         entry.intent[0].store(INTENT_NONE, Relaxed);
@@ -283,7 +283,7 @@ impl<'a> Tables<'a> {
         entry.life.store(file.used(), Release);
     }
 
-    pub(super) fn close_entry(self, file: FileSlot) {
+    pub(crate) fn close_entry(self, file: FileSlot) {
         self.files[file.index as usize].life.store(file.unused(), Release);
     }
 }

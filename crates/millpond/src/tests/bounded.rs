@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::Duration;
 
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::{BackendChoice, Engine, File, OpenOptions};
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::cache::page::State;
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, Request, WriteMode};
 

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::io::backend::memory::move_bytes;
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::tests::slow::Slow;
 use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
 

@@ -7,7 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cached::{CachedFile, Shared};
+use crate::inode::{CachedFile, Shared};
 use crate::tests::slow::{Kind, Slow};
 use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, Request, WriteMode};
 

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cache::page::State;
-use crate::cached::CachedFile;
+use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
 

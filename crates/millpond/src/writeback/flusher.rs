@@ -1,51 +1,5 @@
-//! Who writes back when nobody asks for it, by age and by amount: the flusher's threads.
-//!
-//! A file that hangs (a dead server, a stuck device) keeps the thread that writes it back, maybe for
-//! ever, and no other file is to wait for it. So one thread is *on duty*: it looks at the listed files one
-//! by one, and sleeps when nothing is due. While it is at work on one and others are listed, a second one
-//! *watches* it:
-//!
-//! ```text
-//!   by the first DIRTY page             by who goes to work on a file, or lists one meanwhile (F3)
-//!            |                                                  |
-//!            v        begin_work                                v
-//!         on duty <---------------> at work on a file         watch ----> ends: nobody is at work
-//!          |   ^      put_back              |                   |
-//!    sleep |   | told, due                  |      longer than STUCK_AFTER
-//!          v   |                            |                   |
-//!         asleep                            v                   v
-//!                        put_back <---- stuck with it        on duty
-//!                           |
-//!                           v
-//!                ends, or watches (F3)
-//! ```
-//!
-//! - **F1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
-//!   the queue once, or in a thread's hands. It leaves the list under the lock of its state, if that says
-//!   that it owes nothing, and is listed by whoever dirties it next. So no two threads work on one file,
-//!   and the list is as long as there are files that owe something. (Closed ones leave it sooner or later.)
-//! - **F2** The thread on duty waits for nothing but in its sleep, and when it is *at work*: it says so
-//!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that closes
-//!   descriptors.
-//! - **F3** While the thread on duty is at work and the queue is not empty there is a watch, if a thread is
-//!   to be had. Who goes to work sees to it, and who lists a file; and who comes back from one, as the
-//!   thread on duty may have got stuck when there were too many for a watch.
-//! - **F4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
-//!   server that died with many files has no more. Where write-backs of a device come to an end, however
-//!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
-//! - **F5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
-//!   listed. A thread takes it out of the strays before it asks what it owes, so that whoever closes it
-//!   meanwhile makes it one again; and who has taken a file off the list that is one by then lists it.
-//! - **F6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
-//!
-//! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
-//! back by age, and nor is any file where as many hang on each of several devices as there are threads.
-//! Their syncs, last closes and writers over the limit write them back all the same.
-//!
-//! *Amounts* are of what is not stuck, failing or hung, against what that leaves of the limit: else a full
-//! disk would have all other files written back at once, all the time.
-//!
-//! Locks: `state` is a leaf, and no file is dropped under it.
+//! The flusher's list of files, and what its threads know of each other. What they do with the files, and
+//! the rules: [`flush::flusher`](crate::flush::flusher).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -54,25 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::ledger::Share;
-use crate::cached::CachedFile;
-use crate::io::backend::spawn;
-use crate::writeback::flush::{Patience, flush, flush_some};
-use crate::writeback::sync::{Guards, sync_in_background};
-use crate::writeback::throttle::Turns;
-use crate::writeback::{LAST_PAGE, stream_pages};
-
-/// How soon the flusher looks again after it found nothing to do, while there are writes.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How long a thread is at one file before others are not to wait for it any more.
-pub(super) const STUCK_AFTER: Duration = Duration::from_millis(500);
-/// How often a watch looks.
-const WATCH_PERIOD: Duration = Duration::from_millis(250);
-/// With fewer files, it is not looked for those that are closed.
-const QUEUE_MAX_MIN: usize = 64;
-/// Threads of one engine.
-const THREADS_MAX: usize = 16;
-/// Of these, those at files of one device.
-const DEVICE_THREADS_MAX: usize = 4;
+use crate::writeback::turns::{STUCK_AFTER, WritersTurns};
 
 /// How much may be owed, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -84,60 +20,59 @@ pub(crate) struct Limits {
 
 /// The threads that write back by age and by amount; the first is started by the first page that is
 /// DIRTY.
-pub(crate) struct Flusher {
+pub(crate) struct Flusher<F> {
     pub(crate) limits: Limits,
-    pub(super) turns: Turns,
-    state: Mutex<FlusherState>,
+    pub(crate) turns: WritersTurns,
+    pub(crate) state: Mutex<FlusherState<F>>,
     /// The thread on duty sleeps here.
-    work: Condvar,
+    pub(crate) work: Condvar,
     /// The watch waits here.
-    watching: Condvar,
+    pub(crate) watching: Condvar,
     pub(crate) progress: Condvar,
     /// Whether the thread on duty looks at the files again soon, without being told.
-    awake: AtomicBool,
+    pub(crate) awake: AtomicBool,
     /// Somebody found no frame, while write-back kept some.
-    starved: AtomicBool,
+    pub(crate) starved: AtomicBool,
     /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
-    stuck_unwritten: AtomicU64,
-    stuck_unstable: AtomicU64,
+    pub(crate) stuck_unwritten: AtomicU64,
+    pub(crate) stuck_unstable: AtomicU64,
 }
 
-#[derive(Default)]
-struct FlusherState {
+pub(crate) struct FlusherState<F> {
     /// The files that are listed, but for those in `hands` (F1). Weak: a file that is closed meanwhile
     /// must not stay open here.
-    queue: VecDeque<Weak<CachedFile>>,
+    pub(crate) queue: VecDeque<Weak<F>>,
     /// With how many it is looked for those that are closed.
-    queue_max: usize,
+    pub(crate) queue_max: usize,
     /// Files that nobody has open any more, and whose write-back failed, by their addresses. They are
     /// listed, too.
-    strays: HashMap<usize, Arc<CachedFile>>,
-    hands: Vec<Hand>,
-    on_duty: Option<ThreadId>,
-    has_watch: bool,
-    threads: usize,
-    last_thread: ThreadId,
-    stopped: bool,
-    told: bool,
+    pub(crate) strays: HashMap<usize, Arc<F>>,
+    pub(crate) hands: Vec<Hand>,
+    pub(crate) on_duty: Option<ThreadId>,
+    pub(crate) has_watch: bool,
+    pub(crate) threads: usize,
+    pub(crate) last_thread: ThreadId,
+    pub(crate) stopped: bool,
+    pub(crate) told: bool,
 }
 
-type ThreadId = u64;
+pub(crate) type ThreadId = u64;
 
 /// A file that a thread has in hand.
-struct Hand {
-    thread: ThreadId,
-    share: Arc<Share>,
-    device: u64,
+pub(crate) struct Hand {
+    pub(crate) thread: ThreadId,
+    pub(crate) share: Arc<Share>,
+    pub(crate) device: u64,
     /// Since when the thread may have to wait for the file's device (F2).
-    at_work: Option<Instant>,
+    pub(crate) at_work: Option<Instant>,
     /// How many write-backs of the file had ended when somebody last looked, and since when.
-    ended: u64,
-    ended_at: Instant,
+    pub(crate) ended: u64,
+    pub(crate) ended_at: Instant,
 }
 
 impl Hand {
     /// Whether write-backs of the file end, as far as somebody has looked.
-    fn is_moving(&mut self) -> bool {
+    pub(crate) fn is_moving(&mut self) -> bool {
         let ended = self.share.ended();
         if ended != self.ended {
             (self.ended, self.ended_at) = (ended, Instant::now());
@@ -146,38 +81,40 @@ impl Hand {
     }
 }
 
-enum Role {
-    Duty,
-    Watch,
+impl<F> Default for FlusherState<F> {
+    fn default() -> Self {
+        FlusherState {
+            queue: VecDeque::new(),
+            queue_max: 0,
+            strays: HashMap::new(),
+            hands: Vec::new(),
+            on_duty: None,
+            has_watch: false,
+            threads: 0,
+            last_thread: 0,
+            stopped: false,
+            told: false,
+        }
+    }
 }
 
-/// What a device has left for one more thread.
-#[derive(Debug, PartialEq, Eq)]
-enum Place {
-    Free,
-    /// It serves another, or there was no time to see: to be asked again.
-    Later,
-    /// Until one of the others comes back, and tells.
-    None,
-}
-
-impl FlusherState {
-    fn hand(&mut self, thread: ThreadId) -> Option<&mut Hand> {
+impl<F> FlusherState<F> {
+    pub(crate) fn hand(&mut self, thread: ThreadId) -> Option<&mut Hand> {
         self.hands.iter_mut().find(|hand| hand.thread == thread)
     }
 
     /// Since when the thread on duty has been at work on one file.
-    fn duty_at_work(&mut self) -> Option<Instant> {
+    pub(crate) fn duty_at_work(&mut self) -> Option<Instant> {
         let on_duty = self.on_duty?;
         self.hand(on_duty)?.at_work
     }
 }
 
-impl Flusher {
-    pub(crate) fn new(limits: Limits) -> Arc<Flusher> {
+impl<F> Flusher<F> {
+    pub(crate) fn new(limits: Limits) -> Arc<Flusher<F>> {
         Arc::new(Flusher {
             limits,
-            turns: Turns::default(),
+            turns: WritersTurns::default(),
             state: Mutex::default(),
             work: Condvar::new(),
             watching: Condvar::new(),
@@ -189,44 +126,17 @@ impl Flusher {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, FlusherState> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, FlusherState<F>> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Lists a file; its state says already that it is.
-    pub(super) fn add(self: &Arc<Self>, file: &CachedFile) {
-        let mut state = self.state();
-        if state.queue.len() >= state.queue_max {
-            // The thread on duty may sleep for long, while files are opened and closed.
-            state.queue.retain(|listed| listed.strong_count() > 0);
-            state.queue_max = QUEUE_MAX_MIN.max(2 * state.queue.len());
-        }
-        state.queue.push_back(Weak::clone(&file.this));
-        if state.on_duty.is_none() {
-            // Where there is no thread to be had, writers do the work when the limit is reached.
-            state.on_duty = self.spawn(&mut state, Role::Duty);
-        }
-        self.keep_watch(&mut state);
-    }
-
-    /// Keeps a file whose last handle is gone until it is written back.
-    pub(crate) fn adopt(self: &Arc<Self>, file: Arc<CachedFile>) {
-        // Before it is listed: who takes it off the list looks whether it is a stray (F5).
-        let known = self.state().strays.insert(address(&file), Arc::clone(&file));
-        if !std::mem::replace(&mut file.writeback.state().listed, true) {
-            self.add(&file);
-        }
-        self.tell();
-        drop(known);
-    }
-
     /// Whether what is dirty is so much that it is to be written back whatever its age.
-    fn is_much(&self, dirty_bytes: u64) -> bool {
+    pub(crate) fn is_much(&self, dirty_bytes: u64) -> bool {
         let stuck = self.stuck_unwritten.load(Relaxed);
         dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max.saturating_sub(stuck) / 2
     }
 
-    pub(super) fn notice(&self, dirty_bytes: u64) {
+    pub(crate) fn notice(&self, dirty_bytes: u64) {
         let much = self.is_much(dirty_bytes);
         // SeqCst: with the flusher's store and look, one of the two sees the other's.
         if !self.awake.swap(true, SeqCst) || much {
@@ -241,7 +151,7 @@ impl Flusher {
         }
     }
 
-    pub(super) fn tell(&self) {
+    pub(crate) fn tell(&self) {
         let mut state = self.state();
         if !state.told {
             state.told = true;
@@ -249,7 +159,7 @@ impl Flusher {
         }
     }
 
-    pub(super) fn await_progress(&self) {
+    pub(crate) fn await_progress(&self) {
         let state = self.state();
         let pause = Duration::from_millis(2);
         drop(self.progress.wait_timeout(state, pause).expect("no panic under the lock"));
@@ -260,428 +170,5 @@ impl Flusher {
         self.state().stopped = true;
         self.work.notify_all();
         self.watching.notify_all();
-    }
-}
-
-/// Threads, and who does what.
-impl Flusher {
-    /// Starts a thread, if there may be one more and the system gives it; its number.
-    fn spawn(self: &Arc<Self>, state: &mut FlusherState, role: Role) -> Option<ThreadId> {
-        if state.stopped || state.threads >= THREADS_MAX {
-            return None;
-        }
-        state.last_thread += 1;
-        let (flusher, me) = (Arc::clone(self), state.last_thread);
-        spawn("millpond-flush", move || flusher.serve(me, role)).ok()?;
-        state.threads += 1;
-        Some(me)
-    }
-
-    /// Sees to it that somebody watches the one on duty, if there is anything to be done beside what it
-    /// does (F3).
-    fn keep_watch(self: &Arc<Self>, state: &mut FlusherState) {
-        if !state.has_watch && !state.queue.is_empty() && state.duty_at_work().is_some() {
-            state.has_watch = self.spawn(state, Role::Watch).is_some();
-        }
-    }
-
-    fn serve(self: &Arc<Self>, me: ThreadId, mut role: Role) {
-        loop {
-            let goes_on = match role {
-                Role::Duty => self.serve_on_duty(me),
-                Role::Watch => self.watch(me),
-            };
-            match goes_on {
-                Some(next) => role = next,
-                None => return,
-            }
-        }
-    }
-
-    /// Watches the thread on duty, and takes over from it when it is stuck. `None`: the thread ends.
-    fn watch(&self, me: ThreadId) -> Option<Role> {
-        let mut state = self.state();
-        loop {
-            let waited = self.watching.wait_timeout_while(state, WATCH_PERIOD, |it| !it.stopped);
-            state = waited.expect("no panic under the lock").0;
-            let since = state.duty_at_work();
-            match since {
-                Some(since) if !state.stopped => {
-                    if since.elapsed() >= STUCK_AFTER {
-                        (state.on_duty, state.has_watch) = (Some(me), false);
-                        return Some(Role::Duty);
-                    }
-                }
-                _ => {
-                    state.has_watch = false;
-                    state.threads -= 1;
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Looks at all files, and sleeps, until somebody else is on duty, or there is nothing left to be on
-    /// duty for. `None`: the thread ends.
-    fn serve_on_duty(self: &Arc<Self>, me: ThreadId) -> Option<Role> {
-        while self.make_round(me) {}
-        let mut state = self.state();
-        // F3: the one on duty may have got stuck when there was no thread for a watch.
-        if !state.has_watch && state.duty_at_work().is_some() {
-            state.has_watch = true;
-            return Some(Role::Watch);
-        }
-        state.threads -= 1;
-        None
-    }
-
-    /// Looks at each file once, and sleeps if there is nothing to do then; whether the thread is still
-    /// on duty.
-    fn make_round(self: &Arc<Self>, me: ThreadId) -> bool {
-        let mut state = self.state();
-        if state.stopped {
-            return false;
-        }
-        state.told = false;
-        let mut left = state.queue.len();
-        drop(state);
-        let mut round = Round {
-            starved: self.starved.swap(false, Relaxed),
-            worked: false,
-            next: None,
-            unwritten: 0,
-            unstable: 0,
-        };
-        while let Some((file, stray)) = self.take(me, &mut left) {
-            let attended = self.attend(me, &file, stray.is_some(), &mut round);
-            round.note(attended);
-            if !self.put_back(me, file, stray) {
-                return false;
-            }
-        }
-        self.note_stuck(me, round.unwritten, round.unstable);
-        if !round.worked {
-            self.sleep(round.next);
-        }
-        true
-    }
-
-    fn sleep(&self, next: Option<Instant>) {
-        let mut state = self.state();
-        if state.told || state.stopped {
-            return;
-        }
-        let wait = match next {
-            Some(at) => at.saturating_duration_since(Instant::now()),
-            None if self.awake.swap(false, SeqCst) => {
-                // Something was dirtied since the last look, maybe after it, and maybe written back
-                // by a sync already: who does that a thousand times a second does not wake us.
-                LOOK_AGAIN.min(self.limits.age_max / 4)
-            }
-            None => {
-                while !state.told && !state.stopped {
-                    state = self.work.wait(state).expect("no panic under the lock");
-                }
-                return;
-            }
-        };
-        drop(self.work.wait_timeout(state, wait).expect("no panic under the lock"));
-    }
-}
-
-/// What came up while the files were looked at.
-struct Round {
-    starved: bool,
-    worked: bool,
-    next: Option<Instant>,
-    /// Of stuck files.
-    unwritten: u64,
-    unstable: u64,
-}
-
-impl Round {
-    fn note(&mut self, attended: Attended) {
-        match attended {
-            Attended::Worked => self.worked = true,
-            Attended::Due(at) => self.next = Some(self.next.map_or(at, |next| next.min(at))),
-            Attended::Idle => {}
-        }
-    }
-
-    fn note_stuck(&mut self, share: &Share) {
-        self.unwritten += share.unwritten();
-        self.unstable += share.unstable();
-    }
-}
-
-enum Attended {
-    Worked,
-    Due(Instant),
-    Idle,
-}
-
-/// One file after the other.
-impl Flusher {
-    /// Takes the next file in hand, of `left` that are to be looked at, and what keeps it from being
-    /// dropped if nobody has it open.
-    fn take(
-        &self,
-        me: ThreadId,
-        left: &mut usize,
-    ) -> Option<(Arc<CachedFile>, Option<Arc<CachedFile>>)> {
-        let mut state = self.state();
-        while *left > 0 && !state.stopped {
-            *left -= 1;
-            // Another thread that was on duty may have taken some of them.
-            let next = state.queue.pop_front()?;
-            let Some(file) = next.upgrade() else { continue };
-            // Out of the strays before it is asked what it owes: who closes it from here on puts it
-            // there again.
-            let stray = state.strays.remove(&address(&file));
-            state.hands.push(Hand {
-                thread: me,
-                device: file.id.device,
-                share: Arc::clone(&file.writeback.share),
-                at_work: None,
-                ended: file.writeback.share.ended(),
-                ended_at: Instant::now(),
-            });
-            return Some((file, stray));
-        }
-        None
-    }
-
-    /// From here on, the thread may have to wait for the device of the file that it has in hand (F2).
-    fn begin_work(self: &Arc<Self>, me: ThreadId) {
-        let mut state = self.state();
-        if let Some(hand) = state.hand(me)
-            && hand.at_work.is_none()
-        {
-            let now = Instant::now();
-            (hand.at_work, hand.ended_at) = (Some(now), now);
-        }
-        self.keep_watch(&mut state);
-    }
-
-    /// Lists the file again unless it owes nothing, and lets go of it; whether the thread is still on
-    /// duty.
-    fn put_back(
-        self: &Arc<Self>,
-        me: ThreadId,
-        file: Arc<CachedFile>,
-        stray: Option<Arc<CachedFile>>,
-    ) -> bool {
-        if let Some(stray) = stray {
-            if file.owes() {
-                self.state().strays.insert(address(&stray), stray);
-            } else {
-                // Cuts off space that was reserved.
-                self.begin_work(me);
-                file.rest();
-            }
-        }
-        let mut is_listed = !try_unlist(&file);
-        if !is_listed && self.state().strays.contains_key(&address(&file)) {
-            // F5: closed while it was in hand. Who has put it there may have listed it.
-            is_listed = !std::mem::replace(&mut file.writeback.state().listed, true);
-        }
-        let listed = is_listed.then(|| Weak::clone(&file.this));
-        self.let_go(me, file);
-        let mut state = self.state();
-        state.hands.retain(|hand| hand.thread != me);
-        state.queue.extend(listed);
-        let on_duty = state.on_duty == Some(me);
-        if !on_duty && !state.told {
-            // The one on duty has not seen the file in its round.
-            state.told = true;
-            self.work.notify_one();
-        }
-        on_duty
-    }
-
-    /// Drops a file that the thread has in hand.
-    fn let_go(self: &Arc<Self>, me: ThreadId, file: Arc<CachedFile>) {
-        if let Some(last) = Arc::into_inner(file) {
-            self.begin_work(me);
-            drop(last);
-        }
-    }
-
-    /// Writes back what is due of a file.
-    fn attend(
-        self: &Arc<Self>,
-        me: ThreadId,
-        file: &Arc<CachedFile>,
-        stray: bool,
-        round: &mut Round,
-    ) -> Attended {
-        let now = Instant::now();
-        let ledger = &file.cache().ledger;
-        let much = self.is_much(ledger.dirty());
-        let state = file.writeback.state();
-        let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
-        // Early enough that nothing stays for longer than it should.
-        let due = state.dirty.since().map(|since| since + self.limits.age_max / 2);
-        drop(state);
-        let owes = file.writeback.generations.has_pages();
-        if let (Some(at), Some(_)) = (retry, due) {
-            round.note_stuck(&file.writeback.share);
-            // Not later than what others dirty meanwhile is due.
-            return Attended::Due(at.min(now + self.limits.age_max / 2));
-        }
-        let flushed = due.is_some_and(|at| at <= now || stray || round.starved);
-        let (least, batch) = stream_pages(file);
-        let is_behind = file.writeback.state().stream.is_due(least, batch);
-        let some = due.is_some() && much;
-        let asked =
-            |flushed| (owes || flushed) && self.is_sync_due(ledger.unstable(), round.starved);
-        if !(flushed || is_behind || some || asked(false)) {
-            return due.map_or(Attended::Idle, Attended::Due);
-        }
-        match self.place(me, file.id.device) {
-            Place::Free => {}
-            Place::Later => return Attended::Due(now + STUCK_AFTER / 2),
-            Place::None => return Attended::Idle,
-        }
-        self.begin_work(me);
-        let behind = file.writeback.state().stream.take(least, batch);
-        if flushed {
-            flush(file, 0, LAST_PAGE, Patience::Skip, false);
-        } else if let Some((first, last)) = behind {
-            flush(file, first, last, Patience::Skip, false);
-        }
-        if asked(flushed) {
-            sync_in_background(file, Guards::Wait);
-        }
-        match due {
-            Some(_) if flushed || behind.is_some() => Attended::Worked,
-            Some(_) if much => match flush_some(file).pages {
-                0 => Attended::Due(now + Duration::from_millis(2)),
-                _ => Attended::Worked,
-            },
-            Some(at) => Attended::Due(at),
-            None => Attended::Idle,
-        }
-    }
-
-    /// Whether files are to be synced so that their pages can go.
-    fn is_sync_due(&self, unstable_bytes: u64, starved: bool) -> bool {
-        let stuck = self.stuck_unstable.load(Relaxed);
-        let most = self.limits.unstable_bytes_max;
-        let most = most.saturating_sub(stuck).max(most / 4);
-        unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
-    }
-
-    /// Whether the thread may go to work on a file of `device`, where others may be already (F4).
-    fn place(&self, me: ThreadId, device: u64) -> Place {
-        let (mut others, mut moving) = (0, false);
-        for hand in self.state().hands.iter_mut() {
-            if hand.thread != me && hand.device == device {
-                others += 1;
-                moving |= hand.is_moving();
-            }
-        }
-        match others {
-            0 => Place::Free,
-            DEVICE_THREADS_MAX.. => Place::None,
-            _ if moving => Place::Later,
-            _ => Place::Free,
-        }
-    }
-
-    /// Notes what stuck files owe: those that were found to be, and what others have in hand.
-    fn note_stuck(&self, me: ThreadId, mut unwritten: u64, mut unstable: u64) {
-        for hand in self.state().hands.iter_mut() {
-            if hand.thread != me && !hand.is_moving() {
-                unwritten += hand.share.unwritten();
-                unstable += hand.share.unstable();
-            }
-        }
-        self.stuck_unwritten.store(unwritten, Relaxed);
-        self.stuck_unstable.store(unstable, Relaxed);
-    }
-}
-
-/// Takes a file off the list if it owes nothing; whether it did (F1).
-fn try_unlist(file: &CachedFile) -> bool {
-    let mut state = file.writeback.state();
-    // What a flush has had written is in a generation before the flush ends.
-    let is_settled = state.dirty.is_clean() && !file.writeback.generations.has_pages();
-    if is_settled {
-        state.listed = false;
-    }
-    is_settled
-}
-
-fn address(file: &Arc<CachedFile>) -> usize {
-    Arc::as_ptr(file).addr()
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::{BackendChoice, Engine, OpenOptions, WriteMode};
-
-    /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
-    #[test]
-    fn threads_of_one_device() {
-        let limits = Limits {
-            dirty_bytes_max: 1 << 20,
-            unstable_bytes_max: 1 << 20,
-            age_max: Duration::from_secs(30),
-        };
-        let flusher = Flusher::new(limits);
-        let long_ago = Instant::now() - 2 * STUCK_AFTER;
-        let add = |thread, device| {
-            let share = Arc::default();
-            let hand = Hand { thread, share, device, at_work: None, ended: 0, ended_at: long_ago };
-            flusher.state().hands.push(hand);
-        };
-        add(1, 7);
-        assert_eq!(flusher.place(1, 7), Place::Free, "its own");
-        assert_eq!(flusher.place(2, 7), Place::Free, "the other is stuck");
-        add(2, 7);
-        flusher.state().hands[0].ended = 5;
-        assert_eq!(flusher.place(3, 7), Place::Later, "write-backs have ended since");
-        assert_eq!(flusher.place(3, 8), Place::Free, "another device");
-        flusher.state().hands[0].ended_at = long_ago;
-        assert_eq!(flusher.place(3, 7), Place::Free);
-        (3..=DEVICE_THREADS_MAX as u64).for_each(|thread| add(thread, 7));
-        assert_eq!(flusher.place(9, 7), Place::None);
-        assert_eq!(flusher.place(9, 8), Place::Free);
-    }
-
-    /// Goal: files leave the list when they owe nothing, and closed ones do while the thread sleeps.
-    /// Incident: they stayed until they were closed, and each that came looked through all of them.
-    #[test]
-    fn files_leave_the_list() {
-        let dir = tempfile::tempdir().unwrap();
-        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
-        let engine = engine.build().unwrap();
-        let options = OpenOptions::new().read(true).write(true).create(true);
-        let options = options.write_mode(WriteMode::Back);
-        let open = |number: usize| engine.open(dir.path().join(number.to_string()), &options);
-        let listed = || {
-            let state = engine.shared().flusher.state();
-            state.queue.len() + state.hands.len()
-        };
-        let files: Vec<_> = (0..100).map(|number| open(number).unwrap()).collect();
-        files.iter().for_each(|file| file.write_all_at(&[1; 100], 0).unwrap());
-        assert_eq!(listed(), 100);
-        files.iter().for_each(|file| file.sync_all().unwrap());
-        let started = Instant::now();
-        while listed() > 0 {
-            assert!(started.elapsed() < Duration::from_secs(30), "{} files are listed", listed());
-            // It may sleep until those are due that were dirty when it looked.
-            engine.shared().flusher.tell();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let mut others = 0;
-        files[0].write_all_at(&[2; 100], 0).unwrap();
-        for _ in 0..1000 {
-            open(100).unwrap().write_all_at(&[1; 100], 0).unwrap();
-            others = others.max(listed());
-        }
-        assert!(others <= 2 * files.len() + 1, "{others} files are listed");
     }
 }

@@ -6,7 +6,7 @@ use crate::cache::table::PageIndex;
 
 /// Pages that writes have dirtied in order.
 #[derive(Default)]
-pub(super) struct Stream {
+pub(crate) struct Stream {
     /// From here on, up to `end`, the pages were not handed to the flusher yet.
     behind: PageIndex,
     end: PageIndex,
@@ -16,7 +16,7 @@ pub(super) struct Stream {
 
 impl Stream {
     /// Notes a write; whether there is enough now to be written back.
-    pub(super) fn advance(
+    pub(crate) fn advance(
         &mut self,
         first: PageIndex,
         last: PageIndex,
@@ -32,12 +32,12 @@ impl Stream {
         self.is_due(least, batch)
     }
 
-    pub(super) fn is_due(&self, least: u64, batch: u64) -> bool {
+    pub(crate) fn is_due(&self, least: u64, batch: u64) -> bool {
         self.end - self.behind >= if self.runs { batch } else { least.max(batch) }
     }
 
     /// The first and the last page of what is to be written back, if it is enough.
-    pub(super) fn take(&mut self, least: u64, batch: u64) -> Option<(PageIndex, PageIndex)> {
+    pub(crate) fn take(&mut self, least: u64, batch: u64) -> Option<(PageIndex, PageIndex)> {
         self.is_due(least, batch).then(|| {
             self.runs = true;
             let first = std::mem::replace(&mut self.behind, self.end);

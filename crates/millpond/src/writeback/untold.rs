@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Mutex, MutexGuard};
 
+use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::made;
-use crate::registry::FileId;
-use crate::writeback::Failure;
+use crate::writeback::failure::Failure;
 
 const FILES_MAX: usize = 1024;
 
@@ -56,7 +56,7 @@ pub(crate) fn forget_parent() {
     ALL.store(std::ptr::null_mut(), Release);
 }
 
-pub(super) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
+pub(crate) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
     let made = backing.made();
     let mut all = all();
     all.retain(|known| known.id != id);
@@ -68,7 +68,7 @@ pub(super) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
     ANY.store(true, Release);
 }
 
-pub(super) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<Failure> {
+pub(crate) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<Failure> {
     if !ANY.load(Acquire) {
         return None;
     }

@@ -145,24 +145,6 @@ pub fn builder(cache_bytes: u64, backend: BackendChoice) -> EngineBuilder {
     Engine::builder().cache_bytes(cache_bytes).backend(backend)
 }
 
-/// The names of the range locks that an engine can have; with the feature `range-lock-peers` all.
-pub fn range_locks() -> Vec<String> {
-    #[cfg(feature = "range-lock-peers")]
-    return millpond::RangeLockKind::ALL.iter().map(ToString::to_string).collect();
-    #[cfg(not(feature = "range-lock-peers"))]
-    vec!["striped".into()]
-}
-
-/// As [`engine`], with the range lock of that name.
-pub fn engine_with(cache_bytes: u64, backend: BackendChoice, range_lock: &str) -> Engine {
-    let builder = builder(cache_bytes, backend);
-    #[cfg(feature = "range-lock-peers")]
-    let builder = builder.range_lock(range_lock.parse().unwrap());
-    #[cfg(not(feature = "range-lock-peers"))]
-    assert_eq!(range_lock, "striped", "the others need the feature range-lock-peers");
-    builder.build().unwrap()
-}
-
 pub fn write_back() -> OpenOptions {
     read_write().write_mode(WriteMode::Back)
 }

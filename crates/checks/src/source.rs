@@ -1,0 +1,226 @@
+//! The modules of a crate, and the file of each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use syn::{Attribute, Item, Meta, Token, UseTree, Visibility, punctuated::Punctuated};
+
+use crate::names::{Import, Names};
+
+/// One file of a crate.
+pub struct SourceFile {
+    /// Below `src`, with slashes.
+    pub name: String,
+    /// With tests and comments.
+    pub lines: usize,
+    /// The files that this one takes names from, and which names.
+    pub imports: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// The production code of a crate.
+pub struct Crate {
+    /// Its name, for messages.
+    pub name: String,
+    /// By name.
+    pub files: BTreeMap<String, SourceFile>,
+}
+
+/// A module, by its path from the root of the crate.
+pub(crate) type ModulePath = Vec<String>;
+
+/// What a module declares.
+pub(crate) struct Module {
+    pub(crate) file: String,
+    pub(crate) children: BTreeSet<String>,
+    /// Names that it hands on or has imported, and where they are from.
+    pub(crate) imports: BTreeMap<String, Import>,
+    /// Where it takes everything from.
+    pub(crate) globs: Vec<ModulePath>,
+    pub(crate) items: Vec<Item>,
+}
+
+impl Crate {
+    /// Reads the crate whose root is `root`, `src/lib.rs` or `src/main.rs`.
+    ///
+    /// # Panics
+    ///
+    /// If a file cannot be read or is not Rust.
+    pub fn read(name: &str, root: &Path) -> Crate {
+        let source = root.parent().expect("a file in a folder");
+        let mut reader = Reader { source, modules: BTreeMap::new(), lines: BTreeMap::new() };
+        reader.read_file(root, source, Vec::new());
+        let Reader { modules, lines, .. } = reader;
+        let mut files: BTreeMap<String, SourceFile> = lines
+            .into_iter()
+            .map(|(name, lines)| {
+                (name.clone(), SourceFile { name, lines, imports: BTreeMap::new() })
+            })
+            .collect();
+        for path in modules.keys() {
+            for (from, to, what) in Names::of(&modules, path) {
+                let file = files.get_mut(&from).expect("read above");
+                file.imports.entry(to).or_default().insert(what);
+            }
+        }
+        Crate { name: name.to_string(), files }
+    }
+}
+
+struct Reader<'a> {
+    source: &'a Path,
+    modules: BTreeMap<ModulePath, Module>,
+    lines: BTreeMap<String, usize>,
+}
+
+impl Reader<'_> {
+    fn read_file(&mut self, file: &Path, children_in: &Path, path: ModulePath) {
+        let text = std::fs::read_to_string(file)
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let parsed =
+            syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let name = file.strip_prefix(self.source).expect("below src").to_string_lossy().to_string();
+        self.lines.insert(name.clone(), text.lines().count());
+        self.read_module(&name, children_in, path, parsed.items);
+    }
+
+    fn read_module(
+        &mut self,
+        file: &str,
+        children_in: &Path,
+        path: ModulePath,
+        all_items: Vec<Item>,
+    ) {
+        let mut module = Module {
+            file: file.to_string(),
+            children: BTreeSet::new(),
+            imports: BTreeMap::new(),
+            globs: Vec::new(),
+            items: Vec::new(),
+        };
+        for item in all_items {
+            if !is_production(attributes(&item)) {
+                continue;
+            }
+            match item {
+                Item::Mod(child) => {
+                    let name = child.ident.to_string();
+                    module.children.insert(name.clone());
+                    let mut child_path = path.clone();
+                    child_path.push(name.clone());
+                    if let Some((_, items)) = child.content {
+                        self.read_module(file, &children_in.join(&name), child_path, items);
+                    } else {
+                        let (file, below) = file_of(children_in, &name, &child.attrs);
+                        self.read_file(&file, &below, child_path);
+                    }
+                }
+                Item::Use(item) => {
+                    let is_public = !matches!(item.vis, Visibility::Inherited);
+                    flatten(&item.tree, &mut Vec::new(), is_public, &mut module);
+                }
+                item => module.items.push(item),
+            }
+        }
+        self.modules.insert(path, module);
+    }
+}
+
+/// The file of a module that is declared without a body, and where its children are.
+fn file_of(folder: &Path, name: &str, attrs: &[Attribute]) -> (PathBuf, PathBuf) {
+    for attr in attrs {
+        if let Meta::NameValue(pair) = &attr.meta
+            && pair.path.is_ident("path")
+            && let syn::Expr::Lit(literal) = &pair.value
+            && let syn::Lit::Str(path) = &literal.lit
+        {
+            let file = folder.join(path.value());
+            let below = file.parent().expect("a file in a folder").to_path_buf();
+            return (file, below);
+        }
+    }
+    let below = folder.join(name);
+    let file = folder.join(format!("{name}.rs"));
+    if file.exists() { (file, below) } else { (below.join("mod.rs"), below) }
+}
+
+fn flatten(tree: &UseTree, prefix: &mut Vec<String>, is_public: bool, module: &mut Module) {
+    match tree {
+        UseTree::Path(path) => {
+            prefix.push(path.ident.to_string());
+            flatten(&path.tree, prefix, is_public, module);
+            prefix.pop();
+        }
+        UseTree::Name(name) => {
+            let name = name.ident.to_string();
+            let (path, alias) = if name == "self" {
+                (prefix.clone(), prefix.last().cloned().unwrap_or_default())
+            } else {
+                ([prefix.clone(), vec![name.clone()]].concat(), name)
+            };
+            module.imports.insert(alias, Import { path, is_public });
+        }
+        UseTree::Rename(rename) => {
+            let mut path = prefix.clone();
+            if rename.ident != "self" {
+                path.push(rename.ident.to_string());
+            }
+            // Names of traits that are in scope without a name differ by where they are from.
+            let alias = if rename.rename == "_" {
+                format!("_ {}", path.join("::"))
+            } else {
+                rename.rename.to_string()
+            };
+            module.imports.insert(alias, Import { path, is_public });
+        }
+        UseTree::Glob(_) => module.globs.push(prefix.clone()),
+        UseTree::Group(group) => {
+            for tree in &group.items {
+                flatten(tree, prefix, is_public, module);
+            }
+        }
+    }
+}
+
+pub(crate) fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Const(it) => &it.attrs,
+        Item::Enum(it) => &it.attrs,
+        Item::ExternCrate(it) => &it.attrs,
+        Item::Fn(it) => &it.attrs,
+        Item::ForeignMod(it) => &it.attrs,
+        Item::Impl(it) => &it.attrs,
+        Item::Macro(it) => &it.attrs,
+        Item::Mod(it) => &it.attrs,
+        Item::Static(it) => &it.attrs,
+        Item::Struct(it) => &it.attrs,
+        Item::Trait(it) => &it.attrs,
+        Item::Type(it) => &it.attrs,
+        Item::Union(it) => &it.attrs,
+        Item::Use(it) => &it.attrs,
+        _ => &[],
+    }
+}
+
+/// Whether an item with these attributes is in a build that is neither a test, a model nor documentation.
+pub(crate) fn is_production(attrs: &[Attribute]) -> bool {
+    let conditions = attrs.iter().filter(|attr| attr.path().is_ident("cfg"));
+    conditions
+        .filter_map(|attr| attr.parse_args::<Meta>().ok())
+        .all(|meta| holds(&meta) != Some(false))
+}
+
+/// `None`: it depends.
+fn holds(condition: &Meta) -> Option<bool> {
+    let name = condition.path().get_ident().map(ToString::to_string).unwrap_or_default();
+    let Meta::List(list) = condition else {
+        return matches!(name.as_str(), "test" | "loom" | "doc" | "fuzzing").then_some(false);
+    };
+    let inner = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;
+    let mut inner = inner.iter().map(holds);
+    match name.as_str() {
+        "not" => inner.next()?.map(|holds| !holds),
+        "all" => inner.any(|it| it == Some(false)).then_some(false),
+        "any" => inner.all(|it| it == Some(false)).then_some(false),
+        _ => None,
+    }
+}

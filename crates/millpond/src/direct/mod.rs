@@ -1,0 +1,455 @@
+//! Direct I/O: between the caller's memory and the back end, past the cache and coherent with it.
+//!
+//! ```text
+//!   read:   shared guard -> write back what is DIRTY of the range -> back end -> release
+//!   write:  exclusive guard -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!           -> release                                             (`write::around`)
+//! ```
+//!
+//! A direct operation is atomic with respect to every other of its file, direct or cached, as the
+//! guard is the one that all of them take. The part between [`begin`] and [`Begun::end`] is the back
+//! end's: `File` waits for it, a `Pipeline` has many under way.
+//!
+//! - **D1** Who has begun an operation ends it: until then its pages are hidden, and its range is
+//!   held. Nobody who has one under way waits for another guard, nor for a flush, which may wait for
+//!   the pages that are hidden.
+//! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
+//!   the handle says so, served through a bounce buffer and counted.
+
+use std::io;
+
+use millpond_rangelock::{Guard, Mode};
+
+use crate::cache::copy::Source;
+use crate::error::{Error, Op, Result};
+use crate::flush::{self, Durability};
+use crate::inode::{Blocking, CachedFile};
+use crate::io::backend::Alignment;
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::{Misalignment, Segment, SegmentIter};
+use crate::write::{self, Account, Around, Write};
+use crate::writeback::Ticket;
+
+/// Bytes that a bounce buffer holds at most.
+const BOUNCE_BYTES_MAX: u64 = 1 << 20;
+/// The most that bounce buffers are aligned to; devices that want more are refused at open.
+const BOUNCE_ALIGN_BYTES: usize = 4096;
+/// What to do with which bytes of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent<'f> {
+    pub(crate) file: &'f CachedFile,
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) durable: bool,
+}
+
+/// The same, and with which memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation<'a> {
+    pub(crate) extent: Extent<'a>,
+    pub(crate) segments: SegmentIter<'a>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Begun,
+    /// Somebody holds a part of the range, or it is to be written back before.
+    Conflict,
+    /// There is nothing to be moved.
+    Nothing,
+}
+
+/// An operation under its guard, between cache and back end (D1).
+#[must_use]
+pub(crate) struct Begun<'f> {
+    guard: Guard<'f>,
+    /// The size of the file, which does not change meanwhile as far as it matters (W5).
+    size: u64,
+    /// Of a write.
+    write: Option<(Around, Account)>,
+}
+
+/// Gets the cache out of the way of an operation, and puts what it holds into `begun`.
+#[inline]
+pub(crate) fn begin<'f>(
+    extent: Extent<'f>,
+    blocking: Blocking,
+    begun: &mut Option<Begun<'f>>,
+) -> Result<Begin> {
+    if extent.len == 0 {
+        return Ok(Begin::Nothing);
+    }
+    match extent.direction {
+        Direction::Read => begin_read(extent, blocking, begun),
+        Direction::Write => {
+            let (file, end) = (extent.file, extent.offset + extent.len);
+            let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, blocking)
+            else {
+                return Ok(Begin::Conflict);
+            };
+            if blocking == Blocking::Try && extent.write(size).has_to_wait() {
+                return Ok(Begin::Conflict);
+            }
+            *begun = Some(begin_write(extent, guard, size, blocking)?);
+            Ok(Begin::Begun)
+        }
+    }
+}
+
+fn begin_write<'f>(
+    extent: Extent<'f>,
+    guard: Guard<'f>,
+    size: u64,
+    blocking: Blocking,
+) -> Result<Begun<'f>> {
+    let around = extent.write(size).begin_around(blocking)?;
+    extent.file.begin_change(extent.offset + extent.len);
+    let account = Account::open(extent.file, extent.durable);
+    Ok(Begun { guard, size, write: Some((around, account)) })
+}
+
+#[inline]
+fn begin_read<'f>(
+    extent: Extent<'f>,
+    blocking: Blocking,
+    begun: &mut Option<Begun<'f>>,
+) -> Result<Begin> {
+    let (file, offset, end) = (extent.file, extent.offset, extent.offset + extent.len);
+    if offset >= file.core().size.get() {
+        return Ok(Begin::Nothing);
+    }
+    let range = file.pages(offset, end);
+    let guard = match blocking {
+        Blocking::Wait => file.ranges.lock(range, Mode::Shared),
+        Blocking::Try => match file.ranges.try_lock(range, Mode::Shared) {
+            Some(guard) => guard,
+            None => return Ok(Begin::Conflict),
+        },
+    };
+    let size = file.core().size.get();
+    if offset >= size {
+        return Ok(Begin::Nothing);
+    }
+    let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
+    if flush::owes(file, first, last) {
+        if blocking == Blocking::Try {
+            return Ok(Begin::Conflict);
+        }
+        flush::redirty_suspects(file, first, last);
+        flush::write_back(file, first, last, Op::Read)?;
+    }
+    *begun = Some(Begun { guard, size, write: None });
+    Ok(Begin::Begun)
+}
+
+/// Writes at the end of the file; returns where that was, and the bytes moved. The operation's
+/// offset does not count.
+pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
+    let (file, len) = (operation.extent.file, operation.extent.len);
+    if len == 0 {
+        return Ok((file.core().size.get(), 0));
+    }
+    let _turn = file.appending.take();
+    let (guard, end) = write::lock_end(file, len)?;
+    operation.extent.offset = end;
+    let alignment = operation.check_alignment();
+    let is_aligned = alignment.is_ok();
+    if !bounce {
+        alignment?;
+    }
+    let begun = begin_write(operation.extent, guard, end, Blocking::Wait)?;
+    let moved = match is_aligned {
+        true => operation.finish(begun),
+        false => operation.write_bounced(begun),
+    };
+    Ok((end, moved?))
+}
+
+impl<'f> Extent<'f> {
+    /// D2, for memory that is aligned so.
+    #[inline]
+    pub(crate) fn check_alignment(&self, memory: Misalignment) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        match first_misaligned(self.offset, memory, self.file.backing.direct_alignment()) {
+            None => Ok(()),
+            Some((what, limit_bytes)) => {
+                let &Extent { offset, len, .. } = self;
+                Err(Error::Unaligned { op: self.op(), offset, len, what, limit_bytes })
+            }
+        }
+    }
+
+    fn op(&self) -> Op {
+        match self.direction {
+            Direction::Read => Op::Read,
+            Direction::Write => Op::Write,
+        }
+    }
+
+    fn write(&self, size: u64) -> Write<'f> {
+        Write::around_cache(self.file, self.offset, self.len, size, self.durable)
+    }
+}
+
+impl<'a> Operation<'a> {
+    pub(crate) fn transfer(&self) -> Transfer<'a> {
+        let Extent { direction, offset, durable, .. } = self.extent;
+        let mut transfer = Transfer::new(direction, offset, self.segments);
+        transfer.durable = durable;
+        transfer.direct = true;
+        transfer
+    }
+
+    pub(crate) fn check_alignment(&self) -> Result<()> {
+        self.extent.check_alignment(self.segments.misalignment())
+    }
+
+    /// Carries the operation out and waits for it.
+    pub(crate) fn run(&self) -> Result<usize> {
+        match self.begin()? {
+            Some(begun) => self.finish(begun),
+            None => Ok(0),
+        }
+    }
+
+    /// `None`: there is nothing to be moved.
+    fn begin(&self) -> Result<Option<Begun<'a>>> {
+        let mut begun = None;
+        let outcome = begin(self.extent, Blocking::Wait, &mut begun)?;
+        debug_assert!(outcome != Begin::Conflict, "waited for");
+        Ok(begun)
+    }
+
+    fn finish(&self, begun: Begun<'_>) -> Result<usize> {
+        let mut batch = [self.transfer()];
+        request::run(&*self.extent.file.backing, &mut batch);
+        let [transfer] = batch;
+        begun.end(self.extent, transfer)
+    }
+
+    /// Carries an operation out that is not aligned.
+    pub(crate) fn run_bounced(&self) -> Result<usize> {
+        let Some(begun) = self.begin()? else { return Ok(0) };
+        match self.extent.direction {
+            Direction::Read => self.read_bounced(begun),
+            Direction::Write => self.write_bounced(begun),
+        }
+    }
+
+    /// Reads whole blocks around what is wanted, and copies.
+    fn read_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+        self.extent.file.cache().counters.bounced.add(1);
+        let (start, len) = (self.extent.offset, self.extent.len);
+        let end = start + len;
+        let end = end.min(begun.size);
+        let block = u64::from(self.extent.file.backing.direct_alignment().offset_bytes);
+        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
+        let mut dst = self.segments;
+        let mut at = start;
+        let mut failure = None;
+        while at < end {
+            let first = at - at % block;
+            let whole_end = end.next_multiple_of(block).min(i64::MAX as u64);
+            let wanted = (whole_end - first).min(bounce.len());
+            let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
+            let got = (first + moved).min(end).saturating_sub(at);
+            // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's
+            // promise.
+            let copied = unsafe {
+                let from = bounce.base().add((at - first) as usize);
+                crate::read::hit::copy_out(dst.split(got), from, Source::Near)
+            };
+            if copied.is_err() {
+                return Err(Error::Fault { op: Op::Read, offset: start, len });
+            }
+            at += got;
+            failure = error;
+            if moved < wanted {
+                break;
+            }
+        }
+        let moved = at - start;
+        begun.end(self.extent, Transfer { moved, error: failure, ..self.transfer() })
+    }
+
+    /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
+    /// kernel's cache, which keeps the bytes around it.
+    fn write_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+        self.extent.file.cache().counters.bounced.add(1);
+        let block = u64::from(self.extent.file.backing.direct_alignment().offset_bytes);
+        let (offset, total) = (self.extent.offset, self.extent.len);
+        if !(offset | total).is_multiple_of(block) {
+            let mut batch = [Transfer { direct: false, ..self.transfer() }];
+            request::run(&*self.extent.file.backing, &mut batch);
+            let [transfer] = batch;
+            return begun.end(self.extent, transfer);
+        }
+        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(total));
+        let mut src = self.segments;
+        let mut done = 0;
+        let mut failure = None;
+        while done < total && failure.is_none() {
+            let part = src.split(bounce.len());
+            let len = part.left();
+            if !bounce.take(part) {
+                failure = Some(io::Error::from_raw_os_error(libc::EFAULT));
+                break;
+            }
+            let (moved, error) = self.transfer_bounced(&mut bounce, offset + done, len);
+            done += moved;
+            failure = error;
+        }
+        // Its memory is not aligned.
+        let all = Transfer { direct: false, ..self.transfer() };
+        begun.end(self.extent, Transfer { moved: done, error: failure, ..all })
+    }
+
+    fn transfer_bounced(
+        &self,
+        bounce: &mut Bounce,
+        offset: u64,
+        len: u64,
+    ) -> (u64, Option<io::Error>) {
+        // SAFETY: within the buffer, which outlives the transfer.
+        let segment = unsafe { [Segment::new(bounce.base(), len as usize)] };
+        let mut batch = [Transfer { offset, segments: (&segment).into(), ..self.transfer() }];
+        request::run(&*self.extent.file.backing, &mut batch);
+        let [transfer] = batch;
+        (transfer.moved, transfer.error)
+    }
+}
+
+/// What is not aligned, and what it must be aligned to, in bytes.
+#[inline]
+fn first_misaligned(
+    offset: u64,
+    found: Misalignment,
+    alignment: Alignment,
+) -> Option<(&'static str, u32)> {
+    let Alignment { memory_bytes, offset_bytes } = alignment;
+    let is_off = |bits: u32, limit_bytes: u32| bits & (limit_bytes - 1) != 0;
+    if is_off(offset as u32, offset_bytes) {
+        Some(("offset", offset_bytes))
+    } else if is_off(found.len, offset_bytes) {
+        Some(("length of a segment", offset_bytes))
+    } else if is_off(found.base, memory_bytes) {
+        Some(("memory of a segment", memory_bytes))
+    } else {
+        None
+    }
+}
+
+impl Begun<'_> {
+    /// Ends the operation, which the back end has ended. Waits for a guard where the file's length is in
+    /// doubt, and of a durable write for others that are under way.
+    fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
+        let Ended { outcome, is_len_in_doubt, .. } =
+            self.end_with(extent, transfer, Blocking::Wait);
+        if is_len_in_doubt {
+            extent.file.adopt_size()?;
+        }
+        outcome
+    }
+
+    /// Ends the operation, without waiting for anybody.
+    #[inline]
+    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ended {
+        self.end_with(extent, transfer, Blocking::Try)
+    }
+
+    #[inline]
+    fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, blocking: Blocking) -> Ended {
+        let Extent { file, offset, len, .. } = extent;
+        let slot = file.cache().counters.mine();
+        match self.write {
+            None => {
+                let wanted = (offset + len).min(self.size) - offset;
+                drop(self.guard);
+                let moved = transfer.moved.min(wanted);
+                slot.passed(moved);
+                match transfer.error {
+                    Some(error) if moved == 0 => {
+                        Ended::of(Err(Error::io(Op::Read, offset, len, error)))
+                    }
+                    // What lies before it, as the kernel has it.
+                    Some(_) => Ended::of(Ok(moved as usize)),
+                    // If it is short, somebody else cut the file below.
+                    None => {
+                        Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) }
+                    }
+                }
+            }
+            Some((around, account)) => {
+                file.end_change();
+                let write = extent.write(self.size);
+                let written = account.close(file, transfer, blocking);
+                let pending = match written.durability {
+                    Durability::Pending(ticket) => Some(ticket),
+                    _ => None,
+                };
+                let outcome = write.end_around(written, around);
+                slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
+                let is_len_in_doubt = write.release_apart(self.guard, &outcome);
+                Ended { outcome, is_len_in_doubt, pending }
+            }
+        }
+    }
+}
+
+/// What became of an operation.
+#[must_use]
+pub(crate) struct Ended {
+    pub(crate) outcome: Result<usize>,
+    /// The file may have another length now than we think, and [`CachedFile::adopt_size`] is to be called
+    /// when nobody has to be feared.
+    pub(crate) is_len_in_doubt: bool,
+    /// Of a durable write that has ended well: whether it has succeeded, others decide.
+    pub(crate) pending: Option<Ticket>,
+}
+
+impl Ended {
+    fn of(outcome: Result<usize>) -> Ended {
+        Ended { outcome, is_len_in_doubt: false, pending: None }
+    }
+}
+
+/// Aligned memory for what is not.
+struct Bounce {
+    memory: Vec<u8>,
+    skip: usize,
+}
+
+impl Bounce {
+    fn new(bytes: u64) -> Bounce {
+        let memory = vec![0; bytes as usize + BOUNCE_ALIGN_BYTES];
+        let skip = memory.as_ptr().align_offset(BOUNCE_ALIGN_BYTES);
+        Bounce { memory, skip }
+    }
+
+    fn len(&self) -> u64 {
+        (self.memory.len() - BOUNCE_ALIGN_BYTES) as u64
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        self.memory[self.skip..].as_mut_ptr()
+    }
+
+    /// Copies all of `part`; false if its memory faults.
+    fn take(&mut self, part: SegmentIter<'_>) -> bool {
+        assert!(part.left() <= self.len());
+        let mut at = self.base();
+        for piece in part {
+            // SAFETY: the buffer has room for all of the part; the source is the caller's promise.
+            unsafe {
+                if crate::cache::copy::copy(at, piece.base(), piece.len()) > 0 {
+                    return false;
+                }
+                at = at.add(piece.len());
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,498 @@
+//! The asynchronous face of an open file.
+//!
+//! A read polls the hit path, and then the states of `cache::miss`, with the caller's buffer borrowed:
+//! between two polls nobody but the caller has it. Other operations are those of `file`, carried out by
+//! a worker that owns what it needs; the future only waits for the outcome.
+
+use std::future::Future;
+use std::io::IoSliceMut;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::buffers::Buffer;
+use crate::error::{Error, Op, Result};
+use crate::face::file::{File, in_range};
+use crate::face::unattended;
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
+use crate::read::miss::{Miss, Pace, Step, Wanted};
+use crate::workers::Outcome;
+
+/// A [`File`] with asynchronous methods. Clones are the same handle.
+///
+/// The futures run in any runtime. What is cached is read at the first poll, without an allocation or a
+/// lock; a miss is started at the first poll, and whoever ends it wakes the task, whose next poll
+/// copies. No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody
+/// else ever has its buffer, and nobody waits for it.
+///
+/// What has no asynchronous form here never blocks: see [`AsyncFile::file`].
+///
+/// The first operation of an engine that is not a hit starts a thread, on which what has to wait does;
+/// where the system gives none it fails with [`Error::Io`], and has done nothing.
+///
+/// # Examples
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// use millpond::{AsyncFile, Engine, OpenOptions};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let options = OpenOptions::new().read(true).write(true);
+/// let file = AsyncFile::from(engine.open(&path, &options)?);
+/// # block_on(async {
+/// file.write_at(b"a pond", 0).await?;
+/// let mut bytes = [0; 4];
+/// assert_eq!(file.read_at(&mut bytes, 2).await?, 4);
+/// assert_eq!(&bytes, b"pond");
+/// file.sync_data().await?;
+/// # Ok::<(), millpond::Error>(())
+/// # })?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct AsyncFile {
+    file: Arc<File>,
+}
+
+impl From<File> for AsyncFile {
+    fn from(file: File) -> AsyncFile {
+        AsyncFile { file: Arc::new(file) }
+    }
+}
+
+impl From<Arc<File>> for AsyncFile {
+    fn from(file: Arc<File>) -> AsyncFile {
+        AsyncFile { file }
+    }
+}
+
+impl AsyncFile {
+    /// The same handle with the methods that block; those that never do, [`File::len`],
+    /// [`File::advise`], [`File::try_read_at`] and [`File::is_empty`], are only there. For requests of a
+    /// [`Queue`](crate::Queue), too.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// [`File::read_at`].
+    ///
+    /// Reads of more than 64 pages, or of more than an eighth of the cache, are carried out by a worker,
+    /// and copied once more.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`].
+    #[inline]
+    pub fn read_at<'a>(&'a self, dst: &'a mut [u8], offset: u64) -> ReadAt<'a> {
+        ReadAt { file: &self.file, dst, offset, miss: None }
+    }
+
+    /// [`File::read_vectored_at`]. Longer reads as for [`AsyncFile::read_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_vectored_at`].
+    pub fn read_vectored_at<'a, 'b>(
+        &'a self,
+        dst: &'a mut [IoSliceMut<'b>],
+        offset: u64,
+    ) -> ReadVectoredAt<'a, 'b> {
+        ReadVectoredAt { file: &self.file, dst, offset, miss: None }
+    }
+
+    /// [`File::read_exact_at`]. Longer reads as for [`AsyncFile::read_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_exact_at`].
+    pub async fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
+        let len = dst.len();
+        let moved = self.read_at(dst, offset).await?;
+        if moved < len {
+            // As in `File::read_exact_at`.
+            self.read_at(&mut dst[moved..], offset + moved as u64).await?;
+            let end = std::io::ErrorKind::UnexpectedEof;
+            return Err(Error::io(Op::Read, offset, len as u64, end));
+        }
+        Ok(())
+    }
+
+    /// [`File::read_vectored_at`] into all of `buffers`, in turn, which come back with the outcome: the way
+    /// to read from a file that was opened [`direct`](crate::OpenOptions::direct), without a copy and,
+    /// on io_uring, without a thread. Others are read by a worker.
+    ///
+    /// The buffers are the read's until it ends: a future that is dropped leaves it to its end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_vectored_at`].
+    pub async fn read_buffers_at(
+        &self,
+        buffers: Vec<Buffer>,
+        offset: u64,
+    ) -> (Result<usize>, Vec<Buffer>) {
+        if !self.file.is_for_direct() {
+            return self.move_buffers(Op::Read, buffers, offset).await;
+        }
+        if let Err(error) = self.start_workers(Op::Read, offset, total(&buffers)) {
+            return (Err(error), buffers);
+        }
+        let (outcome, teller) = Outcome::new();
+        let tell = Box::new(move |result, buffers| teller.tell((result, buffers)));
+        unattended::start_read(Arc::clone(&self.file), buffers, offset, None, tell);
+        std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
+    }
+
+    /// [`File::write_vectored_at`] of all of `buffers`, in turn, which come back with the outcome; by a
+    /// worker, without a copy to a file that was opened [`direct`](crate::OpenOptions::direct). Dropped
+    /// after its first poll, the write is carried out all the same.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_vectored_at`].
+    pub async fn write_buffers_at(
+        &self,
+        buffers: Vec<Buffer>,
+        offset: u64,
+    ) -> (Result<usize>, Vec<Buffer>) {
+        self.move_buffers(Op::Write, buffers, offset).await
+    }
+
+    /// [`File::write_at`] of a copy of `src`, by a worker. Dropped after its first poll, the write is
+    /// carried out all the same.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`].
+    pub async fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
+        let src = copied(src, offset)?;
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at(&src, offset)
+        })
+        .await
+    }
+
+    /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at_dsync`].
+    pub async fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
+        let src = copied(src, offset)?;
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at_dsync(&src, offset)
+        })
+        .await
+    }
+
+    /// [`File::write_all_at`], as [`AsyncFile::write_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_all_at`].
+    pub async fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
+        let src = copied(src, offset)?;
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_all_at(&src, offset)
+        })
+        .await
+    }
+
+    /// [`File::append`], as [`AsyncFile::write_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::append`].
+    pub async fn append(&self, src: &[u8]) -> Result<u64> {
+        let src = copied(src, 0)?;
+        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
+    }
+
+    /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
+    /// so are all that follow.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::truncate`].
+    pub async fn truncate(&self, len: u64) -> Result<()> {
+        self.by_worker((Op::Truncate, len, 0), move |file| file.truncate(len)).await
+    }
+
+    /// [`File::punch_hole`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::punch_hole`].
+    pub async fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker((Op::Punch, offset, len), move |file| file.punch_hole(offset, len)).await
+    }
+
+    /// [`File::zero_range`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::zero_range`].
+    pub async fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker((Op::Zero, offset, len), move |file| file.zero_range(offset, len)).await
+    }
+
+    /// [`File::allocate`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::allocate`].
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker((Op::Allocate, offset, len), move |file| file.allocate(offset, len)).await
+    }
+
+    /// [`File::seek_data`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::seek_data`].
+    pub async fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_data(offset)).await
+    }
+
+    /// [`File::seek_hole`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::seek_hole`].
+    pub async fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_hole(offset)).await
+    }
+
+    /// [`File::sync_all`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_all`].
+    pub async fn sync_all(&self) -> Result<()> {
+        self.by_worker((Op::Sync, 0, 0), |file| file.sync_all()).await
+    }
+
+    /// [`File::sync_data`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_data`].
+    pub async fn sync_data(&self) -> Result<()> {
+        self.by_worker((Op::Sync, 0, 0), |file| file.sync_data()).await
+    }
+
+    /// [`File::sync_range`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_range`].
+    pub async fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker((Op::Sync, offset, len), move |file| file.sync_range(offset, len)).await
+    }
+
+    /// [`File::persist`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::persist`].
+    pub async fn persist(&self, from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Result<()> {
+        let (from, to) = (from.into(), to.into());
+        self.by_worker((Op::Sync, 0, 0), move |file| file.persist(from, to)).await
+    }
+
+    /// [`File::persist_noclobber`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::persist_noclobber`].
+    pub async fn persist_noclobber(
+        &self,
+        from: impl Into<PathBuf>,
+        to: impl Into<PathBuf>,
+    ) -> Result<()> {
+        let (from, to) = (from.into(), to.into());
+        self.by_worker((Op::Sync, 0, 0), move |file| file.persist_noclobber(from, to)).await
+    }
+
+    /// [`File::write_back`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_back`].
+    pub async fn write_back(&self) -> Result<()> {
+        self.by_worker((Op::Sync, 0, 0), |file| file.write_back()).await
+    }
+
+    /// [`File::invalidate`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::invalidate`].
+    pub async fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
+        self.by_worker((Op::Advise, offset, len), move |file| file.invalidate(offset, len)).await
+    }
+
+    async fn by_worker<T: Send + 'static>(
+        &self,
+        (op, offset, len): (Op, u64, u64),
+        body: impl FnOnce(&File) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.start_workers(op, offset, len)?;
+        self.worked(body).await
+    }
+
+    async fn move_buffers(
+        &self,
+        op: Op,
+        mut buffers: Vec<Buffer>,
+        offset: u64,
+    ) -> (Result<usize>, Vec<Buffer>) {
+        if let Err(error) = self.start_workers(op, offset, total(&buffers)) {
+            return (Err(error), buffers);
+        }
+        self.worked(move |file| {
+            let moved = match op {
+                Op::Write => unattended::write_buffers(file, &buffers, offset),
+                _ => unattended::read_buffers(file, &mut buffers, offset),
+            };
+            (moved, buffers)
+        })
+        .await
+    }
+
+    fn start_workers(&self, op: Op, offset: u64, len: u64) -> Result<()> {
+        let started = self.file.cached.shared.workers.start();
+        started.map_err(|error| Error::io(op, offset, len, error))
+    }
+
+    /// Has a worker carry `body` out.
+    async fn worked<T: Send + 'static>(&self, body: impl FnOnce(&File) -> T + Send + 'static) -> T {
+        let file = Arc::clone(&self.file);
+        let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
+            let done = body(&file);
+            // Before the outcome is told: who waits for it may close the last handle then.
+            drop(file);
+            done
+        });
+        std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
+    }
+}
+
+fn total(buffers: &[Buffer]) -> u64 {
+    buffers.iter().map(|buffer| buffer.len() as u64).sum()
+}
+
+/// What a worker writes: the caller may drop the future, and with it what it lent.
+fn copied(src: &[u8], offset: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(src.len()).map_err(|_| {
+        Error::io(Op::Write, offset, src.len() as u64, std::io::ErrorKind::OutOfMemory)
+    })?;
+    bytes.extend_from_slice(src);
+    Ok(bytes)
+}
+
+/// The future of [`AsyncFile::read_at`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct ReadAt<'a> {
+    file: &'a File,
+    dst: &'a mut [u8],
+    offset: u64,
+    /// From the first miss on.
+    miss: Option<Miss>,
+}
+
+impl Future for ReadAt<'_> {
+    type Output = Result<usize>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        // SAFETY: the slice is borrowed for as long as the future lives; nobody keeps the segment
+        // beyond this call.
+        let dst = unsafe { [Segment::new(this.dst.as_mut_ptr(), this.dst.len())] };
+        poll_read(this.file, (&dst).into(), this.offset, &mut this.miss, cx)
+    }
+}
+
+/// The future of [`AsyncFile::read_vectored_at`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct ReadVectoredAt<'a, 'b> {
+    file: &'a File,
+    dst: &'a mut [IoSliceMut<'b>],
+    offset: u64,
+    miss: Option<Miss>,
+}
+
+impl Future for ReadVectoredAt<'_, '_> {
+    type Output = Result<usize>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        // SAFETY: IoSliceMut is laid out like iovec, by its documentation, and valid for writes for as
+        // long as the future lives; nobody keeps the segments beyond this call.
+        let list = unsafe {
+            let iovecs = std::slice::from_raw_parts(this.dst.as_ptr().cast(), this.dst.len());
+            RawList::from_iovecs(iovecs)
+        };
+        poll_read(this.file, list.iter(), this.offset, &mut this.miss, cx)
+    }
+}
+
+#[inline]
+fn poll_read(
+    file: &File,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    miss: &mut Option<Miss>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<usize>> {
+    let wanted = Wanted { file: &file.cached, readahead: &file.readahead, dst, offset, ring: None };
+    if miss.is_none()
+        && file.hits
+        && in_range(offset, dst.left())
+        && let Some(moved) = wanted.try_hit()
+    {
+        return Poll::Ready(Ok(moved));
+    }
+    poll_missed(file, &wanted, miss, cx)
+}
+
+#[cold]
+fn poll_missed(
+    file: &File,
+    wanted: &Wanted<'_>,
+    miss: &mut Option<Miss>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<usize>> {
+    let (offset, len) = (wanted.offset, wanted.dst.left());
+    file.check_read(offset, len)?;
+    file.check_cached()?;
+    if len == 0 {
+        return Poll::Ready(Ok(0));
+    }
+    if miss.is_none() {
+        // It may come to need one.
+        let started = file.cached.shared.workers.start();
+        started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
+    }
+    match miss.get_or_insert_with(Miss::new).step(wanted, cx.waker(), Pace::Full) {
+        Step::Done(result) => {
+            *miss = None;
+            Poll::Ready(result)
+        }
+        Step::Pending => Poll::Pending,
+        Step::Work => unreachable!("there is no more than full pace"),
+    }
+}

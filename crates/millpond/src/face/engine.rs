@@ -1,0 +1,331 @@
+//! The engine: one cache, one back end, many files.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::buffers::Buffer;
+use crate::cache::Cache;
+use crate::error::{Error, Op, Result};
+use crate::face::file::File;
+use crate::face::pipeline::Pipeline;
+use crate::inode::backend::{Backend, BackendKind};
+use crate::inode::{CachedFile, Shared};
+use crate::io::backend::uring::{self, Driver};
+use crate::io::flight::{self, Flight};
+use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
+use crate::queue::Queue;
+use crate::stats::Stats;
+use crate::writeback::{Flusher, Limits};
+
+/// The smallest and largest limits that an engine can keep to.
+const CACHE_BYTES_MIN: u64 = 16 << 10;
+const CACHE_BYTES_MAX: u64 = 512 << 30;
+/// Less would be taken up by the tables that the keeper reads.
+const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
+
+/// A cache with a hard memory limit, and the back end below it.
+///
+/// A handle: clones are the same engine. It lives as long as a clone or an open file does. Files
+/// opened through several engines of one process share one cached file per inode, which belongs to
+/// the engine that opened it first.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+impl EngineBuilder {
+    /// Builds the engine. Starts no thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
+    /// [`Error::Io`] where memory can't be reserved, the chosen back end is refused, or the keeper
+    /// can't be reached or refuses.
+    pub fn build(self) -> Result<Engine> {
+        Engine::of(self)
+    }
+}
+
+impl Engine {
+    /// An engine's options; [`EngineBuilder::build`] makes the engine.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let engine = millpond::Engine::builder().cache_bytes(1 << 20).build()?;
+    /// assert_eq!(engine.cache_bytes(), 1 << 20);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    pub(crate) fn of(options: EngineBuilder) -> Result<Engine> {
+        let cache_bytes = options.cache_bytes.unwrap_or_else(crate::memory::default_cache_bytes);
+        if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&cache_bytes) {
+            let what = format!(
+                "cache of {cache_bytes} bytes: must be {CACHE_BYTES_MIN} to {CACHE_BYTES_MAX}"
+            );
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
+        if options.keeper.is_some() && cache_bytes < KEEPER_CACHE_BYTES_MIN {
+            let what = format!(
+                "cache of {cache_bytes} bytes: with a keeper, at least {KEEPER_CACHE_BYTES_MIN}"
+            );
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
+        if !(1..=flight::READS_MAX).contains(&options.reads_in_flight_max) {
+            let (asked, most) = (options.reads_in_flight_max, flight::READS_MAX);
+            let what = format!("{asked} reads in flight: must be 1 to {most}");
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
+        let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
+        let (kind, reason) = choose(options.backend).map_err(failed)?;
+        let dirty_bytes_max = cache_bytes / 2;
+        let limits = Limits {
+            dirty_bytes_max: options.dirty_bytes_max.unwrap_or(u64::MAX).min(dirty_bytes_max),
+            unstable_bytes_max: cache_bytes / 4,
+            age_max: options.dirty_age_max,
+        };
+        Ok(Engine {
+            shared: Arc::new(Shared {
+                flusher: Flusher::new(limits),
+                cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
+                hit_path: AtomicBool::new(options.hit_path),
+                backend: Backend { kind, reason, pool: Arc::default(), transfers: Arc::default() },
+                readahead_bytes_max: options.readahead_bytes_max,
+                pinned_bytes: AtomicU64::new(0),
+                flight: Flight::new(options.reads_in_flight_max, cache_bytes),
+                workers: Arc::default(),
+            }),
+        })
+    }
+
+    /// Opens a file, or creates one, as `options` say. Descriptors are close-on-exec.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] with what `open(2)` answered; [`Error::NotRegular`] for anything but a regular
+    /// file; [`Error::InvalidInput`] for options that contradict each other or the file as it is
+    /// open already; [`Error::NoBuffers`] if the memory limit has no room for another open file.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let missing = engine.open("/no/such/file", &OpenOptions::new().read(true));
+    /// assert_eq!(missing.err().map(|error| error.errno()), Some(2));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        options.check()?;
+        let mut flags = match (options.read, options.writable()) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        flags |= OFlags::CLOEXEC;
+        if options.create {
+            flags |= OFlags::CREATE;
+        }
+        if options.create_new {
+            flags |= OFlags::CREATE | OFlags::EXCL;
+        }
+        let fd = open_regular(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
+            .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        self.from_fd(fd, options)
+    }
+
+    /// Adopts a descriptor, which must permit what `options` ask for; of the other options those
+    /// about the cache count, and `truncate`. The descriptor's own offset is never used; `O_APPEND`
+    /// does not disturb positioned writes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::open`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// std::fs::write(&path, "pond").unwrap();
+    /// let fd = std::fs::File::open(&path).unwrap().into();
+    /// let file = engine.from_fd(fd, &OpenOptions::new().read(true))?;
+    /// assert_eq!(file.len()?, 4);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn from_fd(&self, fd: OwnedFd, options: &OpenOptions) -> Result<File> {
+        options.check()?;
+        let flags =
+            rustix::fs::fcntl_getfl(&fd).map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        let access = flags & OFlags::RWMODE;
+        let refused = (options.read && access == OFlags::WRONLY)
+            || (options.writable() && access == OFlags::RDONLY);
+        if refused || flags.contains(OFlags::PATH) {
+            let what = "the descriptor does not permit what the options ask for".into();
+            return Err(Error::InvalidInput { op: Op::Open, what });
+        }
+        let (cached, kept) = CachedFile::open(&self.shared, fd, options)?;
+        let file = File::new(cached, kept, options);
+        if options.truncate {
+            file.truncate(0)?;
+        }
+        Ok(file)
+    }
+
+    /// `count` buffers of `bytes` bytes each, zero and aligned for direct I/O, in regions of a few
+    /// MiB that a [`Pipeline`] registers with the kernel as far as `RLIMIT_MEMLOCK` allows. The
+    /// memory is the caller's; [`Engine::cache_bytes`] does not count it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: `bytes` is 0, or the product too large. [`Error::Io`]: no memory.
+    pub fn alloc_buffers(&self, count: usize, bytes: usize) -> Result<Vec<Buffer>> {
+        crate::buffers::alloc(count, bytes)
+    }
+
+    /// A pipeline that keeps up to `depth` direct requests under way, for the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: `depth` is 0 or more than [`crate::PIPELINE_DEPTH_MAX`].
+    /// [`Error::Io`]: there is no ring to be had.
+    pub fn pipeline(&self, depth: usize) -> Result<Pipeline> {
+        Pipeline::new(&self.shared, depth)
+    }
+
+    /// A completion queue with room for `capacity` operations that are under way, or complete and not
+    /// waited for: 1 to 1,048,576. Its requests may be of files of any engine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: another capacity. [`Error::Io`]: the system gives no thread, of which
+    /// the first queue of an engine needs one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let engine = millpond::Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let queue = engine.queue(32)?;
+    /// assert!(queue.wait(0, 32, None)?.is_empty());
+    /// assert!(queue.wait(33, 33, None).is_err(), "it could never hold that many");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn queue(&self, capacity: usize) -> Result<Queue> {
+        if self.shared.cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Wait });
+        }
+        Queue::new(capacity, &self.shared.workers, self.shared.backend.driver())
+    }
+
+    /// The memory limit, in bytes.
+    #[must_use]
+    pub fn cache_bytes(&self) -> u64 {
+        self.shared.cache.frames.limit_bytes()
+    }
+
+    /// Turns the lock-free path for cached reads on or off, for this engine's files. Off, every
+    /// read takes the slow path: for comparison, and as an emergency stop.
+    pub fn set_hit_path(&self, on: bool) {
+        self.shared.hit_path.store(on, Relaxed);
+    }
+
+    /// What the engine has done so far. Takes the lock of the eviction queues, for a moment.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let readahead = self.shared.cache.readahead_use();
+        Stats {
+            readahead_used: readahead.used,
+            readahead_wasted: readahead.wasted,
+            memory_bytes: self.shared.cache.frames.committed_bytes(),
+            back_end: self.shared.backend.name(),
+            back_end_reason: self.shared.backend.reason.clone(),
+            has_lost_keeper: self.shared.has_lost_keeper(),
+            ..self.shared.backend.transfers.report(self.shared.cache.counters.snapshot())
+        }
+    }
+
+    /// Parts from the keeper, if there is one: writes back what is dirty, and has the keeper let go of
+    /// the engine's memory and of all files; what can't be written back the keeper tries to write, too.
+    /// Writes that begin after this has returned go through, of files that are open already as well.
+    /// Waits for writes that are under way. Call it before the process becomes another program (exec):
+    /// the keeper would wait for the end of that one.
+    pub fn leave_keeper(&self) {
+        CachedFile::leave_keeper(&self.shared);
+    }
+
+    /// Whether the keeper, if there is one, died before the engine parted from it: then writes go through,
+    /// as after [`Engine::leave_keeper`], and nothing survives a kill that waits in the cache. Costs no
+    /// more than a look at memory.
+    #[must_use]
+    pub fn has_lost_keeper(&self) -> bool {
+        self.shared.has_lost_keeper()
+    }
+
+    /// To be called in a child of `fork`, before any other use of the crate there. The parent's
+    /// engines must not be dropped in the child; files that the child opens belong to engines that it
+    /// builds. A child has nothing of its parent's cache: operations on its parent's files fail
+    /// with [`Error::Forked`], and views of theirs panic (on systems before Linux 4.14, and some that
+    /// imitate Linux, it has a copy instead, and must not touch them).
+    pub fn forget_parent() {
+        crate::inode::forget_parent();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("cache_bytes", &self.cache_bytes())
+            .field("back_end", &self.shared.backend.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens a file without waiting for the other end of a FIFO, which is to be refused.
+fn open_regular(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::open(path, flags | OFlags::NONBLOCK, mode) {
+        Ok(fd) => {
+            let set = rustix::fs::fcntl_getfl(&fd)?;
+            rustix::fs::fcntl_setfl(&fd, set - OFlags::NONBLOCK)?;
+            Ok(fd)
+        }
+        // A lease of somebody else: wait until it is given up, as everyone does.
+        Err(Errno::WOULDBLOCK) => rustix::fs::open(path, flags, mode),
+        Err(error) => Err(error),
+    }
+}
+
+fn choose(choice: BackendChoice) -> std::io::Result<(BackendKind, String)> {
+    let asked = || "as asked for".to_string();
+    let uring = || Driver::new().map(|driver| BackendKind::Uring(Arc::new(driver)));
+    Ok(match choice {
+        BackendChoice::Auto => match uring::probe() {
+            Ok(()) => (uring()?, "io_uring works here".into()),
+            Err(error) => (BackendKind::Threads, format!("io_uring does not work here: {error}")),
+        },
+        BackendChoice::Uring => {
+            uring::probe()?;
+            (uring()?, asked())
+        }
+        BackendChoice::Threads => (BackendKind::Threads, asked()),
+        BackendChoice::Memory => (BackendKind::Memory, asked()),
+        BackendChoice::Sim(options) => (BackendKind::Sim(options), asked()),
+        BackendChoice::Null => (BackendKind::Null, asked()),
+    })
+}

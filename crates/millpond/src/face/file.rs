@@ -1,0 +1,215 @@
+//! The public face of an open file: a handle, and what it permits.
+//!
+//! What can be done with a handle is in the modules below, each the face of the engine's module of the
+//! same name: they check what they are given, and hand it on.
+
+mod read;
+
+mod write;
+
+mod extent;
+
+mod writeback;
+
+mod persist;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use crate::direct::{Extent, Operation};
+use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
+use crate::io::batch;
+use crate::io::request::Direction;
+use crate::io::segment::SegmentIter;
+use crate::options::OpenOptions;
+use crate::read::ahead::Readahead;
+use crate::read::hit::TRIES_MAX;
+
+/// An open file.
+///
+/// All methods take `&self`; any number of threads may use one handle. Every read and write is
+/// atomic with respect to every other operation on the same file in this process, through whatever
+/// handle, save that raw and vectored forms whose memory faults may have moved some bytes, and reads
+/// of handles with [`Advice::TornReads`](crate::Advice::TornReads). Offsets and lengths are in bytes;
+/// nothing needs to be aligned.
+///
+/// Dropping a handle closes it; [`File::close`] also reports what the kernel says about it.
+///
+/// # Examples
+///
+/// ```
+/// # use millpond::{Engine, OpenOptions};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("log");
+/// let log = engine.open(&path, &OpenOptions::new().read(true).append(true).create(true))?;
+/// assert_eq!(log.append(b"one")?, 0);
+/// assert_eq!(log.append(b"two")?, 3);
+/// assert_eq!(&*log.view(0, 100)?, b"onetwo");
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub struct File {
+    pub(crate) cached: Arc<CachedFile>,
+    pub(crate) read: bool,
+    /// Reads may be served from the cache.
+    pub(crate) hits: bool,
+    write: bool,
+    dsync: bool,
+    direct: bool,
+    bounce: bool,
+    pub(crate) readahead: Readahead,
+    /// Lock-free attempts of a read; one where it may be torn ([`crate::Advice::TornReads`]).
+    tries: AtomicU32,
+    /// The handle's own descriptor, where the cached file uses another one.
+    _fd: Option<OwnedFd>,
+}
+
+impl File {
+    pub(crate) fn new(cached: Arc<CachedFile>, fd: Option<OwnedFd>, options: &OpenOptions) -> File {
+        cached.handles.fetch_add(1, Relaxed);
+        File {
+            cached,
+            read: options.read,
+            hits: options.read && !options.direct,
+            write: options.writable(),
+            dsync: options.dsync,
+            direct: options.direct,
+            bounce: options.bounce,
+            readahead: Readahead::new(),
+            tries: AtomicU32::new(TRIES_MAX),
+            _fd: fd,
+        }
+    }
+
+    /// Closes the handle and reports what `Drop` can't: errors of earlier writes that no sync has
+    /// mended yet, or that the kernel tells of at close, as network file systems do. Writes back
+    /// what waits in the cache, without making it durable.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::sync_all`]; the handle is closed all the same.
+    pub fn close(self) -> Result<()> {
+        self.check_process(Op::Close)?;
+        if self.write {
+            crate::flush::close(&self.cached)?;
+            self.cached.backing.flush().map_err(|error| Error::io(Op::Close, 0, 0, error))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn cached(&self) -> &CachedFile {
+        &self.cached
+    }
+
+    /// Opened for direct I/O by its caller.
+    pub(crate) fn is_for_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether what is not aligned is served all the same.
+    pub(crate) fn bounces(&self) -> bool {
+        self.bounce
+    }
+
+    pub(crate) fn is_dsync(&self) -> bool {
+        self.dsync
+    }
+
+    fn check(&self, permitted: bool, op: Op, offset: u64, len: u64) -> Result<()> {
+        self.check_process(op)?;
+        if permitted { Ok(()) } else { Err(Error::NotPermitted { op, offset, len }) }
+    }
+
+    /// Refuses what a child of fork asks of its parent's file.
+    pub(crate) fn check_process(&self, op: Op) -> Result<()> {
+        if self.cached.core().is_the_parents() { Err(Error::Forked { op }) } else { Ok(()) }
+    }
+
+    /// What can be said of a read without doing it.
+    pub(crate) fn check_read(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(Op::Read, offset, len)?;
+        self.check(self.read, Op::Read, offset, len)
+    }
+
+    /// What a [`crate::DirectRequest`] needs of its file.
+    pub(crate) fn check_direct(&self, op: Op, offset: u64, len: u64) -> Result<()> {
+        if !self.direct {
+            let what = "a request in a pipeline: the file is not open for direct I/O".into();
+            return Err(Error::InvalidInput { op, what });
+        }
+        self.check(if op == Op::Read { self.read } else { self.write }, op, offset, len)
+    }
+
+    /// Refuses what only the cache can do without waiting.
+    pub(crate) fn check_cached(&self) -> Result<()> {
+        if self.direct {
+            let what =
+                "a read that does not wait, of a handle for direct I/O: read into buffers".into();
+            return Err(Error::InvalidInput { op: Op::Read, what });
+        }
+        Ok(())
+    }
+
+    /// Moves bytes past the cache.
+    fn direct(
+        &self,
+        direction: Direction,
+        segments: SegmentIter<'_>,
+        offset: u64,
+        durable: bool,
+    ) -> Result<usize> {
+        let (file, len) = (&*self.cached, segments.left());
+        let extent = Extent { file, direction, offset, len, durable };
+        let operation = Operation { extent, segments };
+        match operation.check_alignment() {
+            Ok(()) => operation.run(),
+            Err(_) if self.bounce => operation.run_bounced(),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.cached.core().is_the_parents() {
+            // What it would write back, give back and wait for is the parent's.
+            std::mem::forget(Arc::clone(&self.cached));
+            return;
+        }
+        // AcqRel: what other handles wrote happens before the last one writes it back.
+        if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
+            let cached = Arc::clone(&self.cached);
+            if batch::is_open() {
+                // Who has a batch open must not wait: a fill may be ending here, whose guard it would
+                // wait for.
+                let workers = Arc::clone(&cached.shared.workers);
+                workers.run(Box::new(move || cached.leave()));
+            } else {
+                cached.leave();
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("len", &self.cached.core().size.get())
+            .field("page_bytes", &self.cached.core().page_bytes())
+            .field("read", &self.read)
+            .field("write", &self.write)
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+pub(crate) fn in_range(offset: u64, len: u64) -> bool {
+    offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
+}
+
+pub(crate) fn check_range(op: Op, offset: u64, len: u64) -> Result<()> {
+    if in_range(offset, len) { Ok(()) } else { Err(Error::InvalidRange { op, offset, len }) }
+}

@@ -1,0 +1,173 @@
+//! The length, holes and space, and what others changed of them: by [`crate::write::extent`].
+
+use crate::error::{Error, Op, Result};
+use crate::face::file::{File, check_range};
+use crate::io::backend::Seek;
+
+impl File {
+    /// The file's length in bytes. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// None at present.
+    pub fn len(&self) -> Result<u64> {
+        self.check_process(Op::Stat)?;
+        Ok(self.cached.core().size.get())
+    }
+
+    /// Whether the file has no bytes.
+    ///
+    /// # Errors
+    ///
+    /// None at present.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Sets the file's length: cuts it, or extends it with zeros. Blocks while operations beyond
+    /// the smaller of both lengths are under way; those below are not disturbed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPermitted`]: not open for writing. [`Error::InvalidRange`]: past `i64::MAX`.
+    /// [`Error::Io`]: the back end refused; nothing has changed.
+    pub fn truncate(&self, len: u64) -> Result<()> {
+        check_range(Op::Truncate, len, 0)?;
+        self.check(self.write, Op::Truncate, len, 0)?;
+        self.cached.truncate(len)
+    }
+
+    /// Makes `len` bytes at `offset` read as zeros and gives their space back to the file system:
+    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`. The file's length stays; the part of the range beyond
+    /// it is ignored, so a `len` of `i64::MAX as u64 - offset` means all from `offset` on. Readers
+    /// see all of the range as it was, or all of it zero.
+    ///
+    /// Blocks while operations on pages of the range are under way, and until the file system is
+    /// done; I/O elsewhere is not disturbed. The cost depends on what is cached and allocated, not
+    /// on `len`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`]: the range ends past `i64::MAX`. [`Error::InvalidInput`]: `len` is 0.
+    /// [`Error::NotPermitted`]: not open for writing. [`Error::Io`]: the back end failed. With
+    /// EOPNOTSUPP, EPERM or another refusal nothing has changed; else each byte of the range may be
+    /// as it was or zero.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let options = OpenOptions::new().read(true).write(true).create(true);
+    /// let file = engine.open(dir.path().join("disk"), &options)?;
+    /// file.write_all_at(&[7; 1 << 20], 0)?;
+    /// # if matches!(file.punch_hole(0, 1), Err(ref e) if e.errno() == libc::EOPNOTSUPP) { return Ok(()) }
+    /// file.punch_hole(64 << 10, 256 << 10)?;
+    /// let mut bytes = [7; 4];
+    /// file.read_exact_at(&mut bytes, 100 << 10)?;
+    /// assert_eq!((bytes, file.len()?), ([0; 4], 1 << 20));
+    /// // How large holes are made is the file system's affair.
+    /// if let Some(hole) = file.seek_hole(0)? {
+    ///     assert!(hole >= 64 << 10);
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_extent(Op::Punch, offset, len)?;
+        self.cached.punch(offset, offset + len)
+    }
+
+    /// Makes `len` bytes at `offset` read as zeros: `fallocate` with `FALLOC_FL_ZERO_RANGE`, which
+    /// keeps their space reserved and writes nothing. The file's length stays; the range is clipped
+    /// to it, and nothing is reserved beyond. Readers see all of the range as it was, or all of it
+    /// zero.
+    ///
+    /// Where the file system can't (tmpfs, for one), zeros are written instead, 1 MiB at a time,
+    /// which takes as long as any write of `len` bytes; not before all are written does anyone read
+    /// the range. Blocks as [`File::punch_hole`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::punch_hole`].
+    pub fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_extent(Op::Zero, offset, len)?;
+        self.cached.zero(offset, offset + len)
+    }
+
+    /// Reserves space for `len` bytes at `offset`, so that writes to them do not fail for lack of
+    /// it: `posix_fallocate`, but without its way of writing to every block where the file system
+    /// can't reserve. Bytes that exist stay as they are; if the range reaches beyond the end of the
+    /// file, the file is extended to there, with zeros.
+    ///
+    /// Blocks while the bytes of the range are being changed, or, where it extends the file, while
+    /// operations from the old end on are under way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`], [`Error::InvalidInput`] and [`Error::NotPermitted`] as for
+    /// [`File::punch_hole`]. [`Error::Io`]: not all could be reserved (ENOSPC, EDQUOT, EFBIG), or
+    /// nothing can be (EOPNOTSUPP). No byte has changed, but a part may be reserved, and the file
+    /// may have been extended by a part: see [`File::len`].
+    pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_extent(Op::Allocate, offset, len)?;
+        self.cached.allocate(offset, offset + len)
+    }
+
+    /// The first byte from `offset` on that is not in a hole; `None` where only a hole follows, or
+    /// `offset` is at or beyond the end of the file. Holes read as zeros; zeros need not be holes,
+    /// and a file system that does not know its holes has none.
+    ///
+    /// May wait for the file system, not for other operations; it may not see the whole of one that
+    /// is under way. Writes from `offset` on that wait in the cache are written back first. The first
+    /// search in a file opens a descriptor, which is kept with the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`]: `offset` is past `i64::MAX`. [`Error::Io`] with what the back end
+    /// answered; of kind `Unsupported` where the file can't be opened again by way of
+    /// `/proc/self/fd`, as its permissions have changed, somebody has a lease on it, or `/proc` is
+    /// not there.
+    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        check_range(Op::Seek, offset, 0)?;
+        self.check_process(Op::Seek)?;
+        self.cached.seek(offset, Seek::Data)
+    }
+
+    /// The first byte from `offset` on that is in a hole, the length of the file at the latest: its
+    /// end counts as one. `None` where `offset` is at or beyond the end. Otherwise like
+    /// [`File::seek_data`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::seek_data`].
+    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        check_range(Op::Seek, offset, 0)?;
+        self.check_process(Op::Seek)?;
+        self.cached.seek(offset, Seek::Hole)
+    }
+
+    /// Tells the cache that something other than this engine changed the file: drops the cached
+    /// bytes of the range (`len` 0: none) and adopts the length that the file has now. Blocks
+    /// while operations on the range are under way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`], or [`Error::Io`] if the length can't be had.
+    pub fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(Op::Stat, offset, len)?;
+        self.check_process(Op::Stat)?;
+        self.cached.invalidate(offset, offset + len)
+    }
+
+    /// Checks the arguments of an operation that changes the extent of `len` bytes.
+    fn check_extent(&self, op: Op, offset: u64, len: u64) -> Result<()> {
+        check_range(op, offset, len)?;
+        self.check(self.write, op, offset, len)?;
+        if len == 0 {
+            let what = format!("the length of the range at offset {offset} is 0; at least 1");
+            return Err(Error::InvalidInput { op, what });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! Reads: of what is cached without a lock, else by [`crate::read`] or past the cache.
+
+use std::io::IoSliceMut;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::advice::Advice;
+use crate::error::{Error, Op, Result};
+use crate::face::file::{File, check_range, in_range};
+use crate::face::view::View;
+use crate::io::request::Direction;
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
+use crate::read;
+use crate::read::ahead;
+use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
+
+impl File {
+    /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
+    /// the end of the file, or where bytes that can't be read follow: then a read of those says why.
+    ///
+    /// Beyond the bytes that were read, `dst` is as it was; or zero, where the read met a truncation, an
+    /// error, or changes that others make to the file below. Never are there other bytes of this file,
+    /// or of another.
+    ///
+    /// Cached bytes are read without locks and without waiting (after FreeBSD's `vn_read_from_obj`,
+    /// but atomically). Otherwise blocks until the pages were read, or until a writer of the same
+    /// pages is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`]: the range ends past `i64::MAX`. [`Error::NotPermitted`]: not open
+    /// for reading. [`Error::Io`]: the first byte could not be read.
+    #[inline]
+    pub fn read_at(&self, dst: &mut [u8], offset: u64) -> Result<usize> {
+        // SAFETY: an exclusive slice is valid for writes of its length.
+        unsafe { self.read_raw_at(dst.as_mut_ptr(), dst.len(), offset) }
+    }
+
+    /// Like [`File::read_at`], into several buffers in turn, as one atomic read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`].
+    pub fn read_vectored_at(&self, dst: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
+        // SAFETY: IoSliceMut is laid out like iovec, by its documentation, and valid for writes.
+        unsafe {
+            let iovecs = std::slice::from_raw_parts(dst.as_ptr().cast(), dst.len());
+            self.read_vectored_raw_at(iovecs, offset)
+        }
+    }
+
+    /// [`File::read_at`] of what is cached, in the sense of `RWF_NOWAIT`: never waits, and starts
+    /// nothing that would bring the bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`]; [`Error::WouldBlock`]: a page is not cached, or being changed, or the
+    /// bytes are more than are read without a lock (64 pages). `dst` is unspecified then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, Error, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # std::fs::write(&path, "pond").unwrap();
+    /// let file = engine.open(&path, &OpenOptions::new().read(true))?;
+    /// let mut bytes = [0; 4];
+    /// assert!(matches!(file.try_read_at(&mut bytes, 0), Err(Error::WouldBlock { .. })));
+    /// file.read_at(&mut bytes, 0)?;
+    /// assert_eq!(file.try_read_at(&mut bytes, 0)?, 4);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn try_read_at(&self, dst: &mut [u8], offset: u64) -> Result<usize> {
+        let len = dst.len() as u64;
+        check_range(Op::Read, offset, len)?;
+        self.check(self.read, Op::Read, offset, len)?;
+        self.check_cached()?;
+        if len == 0 {
+            return Ok(0);
+        }
+        let slot = self.cached.cache().counters.mine();
+        let path = HitPath::new(&self.cached, slot, TRIES_MAX);
+        // SAFETY: an exclusive slice is valid for writes of its length.
+        let hit = unsafe { path.try_read(dst.as_mut_ptr(), dst.len(), offset) };
+        hit.ok_or(Error::WouldBlock { op: Op::Read, offset, len })
+    }
+
+    /// Reads exactly `dst.len()` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`]; [`Error::Io`] of kind `UnexpectedEof` if the file ends before.
+    pub fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
+        let moved = self.read_at(dst, offset)?;
+        if moved < dst.len() {
+            // Why: at the end of the file there is nothing to be read, and else an error.
+            self.read_at(&mut dst[moved..], offset + moved as u64)?;
+            let end = std::io::ErrorKind::UnexpectedEof;
+            return Err(Error::io(Op::Read, offset, dst.len() as u64, end));
+        }
+        Ok(())
+    }
+
+    /// Borrows cached bytes, filling the page if need be: at most `len` from `offset` on, and no
+    /// further than the end of the page or of the file. The view is a snapshot: it does not change
+    /// however the file does. It pins a page of the cache for as long as it lives.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`]; [`Error::NoBuffers`] where views pin half of the cache already.
+    pub fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
+        check_range(Op::View, offset, len as u64)?;
+        self.check(self.read, Op::View, offset, len as u64)?;
+        self.cached.view(offset, len)
+    }
+
+    /// Tells how a range will be used (`len` 0: to the end). [`Advice::Normal`],
+    /// [`Advice::Sequential`], [`Advice::Random`], [`Advice::TornReads`] and
+    /// [`Advice::AtomicReads`] concern all later reads of this handle, whatever the range. Never
+    /// blocks, and is never more than a hint; save that `TornReads` gives up a promise.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`]: the range ends past `i64::MAX`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Advice, Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("share");
+    /// let options = OpenOptions::new().read(true).write(true).create(true);
+    /// let (server, others) = (engine.open(&path, &options)?, engine.open(&path, &options)?);
+    /// // A file server, whose clients have locks of their own.
+    /// server.advise(0, 0, Advice::TornReads)?;
+    /// others.write_all_at(&[1; 8192], 0)?;
+    /// let mut bytes = [0; 8192];
+    /// // While `others` writes again, pages of both writes may be seen; each page is of one.
+    /// server.read_exact_at(&mut bytes, 0)?;
+    /// assert_eq!(bytes, [1; 8192]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        check_range(Op::Advise, offset, len)?;
+        self.check_process(Op::Advise)?;
+        let file = &self.cached;
+        let end = if len == 0 { i64::MAX as u64 } else { offset + len };
+        match advice {
+            Advice::Normal | Advice::Sequential | Advice::Random => self.readahead.advise(advice),
+            Advice::WillNeed => {
+                let first = file.page_of(offset);
+                let end = end.min(self.len()?);
+                if end > offset && file.backing.permits(false) {
+                    let pages = file.page_of(end - 1) - first + 1;
+                    ahead::fill_ahead(file, first, pages, false);
+                }
+            }
+            Advice::DontNeed => {
+                file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
+            }
+            // Relaxed: guards nothing; a read that is under way may go by either.
+            Advice::TornReads => self.tries.store(TRIES_TORN, Relaxed),
+            Advice::AtomicReads => self.tries.store(TRIES_MAX, Relaxed),
+        }
+        Ok(())
+    }
+
+    /// [`File::read_at`] into memory that need not be initialised.
+    ///
+    /// # Safety
+    ///
+    /// `dst` must be valid for writes of `len` bytes, save that they may fault in a process whose
+    /// handler of memory faults consults [`crate::fault`]; that gives [`Error::Fault`], or what
+    /// the kernel says where it touches the memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`], and [`Error::Fault`].
+    #[inline]
+    pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
+        if self.hits && in_range(offset, len as u64) {
+            let slot = self.cached.cache().counters.mine();
+            let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
+            // SAFETY: the caller's promise is the same.
+            let hit = unsafe { path.try_read(dst, len, offset) };
+            if let Some(moved) = hit {
+                return Ok(moved);
+            }
+        }
+        // SAFETY: the caller's promise is the same.
+        let segment = unsafe { [Segment::new(dst, len)] };
+        self.read_missed((&segment).into(), offset)
+    }
+
+    /// Gives the calling thread counters of its own, which [`File::try_read_hit_raw`] can't do:
+    /// call it once per thread and engine, not in a signal handler.
+    pub fn prepare_thread(&self) {
+        self.cached.cache().counters.mine();
+    }
+
+    /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may
+    /// run in a signal handler. `None`: not all is cached, or something is in the way; the memory
+    /// is unspecified. Hits of a thread that used another engine last, or none, share counters and
+    /// may go uncounted: see [`File::prepare_thread`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`].
+    #[inline]
+    pub unsafe fn try_read_hit_raw(&self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
+        if !self.hits || !in_range(offset, len as u64) {
+            return None;
+        }
+        let slot = self.cached.cache().counters.mine_if_known();
+        let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
+        // SAFETY: the caller's promise is the same.
+        unsafe { path.try_read(dst, len, offset) }
+    }
+
+    /// [`File::read_vectored_at`] into memory that need not be initialised.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`], for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_raw_at`].
+    pub unsafe fn read_vectored_raw_at(&self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
+        // SAFETY: the caller's promise is the same.
+        let list = unsafe { RawList::from_iovecs(dst) };
+        let len = list.total();
+        if self.hits && in_range(offset, len) {
+            let slot = self.cached.cache().counters.mine();
+            let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
+            if let Some(moved) = path.try_read_vectored(list.iter(), offset) {
+                return Ok(moved);
+            }
+        }
+        self.read_missed(list.iter(), offset)
+    }
+
+    #[cold]
+    fn read_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        let len = dst.left();
+        check_range(Op::Read, offset, len)?;
+        self.check(self.read, Op::Read, offset, len)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        if self.direct {
+            return self.direct(Direction::Read, dst, offset, false);
+        }
+        let file = &self.cached;
+        self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
+        if self.tries.load(Relaxed) == TRIES_TORN {
+            return read::read_torn(file, dst, offset);
+        }
+        read::read_slow(file, dst, offset)
+    }
+}

@@ -1,0 +1,15 @@
+//! What programs call: engines, files and their futures, views, pipelines.
+
+pub(crate) mod engine;
+
+pub(crate) mod file;
+
+pub(crate) mod view;
+
+pub(crate) mod persist;
+
+pub(crate) mod async_file;
+
+pub(crate) mod unattended;
+
+pub(crate) mod pipeline;

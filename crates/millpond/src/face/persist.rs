@@ -1,0 +1,96 @@
+//! A file that takes another's name, durably: sync, rename, sync of the directory.
+//!
+//! Who replaces a file by writing a new one and renaming it needs all three, in this order, and needs to
+//! know which of them failed:
+//!
+//! ```text
+//!              after a power cut, `to` is       seen now, `to` is
+//! before       as it was                        as it was
+//! file synced  as it was                        as it was
+//! renamed      as it was, or the file, whole    the file
+//! dir. synced  the file, whole                  the file
+//! ```
+//!
+//! - N1. The file is durable before its name is. In another order the name could lead to a file without
+//!   its bytes. File systems that write a renamed file's bytes out of their own accord know of those in
+//!   the kernel's cache only, not of what waits in this engine's.
+//! - N2. The directories are opened before anything is changed, and the rename, too, is by those
+//!   descriptors: what is synced is the directory that was changed, whatever becomes of its path, and who
+//!   may not sync it has not renamed.
+//! - N3. Nothing is undone. After a failed sync of the directory the kernel has the new name already, and
+//!   may or may not have stored it; renaming back could fail in the same way.
+//!
+//! No guards are held: a write beside it is in the file by whatever name, and durable if it came before
+//! the sync.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+
+use crate::error::{Error, PersistStep, Result};
+use crate::flush;
+use crate::inode::CachedFile;
+use crate::writeback::LAST_PAGE;
+
+/// A place for a name.
+struct Place<'a> {
+    dir: OwnedFd,
+    name: &'a OsStr,
+}
+
+impl Place<'_> {
+    fn of(path: &Path) -> io::Result<Place<'_>> {
+        let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "a path without a file name");
+        let name = path.file_name().ok_or_else(no_name)?;
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Place { dir: rustix::fs::openat(CWD, dir, flags, Mode::empty())?, name })
+    }
+
+    /// Fails unless the name is `file`'s.
+    fn check(&self, file: &CachedFile) -> io::Result<()> {
+        let stat = rustix::fs::statat(&self.dir, self.name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if (stat.st_dev, stat.st_ino) != (file.id.device, file.id.inode) {
+            let what = format!("{} is not the name of this file", self.name.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        Ok(())
+    }
+
+    fn has_same_dir(&self, other: &Place<'_>) -> io::Result<bool> {
+        let (one, other) = (rustix::fs::fstat(&self.dir)?, rustix::fs::fstat(&other.dir)?);
+        Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+    }
+}
+
+/// Makes `file` durable, renames it from `from` to `to`, and makes that durable.
+pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool) -> Result<()> {
+    let at = |step| move |source: io::Error| Error::Persist { step, source };
+    let lookup = at(PersistStep::Lookup);
+    let from = Place::of(from).map_err(lookup)?;
+    let to = Place::of(to).map_err(lookup)?;
+    let same_dir = from.has_same_dir(&to).map_err(lookup)?;
+    from.check(file).map_err(lookup)?;
+
+    flush::sync(file, 0, LAST_PAGE, false).map_err(|error| at(PersistStep::Sync)(error.into()))?;
+
+    // Once more, as a sync may take long. Nothing closes the gap between this and the rename: there is no
+    // rename of an open file.
+    from.check(file).map_err(at(PersistStep::Rename))?;
+    let flags = if replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+    rustix::fs::renameat_with(&from.dir, from.name, &to.dir, to.name, flags)
+        .map_err(|errno| at(PersistStep::Rename)(errno.into()))?;
+
+    let sync = |dir: &OwnedFd| {
+        rustix::fs::fsync(dir).map_err(|errno| at(PersistStep::SyncDirectory)(errno.into()))
+    };
+    // The new name first: without the old directory's sync the file may have both.
+    sync(&to.dir)?;
+    if same_dir { Ok(()) } else { sync(&from.dir) }
+}

@@ -1,0 +1,575 @@
+//! Many direct requests under way at once, from one thread.
+//!
+//! ```text
+//!   step -> request -> begin (guard, cache out of the way) -> ring -> reap -> end -> step
+//!                         |  somebody holds the range                ^
+//!                         v                                          |
+//!                      stalled, until all that is under way has ended, and then waited for
+//! ```
+//!
+//! - **P1** A request that is under way, with its memory, is in a slot that `step` is not shown
+//!   before its completion. A call of [`Pipeline::run`] does not end, nor unwind, before; so
+//!   borrowed memory outlives the request, and nobody else can use it meanwhile.
+//! - **P2** Nobody waits for a guard, or for a flush, who has requests under way: two pipelines, or a
+//!   pipeline and its own requests, or a sync, can't wait for each other.
+//! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays where it
+//!   is.
+//! - **P4** A durable write that the back end has ended has left the gate of write-back's generations;
+//!   whether it has succeeded is asked when others have left it, and waited for only while nothing is
+//!   under way.
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+
+use crate::buffers::Buffer;
+use crate::direct::{self, Begin, Begun, Extent, Operation};
+use crate::error::{Error, Op, Result};
+use crate::face::file::{File, check_range};
+use crate::inode::backend::BackendKind;
+use crate::inode::{Blocking, CachedFile, Shared};
+use crate::io::backend::fixed_ring::{Ended, FixedRing};
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
+use crate::writeback::Ticket;
+
+/// The most requests that a pipeline has under way.
+pub const PIPELINE_DEPTH_MAX: usize = 4096;
+
+/// A direct read or write, for a [`Pipeline`].
+#[derive(Debug)]
+pub struct DirectRequest<'a> {
+    file: &'a File,
+    list: RawList<'a>,
+    is_mut: bool,
+    direction: Direction,
+    offset: u64,
+    durable: bool,
+}
+
+impl<'a> DirectRequest<'a> {
+    /// Reads into all of `list` from byte `offset` of a file that was opened
+    /// [`direct`](crate::OpenOptions::direct).
+    #[must_use]
+    pub fn read(file: &'a File, list: SegmentList<'a, Mut>, offset: u64) -> DirectRequest<'a> {
+        let (list, direction) = (list.into_raw(), Direction::Read);
+        DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
+    }
+
+    /// Writes all of `list` to byte `offset` of a file that was opened
+    /// [`direct`](crate::OpenOptions::direct).
+    #[must_use]
+    pub fn write<A: Access>(
+        file: &'a File,
+        list: SegmentList<'a, A>,
+        offset: u64,
+    ) -> DirectRequest<'a> {
+        let (list, direction) = (list.into_raw(), Direction::Write);
+        let durable = file.is_dsync();
+        DirectRequest { file, list, is_mut: A::IS_MUT, direction, offset, durable }
+    }
+
+    /// Of a write: whether it ends when the bytes are durable (`RWF_DSYNC`).
+    #[must_use]
+    pub fn durable(mut self, on: bool) -> DirectRequest<'a> {
+        self.durable = on;
+        self
+    }
+
+    /// Begins elsewhere, when it is used again.
+    pub fn set_offset(&mut self, offset: u64) {
+        self.offset = offset;
+    }
+
+    /// Where in the file the request begins.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The number of bytes of its memory.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.list.total()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its memory, in turn.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.list.slices()
+    }
+
+    /// Its memory, in turn, to be changed; nothing if it was made of memory that is only read.
+    pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        // SAFETY: looked at.
+        let slices = self.is_mut.then(|| unsafe { self.list.slices_mut() });
+        slices.into_iter().flatten()
+    }
+
+    /// The buffers that its list owns; none if it borrows.
+    #[must_use]
+    pub fn into_buffers(self) -> Vec<Buffer> {
+        self.list.into_buffers()
+    }
+
+    #[inline]
+    fn extent(&self) -> Extent<'a> {
+        Extent {
+            file: self.file.cached(),
+            direction: self.direction,
+            offset: self.offset,
+            len: self.list.total(),
+            durable: self.durable,
+        }
+    }
+
+    fn operation(&self) -> Operation<'_> {
+        Operation { extent: self.extent(), segments: self.list.iter() }
+    }
+
+    /// What can be said before anything is done.
+    #[inline]
+    fn check(&self) -> Result<()> {
+        let op = match self.direction {
+            Direction::Read => Op::Read,
+            Direction::Write => Op::Write,
+        };
+        check_range(op, self.offset, self.len())?;
+        self.file.check_direct(op, self.offset, self.len())?;
+        self.extent().check_alignment(self.list.misalignment())
+    }
+}
+
+/// One of the places of a [`Pipeline`], between two requests.
+#[derive(Debug)]
+pub struct Lane<'l, 'a> {
+    /// Which place it is, from 0 on.
+    pub number: usize,
+    /// The request that has ended, to be used again, replaced or taken away; `None` at first.
+    pub request: &'l mut Option<DirectRequest<'a>>,
+    /// What became of it: the bytes moved, as [`File::read_at`] and [`File::write_at`] say it.
+    pub outcome: Option<Result<usize>>,
+}
+
+/// How much of the memory that a [`Pipeline`] was used with is registered with the kernel. Memory
+/// that is gone does not count once there is other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Registration {
+    /// Bytes of regions that are registered.
+    pub registered_bytes: u64,
+    /// Bytes of regions that the kernel would not register, mostly for `RLIMIT_MEMLOCK`; requests
+    /// of theirs are served unregistered.
+    pub refused_bytes: u64,
+}
+
+/// Keeps many direct requests under way from one thread: [`crate::Engine::pipeline`].
+///
+/// With io_uring, requests go to a ring of its own, files and [`Buffer`]s registered; with another
+/// back end they are carried out one after the other.
+///
+/// # Examples
+///
+/// Reads a file in pieces, four at a time, and adds up its bytes:
+///
+/// ```
+/// use millpond::{Engine, OpenOptions, DirectRequest, SegmentList};
+/// # let dir = tempfile::tempdir_in(".").unwrap();
+/// # let path = dir.path().join("data");
+/// # std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+/// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let file = match engine.open(&path, &OpenOptions::new().read(true).direct(true)) {
+///     Ok(file) => file,
+///     Err(error) => return Ok(println!("no direct I/O here: {error}")),
+/// };
+/// let mut buffers = engine.alloc_buffers(4, 64 << 10)?;
+/// let mut offsets = (0..file.len()?).step_by(64 << 10);
+/// let mut sum = 0u64;
+/// engine.pipeline(4)?.run(|lane| {
+///     if let (Some(outcome), Some(request)) = (lane.outcome, &*lane.request) {
+///         let moved = outcome.expect("the file can be read");
+///         sum += request.slices().flatten().take(moved).map(|&byte| u64::from(byte)).sum::<u64>();
+///     }
+///     let Some(offset) = offsets.next() else { return false };
+///     match lane.request {
+///         Some(request) => request.set_offset(offset),
+///         None => {
+///             let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+///             *lane.request = Some(DirectRequest::read(&file, list, offset));
+///         }
+///     }
+///     true
+/// });
+/// assert_eq!(sum, 1 << 20);
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Pipeline {
+    carrier: Carrier,
+    depth: usize,
+    ended: VecDeque<Ended>,
+    /// The ring takes requests from the thread that made it alone.
+    not_send: PhantomData<*const ()>,
+}
+
+enum Carrier {
+    Ring(Box<FixedRing>),
+    Calls,
+}
+
+impl std::fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Carrier::Ring(_) => "ring",
+            Carrier::Calls => "calls",
+        })
+    }
+}
+
+impl Pipeline {
+    pub(crate) fn new(shared: &Shared, depth: usize) -> Result<Pipeline> {
+        if !(1..=PIPELINE_DEPTH_MAX).contains(&depth) {
+            let what = format!("pipeline depth {depth}: must be 1 to {PIPELINE_DEPTH_MAX}");
+            return Err(Error::InvalidInput { op: Op::Build, what });
+        }
+        let carrier = match shared.backend.kind {
+            BackendKind::Uring(_) => {
+                let ring = FixedRing::new(depth as u32);
+                Carrier::Ring(Box::new(ring.map_err(|error| Error::io(Op::Build, 0, 0, error))?))
+            }
+            _ => Carrier::Calls,
+        };
+        Ok(Pipeline {
+            carrier,
+            depth,
+            ended: VecDeque::with_capacity(depth),
+            not_send: PhantomData,
+        })
+    }
+
+    /// Asks `step` for requests until it has no more, and returns when all have ended.
+    ///
+    /// `step` is called for each [`Lane`], as many as the pipeline is deep, and again whenever the
+    /// lane's request has ended. It leaves the next request in the lane and returns true, or returns
+    /// false: then the lane is not used again, and a request that is left in it is dropped. Requests
+    /// end in any order. Each is atomic with respect to all other operations of its file, and
+    /// coherent with the cache; where one overlaps with what somebody else has under way, or with what
+    /// waits in the cache to be written back, it waits until those before it in the pipeline have
+    /// ended, and then for that. Requests that overlap with each other take effect in the order in
+    /// which they were given, save that a read from beyond the end of the file ends at once. Those that
+    /// write beyond the end overlap: make the file as long before ([`File::allocate`],
+    /// [`File::truncate`]).
+    ///
+    /// `step` must not use the files that have requests under way, other than by requests, nor wait
+    /// for somebody who does: it could wait for itself. What has ended is only found between calls
+    /// of `step`; until then others wait for the ranges of the requests.
+    ///
+    /// # Panics
+    ///
+    /// Where `step` does, or returns true for a lane without a request; after all that is under way
+    /// has ended.
+    pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> bool) {
+        let mut lanes = Lanes {
+            carrier: &mut self.carrier,
+            ended: &mut self.ended,
+            slots: Vec::with_capacity(self.depth),
+            stalled: VecDeque::with_capacity(self.depth),
+            under_way: 0,
+            pending: VecDeque::new(),
+            doubted: Vec::new(),
+        };
+        lanes.slots.resize_with(self.depth, Slot::default);
+        for number in 0..self.depth as u32 {
+            lanes.next(number, None, &mut step);
+        }
+        while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.pending.is_empty() {
+            lanes.turn(&mut step);
+        }
+    }
+
+    /// How much of the memory used so far is registered.
+    #[must_use]
+    pub fn registration(&self) -> Registration {
+        match &self.carrier {
+            Carrier::Ring(ring) => Registration {
+                registered_bytes: ring.registered_bytes,
+                refused_bytes: ring.refused_bytes,
+            },
+            Carrier::Calls => Registration::default(),
+        }
+    }
+}
+
+/// A lane's request, and whether it is under way (P1): it is while it has begun.
+#[derive(Default)]
+struct Slot<'a> {
+    request: Option<DirectRequest<'a>>,
+    begun: Option<Begun<'a>>,
+    moved: u64,
+}
+
+struct Lanes<'p, 'a> {
+    carrier: &'p mut Carrier,
+    /// What has ended and was not looked at yet.
+    ended: &'p mut VecDeque<Ended>,
+    slots: Vec<Slot<'a>>,
+    /// Lanes whose requests met somebody else's, in their order.
+    stalled: VecDeque<u32>,
+    /// Slots that have begun.
+    under_way: usize,
+    /// Durable writes that have ended well, and how much they moved: whether they have succeeded, others
+    /// decide that were under way with them (P4).
+    pending: VecDeque<(u32, Ticket, usize)>,
+    /// Files whose length is to be looked at as soon as nothing is under way (P2).
+    doubted: Vec<&'a CachedFile>,
+}
+
+impl<'a> Lanes<'_, 'a> {
+    /// Has `step` say what a lane does next, until that is under way, stalled, or nothing.
+    #[inline]
+    fn next(
+        &mut self,
+        number: u32,
+        mut outcome: Option<Result<usize>>,
+        step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
+    ) {
+        loop {
+            let request = &mut self.slots[number as usize].request;
+            if !step(Lane { number: number as usize, request, outcome }) {
+                *request = None;
+                return;
+            }
+            assert!(request.is_some(), "lane {number} goes on without a request");
+            // Behind those that wait, so that what is under way comes to its end (P2).
+            if !self.stalled.is_empty() || !self.doubted.is_empty() {
+                self.stalled.push_back(number);
+                return;
+            }
+            match self.start(number, Blocking::Try) {
+                Start::UnderWay => return,
+                Start::Stalled => {
+                    self.stalled.push_back(number);
+                    return;
+                }
+                Start::Ended(ended) => outcome = Some(ended),
+            }
+        }
+    }
+
+    /// Waits until something has ended, and goes on with its lane.
+    fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
+        if self.under_way == 0 {
+            if self.pending.is_empty() {
+                self.wake_stalled(step);
+            } else {
+                self.settle_pending(Blocking::Wait, step);
+            }
+            return;
+        }
+        self.wait();
+        while let Some((number, outcome)) = self.ended.pop_front() {
+            if let Some(outcome) = self.end(number, outcome) {
+                self.next(number, Some(outcome), step);
+            }
+        }
+        self.settle_pending(Blocking::Try, step);
+    }
+
+    /// Goes on with the lanes of which it is decided whether their writes have succeeded; waits for the
+    /// first of them while nothing is under way (P4).
+    fn settle_pending(
+        &mut self,
+        mut blocking: Blocking,
+        step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
+    ) {
+        for _ in 0..self.pending.len() {
+            let (number, ticket, moved) = self.pending.pop_front().expect("counted");
+            let request = self.slots[number as usize].request.as_ref().expect("of its lane");
+            let generations = &request.file.cached().writeback.generations;
+            let verdict = match std::mem::replace(&mut blocking, Blocking::Try) {
+                Blocking::Wait => Some(generations.wait(ticket)),
+                Blocking::Try => generations.verdict(ticket),
+            };
+            match verdict {
+                None => self.pending.push_back((number, ticket, moved)),
+                Some(verdict) => {
+                    let outcome = verdict.map(|()| moved).map_err(|failure| {
+                        generations.tell();
+                        Error::io(Op::Write, request.offset, request.len(), failure.source())
+                    });
+                    self.next(number, Some(outcome), step);
+                }
+            }
+        }
+    }
+
+    /// Nothing is under way: waits for what the first of the stalled has met, and begins the others
+    /// up to the next that would have to wait (P2).
+    #[cold]
+    fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
+        let mut blocking = Blocking::Wait;
+        while let Some(number) = self.stalled.pop_front() {
+            match self.start(number, blocking) {
+                Start::UnderWay => blocking = Blocking::Try,
+                Start::Stalled => return self.stalled.push_front(number),
+                Start::Ended(outcome) => self.next(number, Some(outcome), step),
+            }
+        }
+    }
+
+    #[inline]
+    fn start(&mut self, number: u32, blocking: Blocking) -> Start {
+        let slot = &mut self.slots[number as usize];
+        let request = slot.request.as_ref().expect("looked at");
+        if let Err(error) = request.check() {
+            return Start::Ended(Err(error));
+        }
+        match direct::begin(request.extent(), blocking, &mut slot.begun) {
+            Ok(Begin::Begun) => {
+                slot.moved = 0;
+                self.under_way += 1;
+                push(self.carrier, self.ended, number, request, 0);
+                Start::UnderWay
+            }
+            Ok(Begin::Conflict) => Start::Stalled,
+            Ok(Begin::Nothing) => Start::Ended(Ok(0)),
+            Err(error) => Start::Ended(Err(error)),
+        }
+    }
+
+    #[inline]
+    fn wait(&mut self) {
+        if let Carrier::Ring(ring) = self.carrier {
+            ring.wait(usize::from(self.ended.is_empty()), self.ended);
+        }
+    }
+
+    /// Notes what became of a request; `None` if it goes on.
+    #[inline]
+    fn end(&mut self, number: u32, outcome: io::Result<usize>) -> Option<Result<usize>> {
+        let slot = &mut self.slots[number as usize];
+        let request = slot.request.as_ref().expect("under way");
+        let total = request.list.total();
+        let error = match outcome {
+            Ok(moved) => {
+                slot.moved += moved as u64;
+                if slot.moved < total && !is_over(request, moved as u64) {
+                    push(self.carrier, self.ended, number, request, slot.moved);
+                    return None;
+                }
+                let is_short = slot.moved < total && request.direction == Direction::Write;
+                is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
+            }
+            Err(error) if request::is_transient(&error) => {
+                push(self.carrier, self.ended, number, request, slot.moved);
+                return None;
+            }
+            Err(error) => Some(error),
+        };
+        if error.is_some() && request.direction == Direction::Write {
+            // What the back end kept of it may have to be cut off, for which the kernel waits for all
+            // direct I/O of the file (P2).
+            let others = self.under_way - 1 - self.ended.len();
+            if let Carrier::Ring(ring) = self.carrier {
+                ring.wait(others, self.ended);
+            }
+        }
+        let begun = slot.begun.take().expect("under way");
+        self.under_way -= 1;
+        let transfer = Transfer { moved: slot.moved, error, ..request.operation().transfer() };
+        let direct::Ended { outcome, is_len_in_doubt, pending } =
+            begun.end_apart(request.extent(), transfer);
+        if is_len_in_doubt {
+            self.doubted.push(request.file.cached());
+        }
+        if self.under_way == 0 {
+            self.adopt_sizes();
+        }
+        match (pending, outcome) {
+            (Some(ticket), Ok(moved)) => {
+                self.pending.push_back((number, ticket, moved));
+                None
+            }
+            (_, outcome) => Some(outcome),
+        }
+    }
+
+    /// Nothing is under way.
+    fn adopt_sizes(&mut self) {
+        for file in self.doubted.drain(..) {
+            // The next operation that finds the end elsewhere tries again.
+            let _ = file.adopt_size();
+        }
+    }
+}
+
+/// What became of a request that was to begin.
+enum Start {
+    UnderWay,
+    Stalled,
+    Ended(Result<usize>),
+}
+
+/// Whether a request that moved so much in its last attempt can't go on.
+#[cold]
+fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
+    let operation = request.operation();
+    let block_bytes = request::block_bytes(&*operation.extent.file.backing, &operation.transfer());
+    request::is_end(moved, block_bytes)
+}
+
+/// Gives what is left of a request to the back end.
+#[inline]
+fn push(
+    carrier: &mut Carrier,
+    ended: &mut VecDeque<Ended>,
+    number: u32,
+    request: &DirectRequest<'_>,
+    moved: u64,
+) {
+    let mut transfer = request.operation().transfer();
+    if moved > 0 {
+        transfer.moved = moved;
+        transfer = transfer.rest();
+    }
+    let backing = &*request.file.cached().backing;
+    if let Carrier::Ring(ring) = carrier
+        && !ring.is_broken()
+        && let Some(descriptors) = backing.descriptors()
+    {
+        match descriptors.route(&transfer) {
+            // SAFETY: P1: the slot keeps the request, and with it the list's memory and array, and
+            // the file, until it was reaped. (A list of one segment has no array that the kernel
+            // reads.) A list says which region all of its memory is in, and keeps a buffer of it.
+            Ok((fd, flags)) => unsafe {
+                ring.push(number, fd, flags, &transfer, request.list.region());
+            },
+            Err(error) => ended.push_back((number, Err(error))),
+        }
+        return;
+    }
+    ended.push_back((number, request::try_one(backing, transfer)));
+}
+
+impl Drop for Lanes<'_, '_> {
+    /// P1, also when `step` unwinds.
+    fn drop(&mut self) {
+        loop {
+            while let Some((number, outcome)) = self.ended.pop_front() {
+                let _ = self.end(number, outcome);
+            }
+            if self.under_way == 0 {
+                break;
+            }
+            self.wait();
+        }
+        if let Carrier::Ring(ring) = self.carrier {
+            ring.release_files();
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Direct reads that no thread waits for: into buffers that they own, told of when they end.
+//!
+//! ```text
+//!   start -> begin (waits for nothing) -> back end: a ring, or who has background reads -> end -> tell
+//!         -> conflict, or no slot ------> a worker, which may wait
+//! ```
+//!
+//! - **O1** Buffers, file and guard belong to the read until it ends: what the kernel may write to is
+//!   freed by nobody else, whoever lost interest.
+//! - **O2** The guard borrows from the file, which is kept beside it and goes after it.
+//! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
+//!   length, the last handle's write-back) is left to a worker. Not before its guard is gone, for which
+//!   all workers may wait: the rest of a short read goes to the back end again.
+//!
+//! Writes are carried out by workers. Of a ring that any thread submits to, a direct write may end in
+//! the thread that submitted it only, and if that truncates the file meanwhile, the kernel has it wait
+//! there for the write.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use crate::buffers::Buffer;
+use crate::direct::{self, Begun, Ended, Extent, Operation};
+use crate::error::{Op, Result};
+use crate::face::file::{File, check_range};
+use crate::inode::{Blocking, CachedFile, Shared};
+use crate::io::backend::shared_ring::SharedRing;
+use crate::io::flight::{Flight, Slot};
+use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::io::segment_list::{RawList, SegmentList};
+
+/// Who is told of the end of a read, and gets the buffers back.
+pub(crate) type Tell = Box<dyn FnOnce(Result<usize>, Vec<Buffer>) + Send>;
+
+/// A read under way (O1). Its fields are dropped in their order (O2).
+struct Read {
+    begun: Begun<'static>,
+    slot: Slot,
+    list: RawList<'static>,
+    offset: u64,
+    /// Bytes so far.
+    moved: u64,
+    ring: Option<Arc<SharedRing>>,
+    handle: Arc<File>,
+    tell: Tell,
+}
+
+/// Starts a read of all of `buffers`, or has a worker do it. Waits for nothing.
+pub(crate) fn start_read(
+    handle: Arc<File>,
+    buffers: Vec<Buffer>,
+    offset: u64,
+    ring: Option<Arc<SharedRing>>,
+    tell: Tell,
+) {
+    let list = SegmentList::from_buffers(buffers).into_raw();
+    match begin(&handle, &list, offset) {
+        Err(error) => {
+            let shared = Arc::clone(&handle.cached.shared);
+            end(&shared, handle, list.into_buffers(), tell, Err(error));
+        }
+        Ok(Some((begun, slot))) => {
+            Read { begun, slot, list, offset, moved: 0, ring, handle, tell }.submit();
+        }
+        Ok(None) => {
+            let shared = Arc::clone(&handle.cached.shared);
+            let mut buffers = list.into_buffers();
+            shared.clone().workers.run(Box::new(move || {
+                let outcome = read_buffers(&handle, &mut buffers, offset);
+                end(&shared, handle, buffers, tell, outcome);
+            }));
+        }
+    }
+}
+
+fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> Extent<'f> {
+    Extent { file, direction: Direction::Read, offset, len: list.total(), durable: false }
+}
+
+/// Looks at the request, and begins it; `None`: not without waiting.
+fn begin(
+    handle: &Arc<File>,
+    list: &RawList<'_>,
+    offset: u64,
+) -> Result<Option<(Begun<'static>, Slot)>> {
+    check_range(Op::Read, offset, list.total())?;
+    handle.check_direct(Op::Read, offset, list.total())?;
+    // SAFETY: O2: what is borrowed from it goes before the handle, which keeps the file.
+    let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
+    let extent = extent(file, list, offset);
+    match extent.check_alignment(list.misalignment()) {
+        Err(_) if handle.bounces() => return Ok(None),
+        aligned => aligned?,
+    }
+    let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Ok(None) };
+    let mut begun = None;
+    // Where there is nothing to be read, a worker finds that out again.
+    direct::begin(extent, Blocking::Try, &mut begun)?;
+    Ok(begun.map(|begun| (begun, slot)))
+}
+
+impl Read {
+    fn transfer(&self) -> Transfer<'_> {
+        let extent = extent(self.handle.cached(), &self.list, self.offset);
+        let mut all = Operation { extent, segments: self.list.iter() }.transfer();
+        all.moved = self.moved;
+        all.rest()
+    }
+
+    /// Starts what is left of it.
+    fn submit(self) {
+        let file = Arc::clone(&self.handle.cached);
+        let rest = self.transfer();
+        let (offset, ring) = (rest.offset, SharedRing::of_this_batch(self.ring.as_ref()).cloned());
+        // SAFETY: the memory is that of the list's buffers, which the read keeps (O1).
+        let segments =
+            rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
+        let done = Box::new(move |outcome| self.ended(outcome));
+        let read = BackgroundRead { offset, wanted: true, direct: true, ring, segments, done };
+        if let Err(read) = Arc::clone(&file.backing).start(read) {
+            // There is no thread for it.
+            let mut batch = [read.transfer()];
+            file.backing.try_all(&mut batch);
+            let [Transfer { moved, error, .. }] = batch;
+            (read.done)(error.map_or(Ok(moved as usize), Err));
+        }
+    }
+
+    /// What the back end's attempt came to.
+    fn ended(mut self, outcome: io::Result<usize>) {
+        match outcome {
+            Ok(moved) => {
+                let block_bytes =
+                    request::block_bytes(&*self.handle.cached.backing, &self.transfer());
+                self.moved += moved as u64;
+                let is_end = request::is_end(moved as u64, block_bytes);
+                if is_end || self.moved == self.list.total() {
+                    self.end(None)
+                } else {
+                    self.submit()
+                }
+            }
+            Err(error) if request::is_transient(&error) => self.submit(),
+            Err(error) => self.end(Some(error)),
+        }
+    }
+
+    fn end(self, error: Option<io::Error>) {
+        let Read { begun, slot, list, offset, moved, ring: _, handle, tell } = self;
+        let shared = Arc::clone(&handle.cached.shared);
+        let extent = extent(&handle.cached, &list, offset);
+        let transfer = Operation { extent, segments: list.iter() }.transfer();
+        let ended = begun.end_apart(extent, Transfer { moved, error, ..transfer });
+        let Ended { outcome, is_len_in_doubt, .. } = ended;
+        drop(slot);
+        if !is_len_in_doubt {
+            return end(&shared, handle, list.into_buffers(), tell, outcome);
+        }
+        // O3.
+        shared.clone().workers.run(Box::new(move || {
+            let outcome = handle.cached().adopt_size().and(outcome);
+            end(&shared, handle, list.into_buffers(), tell, outcome);
+        }));
+    }
+}
+
+/// Gives the handle back, and then tells.
+fn end(
+    shared: &Arc<Shared>,
+    handle: Arc<File>,
+    buffers: Vec<Buffer>,
+    tell: Tell,
+    outcome: Result<usize>,
+) {
+    if let Some(last) = Arc::into_inner(handle) {
+        // O3.
+        shared.workers.run(Box::new(move || drop(last)));
+    }
+    tell(outcome, buffers);
+}
+
+/// Reads into all of `buffers`, and waits for it.
+pub(crate) fn read_buffers(file: &File, buffers: &mut [Buffer], offset: u64) -> Result<usize> {
+    let mut slices: Vec<IoSliceMut<'_>> =
+        buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+    file.read_vectored_at(&mut slices, offset)
+}
+
+/// Writes all of `buffers`, and waits for it.
+pub(crate) fn write_buffers(file: &File, buffers: &[Buffer], offset: u64) -> Result<usize> {
+    let slices: Vec<IoSlice<'_>> = buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
+    file.write_vectored_at(&slices, offset)
+}

@@ -1,0 +1,172 @@
+//! Views: cached bytes, borrowed.
+//!
+//! A view pins its frame. The bytes of a READY frame never change (W2), and a pinned frame is not
+//! used for anything else, so a view is a snapshot of its page for as long as it lives, whatever
+//! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
+//! may be views of at most half of it.
+
+use std::ops::Deref;
+use std::sync::atomic::Ordering::Relaxed;
+
+use millpond_rangelock::Mode;
+
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::step;
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::flush;
+use crate::inode::CachedFile;
+use crate::read::fill::{self, Alone};
+
+/// Times that a view is tried while others change the page.
+const TRIES_MAX: usize = 64;
+
+/// Cached bytes of one page, as they were when the view was taken; see [`crate::File::view`].
+pub struct View<'f> {
+    file: &'f CachedFile,
+    frame: FrameIndex,
+    from: usize,
+    len: usize,
+}
+
+impl Deref for View<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        assert!(!self.file.core().is_the_parents(), "a view that the process's parent took");
+        let bytes = self.file.cache().frames.bytes(self.frame);
+        // SAFETY: the frame was READY when it was pinned, so nobody writes to it (W2) until the
+        // last pin is gone, and ours goes with `self`; the part lies within the frame.
+        unsafe { std::slice::from_raw_parts(bytes.add(self.from), self.len) }
+    }
+}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Drop for View<'_> {
+    fn drop(&mut self) {
+        if self.frame != FrameIndex::NONE && !self.file.core().is_the_parents() {
+            unpin(self.file, self.frame);
+        }
+    }
+}
+
+impl CachedFile {
+    /// A view of the bytes from `offset` on, at most `len` and to the end of the page or file.
+    pub(crate) fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
+        let nothing = View { file: self, frame: FrameIndex::NONE, from: 0, len: 0 };
+        if len == 0 {
+            return Ok(nothing);
+        }
+        let budget = self.cache().frames.limit_bytes() / 2;
+        let page_bytes = self.core().page_bytes() as u64;
+        let pinned = self.shared.pinned_bytes.fetch_add(page_bytes, Relaxed) + page_bytes;
+        // From here on `unpin` or this gives the budget back.
+        let unbudget = || self.shared.pinned_bytes.fetch_sub(page_bytes, Relaxed);
+        if pinned > budget {
+            unbudget();
+            return Err(Error::NoBuffers { op: Op::View });
+        }
+        let pinned = match self.pin(offset) {
+            Ok(Some(pinned)) => pinned,
+            other => {
+                unbudget();
+                return other.map(|_| nothing);
+            }
+        };
+        let (frame, size) = pinned;
+        let from = offset as usize & (page_bytes as usize - 1);
+        let len = (len as u64).min(page_bytes - from as u64).min(size - offset) as usize;
+        self.cache().counters.mine().hit(0, len as u64);
+        Ok(View { file: self, frame, from, len })
+    }
+
+    /// Pins the frame of the page at `offset`; the size goes with it. `None`: the file ends before.
+    fn pin(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
+        let page = self.page_of(offset);
+        for _ in 0..TRIES_MAX {
+            if offset >= self.core().size.get() {
+                return Ok(None);
+            }
+            if let Some(pinned) = self.try_pin(page) {
+                // The size may have shrunk below the offset since.
+                if offset < pinned.1 {
+                    return Ok(Some(pinned));
+                }
+                unpin_only(self, pinned.0);
+                continue;
+            }
+            if let Some(pinned) = self.fill_pinned(offset)? {
+                return Ok(Some(pinned));
+            }
+        }
+        Err(Error::NoBuffers { op: Op::View })
+    }
+
+    /// Pins the frame of a READY page: raise the pin, fence, re-validate the word.
+    fn try_pin(&self, page: PageIndex) -> Option<(FrameIndex, u64)> {
+        let frames = &self.cache().frames;
+        let held = self.core().hold(self.cache(), page, false).ok()?;
+        let word = held.word(page);
+        let seen = word.load();
+        if !seen.is_ready() {
+            return None;
+        }
+        frames.meta(seen.frame()).pins.pin();
+        // The size is of the moment that the word is of.
+        let Some(size) = step::copy_kept(word, seen, || self.core().size.get()) else {
+            unpin_only(self, seen.frame());
+            return None;
+        };
+        word.mark_referenced(seen);
+        Some((seen.frame(), size))
+    }
+
+    /// Fills the page at `offset` and pins its frame before anyone can evict it. `None`: try again.
+    fn fill_pinned(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
+        let page = self.page_of(offset);
+        let guard = self.lock(offset, offset + 1, Mode::Shared);
+        // May have shrunk below the offset since it was looked at.
+        let size = self.core().size.get();
+        if offset >= size {
+            return Ok(None);
+        }
+        let mut pinned = None;
+        let outcome = fill::fill_one(self, page, size, Op::View, &mut |filled| {
+            self.cache().frames.meta(filled.frame).pins.pin();
+            pinned = Some((filled.frame, size));
+        })?;
+        if matches!(outcome, Alone::Others) {
+            fill::wait(self, page);
+            // Under the guard: no writer can be faster than this, time and again.
+            return Ok(self.try_pin(page));
+        }
+        drop(guard);
+        match outcome {
+            Alone::Filled => return Ok(pinned),
+            Alone::Shrunk => drop(self.adopt_size()?),
+            Alone::NoFrame if flush::relieve(self, flush::VIEW_RELIEF_MAX) => {}
+            Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
+        }
+        Ok(None)
+    }
+}
+
+fn unpin(file: &CachedFile, frame: FrameIndex) {
+    unpin_only(file, frame);
+    file.shared.pinned_bytes.fetch_sub(file.core().page_bytes() as u64, Relaxed);
+}
+
+fn unpin_only(file: &CachedFile, frame: FrameIndex) {
+    let frames = &file.cache().frames;
+    if frames.meta(frame).pins.unpin() {
+        frames.free(frame, Class::page(file.core().page_shift));
+    }
+}

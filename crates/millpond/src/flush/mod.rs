@@ -1,0 +1,510 @@
+//! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
+//! as one transfer, several transfers at once. The rules are those of the modules beside it.
+
+pub(crate) mod owed;
+
+pub(crate) mod durable;
+
+pub(crate) mod sync;
+
+pub(crate) mod flusher;
+
+pub(crate) mod throttle;
+
+pub(crate) mod space;
+
+pub(crate) mod through;
+
+use std::io;
+use std::ops::Range;
+
+use millpond_rangelock::Mode;
+
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{State as PageState, Word, WritebackEnd};
+use crate::cache::table::PageIndex;
+use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
+use crate::io::batch;
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::writeback::dirty::FlushNumber;
+use crate::writeback::generations::{Copy, Epoch, Pass};
+use crate::writeback::{Failure, LAST_PAGE};
+
+pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
+pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
+pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
+pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
+
+/// What is in flight at once, of one flush.
+pub(crate) const BATCH_BYTES: u64 = 16 << 20;
+/// Direct I/O and the kernel's cache do not share one of its pages.
+const KERNEL_PAGE_BYTES: u64 = 4096;
+/// Pages that fail in a row before the rest of their transfer counts as failed, too.
+const FAILURES_MAX: usize = 8;
+/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from it.
+const HIDDEN_MAX: u32 = 8;
+
+/// What to do about pages that are in somebody else's hands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BusyPages {
+    Skip,
+    Wait,
+    /// The same, and the caller has no guard: writers that hide a page over and over are kept away from
+    /// it.
+    WaitAndLock,
+}
+
+enum Claim {
+    Own(FrameIndex),
+    /// HIDDEN, or under write-back: maybe of what was DIRTY when the caller took the page out of the
+    /// set, by a flush that began later (B3).
+    Busy(Word),
+    Clean,
+}
+
+/// What a flush achieved.
+#[derive(Default)]
+pub(crate) struct Flushed {
+    pub(crate) pages: usize,
+    pub(crate) failure: Option<Failure>,
+    /// All went in one durable transfer, if anything did.
+    pub(crate) durable: bool,
+}
+
+impl Flushed {
+    fn add(&mut self, other: Flushed) {
+        self.durable = match (self.pages, other.pages) {
+            (_, 0) => self.durable,
+            (0, _) => other.durable,
+            _ => false,
+        };
+        self.pages += other.pages;
+        self.failure = self.failure.or(other.failure);
+    }
+}
+
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins (B3). `durable`: in one
+/// durable transfer, if one is enough.
+pub(crate) fn flush(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    busy_pages: BusyPages,
+    durable: bool,
+) -> Flushed {
+    let writeback = &file.writeback;
+    if !writeback.has_begun() {
+        return Flushed::default();
+    }
+    let mut state = writeback.state();
+    if busy_pages == BusyPages::Skip {
+        let (number, pages) = state.dirty.begin(first..=last, usize::MAX);
+        drop(state);
+        return Flush { file, number, busy_pages, durable }.run(&pages).0;
+    }
+    let Some((number, pages)) = state.dirty.begin_waiting(first..=last) else {
+        return Flushed::default();
+    };
+    drop(state);
+    let (mut all, mut hidden) = Flush { file, number, busy_pages, durable }.run(&pages);
+    let mut state = writeback.state();
+    while state.dirty.is_earlier_under_way(number) {
+        state = writeback.flush_ended.wait(state).expect("no panic under the lock");
+    }
+    let owed = state.dirty.take_owed(number);
+    drop(state);
+    if let Some((number, pages)) = owed {
+        let durable = durable && all.pages == 0;
+        let (flushed, more) = Flush { file, number, busy_pages, durable }.run(&pages);
+        all.add(flushed);
+        hidden.extend(more);
+    }
+    for page in hidden {
+        // Who waits for a guard gets it in turn, and nobody hides the page then. Not before the flush has
+        // ended: who has the guard may wait for that.
+        let range = file.pages(file.start_of(page), file.start_of(page + 1));
+        let _guard = file.ranges.lock(range, Mode::Shared);
+        all.add(flush(file, page, page, BusyPages::Wait, false));
+    }
+    all
+}
+
+/// Writes back some of what is DIRTY, for a writer or the flusher.
+pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
+    let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
+    let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
+    Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0
+}
+
+/// A flush that has taken its pages.
+struct Flush<'a> {
+    file: &'a CachedFile,
+    number: FlushNumber,
+    busy_pages: BusyPages,
+    durable: bool,
+}
+
+impl Flush<'_> {
+    /// Writes the pages, and ends; also those that were put back, as they were hidden over and over.
+    fn run(self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
+        let (flushed, hidden) = self.write(pages);
+        let file = self.file;
+        let mut state = file.writeback.state();
+        state.dirty.end(self.number);
+        match flushed.failure {
+            Some(failure) => {
+                state.failure = Some(failure);
+                state.back_off();
+            }
+            // After a failed sync, only a sync tells that it was worth it.
+            None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
+            None => {}
+        }
+        drop(state);
+        file.writeback.flush_ended.notify_all();
+        file.shared.flusher.progress.notify_all();
+        (flushed, hidden)
+    }
+
+    fn write(&self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
+        let file = self.file;
+        let mut flushed = Flushed::default();
+        let batch_pages = (BATCH_BYTES >> file.core().page_shift) as usize;
+        let mut claimed: Vec<(PageIndex, FrameIndex)> =
+            Vec::with_capacity(pages.len().min(batch_pages));
+        let (mut busy, mut hidden) = (Vec::new(), Vec::new());
+        let mut leaves = Leaves::new(file);
+        let mut batches = 0;
+        let mut write = |claimed: &mut Vec<_>, last: bool| {
+            if !claimed.is_empty() {
+                batches += 1;
+                flushed.add(self.write_claimed(claimed, self.durable && last && batches == 1));
+                claimed.clear();
+            }
+        };
+        for &page in pages {
+            let mut times_hidden = 0;
+            loop {
+                match claim(file, &mut leaves, page) {
+                    Claim::Own(frame) => claimed.push((page, frame)),
+                    Claim::Clean => {}
+                    Claim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
+                        if seen.is_dirty() || !seen.is_ready() {
+                            busy.push(page);
+                        }
+                    }
+                    Claim::Busy(seen) => {
+                        // B4.
+                        write(&mut claimed, false);
+                        times_hidden += u32::from(!seen.is_ready());
+                        if times_hidden > HIDDEN_MAX && self.busy_pages == BusyPages::WaitAndLock {
+                            hidden.push(page);
+                            break;
+                        }
+                        let held = leaves.hold(page, false);
+                        if let Ok(word) = held.map(|held| held.word(page))
+                            && let Some(armed) = word.arm(seen)
+                        {
+                            word.sleep(armed);
+                        }
+                        continue;
+                    }
+                }
+                break;
+            }
+            if claimed.len() == batch_pages {
+                write(&mut claimed, false);
+            }
+        }
+        write(&mut claimed, true);
+        busy.extend_from_slice(&hidden);
+        if !busy.is_empty() {
+            file.writeback.state().dirty.put_back(self.number, &busy);
+        }
+        (flushed, hidden)
+    }
+
+    /// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
+    fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
+        let file = self.file;
+        // B5.
+        let size = file.core().size.get();
+        let mut runs = runs(file, claimed, size);
+        let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+        let generations = &file.writeback.generations;
+        let pass = durable.then(|| generations.enter());
+        let epoch = pass.as_ref().map_or_else(|| generations.epoch(), Pass::epoch);
+        match file.backing.verify() {
+            Ok(()) => transfer(file, claimed, &mut runs, durable),
+            Err(error) => runs[0].error = Some(error),
+        }
+        let mut failure = None;
+        let mut done = WritebackEnd::Unstable;
+        if let Some(pass) = pass {
+            match self.conclude(pass, claimed, &runs[0]) {
+                Durability::Lost(met) => {
+                    // Nothing of it counts as written.
+                    runs[0].written = runs[0].start;
+                    failure = Some(met);
+                }
+                _ => done = WritebackEnd::Stable,
+            }
+        }
+        let mut ends = Vec::with_capacity(claimed.len());
+        for run in &mut runs {
+            let pages = &claimed[run.claimed.clone()];
+            for &(page, _) in pages {
+                let is_written = run.written >= run.end.min(file.start_of(page + 1));
+                ends.push(if is_written { done } else { WritebackEnd::Failed });
+            }
+            if run.written < run.end && failure.is_none() {
+                let met = run.failure();
+                tell_of_others(file, met);
+                let is_done = pages.len() > 1
+                    && retry_pages(file, pages, &mut ends[run.claimed.clone()], size);
+                failure = (!is_done).then_some(met);
+            }
+        }
+        let suspicion = self.end_writebacks(claimed, &mut ends, epoch);
+        Flushed {
+            pages: claimed.len(),
+            durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
+            failure: failure.or(suspicion),
+        }
+    }
+
+    /// A durable transfer of all that was claimed has ended.
+    fn conclude(&self, pass: Pass, claimed: &[(PageIndex, FrameIndex)], run: &Run) -> Durability {
+        let told = (run.written < run.end).then(|| run.failure());
+        conclude(self.file, pass, told, || {
+            let &Run { start, body_end, end, .. } = run;
+            let claimed_all = 0..claimed.len();
+            let again =
+                Run { claimed: claimed_all, start, body_end, end, written: start, error: None };
+            let mut again = [again];
+            transfer(self.file, claimed, &mut again, false);
+            again[0].written > start
+        })
+    }
+
+    /// Notes what became of the pages; why those that were written may be lost all the same, if that is so:
+    /// they are DIRTY again then.
+    fn end_writebacks(
+        &self,
+        claimed: &[(PageIndex, FrameIndex)],
+        ends: &mut [WritebackEnd],
+        epoch: Epoch,
+    ) -> Option<Failure> {
+        let file = self.file;
+        let mut generations = file.writeback.generations.lock();
+        let suspicion = generations.suspicion(epoch);
+        for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
+            match *end {
+                WritebackEnd::Failed => continue,
+                // G1: it may be lost, and here is the copy.
+                WritebackEnd::Unstable if suspicion.is_some() => {
+                    *end = WritebackEnd::Failed;
+                    continue;
+                }
+                WritebackEnd::Unstable => {
+                    generations.took([page], Copy::Kept, epoch);
+                }
+                // Has succeeded (G3), whatever has failed since.
+                WritebackEnd::Stable => {}
+            }
+            // Before a sync that fails from here on commits the frame again.
+            file.forget_frame(frame);
+        }
+        let heap_bytes = generations.heap_bytes();
+        drop(generations);
+        file.writeback.owed_heap.set(file.cache(), heap_bytes);
+        let mut leaves = Leaves::new(file);
+        let mut failed = Vec::new();
+        // Who is woken is told of it in the end, and does not wait for this flush meanwhile.
+        let batch = batch::open();
+        for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
+            let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
+            let word = held.word(page);
+            let change = word.end_writeback(end);
+            file.note(change);
+            word.wake(change.sleepers());
+            unpin(file, frame);
+            if end == WritebackEnd::Failed {
+                failed.push(page);
+            }
+        }
+        drop(batch);
+        if !failed.is_empty() {
+            // Who waits for this flush finds them, and tells of it or writes them.
+            file.writeback.state().dirty.put_back(self.number, &failed);
+        }
+        suspicion
+    }
+}
+
+fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
+    let frames = &file.cache().frames;
+    let Ok(held) = leaves.hold(page, false) else { return Claim::Clean };
+    let word = held.word(page);
+    loop {
+        let seen = word.load();
+        match seen.state() {
+            PageState::Hidden => return Claim::Busy(seen),
+            PageState::Ready if seen.is_under_writeback() => return Claim::Busy(seen),
+            PageState::Ready if seen.is_dirty() => {}
+            _ => return Claim::Clean,
+        }
+        frames.meta(seen.frame()).pins.pin();
+        if let Some(change) = word.try_writeback(seen) {
+            file.note(change);
+            return Claim::Own(seen.frame());
+        }
+        unpin(file, seen.frame());
+    }
+}
+
+pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
+    let frames = &file.cache().frames;
+    if frames.meta(frame).pins.unpin() {
+        frames.free(frame, Class::page(file.core().page_shift));
+    }
+}
+
+/// A run of contiguous pages under write-back: which of the claimed ones, and up to where each of
+/// its two transfers goes.
+struct Run {
+    claimed: Range<usize>,
+    start: u64,
+    body_end: u64,
+    end: u64,
+    /// Up to where the back end acknowledged.
+    written: u64,
+    error: Option<io::Error>,
+}
+
+impl Run {
+    /// Why less was written than it has.
+    fn failure(&self) -> Failure {
+        let unknown = io::Error::from(io::ErrorKind::WriteZero);
+        let error = self.error.as_ref().unwrap_or(&unknown);
+        Failure::new(self.written, self.end - self.written, error)
+    }
+}
+
+fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
+    let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
+    let block_bytes = match file.backing.read_alignment().offset_bytes {
+        1 => 1,
+        bytes => u64::from(bytes).max(KERNEL_PAGE_BYTES),
+    };
+    let mut runs = Vec::new();
+    let mut from = 0;
+    while from < claimed.len() {
+        let mut to = from + 1;
+        while to < claimed.len() && to - from < run_pages && claimed[to].0 == claimed[to - 1].0 + 1
+        {
+            to += 1;
+        }
+        let start = file.start_of(claimed[from].0);
+        let end = file.start_of(claimed[to - 1].0 + 1).min(size).max(start);
+        let body_end = end - end % block_bytes;
+        runs.push(Run { claimed: from..to, start, body_end, end, written: start, error: None });
+        from = to;
+    }
+    runs
+}
+
+/// Carries out the transfers of all runs: the bodies at once, the tail after.
+fn transfer(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    runs: &mut [Run],
+    durable: bool,
+) {
+    let memory: Vec<Vec<Segment<'_>>> =
+        runs.iter().map(|run| segments(file, &claimed[run.claimed.clone()], run)).collect();
+    let mut batch: Vec<Transfer<'_>> = Vec::with_capacity(runs.len());
+    for (run, segments) in runs.iter().zip(&memory) {
+        if run.body_end > run.start {
+            let body = &segments[..segments.len() - usize::from(run.end > run.body_end)];
+            let mut transfer = Transfer::new(Direction::Write, run.start, body);
+            transfer.durable = durable;
+            batch.push(transfer);
+        }
+    }
+    request::run(&*file.backing, &mut batch);
+    let mut done = batch.into_iter();
+    for run in runs.iter_mut().filter(|run| run.body_end > run.start) {
+        let transfer = done.next().expect("one for each body");
+        run.written = run.start + transfer.moved;
+        run.error = transfer.error;
+    }
+    for (run, segments) in runs.iter_mut().zip(&memory) {
+        if run.written == run.body_end && run.end > run.body_end {
+            let tail = &segments[segments.len() - 1..];
+            let mut batch = [Transfer::new(Direction::Write, run.body_end, tail)];
+            request::run(&*file.backing, &mut batch);
+            let [transfer] = batch;
+            run.written += transfer.moved;
+            run.error = transfer.error;
+        }
+    }
+}
+
+/// The memory of a run's body, frames that lie in a row as one segment, and of its tail, if it has
+/// one, as the last segment.
+fn segments<'a>(
+    file: &'a CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    run: &Run,
+) -> Vec<Segment<'a>> {
+    let frames = &file.cache().frames;
+    let mut parts: Vec<(*mut u8, usize)> = Vec::new();
+    let mut tail = None;
+    for &(page, frame) in claimed {
+        let start = file.start_of(page);
+        let end = file.start_of(page + 1);
+        let bytes = frames.bytes(frame);
+        let len = end.min(run.body_end).saturating_sub(start) as usize;
+        if len > 0 {
+            match parts.last_mut() {
+                Some((at, before)) if at.wrapping_add(*before) == bytes => *before += len,
+                _ => parts.push((bytes, len)),
+            }
+        }
+        if run.end > run.body_end && (start..end).contains(&run.body_end) {
+            let at = bytes.wrapping_add((run.body_end - start) as usize);
+            tail = Some((at, (run.end - run.body_end) as usize));
+        }
+    }
+    // SAFETY: within frames that are pinned until their write-back ends, and do not change (W2).
+    parts.into_iter().chain(tail).map(|(at, len)| unsafe { Segment::new(at, len) }).collect()
+}
+
+/// After a transfer failed, what is left of it is tried page by page; whether all succeeded.
+fn retry_pages(
+    file: &CachedFile,
+    pages: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    size: u64,
+) -> bool {
+    let mut failures = 0;
+    for (page, end) in pages.chunks(1).zip(ends.iter_mut()) {
+        if *end != WritebackEnd::Failed || failures >= FAILURES_MAX {
+            continue;
+        }
+        let mut run = runs(file, page, size);
+        if file.backing.verify().is_ok() {
+            transfer(file, page, &mut run, false);
+        }
+        if run[0].written == run[0].end {
+            *end = WritebackEnd::Unstable;
+            failures = 0;
+        } else {
+            failures += 1;
+        }
+    }
+    !ends.contains(&WritebackEnd::Failed)
+}

@@ -1,0 +1,240 @@
+//! Syncs: what was written before one begins is durable when it has succeeded.
+//!
+//! ```text
+//!   suspects become DIRTY -> write back what is DIRTY now (B3) -> the back end's sync -> settle
+//! ```
+//!
+//! The back end is always asked: what it was given by others, by the kernel's own ways to copy, or
+//! before the file was opened, is not known here. Only a *durable write* of a file whose writes wait may
+//! do without, as it promises its own bytes: where one durable transfer has written them all, and none of
+//! the pages was taken by the back end otherwise, they are durable.
+//!
+//! Its work is bounded by what was DIRTY when it began, whatever is written meanwhile.
+//!
+//! Locks: `syncing` -> range guards (shared) -> those of the write-back's state and generations; who has
+//! a range guard does not wait for `syncing`.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+use millpond_rangelock::Mode;
+
+use crate::cache::pageset::PageSet;
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::flush::owed::tell_flusher;
+use crate::flush::{BusyPages, flush};
+use crate::inode::leaves::Leaves;
+use crate::inode::{Blocking, CachedFile};
+use crate::writeback::{Failure, LAST_PAGE};
+
+/// Pages of which [`settle`] clears a bit under one hold of the lock.
+const SETTLED_TOGETHER: usize = 256;
+
+/// Makes durable what was written to the pages from `first` to `last` before the call, and what the
+/// back end has of the file from elsewhere.
+pub(crate) fn sync(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    data_only: bool,
+) -> Result<()> {
+    let one = file.writeback.syncing.lock().expect("no panic under the lock");
+    let outcome = sync_locked(file, Some((first, last)), data_only, Blocking::Wait, &one);
+    drop(one);
+    file.writeback.count_heap(file.cache());
+    tell(file, outcome)
+}
+
+/// Makes durable what was written to the pages from `first` to `last` before the call.
+pub(crate) fn sync_written(file: &CachedFile, first: PageIndex, last: PageIndex) -> Result<()> {
+    let flushed = flush(file, first, last, BusyPages::WaitAndLock, true);
+    if let Some(failure) = flushed.failure {
+        return tell(file, Err(failure.error(Op::Sync)));
+    }
+    let is_durable = flushed.durable || flushed.pages == 0;
+    if is_durable && file.writeback.generations.are_settled(first, last) {
+        return Ok(());
+    }
+    sync(file, first, last, true)
+}
+
+/// Notes that a caller is told of an error, one of before the file was opened included.
+fn tell(file: &CachedFile, outcome: Result<()>) -> Result<()> {
+    let generations = &file.writeback.generations;
+    if outcome.is_err() {
+        generations.tell();
+    }
+    match generations.take_inherited() {
+        Some(failure) if outcome.is_ok() => Err(Error::Lost { source: failure.source() }),
+        _ => outcome,
+    }
+}
+
+/// Makes durable what the back end has, for room in the cache. Nobody is told of its errors.
+pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
+    let syncing = &file.writeback.syncing;
+    let one = match blocking {
+        Blocking::Wait => Some(syncing.lock().expect("no panic under the lock")),
+        Blocking::Try => syncing.try_lock().ok(),
+    };
+    if let Some(one) = one {
+        let _ = sync_locked(file, None, true, blocking, &one);
+        drop(one);
+        file.writeback.count_heap(file.cache());
+    }
+}
+
+/// [`sync`], by the one who may; of no pages: of what the back end has.
+fn sync_locked(
+    file: &CachedFile,
+    pages: Option<(PageIndex, PageIndex)>,
+    data_only: bool,
+    blocking: Blocking,
+    _one: &MutexGuard<'_, ()>,
+) -> Result<()> {
+    let writeback = &file.writeback;
+    let generations = &writeback.generations;
+    redirty(file, blocking);
+    if let Some((first, last)) = pages {
+        // Relaxed: a hint.
+        writeback.is_written_for_sync.store(true, Relaxed);
+        let flushed = flush(file, first, last, BusyPages::WaitAndLock, false);
+        writeback.is_written_for_sync.store(false, Relaxed);
+        if let Some(failure) = flushed.failure {
+            return Err(failure.error(Op::Sync));
+        }
+    }
+    let pass = generations.enter_sync().map_err(|failure| failure.error(Op::Sync))?;
+    let failure = match file.backing.sync(data_only) {
+        Ok(()) => {
+            let ticket = generations.leave(pass);
+            let verdict = match blocking {
+                Blocking::Wait => Some(generations.wait(ticket)),
+                Blocking::Try => generations.verdict(ticket),
+            };
+            match verdict {
+                Some(Ok(())) => return succeed(file),
+                Some(Err(failure)) => failure,
+                None => {
+                    generations.uncover();
+                    return Err(Error::WouldBlock { op: Op::Sync, offset: 0, len: 0 });
+                }
+            }
+        }
+        Err(error) => {
+            let failure = Failure::new(0, 0, &error);
+            generations.fail(pass, failure);
+            failure
+        }
+    };
+    let mut state = writeback.state();
+    state.failure = Some(failure);
+    state.back_off();
+    drop(state);
+    redirty(file, blocking);
+    Err(failure.error(Op::Sync))
+}
+
+fn succeed(file: &CachedFile) -> Result<()> {
+    let (covered, outcome) = file.writeback.generations.cover();
+    settle(file, &covered);
+    match outcome {
+        Ok(()) => {
+            let mut state = file.writeback.state();
+            (state.failure, state.retry) = (None, None);
+            Ok(())
+        }
+        Err(lost) => Err(Error::Lost { source: lost.source() }),
+    }
+}
+
+/// Clears UNSTABLE where the sync that covered the pages was the last word. Takes the lock for some
+/// at a time: readers want it, too.
+fn settle(file: &CachedFile, covered: &PageSet) {
+    if !file.writeback.has_begun() {
+        return;
+    }
+    let mut pages = Vec::new();
+    covered.for_each(&mut |page| pages.push(page));
+    for some in pages.chunks(SETTLED_TOGETHER) {
+        let mut leaves = Leaves::new(file);
+        let generations = file.writeback.generations.lock();
+        for &page in some {
+            if generations.is_settled(page)
+                && let Ok(held) = leaves.hold(page, false)
+            {
+                let word = held.word(page);
+                if word.load().is_unstable() {
+                    file.note(word.settle());
+                }
+            }
+        }
+    }
+}
+
+/// Makes all suspect pages DIRTY again (G6). Where guards must not be waited for, and one is taken, leaves
+/// the page for the next sync.
+fn redirty(file: &CachedFile, blocking: Blocking) {
+    let Some((pages, _)) = file.writeback.generations.suspects(0, LAST_PAGE) else { return };
+    for page in pages {
+        // Who has found the page clean, under its guard, and had the back end change it, must not be
+        // overtaken by what is written back now.
+        let range = file.pages(file.start_of(page), file.start_of(page + 1));
+        let (guard, waited) = match blocking {
+            Blocking::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
+            Blocking::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
+        };
+        if guard.is_some() || waited.is_some() {
+            redirty_page(file, page);
+        }
+    }
+    after_redirty(file);
+}
+
+/// Has the suspect pages from `first` to `last` be DIRTY, before bytes of theirs are read past the cache,
+/// or overwritten in part (G6). Caller: a guard over them.
+pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    if let Some((pages, _)) = file.writeback.generations.suspects(first, last) {
+        pages.into_iter().for_each(|page| redirty_page(file, page));
+        after_redirty(file);
+    }
+}
+
+/// The caller has a guard over the page.
+fn redirty_page(file: &CachedFile, page: PageIndex) {
+    let writeback = &file.writeback;
+    writeback.begun.store(true, SeqCst);
+    // Under one lock, so that nobody has read the page back and not said so (G5), and whoever does not
+    // find it among the suspects finds it DIRTY; and in the set, before anybody who syncs or reads past the
+    // cache looks there.
+    let mut state = writeback.state();
+    let mut generations = writeback.generations.lock();
+    if !generations.take_suspect(page) {
+        // Cut off meanwhile, or read back.
+        return;
+    }
+    let held = file.core().hold(file.cache(), page, false);
+    let change = held.ok().map(|held| held.word(page).redirty());
+    let Some(change) = change.filter(|change| change.now.is_dirty()) else {
+        generations.lose();
+        return;
+    };
+    file.note(change);
+    if !change.was.is_dirty() {
+        file.commit(std::iter::once((page, change.now.frame())), None);
+    }
+    state.dirty.insert(std::iter::once(page));
+}
+
+fn after_redirty(file: &CachedFile) {
+    if !file.writeback.state().dirty.is_clean() {
+        tell_flusher(file);
+        // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
+        if file.handles.load(Acquire) == 0
+            && let Some(file) = file.this.upgrade()
+        {
+            file.shared.clone().flusher.adopt(file);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Writers for whom there is too much in the cache that waits to be written back, and who need frames
+//! that it keeps.
+//!
+//! - **T1** A file may owe as much as [`SHARES`] times what all files together leave free of the limit
+//!   (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has four fifths of it, and n that owe
+//!   all they may have 4/(4n + 1) each; what is left grows by nobody's effort but theirs. A file whose
+//!   device takes nothing holds what it had, and there is always room beside it.
+//! - **T2** A writer that finds its file over its share waits for that file's pages, by writing them back,
+//!   or while somebody else does; or gets their error. A file that owes nothing has nobody to wait for:
+//!   its writes go through.
+//! - **T3** Writers take turns at writing back; were all of them at it, what they have in flight together
+//!   would keep reads waiting at the device for as long as it takes to write it. A turn that lasts for
+//!   longer than [`STUCK_AFTER`](crate::writeback::turns::STUCK_AFTER) counts for its own file only, of whose writers one at a time has one.
+//! - **T4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
+//!   whose writes are taken, but whose syncs hang, leaves frames to the others.
+//! - **T5** Nobody flushes or syncs another file than its own.
+//! - **T6** While a sync of the file writes its pages, its writers wait for those, and write nothing beside:
+//!   the device would take what they have dirtied since as well, and the sync so much longer.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::error::{Op, Result};
+use crate::flush::sync::sync_in_background;
+use crate::flush::{BusyPages, flush, flush_some};
+use crate::inode::{Blocking, CachedFile};
+use crate::writeback::LAST_PAGE;
+
+/// How long a writer over the limit waits without any progress before its write goes through.
+const THROTTLED_MAX: Duration = Duration::from_secs(5);
+/// What a file may owe, in parts of what is free (T1).
+const SHARES: u64 = 4;
+/// What write-back may keep, of all memory.
+const KEPT_EIGHTHS_MAX: u64 = 7;
+/// How long who finds no frame waits for the flusher: for a write, there is the way around the cache.
+pub(crate) const WRITE_RELIEF_MAX: Duration = Duration::from_millis(20);
+/// For a view, there is not.
+pub(crate) const VIEW_RELIEF_MAX: Duration = THROTTLED_MAX;
+
+/// Whether a file that has `own` may take `bytes` more of `max`, of which all have `taken` (T1).
+fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
+    let free = max.saturating_sub(taken);
+    bytes <= free && own + bytes <= free.saturating_mul(SHARES)
+}
+
+/// Whether there is room below the dirty limit.
+fn has_room(file: &CachedFile, bytes: u64) -> bool {
+    let (own, all) = (file.writeback.share.unwritten(), file.cache().ledger.unwritten());
+    has_share(own, all, bytes, file.shared.flusher.limits.dirty_bytes_max)
+}
+
+/// Whether there are frames (T4).
+fn has_frames(file: &CachedFile, bytes: u64) -> bool {
+    let max = file.cache().frames.limit_bytes() / 8 * KEPT_EIGHTHS_MAX;
+    let kept = file.cache().ledger.kept();
+    let has_some = has_share(file.writeback.share.kept(), kept, bytes, max);
+    if !has_some {
+        // What is dirtied tells the flusher, and what goes through does not.
+        file.shared.flusher.tell();
+    }
+    has_some
+}
+
+/// Whether a write of `bytes` may leave them in the cache; else it goes through.
+///
+/// # Errors
+///
+/// Of the file's own write-back, where it keeps the cache full.
+pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
+    let flusher = &file.shared.flusher;
+    if has_room(file, bytes) {
+        return Ok(has_frames(file, bytes));
+    }
+    if bytes > flusher.limits.dirty_bytes_max {
+        return Ok(false);
+    }
+    let mut deadline = Instant::now() + THROTTLED_MAX;
+    loop {
+        let before = file.writeback.share.unwritten();
+        if before == 0 {
+            return Ok(false);
+        }
+        let mut progress = false;
+        if file.writeback.is_written_for_sync.load(Relaxed) {
+            // T6.
+            flusher.await_progress();
+        } else if let Some(_turn) = flusher.turns.take(std::ptr::from_ref(file).addr()) {
+            let flushed = flush_some(file);
+            if let Some(failure) = flushed.failure
+                && !has_room(file, bytes)
+            {
+                return Err(failure.error(Op::Write));
+            }
+            progress = flushed.pages > 0;
+        } else {
+            flusher.await_progress();
+        }
+        if has_room(file, bytes) {
+            return Ok(has_frames(file, bytes));
+        }
+        progress |= file.writeback.share.unwritten() < before;
+        if progress {
+            deadline = Instant::now() + THROTTLED_MAX;
+        } else if Instant::now() >= deadline {
+            return Ok(false);
+        } else {
+            flusher.await_progress();
+        }
+    }
+}
+
+/// Makes room in a cache of which write-back keeps too much; whether there may be some now. What other
+/// files keep, the flusher is asked for, and waited for no longer than `patience` (T5).
+pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
+    let shared = &*file.shared;
+    let (ledger, flusher) = (&shared.cache.ledger, &shared.flusher);
+    let kept = ledger.kept();
+    if kept == 0 {
+        return false;
+    }
+    if file.writeback.share.kept() > 0 {
+        let flushed = flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
+        // Not waited for: whoever syncs may wait for guards, and the caller has one.
+        if flushed.failure.is_none() && ledger.unstable() > 0 {
+            sync_in_background(file, Blocking::Try);
+        }
+    }
+    let deadline = Instant::now() + patience;
+    flusher.starve(ledger.kept());
+    while ledger.kept() >= kept {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        flusher.await_progress();
+    }
+    true
+}

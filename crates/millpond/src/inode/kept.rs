@@ -1,0 +1,17 @@
+//! What a file knows of its place at the keeper (see [`keeping`](crate::inode::keeping)).
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use crate::survival::changes::Changes;
+
+/// The entry of a file in the keeper's tables, if it has one.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// As [`FileSlot::word`](crate::survival::FileSlot::word); 0 is none.
+    pub(crate) slot: AtomicU64,
+    /// Also: one intent at a time (K5).
+    pub(crate) adopting: Mutex<()>,
+    pub(crate) sizes: Mutex<()>,
+    pub(crate) changes: Arc<Changes>,
+}

@@ -1,0 +1,273 @@
+//! A file as the engine knows it: one per inode and process, shared by all handles.
+//!
+//! The [`registry`](mod@registry) finds the cached file of an inode, whichever engine opened it first; its cache,
+//! page size and backing stay as that opener chose them. A cached file lives as long as a handle
+//! of it, or a background read into it, does.
+//!
+//! Lock order of an operation: turn to append -> range guard -> (queues, free lists).
+
+pub(crate) mod open;
+
+pub(crate) mod registry;
+
+pub(crate) mod leaves;
+
+pub(crate) mod backend;
+
+pub(crate) mod space;
+
+pub(crate) mod turns;
+
+pub(crate) mod kept;
+
+pub(crate) mod keeping;
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::sync::{Arc, Mutex, Weak};
+
+use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
+
+use crate::cache::Cache;
+use crate::cache::parked;
+use crate::cache::slab::Slab;
+use crate::cache::table::{FileCore, PageIndex};
+use crate::error::{Error, Op, Result};
+use crate::file_id::FileId;
+use crate::inode::backend::Backend;
+use crate::inode::kept::Kept;
+use crate::inode::registry::Registry;
+use crate::inode::space::Space;
+use crate::inode::turns::Turns;
+use crate::io::backend::BackingFile;
+use crate::io::backend::uring;
+use crate::io::flight::Flight;
+use crate::options::WriteMode;
+use crate::survival::Survival;
+use crate::survival::changes::Told;
+use crate::workers::Workers;
+use crate::writeback::{Flusher, Writeback, untold};
+
+/// What an open file costs beside its core: its object and range lock, with what that keeps for those who
+/// wait; its backing, its entry in the registry and what the allocator adds, rounded up; and in debug builds
+/// what the range lock remembers of its holders.
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024) as u64
+    + if cfg!(debug_assertions) { 384 } else { 0 };
+
+/// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
+/// regions, many readers of one would share a word.
+const REGION_BYTES: u64 = 64 << 10;
+
+/// Whether the caller may be made to wait: for range guards, for a flush, for others' syncs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocking {
+    Wait,
+    Try,
+}
+
+/// What the handles of an engine share.
+pub(crate) struct Shared {
+    pub(crate) cache: Cache,
+    pub(crate) hit_path: AtomicBool,
+    pub(crate) backend: Backend,
+    pub(crate) readahead_bytes_max: u64,
+    pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
+    pub(crate) flusher: Arc<Flusher<CachedFile>>,
+    pub(crate) flight: crate::sync::Arc<Flight>,
+    pub(crate) workers: Arc<Workers>,
+}
+
+impl Shared {
+    /// See [`crate::Stats::has_lost_keeper`].
+    pub(crate) fn has_lost_keeper(&self) -> bool {
+        self.cache.frames.survival().is_some_and(Survival::has_lost_keeper)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.workers.stop();
+        self.flusher.stop();
+    }
+}
+
+/// What range locks grow by.
+impl Budget for Shared {
+    fn try_take(&self, bytes: usize) -> bool {
+        self.cache.try_charge_locks(bytes as u64)
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.cache.uncharge_locks(bytes as u64);
+    }
+}
+
+/// One file of this process.
+pub(crate) struct CachedFile {
+    core: NonNull<FileCore>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) ranges: Arc<RangeLock>,
+    pub(crate) backing: Arc<dyn BackingFile>,
+    /// Appends take turns, so that each finds the end where it looked for it.
+    pub(crate) appending: Turns,
+    /// Descriptors are offered to `backing` one at a time: of two that it opened again for one purpose,
+    /// one would have to be closed, and the process's POSIX locks would go with it.
+    pub(crate) attaching: Mutex<()>,
+    pub(crate) opened_mode: WriteMode,
+    /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
+    pub(crate) through: AtomicUsize,
+    pub(crate) writeback: Writeback,
+    pub(crate) space: Space,
+    pub(crate) kept: Kept,
+    pub(crate) handles: AtomicUsize,
+    pub(crate) this: Weak<CachedFile>,
+    pub(crate) id: FileId,
+}
+
+// SAFETY: the core is of atomics, in memory that `shared` keeps; it is freed by `drop` alone.
+unsafe impl Send for CachedFile {}
+// SAFETY: as above.
+unsafe impl Sync for CachedFile {}
+
+/// The files of this process; null until first used.
+static REGISTRY: AtomicPtr<Registry<CachedFile>> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The files that are open in this process.
+pub(crate) fn registry() -> &'static Registry<CachedFile> {
+    let mut found = REGISTRY.load(Acquire);
+    if found.is_null() {
+        let fresh = Box::into_raw(Box::default());
+        found = match REGISTRY.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(found) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                found
+            }
+        };
+    }
+    // SAFETY: registries are never freed.
+    unsafe { &*found }
+}
+
+/// In a forked child: leaves the parent's registry behind, whatever state its lock is in, so that no file
+/// that the child opens is taken for one that the parent had; and what else is the parent's.
+pub(crate) fn forget_parent() {
+    REGISTRY.store(std::ptr::null_mut(), Release);
+    untold::forget_parent();
+    parked::forget_parent();
+    uring::forget_parent();
+}
+
+impl CachedFile {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        backing: Arc<dyn BackingFile>,
+        id: FileId,
+        size: u64,
+        page_bytes: u32,
+        write_mode: WriteMode,
+    ) -> Result<Arc<CachedFile>> {
+        let no_buffers = || Error::NoBuffers { op: Op::Open };
+        if !shared.cache.try_charge(FILE_BYTES) {
+            return Err(no_buffers());
+        }
+        let Some(core) = Slab::alloc(&shared.cache, size, page_bytes.trailing_zeros()) else {
+            shared.cache.frames.uncharge(FILE_BYTES);
+            return Err(no_buffers());
+        };
+        // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
+        let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
+        let kept = Kept::default();
+        let backing = match shared.cache.frames.survival() {
+            Some(_) => Arc::new(Told::new(backing, &kept.changes, shared)),
+            None => backing,
+        };
+        Ok(Arc::new_cyclic(|this| CachedFile {
+            core,
+            shared: Arc::clone(shared),
+            ranges: Arc::new(RangeLock::with_region_bytes(REGION_BYTES).with_budget(budget)),
+            backing,
+            appending: Turns::default(),
+            attaching: Mutex::new(()),
+            opened_mode: write_mode,
+            through: AtomicUsize::new(0),
+            writeback: Writeback::default(),
+            space: Space::default(),
+            kept,
+            handles: AtomicUsize::new(0),
+            this: Weak::clone(this),
+            id,
+        }))
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &FileCore {
+        // SAFETY: the core is ours until `drop`.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
+    /// [`CachedFile::begin_through`] writes back.
+    pub(crate) fn write_mode(&self) -> WriteMode {
+        // Acquire: the guard orders it; see `begin_through`.
+        if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
+    }
+
+    pub(crate) fn end_through(&self) {
+        // Release: what went past the cache meanwhile comes before writes that wait again.
+        self.through.fetch_sub(1, Release);
+        self.backing.end_plain();
+    }
+
+    /// Has writes go through for as long as the file is open.
+    pub(crate) fn stay_through(&self) {
+        self.through.fetch_add(1, AcqRel);
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.shared.cache
+    }
+
+    /// The page of byte `offset`.
+    #[inline]
+    pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
+        offset >> self.core().page_shift
+    }
+
+    #[inline]
+    pub(crate) fn start_of(&self, page: PageIndex) -> u64 {
+        page << self.core().page_shift
+    }
+
+    /// The bytes from `start` to `end`, rounded out to whole pages.
+    pub(crate) fn pages(&self, start: u64, end: u64) -> ByteRange {
+        let mask = self.core().page_bytes() as u64 - 1;
+        ByteRange::new(start & !mask, end.saturating_add(mask) & !mask).expect("start <= end")
+    }
+
+    /// Waits for a guard over the pages of the bytes from `start` to `end`.
+    pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
+        self.ranges.lock(self.pages(start, end), mode)
+    }
+
+    /// How many pages an operation takes in one go: what the cache can spare.
+    pub(crate) fn chunk_pages(&self, at_most: usize) -> usize {
+        let spare = self.cache().frames.limit_bytes() / 8 / self.core().page_bytes() as u64;
+        (spare as usize).clamp(1, at_most)
+    }
+}
+
+impl Drop for CachedFile {
+    fn drop(&mut self) {
+        // Before somebody else opens the file anew: the one whom it concerned may have failed to open it.
+        self.writeback.forget_failures(self.id, &*self.backing);
+        registry().leave(self.id);
+        self.writeback.uncharge(self.cache());
+        self.space.heap.set(self.cache(), 0);
+        self.cache().tear_down(self.core());
+        Slab::free(self.cache(), self.core);
+        self.cache().frames.uncharge(FILE_BYTES);
+    }
+}

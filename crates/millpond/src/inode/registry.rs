@@ -1,0 +1,140 @@
+//! The files that are open in this process, by inode.
+//!
+//! ```text
+//!   find -> OPEN                            another handle of a file that is known
+//!        -> OPENING, by the caller          enter -> OPEN;  dropped -> gone
+//!        -> OPENING, by another thread      waits for it, and looks again
+//!   a file's drop: OPEN -> gone
+//! ```
+//!
+//! - **N1** What asks the kernel is done outside of the lock: it may take as long as somebody's lease, or a
+//!   server that does not answer. It holds up who opens the same inode, as there may be one file of an
+//!   inode only, and nobody else.
+//! - **N2** An entry is OPENING until the thread that made it so has entered a file or given up.
+//!
+//! Locks: the map's; nothing is called under it, and no file is dropped.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+
+use crate::file_id::FileId;
+
+enum Known<F> {
+    Open(Weak<F>),
+    Opening(Arc<Opening>),
+}
+
+/// Somebody opens the file.
+#[derive(Default)]
+struct Opening {
+    is_over: Mutex<bool>,
+    over: Condvar,
+}
+
+impl Opening {
+    fn wait(&self) {
+        let is_over = self.is_over.lock().expect("no panic under the lock");
+        drop(self.over.wait_while(is_over, |is_over| !*is_over).expect("no panic under the lock"));
+    }
+
+    fn end(&self) {
+        *self.is_over.lock().expect("no panic under the lock") = true;
+        self.over.notify_all();
+    }
+}
+
+/// The files of this process.
+pub(crate) struct Registry<F> {
+    files: Mutex<HashMap<FileId, Known<F>>>,
+}
+
+impl<F> Default for Registry<F> {
+    fn default() -> Self {
+        Registry { files: Mutex::default() }
+    }
+}
+
+/// What is known of a file.
+pub(crate) enum Found<'a, F> {
+    Open(Arc<F>),
+    /// Nothing: the caller is to open it.
+    Place(Place<'a, F>),
+}
+
+impl<F> Registry<F> {
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Known<F>>> {
+        self.files.lock().expect("no panic under the lock")
+    }
+
+    /// Finds the file of an inode, or makes the caller the one who opens it. Waits for one that does
+    /// already.
+    pub(crate) fn find(&self, id: FileId) -> Found<'_, F> {
+        loop {
+            let opening = match self.files().entry(id) {
+                Entry::Occupied(mut entry) => match entry.get() {
+                    Known::Opening(opening) => Arc::clone(opening),
+                    Known::Open(file) => {
+                        if let Some(file) = file.upgrade() {
+                            return Found::Open(file);
+                        }
+                        let opening = Arc::default();
+                        entry.insert(Known::Opening(Arc::clone(&opening)));
+                        return Found::Place(Place { registry: self, id, opening });
+                    }
+                },
+                Entry::Vacant(entry) => {
+                    let opening = Arc::default();
+                    entry.insert(Known::Opening(Arc::clone(&opening)));
+                    return Found::Place(Place { registry: self, id, opening });
+                }
+            };
+            opening.wait();
+        }
+    }
+
+    /// All files that are open, and those that were a moment ago.
+    pub(crate) fn all(&self) -> Vec<Weak<F>> {
+        let files = self.files();
+        let open = files.values().filter_map(|known| match known {
+            Known::Open(file) => Some(Weak::clone(file)),
+            Known::Opening(_) => None,
+        });
+        open.collect()
+    }
+
+    /// The last reference to a file is gone.
+    pub(crate) fn leave(&self, id: FileId) {
+        // It may have been opened anew since.
+        if let Entry::Occupied(entry) = self.files().entry(id)
+            && matches!(entry.get(), Known::Open(file) if file.strong_count() == 0)
+        {
+            entry.remove();
+        }
+    }
+}
+
+/// The right, and the duty, to open a file that is not known (N2).
+pub(crate) struct Place<'a, F> {
+    registry: &'a Registry<F>,
+    id: FileId,
+    opening: Arc<Opening>,
+}
+
+impl<F> Place<'_, F> {
+    /// The file is open, and found from now on.
+    pub(crate) fn enter(self, file: &Arc<F>) {
+        self.registry.files().insert(self.id, Known::Open(Arc::downgrade(file)));
+    }
+}
+
+impl<F> Drop for Place<'_, F> {
+    fn drop(&mut self) {
+        if let Entry::Occupied(entry) = self.registry.files().entry(self.id)
+            && matches!(entry.get(), Known::Opening(opening) if Arc::ptr_eq(opening, &self.opening))
+        {
+            entry.remove();
+        }
+        self.opening.end();
+    }
+}

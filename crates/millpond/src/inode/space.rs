@@ -1,0 +1,174 @@
+//! The blocks that a file is known to have, as ranges of bytes, a few thousand at most (see
+//! [`flush::space`](crate::flush::space)).
+//!
+//! Locks: the ranges'; the back end is asked under it, so that a range is asked about once.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard};
+
+use rustix::process::Resource;
+
+use crate::cache::heap::HeapCharge;
+
+const RANGES_MAX: usize = 4096;
+/// The blocks that a file is known to have.
+#[derive(Default)]
+pub(crate) struct Space {
+    known: Mutex<Known>,
+    /// All before it is known to have its blocks: what most writes ask, without the lock. Who asks
+    /// holds the range, so nobody forgets what is asked about meanwhile; that others forget their
+    /// own, or learn, does not matter to it.
+    prefix: AtomicU64,
+    /// What the ranges take.
+    pub(crate) heap: HeapCharge,
+}
+
+impl Space {
+    /// What lies beyond the limit on the size of files is to be asked about again.
+    pub(crate) fn look_at_limit(&self) {
+        self.known().cut(size_limit());
+    }
+
+    /// Whether space may have been reserved since it was given back.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.known().reserved_end > 0
+    }
+
+    /// The blocks of `start..end` are gone.
+    pub(crate) fn forget(&self, start: u64, end: u64) {
+        self.known().remove(start, end);
+    }
+
+    /// Whether all before `end` is known to have its blocks. Caller: exclusive guard.
+    #[inline]
+    pub(crate) fn has_all_before(&self, end: u64) -> bool {
+        // Relaxed: the guard orders it; see `prefix`.
+        end <= self.prefix.load(Relaxed)
+    }
+
+    pub(crate) fn known(&self) -> Locked<'_> {
+        Locked { known: self.known.lock().expect("no panic under the lock"), prefix: &self.prefix }
+    }
+}
+
+/// What is known, under its lock; tells of the prefix in the end.
+pub(crate) struct Locked<'a> {
+    known: MutexGuard<'a, Known>,
+    prefix: &'a AtomicU64,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Known;
+
+    fn deref(&self) -> &Known {
+        &self.known
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Known {
+        &mut self.known
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.prefix.store(self.known.ranges.get(&0).copied().unwrap_or(0), Relaxed);
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Known {
+    /// From start to end; they neither touch nor overlap.
+    pub(crate) ranges: BTreeMap<u64, u64>,
+    /// The end of what was reserved ahead.
+    pub(crate) reserved_end: u64,
+    /// There was a lease on the file when that was.
+    pub(crate) leased: bool,
+}
+
+impl Known {
+    /// What the ranges take of the heap, at most: nodes of 11, of which but the first five are used.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        match self.ranges.len() as u64 {
+            0 => 0,
+            ranges => 304 + (ranges - 1) * 61,
+        }
+    }
+
+    pub(crate) fn covers(&self, start: u64, end: u64) -> bool {
+        self.ranges.range(..=start).next_back().is_some_and(|(_, &known)| known >= end)
+    }
+
+    pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {
+        if self.ranges.len() >= RANGES_MAX {
+            self.ranges.clear();
+        }
+        while let Some((&from, &to)) = self.ranges.range(..=end).next_back() {
+            if to < start {
+                break;
+            }
+            self.ranges.remove(&from);
+            start = start.min(from);
+            end = end.max(to);
+        }
+        if start < end {
+            self.ranges.insert(start, end);
+        }
+    }
+
+    /// Forgets what lies beyond `limit`.
+    pub(crate) fn cut(&mut self, limit: u64) {
+        if self.ranges.last_key_value().is_some_and(|(_, &end)| end > limit) {
+            self.remove(limit, u64::MAX);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, start: u64, end: u64) {
+        let hit: Vec<_> = self.ranges.range(..end).map(|(&from, &to)| (from, to)).collect();
+        for (from, to) in hit.into_iter().rev().take_while(|&(_, to)| to > start) {
+            self.ranges.remove(&from);
+            if from < start {
+                self.ranges.insert(from, start);
+            }
+            if to > end {
+                self.ranges.insert(end, to);
+            }
+        }
+    }
+}
+
+/// The length beyond which the kernel lets this process write to no file.
+pub(crate) fn size_limit() -> u64 {
+    let limit = rustix::process::getrlimit(Resource::Fsize).current;
+    limit.unwrap_or(u64::MAX).min(i64::MAX as u64)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_join_and_split() {
+        let mut known = Known::default();
+        let mut model = [false; 64];
+        let mut random = 7u64;
+        for step in 0..5000u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(step | 1);
+            let start = (random >> 40) % 60;
+            let end = start + 1 + (random >> 33) % (63 - start).max(1);
+            if random >> 20 & 3 == 0 {
+                known.remove(start, end);
+                model[start as usize..end as usize].fill(false);
+            } else if random >> 20 & 3 == 1 {
+                known.add(start, end);
+                model[start as usize..end as usize].fill(true);
+            }
+            let all = model[start as usize..end as usize].iter().all(|&has| has);
+            assert_eq!(known.covers(start, end), all, "{start}..{end} of {:?}", known.ranges);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The miss path: bringing pages into frames, and reading them on the way.
+//!
+//! Everything here runs under a guard that covers the pages (W3), so no page is HIDDEN and the
+//! size does not change as far as it concerns them.
+//!
+//! ```text
+//!   claim: each page that is EMPTY gets a frame and becomes FILLING     (single flight, W9)
+//!   run:   contiguous claimed pages are one vectored transfer, all submitted, then reaped
+//!   each:  zero what is beyond the size, hand the bytes to the reader, READY, wake
+//!   rest:  pages that others fill, or that were READY or failed with their run, one by one
+//! ```
+//!
+//! - **F1** Nobody waits with a page FILLING and not submitted: claims are followed by their
+//!   transfers before anything is waited for. A slot for each run (`io::flight`) is taken before its
+//!   pages are claimed; where there are fewer than runs, the rest is claimed when those have ended.
+//!   Slots are given back before bytes are handed to the reader, whose memory may have to be waited for.
+//! - **F2** The filler takes the bytes before the page becomes READY and so evictable: a cache of
+//!   very few pages makes progress.
+//! - **F3** A run that fails leaves its pages EMPTY, and each is tried again alone; only the error
+//!   of its own transfer is a page's error.
+//! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
+//!   Nobody waits for frames, so nobody deadlocks over them.
+
+use std::io;
+
+use smallvec::SmallVec;
+
+use crate::cache::copy::Source;
+use crate::cache::page::State;
+use crate::cache::step;
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
+use crate::io::flight::Slots;
+use crate::io::request::{self, Direction, Segments, Transfer};
+use crate::io::segment::{Segment, SegmentIter};
+use crate::read::hit::copy_out;
+use crate::read::run::{Claims, Filled, Next, Run, RunEnd};
+
+/// Pages that are claimed and read in one go.
+const CHUNK_PAGES: usize = 256;
+
+/// Why a read ended before its end.
+pub(crate) enum Stopped {
+    /// The file turned out shorter than it should be: somebody else cut it.
+    Shrunk,
+    Failed(Error),
+}
+
+/// How often a page that others fill, and that is evicted before it was copied, is looked at, before it
+/// is read around the cache: other pages' misses can't keep a read from its end.
+const ROUNDS_MAX: u32 = 8;
+
+/// How far a read came.
+pub(crate) struct Came {
+    /// Bytes that were read, from the first on.
+    pub(crate) moved: u64,
+    /// Up to where its memory may have been written to.
+    pub(crate) touched: u64,
+    /// Why not all were read.
+    pub(crate) stopped: Option<Stopped>,
+}
+
+/// Reads bytes `offset..end`, which lie below `size`, into `dst`.
+pub(crate) fn read(
+    file: &CachedFile,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    end: u64,
+    size: u64,
+) -> Came {
+    let (first, last) = (file.page_of(offset), file.page_of(end - 1));
+    let (reached, touched) = (offset, offset);
+    let mut reader = Reader { file, dst, offset, end, size, reached, touched, faulted: false };
+    let step = file.chunk_pages(CHUNK_PAGES) as u64;
+    let mut page = first;
+    let mut stopped = None;
+    while page <= last && stopped.is_none() {
+        let pages = (last - page + 1).min(step) as usize;
+        stopped = reader.chunk(page, pages).err();
+        page += pages as u64;
+    }
+    let touched = reader.touched - offset;
+    if reader.faulted {
+        let fault = Error::Fault { op: Op::Read, offset, len: end - offset };
+        return Came { moved: 0, touched, stopped: Some(Stopped::Failed(fault)) };
+    }
+    Came { moved: reader.reached - offset, touched, stopped }
+}
+
+/// A read under way.
+struct Reader<'a> {
+    file: &'a CachedFile,
+    dst: SegmentIter<'a>,
+    offset: u64,
+    end: u64,
+    size: u64,
+    /// All before it was taken.
+    reached: u64,
+    /// Nothing from there on was written to.
+    touched: u64,
+    faulted: bool,
+}
+
+type Outcome = std::result::Result<(), Stopped>;
+
+impl Reader<'_> {
+    fn chunk(&mut self, first: PageIndex, pages: usize) -> Outcome {
+        let mut done = [false; CHUNK_PAGES];
+        let file = self.file;
+        let mut tried = 0;
+        while tried < pages {
+            let page = first + tried as u64;
+            let part = fill_missing(file, page, pages - tried, self.size, &mut |filled| {
+                done[(filled.page - first) as usize] = true;
+                self.take(&filled);
+            });
+            tried += part.pages;
+            // Somebody cut the file: which page it is, and what there is of it, is found out below.
+            if matches!(part.short, Some(None)) {
+                break;
+            }
+        }
+        for (page, done) in (first..).zip(&done[..pages]) {
+            if !done {
+                self.one(page)?;
+            }
+            self.reached = self.file.start_of(page + 1).min(self.end);
+        }
+        Ok(())
+    }
+
+    /// Reads one page, whoever fills it.
+    fn one(&mut self, page: PageIndex) -> Outcome {
+        let file = self.file;
+        let mut leaves = Leaves::new(file);
+        for _ in 0..ROUNDS_MAX {
+            let Ok(held) = leaves.hold(page, true) else {
+                return self.around(page);
+            };
+            let word = held.word(page);
+            let seen = word.load();
+            match seen.state() {
+                State::Ready => {
+                    let filled = Filled { page, frame: seen.frame() };
+                    if step::copy_kept(word, seen, || self.take(&filled)).is_some() {
+                        word.mark_referenced(seen);
+                        return Ok(());
+                    }
+                }
+                State::Filling | State::Hidden => {
+                    if let Some(armed) = word.arm(seen) {
+                        word.sleep(armed);
+                    }
+                }
+                State::Empty => {
+                    let filled =
+                        fill_one(file, page, self.size, Op::Read, &mut |filled| self.take(&filled));
+                    match filled {
+                        Ok(Alone::Filled) => return Ok(()),
+                        Ok(Alone::Others) => {}
+                        // Of a page that is bad or missing in part, the caller may want another part,
+                        // and has what comes before.
+                        Ok(Alone::NoFrame | Alone::Shrunk) | Err(_) => return self.around(page),
+                    }
+                }
+            }
+        }
+        self.around(page)
+    }
+
+    /// Copies the part of a page that the caller wants.
+    fn take(&mut self, filled: &Filled) {
+        let start = self.file.start_of(filled.page);
+        let page_end = start + self.file.core().page_bytes() as u64;
+        let (from, to) = (start.max(self.offset), page_end.min(self.end));
+        self.touched = self.touched.max(to);
+        let frame = self.file.cache().frames.bytes(filled.frame);
+        // SAFETY: the part lies within the frame, which may be reused meanwhile where the caller
+        // checks the word afterwards; `dst` is our caller's promise.
+        let copied = unsafe {
+            let part = self.dst.slice(from - self.offset, to - from);
+            copy_out(part, frame.add((from - start) as usize), Source::Near)
+        };
+        self.faulted |= copied.is_err();
+    }
+
+    /// F4: reads the part of a page that the caller wants from the back end, or what there is of it.
+    fn around(&mut self, page: PageIndex) -> Outcome {
+        let file = self.file;
+        file.cache().counters.uncached_reads.add(1);
+        let start = file.start_of(page);
+        let page_bytes = file.core().page_bytes();
+        let from = start.max(self.offset);
+        let to = (start + page_bytes as u64).min(self.end);
+        let alignment = file.backing.read_alignment().offset_bytes;
+        let mut slots = Slots::new(&file.shared.flight);
+        slots.add();
+        // A slot is not for the caller's memory (L2 of `flight`), and direct I/O wants aligned memory: a
+        // bounce buffer, aligned by taking more.
+        let (first, len) = match alignment {
+            1 => (from, (to - from) as usize),
+            _ => (start, page_bytes),
+        };
+        let mut bounce = vec![0u8; len + 4096];
+        let skip = bounce.as_ptr().align_offset(4096);
+        let aligned = bounce[skip..skip + len].as_mut_ptr();
+        // SAFETY: a part of `bounce`, which outlives the transfer.
+        let segment = unsafe { [Segment::new(aligned, len)] };
+        let mut batch = [Transfer::new(Direction::Read, first, &segment)];
+        request::run(&*file.backing, &mut batch);
+        let [Transfer { moved, error: failure, .. }] = batch;
+        slots.give_back();
+        let skipped = from - first;
+        let moved = moved.saturating_sub(skipped).min(to - from);
+        let part = self.dst.slice(from - self.offset, moved);
+        // SAFETY: within `bounce`; `dst` is our caller's promise.
+        let copied = unsafe { copy_out(part, aligned.add(skipped as usize), Source::Near) };
+        self.faulted |= copied.is_err();
+        file.cache().counters.bytes_passed.add(moved);
+        self.reached = from + moved;
+        self.touched = self.touched.max(self.reached);
+        match failure {
+            _ if moved == to - from => Ok(()),
+            None => Err(Stopped::Shrunk),
+            Some(error) => Err(Stopped::Failed(Error::io(Op::Read, first, len as u64, error))),
+        }
+    }
+}
+
+/// What a fill of pages in a row achieved.
+#[derive(Default)]
+struct Tried {
+    /// How many of them were looked at.
+    pages: usize,
+    claimed: usize,
+    has_no_frame: bool,
+    /// Bytes of pages that were claimed are missing, of the last run where they are: for that error, or
+    /// as the file ended.
+    short: Option<Option<io::Error>>,
+}
+
+/// Fills those of `pages` pages from `first` that are EMPTY, each run as one transfer, and hands each
+/// page to `take` before it becomes READY. Pages of runs that failed are EMPTY again. Looks at least at
+/// one page, and at as many as there are slots and frames for.
+fn fill_missing(
+    file: &CachedFile,
+    first: PageIndex,
+    pages: usize,
+    size: u64,
+    take: &mut dyn FnMut(Filled),
+) -> Tried {
+    let mut slots = Slots::new(&file.shared.flight);
+    let mut claims = Claims::new(file, first..first + pages as u64, size);
+    claims.alone = pages == 1;
+    let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
+    let end = loop {
+        // Waits for the first only, when nothing is claimed yet (flight.L1, flight.L5).
+        match claims.next_run(&mut || slots.count() > runs.len() || slots.add()) {
+            Next::Run(run) => runs.push(run),
+            end => break end,
+        }
+    };
+    let mut tried = Tried {
+        pages: (claims.next() - first) as usize,
+        claimed: runs.iter().map(|run| run.frames.len()).sum(),
+        ..Tried::default()
+    };
+    if matches!(end, Next::NoFrame) {
+        file.shared.flusher.starve(file.cache().ledger.kept());
+        // That page goes around the cache.
+        (tried.has_no_frame, tried.pages) = (true, tried.pages + 1);
+    }
+    drop(claims);
+    if runs.is_empty() {
+        return tried;
+    }
+    file.cache().counters.misses.add(tried.claimed as u64);
+    let memory: SmallVec<[Segments; 1]> = runs.iter().map(|run| run.memory(file)).collect();
+    let mut transfers: SmallVec<[Transfer<'_>; 1]> = SmallVec::new();
+    for (run, memory) in runs.iter().zip(&memory) {
+        transfers.push(Transfer::new(Direction::Read, file.start_of(run.first), &**memory));
+    }
+    request::run(&*file.backing, &mut transfers);
+    slots.give_back();
+    for (run, transfer) in runs.iter().zip(transfers) {
+        if run.finish(file, transfer.moved, take) == RunEnd::Short {
+            tried.short = Some(transfer.error);
+        }
+    }
+    tried
+}
+
+/// The outcome of an attempt to fill a single page.
+pub(crate) enum Alone {
+    Filled,
+    Shrunk,
+    /// Somebody else fills it or has filled it.
+    Others,
+    NoFrame,
+}
+
+/// Fills one page if it is EMPTY, and hands it to `take` before it becomes READY.
+pub(crate) fn fill_one(
+    file: &CachedFile,
+    page: PageIndex,
+    size: u64,
+    op: Op,
+    take: &mut dyn FnMut(Filled),
+) -> Result<Alone> {
+    let tried = fill_missing(file, page, 1, size, take);
+    match tried.short {
+        None if tried.claimed > 0 => Ok(Alone::Filled),
+        None if tried.has_no_frame => Ok(Alone::NoFrame),
+        None => Ok(Alone::Others),
+        Some(None) => Ok(Alone::Shrunk),
+        Some(Some(error)) => {
+            Err(Error::io(op, file.start_of(page), file.core().page_bytes() as u64, error))
+        }
+    }
+}
+
+/// Waits while somebody else fills `page`.
+pub(crate) fn wait(file: &CachedFile, page: PageIndex) {
+    let mut leaves = Leaves::new(file);
+    while let Ok(held) = leaves.hold(page, false) {
+        let word = held.word(page);
+        let seen = word.load();
+        if !matches!(seen.state(), State::Filling | State::Hidden) {
+            return;
+        }
+        if let Some(armed) = word.arm(seen) {
+            word.sleep(armed);
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! A read that does not wait: hit, or start what is missing and be called again.
+//!
+//! The asynchronous counterpart of `fill`. It is a state machine that owns no memory of its reader's
+//! and no thread; futures and queues drive it. Between two steps nothing of the back end's or the
+//! kernel's points to the reader's memory, and no guard is held: so a read can be dropped at any time.
+//!
+//! ```text
+//!         +----------------------------------------------------------------+
+//!         v                                                                | woken
+//!   hit? -+-> done                                                         |
+//!         +-> a page is EMPTY --> guard: try, else ask for it ------> [GUARD]
+//!         |       |  guard in hand
+//!         |       +-> slot? no ------------------------------------> [ROOM]
+//!         |       +-> claim, start reads; each keeps the guard and its slot until it ends
+//!         |           (on to "a page is FILLING")                          ^
+//!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
+//!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
+//! ```
+//!
+//! - **M1** A hit is that of `read`: of one moment, however the pages came.
+//! - **M2** Before a task waits for a page, all pages of its read that were EMPTY have been tried: what
+//!   is missing is under way at once, contiguous pages as one read. It waits for the first page that
+//!   is not READY; those behind it arrive meanwhile.
+//! - **M3** A page is FILLING only while a read of it is in flight (F1): slot, guard and frame are in
+//!   hand before it is claimed, and reads are started before anything is waited for.
+//! - **M4** The guard over all pages of the read goes with each read that it starts (W3), and ends with
+//!   the last: nothing can hide the pages before they are READY or EMPTY again.
+//! - **M5** Only the error of a worker's read is final (F3): a started read that fails or is short
+//!   leaves its pages EMPTY, and its task goes to a worker, which tries page by page.
+//! - **M6** What a task brought can be evicted before it looks: after [`ROUNDS_MAX`] rounds a worker
+//!   reads under a guard, so a tiny cache makes progress.
+//! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
+//!   thread that ended a fill, in the middle of that (A4 of `parked`).
+//! - **M8** Who finds no slot leaves an offer that starts its reads when there is one (`io::flight`), on
+//!   the thread of a read that has ended and let go of all it had, and then wakes the task: so under
+//!   the limit, too, reads follow each other without another thread, whether or not tasks are polled.
+
+use std::ops::RangeInclusive;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Acquire;
+use std::task::{Context, Poll, Waker};
+
+use millpond_rangelock::{Mode, OwnedGuard};
+
+use crate::cache::copy::Source;
+use crate::cache::page::State;
+use crate::cache::parked::{Parked, parking};
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::inode::leaves::Leaves;
+use crate::inode::{CachedFile, Shared};
+use crate::io::backend::shared_ring::SharedRing;
+use crate::io::flight::{Flight, Offer, Slot, Ticket};
+use crate::io::segment::{Front, Segment, SegmentIter};
+use crate::read::ahead::Readahead;
+use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
+use crate::read::run::{Claims, Next};
+use crate::read::{self};
+use crate::workers::Outcome;
+
+/// How often a read starts what is missing before a worker does it.
+const ROUNDS_MAX: u32 = 4;
+
+/// What is to be read, where to.
+pub(crate) struct Wanted<'a> {
+    pub(crate) file: &'a Arc<CachedFile>,
+    pub(crate) readahead: &'a Readahead,
+    pub(crate) dst: SegmentIter<'a>,
+    pub(crate) offset: u64,
+    /// Of the queue that waits for it, if there is one.
+    pub(crate) ring: Option<&'a Arc<SharedRing>>,
+}
+
+/// How much a step may do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// Anything but wait.
+    Full,
+    /// Copy, or arm (M7).
+    Moment,
+}
+
+/// How a step ended.
+pub(crate) enum Step {
+    Done(Result<usize>),
+    /// The waker will be woken.
+    Pending,
+    /// Needs a step at full pace; the waker will not be woken.
+    Work,
+}
+
+/// What a read waits for.
+enum Wait {
+    Nothing,
+    Page(Parked),
+    Guard(Pin<Box<dyn Future<Output = OwnedGuard> + Send>>),
+    Room(Arc<Shared>, Ticket),
+    Worker(Outcome<Result<Vec<u8>>>),
+}
+
+/// A read that was not a hit, from one step to the next.
+pub(crate) struct Miss {
+    wait: Wait,
+    rounds: u32,
+    looked_ahead: bool,
+    /// Something may have come since the last try.
+    may_hit: bool,
+    /// Set by a read of ours that did not bring all.
+    failed: Option<Arc<AtomicBool>>,
+}
+
+/// What a look at the pages found.
+enum Found {
+    /// All are READY, or they were when looked at.
+    Ready,
+    Missing,
+    Parked(Parked),
+}
+
+/// What became of the missing pages.
+enum Started {
+    Reads,
+    NoFrame,
+    NoSlot,
+}
+
+impl Wanted<'_> {
+    /// The lock-free read.
+    #[inline]
+    pub(crate) fn try_hit(&self) -> Option<usize> {
+        let slot = self.file.cache().counters.mine();
+        let path = HitPath::new(self.file, slot, TRIES_MAX);
+        match self.dst.front(2) {
+            Front::One(one) if one.len() as u64 == self.dst.left() => {
+                // SAFETY: the segment is valid for writes, as its maker vouched.
+                unsafe { path.try_read(one.base(), one.len(), self.offset) }
+            }
+            _ => path.try_read_vectored(self.dst, self.offset),
+        }
+    }
+
+    /// The pages of the read below the size; `None` if there are none.
+    fn pages(&self) -> Option<RangeInclusive<PageIndex>> {
+        let end = (self.offset + self.dst.left()).min(self.file.core().size.get());
+        (end > self.offset).then(|| self.file.page_of(self.offset)..=self.file.page_of(end - 1))
+    }
+
+    /// Whether a read of that many pages can be a hit once they are cached.
+    fn may_hit(&self, pages: &RangeInclusive<PageIndex>) -> bool {
+        let count = pages.end() - pages.start() + 1;
+        let most = self.file.chunk_pages(HIT_PAGES_MAX) as u64;
+        count <= most && self.file.shared.hit_path.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Looks for pages that are EMPTY; if there are none, arms the first that is not READY.
+    fn look(&self, pages: RangeInclusive<PageIndex>, waker: &Waker) -> Found {
+        let mut leaves = Leaves::new(self.file);
+        loop {
+            let mut busy = None;
+            for page in pages.clone() {
+                let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
+                match held.word(page).load().state() {
+                    State::Empty => return Found::Missing,
+                    State::Ready => {}
+                    State::Filling | State::Hidden => busy = busy.or(Some(page)),
+                }
+            }
+            let Some(page) = busy else { return Found::Ready };
+            let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
+            if let Some(parked) = parking().arm(held.word(page), waker) {
+                return Found::Parked(parked);
+            }
+        }
+    }
+}
+
+impl Miss {
+    /// Of a read that was tried just now.
+    pub(crate) fn new() -> Miss {
+        Miss { wait: Wait::Nothing, rounds: 0, looked_ahead: false, may_hit: false, failed: None }
+    }
+
+    /// Goes on with a read. To be called with the same read each time, which is not empty and was
+    /// checked.
+    pub(crate) fn step(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
+        let mut request = None;
+        match std::mem::replace(&mut self.wait, Wait::Nothing) {
+            Wait::Guard(waiting) => request = Some(waiting),
+            Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
+            other => other.leave(),
+        }
+        loop {
+            if std::mem::replace(&mut self.may_hit, true)
+                && let Some(moved) = wanted.try_hit()
+            {
+                return Step::Done(Ok(moved));
+            }
+            let pages = wanted.pages();
+            // Acquire: pairs with the release in `start_read`.
+            let failed = self.failed.as_ref().is_some_and(|failed| failed.load(Acquire));
+            let retried = !failed && pages.as_ref().is_some_and(|pages| wanted.may_hit(pages));
+            let found = match pages {
+                Some(pages) if retried => {
+                    let found = wanted.look(pages.clone(), waker);
+                    if let Found::Parked(parked) = found {
+                        self.wait = Wait::Page(parked);
+                        return Step::Pending;
+                    }
+                    Some((found, pages))
+                }
+                _ => None,
+            };
+            if pace == Pace::Moment {
+                self.wait = request.map_or(Wait::Nothing, Wait::Guard);
+                return Step::Work;
+            }
+            self.rounds += 1;
+            let Some((found, pages)) = found.filter(|_| self.rounds <= ROUNDS_MAX) else {
+                return self.hand_over(wanted, waker);
+            };
+            if !std::mem::replace(&mut self.looked_ahead, true) {
+                // Takes off the marker that sent a read here all of whose pages are READY.
+                wanted.readahead.before_read(wanted.file, *pages.start(), *pages.end());
+            }
+            if matches!(found, Found::Ready) {
+                continue;
+            }
+            let file = wanted.file;
+            // Of all that is wanted, not only of what lies below the size by now: a request that waits
+            // is for the range of the step that made it, and the file may grow meanwhile (W3).
+            let range = file.pages(wanted.offset, wanted.offset + wanted.dst.left());
+            let guard = request.is_none().then(|| file.ranges.try_lock_owned(range, Mode::Shared));
+            let guard = match guard.flatten() {
+                Some(guard) => guard,
+                None => {
+                    let mut waiting = request.take().unwrap_or_else(|| {
+                        Box::pin(file.ranges.lock_owned_async(range, Mode::Shared))
+                    });
+                    match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
+                        Poll::Ready(guard) => guard,
+                        Poll::Pending => {
+                            self.wait = Wait::Guard(waiting);
+                            // Asking is no round: who asks is in the queue.
+                            self.rounds -= 1;
+                            return Step::Pending;
+                        }
+                    }
+                }
+            };
+            let failed = self.failed.get_or_insert_default();
+            let ring = SharedRing::of_this_batch(wanted.ring);
+            match start_missing(file, guard, pages.clone(), failed, ring, &mut None) {
+                Started::Reads => self.may_hit = false,
+                Started::NoFrame => return self.hand_over(wanted, waker),
+                Started::NoSlot => {
+                    let offer = offer(wanted, pages, failed, waker);
+                    if let Some(ticket) = file.shared.flight.wait(offer) {
+                        self.wait = Wait::Room(Arc::clone(&file.shared), ticket);
+                        self.rounds -= 1;
+                        return Step::Pending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has a worker read, as a caller that may wait does (M5, M6).
+    fn hand_over(&mut self, wanted: &Wanted<'_>, waker: &Waker) -> Step {
+        let file = Arc::clone(wanted.file);
+        let (len, offset) = (wanted.dst.left(), wanted.offset);
+        let outcome = Outcome::of(&wanted.file.shared.workers, move || {
+            let mut bytes: Vec<u8> = Vec::new();
+            bytes
+                .try_reserve_exact(len as usize)
+                .map_err(|_| Error::io(Op::Read, offset, len, std::io::ErrorKind::OutOfMemory))?;
+            // SAFETY: the vector's own memory, of at least `len` bytes; it outlives the read, which
+            // returns when nobody uses the memory any more.
+            let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };
+            let moved = read::read_slow(&file, (&segment).into(), offset)?;
+            // SAFETY: that many bytes were read into it.
+            unsafe { bytes.set_len(moved) };
+            Ok(bytes)
+        });
+        self.poll_worker(outcome, wanted, waker)
+    }
+
+    fn poll_worker(
+        &mut self,
+        outcome: Outcome<Result<Vec<u8>>>,
+        wanted: &Wanted<'_>,
+        waker: &Waker,
+    ) -> Step {
+        match outcome.poll(waker) {
+            Poll::Pending => {
+                self.wait = Wait::Worker(outcome);
+                Step::Pending
+            }
+            Poll::Ready(Err(error)) => Step::Done(Err(error)),
+            Poll::Ready(Ok(bytes)) => {
+                let len = bytes.len();
+                let dst = wanted.dst.limited(len as u64);
+                // SAFETY: the worker's bytes; the segments are valid for writes of at least as many,
+                // as their maker vouched.
+                let copied = unsafe { copy_out(dst, bytes.as_ptr(), Source::Near) };
+                let fault =
+                    |_| Error::Fault { op: Op::Read, offset: wanted.offset, len: len as u64 };
+                Step::Done(copied.map(|()| len).map_err(fault))
+            }
+        }
+    }
+}
+
+impl Wait {
+    /// Takes back what would wake.
+    fn leave(self) {
+        match self {
+            Wait::Page(parked) => parking().leave(&parked),
+            Wait::Room(shared, ticket) => shared.flight.leave(ticket),
+            Wait::Nothing | Wait::Guard(_) | Wait::Worker(_) => {}
+        }
+    }
+}
+
+impl Drop for Miss {
+    fn drop(&mut self) {
+        std::mem::replace(&mut self.wait, Wait::Nothing).leave();
+    }
+}
+
+/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with `spare`,
+/// if there is one.
+fn start_missing(
+    file: &Arc<CachedFile>,
+    guard: OwnedGuard,
+    pages: RangeInclusive<PageIndex>,
+    failed: &Arc<AtomicBool>,
+    ring: Option<&Arc<SharedRing>>,
+    spare: &mut Option<Slot>,
+) -> Started {
+    // Stable under the guard, as far as it concerns these pages (W5).
+    let size = file.core().size.get();
+    let alone = pages.start() == pages.end();
+    // Reads of several runs share it.
+    let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
+    let mut claims = Claims::new(file, *pages.start()..pages.end() + 1, size);
+    claims.alone = alone;
+    loop {
+        let next = claims.next_run(&mut || {
+            if spare.is_none() {
+                *spare = Flight::try_enter(&file.shared.flight);
+            }
+            spare.is_some()
+        });
+        let run = match next {
+            Next::Run(run) => run,
+            Next::End => break Started::Reads,
+            Next::NoFrame => {
+                file.shared.flusher.starve(file.cache().ledger.kept());
+                break Started::NoFrame;
+            }
+            Next::NoSlot => break Started::NoSlot,
+        };
+        file.cache().counters.misses.add(run.frames.len() as u64);
+        let keep = (own.take(), shared.clone(), spare.take());
+        // Where it is refused, it has failed.
+        run.start(file, keep, Some(Arc::clone(failed)), ring.cloned());
+    }
+}
+
+/// M8.
+fn offer(
+    wanted: &Wanted<'_>,
+    pages: RangeInclusive<PageIndex>,
+    failed: &Arc<AtomicBool>,
+    waker: &Waker,
+) -> Offer {
+    let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());
+    let (failed, waker) = (Arc::clone(failed), waker.clone());
+    Box::new(move |slot| {
+        let mut spare = Some(slot);
+        let range = file.pages(file.start_of(*pages.start()), file.start_of(pages.end() + 1));
+        // Where there is no guard or no frame now, the task looks what to do.
+        if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
+            let ring = SharedRing::of_this_batch(ring.as_ref());
+            start_missing(&file, guard, pages, &failed, ring, &mut spare);
+        }
+        waker.wake();
+        spare
+    })
+}

@@ -1,0 +1,404 @@
+//! Changes of a file's extent: truncation, holes, reserved space, and changes made by others.
+//!
+//! ```text
+//!   truncate, punch, zero:
+//!     exclusive guard over the pages concerned -> write back what is kept of pages at the ends
+//!     -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!     on failure: show again; where the back end may have done a part, what is clean is EMPTY
+//!   allocate: guard, exclusive from the old end on if that moves -> back end -> size
+//! ```
+//!
+//! Each takes exactly its range, from the end of the file on where it moves that; I/O elsewhere goes
+//! on. No fill can begin under an exclusive guard (W3), so none can put a page in place between the
+//! start of its invalidation and the end of its removal (as XFS does it). Only pages that have a leaf are
+//! visited, so the length of a range costs nothing by itself.
+
+use std::io;
+use std::sync::atomic::Ordering::Acquire;
+
+use millpond_rangelock::{Guard, Mode};
+
+use crate::cache::copy;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{Shown, State};
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::flush;
+use crate::flush::space;
+use crate::inode::CachedFile;
+use crate::io::backend::Seek;
+use crate::io::request::{self, Direction, Transfer};
+use crate::io::segment::Segment;
+use crate::survival::Intent;
+use crate::write::{drop_hidden, drop_pages, hide_pages};
+use crate::writeback::{Copy, LAST_PAGE};
+
+const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
+
+/// Pages at the ends of a range that are covered in part.
+type Edges = [Option<PageIndex>; 2];
+
+/// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself.
+const ZEROS_BYTES: u64 = 1 << 20;
+
+/// A block of zeros, aligned for direct I/O.
+#[repr(align(4096))]
+struct Zeros([u8; 4096]);
+
+static ZEROS: Zeros = Zeros([0; 4096]);
+
+/// Why the back end did not do what it was asked to.
+struct Failure {
+    error: io::Error,
+    /// Nothing was changed.
+    refused: bool,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        use libc::{EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY};
+        let refusals = [EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY];
+        let refused = error.raw_os_error().is_some_and(|errno| refusals.contains(&errno));
+        Failure { error, refused }
+    }
+}
+
+impl CachedFile {
+    /// Sets the file's size.
+    pub(crate) fn truncate(&self, len: u64) -> Result<()> {
+        let (guard, size) = self.lock_from_end(len);
+        let intent = Intent::Truncate { len };
+        let outcome = if len >= size {
+            self.intending(intent, || self.extend(len))
+        } else {
+            let first = self.page_of(len);
+            let tail = (len > self.start_of(first)).then_some(first);
+            self.hide_and_settle(Op::Truncate, first, LAST_PAGE, [tail, None])?;
+            self.intending(intent, || self.cut(len, first, tail))
+        };
+        drop(guard);
+        outcome
+    }
+
+    /// Moves the end of the file up to `len`.
+    fn extend(&self, len: u64) -> Result<()> {
+        self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
+        self.set_size(len);
+        Ok(())
+    }
+
+    /// Cuts the file, whose pages from `first` on are hidden, to `len`, which lies in page `tail`.
+    fn cut(&self, len: u64, first: PageIndex, tail: Option<PageIndex>) -> Result<()> {
+        let fresh = tail.and_then(|page| self.cut_tail(page, len));
+        if let Err(error) = self.backing.set_len(len) {
+            self.show_hidden(first, LAST_PAGE);
+            if let Some(frame) = fresh {
+                self.cache().frames.free(frame, Class::page(self.core().page_shift));
+            }
+            return Err(Error::io(Op::Truncate, len, 0, error));
+        }
+        self.set_size(len);
+        if let (Some(page), Some(frame)) = (tail, fresh) {
+            self.show_tail(page, frame);
+        }
+        drop_pages(self, first, LAST_PAGE);
+        self.writeback.forget(first + u64::from(tail.is_some()), LAST_PAGE);
+        self.space.forget(len, u64::MAX);
+        Ok(())
+    }
+
+    /// Makes the bytes of `offset..end` that lie below the size zero, and gives up their space.
+    pub(crate) fn punch(&self, offset: u64, end: u64) -> Result<()> {
+        self.clear(Op::Punch, offset, end, |size| {
+            // To the end of the file's last page, so that its block goes, too.
+            let end = end.min(size.next_multiple_of(self.core().page_bytes() as u64));
+            Ok(self.backing.punch(offset, end - offset)?)
+        })
+    }
+
+    /// Makes the bytes of `offset..end` that lie below the size zero.
+    pub(crate) fn zero(&self, offset: u64, end: u64) -> Result<()> {
+        self.clear(Op::Zero, offset, end, |size| {
+            let end = end.min(size);
+            match self.backing.zero(offset, end - offset) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    let epoch = self.writeback.generations.epoch();
+                    let written = self.write_zeros(offset, end);
+                    // Also after a failure: a part may have been written, and is not cached.
+                    let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+                    self.writeback.took(self.cache(), first, last, Copy::None, epoch);
+                    written.map_err(|error| Failure { error, refused: false })
+                }
+                outcome => Ok(outcome?),
+            }
+        })
+    }
+
+    /// Lets `act`, which is told the size, clear `offset..end` below the cache.
+    fn clear(
+        &self,
+        op: Op,
+        offset: u64,
+        end: u64,
+        act: impl FnOnce(u64) -> std::result::Result<(), Failure>,
+    ) -> Result<()> {
+        if offset >= self.core().size.get() {
+            return Ok(());
+        }
+        let guard = self.lock(offset, end, Mode::Exclusive);
+        // Does not change under the guard, as far as it concerns the range (W5).
+        let size = self.core().size.get();
+        if offset >= size {
+            return Ok(());
+        }
+        let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
+        let edges = self.edges(offset, end, size);
+        self.hide_and_settle(op, first, last, edges)?;
+        let (start, stop) = (offset, end.min(size));
+        let intent = match op {
+            Op::Punch => Intent::Punch { start, end: stop },
+            _ => Intent::Zero { start, end: stop },
+        };
+        let outcome = self.intending(intent, || {
+            let outcome = act(size);
+            if op == Op::Punch {
+                self.space.forget(offset, end);
+            }
+            match outcome {
+                Ok(()) => {
+                    drop_pages(self, first, last);
+                    // Not the edges: a sync that fails must know that bytes of theirs were written.
+                    let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
+                    if first + head + tail <= last {
+                        self.writeback.forget(first + head, last - tail);
+                    }
+                }
+                Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
+                Err(_) => self.show_dirty(first, last),
+            }
+            outcome
+        });
+        drop(guard);
+        outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
+    }
+
+    /// Reserves space for `offset..end`; the file becomes as long as that reaches.
+    pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
+        let mut size = self.core().size.get();
+        loop {
+            // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile,
+            // which would leave space reserved beyond its end.
+            let guard = if end > size {
+                self.lock(size, end, Mode::Exclusive)
+            } else {
+                self.lock(offset, end, Mode::Shared)
+            };
+            let now = self.core().size.get();
+            if end > now && (end <= size || guard.range().start() > now) {
+                // It was cut meanwhile, and may be again: from the first byte on, exclusive.
+                size = 0;
+                continue;
+            }
+            let reserved = self.backing.allocate(offset, end - offset, end <= now);
+            if reserved.is_ok() && end > now {
+                // W5: no page beyond the old end is READY, and the old tail page is zero there.
+                self.set_size(end);
+            }
+            drop(guard);
+            return match reserved {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    if end > now {
+                        // The back end may have extended the file by a part.
+                        self.adopt_size()?;
+                    }
+                    Err(Error::io(Op::Allocate, offset, end - offset, error))
+                }
+            };
+        }
+    }
+
+    /// The first byte from `offset` on that is in data, or in a hole. Takes no guard: what it finds
+    /// may be gone when it returns, whatever it took.
+    pub(crate) fn seek(&self, offset: u64, to: Seek) -> Result<Option<u64>> {
+        let size = self.core().size.get();
+        if offset >= size {
+            return Ok(None);
+        }
+        flush::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
+        let found =
+            self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
+        Ok(match to {
+            Seek::Data => found.filter(|&at| at < size),
+            // The file below may have become shorter than `offset`.
+            Seek::Hole => Some(found.unwrap_or(offset).min(size)),
+        })
+    }
+
+    /// Hides the READY pages from `first` to `last`, and waits until no write-back is in the way of
+    /// changing them below. Those of `edges` are clean then; others may be DIRTY. Caller: exclusive
+    /// guard.
+    fn hide_and_settle(
+        &self,
+        op: Op,
+        first: PageIndex,
+        last: PageIndex,
+        edges: Edges,
+    ) -> Result<()> {
+        // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
+        for page in edges.into_iter().flatten().chain([last]) {
+            flush::write_back(self, page, page, op)?;
+        }
+        hide_pages(self, first, last);
+        flush::await_ends(self, first, last);
+        Ok(())
+    }
+
+    /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written
+    /// again; the others become EMPTY.
+    fn show_dirty(&self, first: PageIndex, last: PageIndex) {
+        self.core().for_each_page(self.cache(), first, last, &mut |_, _, word| {
+            let seen = word.load();
+            if seen.state() == State::Hidden && seen.is_dirty() {
+                word.wake(word.show(seen.frame(), SHOWN).sleepers());
+            }
+        });
+        drop_pages(self, first, last);
+    }
+
+    /// The pages of `offset..end` that have bytes outside of it, below `size`.
+    fn edges(&self, offset: u64, end: u64, size: u64) -> Edges {
+        let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+        let last_end = self.start_of(last) + self.core().page_bytes() as u64;
+        let head = offset > self.start_of(first);
+        let tail = end < last_end.min(size) && !(head && first == last);
+        [head.then_some(first), tail.then_some(last)]
+    }
+
+    /// Writes zeros below the cache.
+    fn write_zeros(&self, offset: u64, end: u64) -> io::Result<()> {
+        let mut at = offset;
+        while at < end {
+            // Whole pieces from the second on, which direct I/O can take.
+            let len = (end - at).min(ZEROS_BYTES - at % ZEROS_BYTES);
+            let block = ZEROS.0.len() as u64;
+            let segments: Vec<Segment<'_>> = (0..len.div_ceil(block))
+                .map(|number| {
+                    let bytes = (len - number * block).min(block);
+                    // SAFETY: within a static, which a write only reads.
+                    unsafe { Segment::new(ZEROS.0.as_ptr().cast_mut(), bytes as usize) }
+                })
+                .collect();
+            let mut batch = [Transfer::new(Direction::Write, at, &segments)];
+            request::run(&*self.backing, &mut batch);
+            let [transfer] = batch;
+            if let Some(error) = transfer.error {
+                return Err(error);
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// After the last handle is gone and all is written back: gives back space beyond the end that
+    /// was reserved for writes to come, and the file's place at the keeper.
+    pub(crate) fn rest(&self) {
+        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        if self.handles.load(Acquire) == 0 && !self.owes() {
+            space::trim(self, self.core().size.get());
+            self.let_go();
+            self.writeback.forget_failures(self.id, &*self.backing);
+        }
+        drop(guard);
+    }
+
+    /// An exclusive guard from the smaller of the size and `len` on, and the size. Waits twice at most.
+    fn lock_from_end(&self, len: u64) -> (Guard<'_>, u64) {
+        let mut start = self.core().size.get().min(len);
+        loop {
+            let guard = self.lock(start, u64::MAX, Mode::Exclusive);
+            let size = self.core().size.get();
+            if guard.range().start() <= size.min(len) {
+                return (guard, size);
+            }
+            // It was cut meanwhile, and may be again: from the first byte on, wherever the end is then.
+            start = 0;
+        }
+    }
+
+    /// The contents of the hidden page that holds the new end of the file, zero beyond it, in a
+    /// fresh frame; `None` if the page was not cached or there is no frame.
+    fn cut_tail(&self, page: PageIndex, len: u64) -> Option<FrameIndex> {
+        let held = self.core().hold(self.cache(), page, false).ok()?;
+        let seen = held.word(page).load();
+        if seen.state() != State::Hidden || seen.frame() == FrameIndex::NONE {
+            return None;
+        }
+        let fresh = self.cache().take_frame(Class::page(self.core().page_shift))?;
+        let (kept, page_bytes) = ((len - self.start_of(page)) as usize, self.core().page_bytes());
+        let frames = &self.cache().frames;
+        // SAFETY: within the two frames; the old one is in a HIDDEN word, so nobody frees it, and
+        // ours is in nobody else's hands.
+        unsafe {
+            let _ = copy::copy(frames.bytes(fresh), frames.bytes(seen.frame()), kept);
+            copy::zero(frames.bytes(fresh).add(kept), page_bytes - kept);
+        }
+        Some(fresh)
+    }
+
+    fn show_tail(&self, page: PageIndex, fresh: FrameIndex) {
+        let held = self.core().hold(self.cache(), page, false).expect("hidden pages hold a leaf");
+        let word = held.word(page);
+        let old = word.load().frame();
+        word.wake(word.show(fresh, SHOWN).sleepers());
+        self.cache().replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
+    }
+
+    /// Shows the hidden pages from `first` to `last` as they were.
+    fn show_hidden(&self, first: PageIndex, last: PageIndex) {
+        self.core().for_each_page(self.cache(), first, last, &mut |held, _, word| {
+            let seen = word.load();
+            if seen.state() == State::Hidden && seen.frame() != FrameIndex::NONE {
+                word.wake(word.show(seen.frame(), SHOWN).sleepers());
+            } else if seen.state() == State::Hidden {
+                drop_hidden(self, held, word);
+            }
+        });
+    }
+
+    /// Drops the cached bytes of a range that something else than this engine has changed, and
+    /// adopts the size that the file has now.
+    pub(crate) fn invalidate(&self, offset: u64, end: u64) -> Result<()> {
+        if end > offset {
+            let guard = self.lock(offset, end, Mode::Exclusive);
+            let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+            flush::write_back(self, first, last, Op::Stat)?;
+            self.hide_and_settle(Op::Stat, first, last, [None, None])?;
+            drop_pages(self, first, last);
+            drop(guard);
+        }
+        self.adopt_size().map(drop)
+    }
+
+    /// Adopts the size that the file has below us, if somebody else changed it; returns it.
+    pub(crate) fn adopt_size(&self) -> Result<u64> {
+        let failed = |error| Error::io(Op::Stat, 0, 0, error);
+        if self.backing.len().map_err(failed)? == self.core().size.get() {
+            return Ok(self.core().size.get());
+        }
+        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        // The back end's length counts only when it has everything.
+        flush::write_back(self, 0, LAST_PAGE, Op::Stat)?;
+        let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
+        if old != new {
+            // The page of the smaller end, too: its bytes change there.
+            let end = old.min(new);
+            let first = self.page_of(end);
+            self.hide_and_settle(Op::Stat, first, LAST_PAGE, [None, None])?;
+            self.set_size(new);
+            drop_pages(self, first, LAST_PAGE);
+        }
+        drop(guard);
+        Ok(new)
+    }
+}
