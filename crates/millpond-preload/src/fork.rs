@@ -4,8 +4,9 @@
 //! its bytes if it is writable). So before a fork, every served file is left to the kernel, with
 //! its offset; what parent and child open afterwards is served again.
 //!
-//! The child leaves the parent's engine alone. A raw `clone` with memory shared and descriptors not is a
-//! documented limit; one without shared memory is noticed by the wiped table ([`ensure_initialised`]).
+//! The child leaves the parent's engine alone. A raw `clone` with memory shared and descriptors not
+//! is a documented limit; one without shared memory is noticed by the wiped table
+//! ([`ensure_initialised`]).
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;

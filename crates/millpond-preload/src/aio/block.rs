@@ -1,6 +1,8 @@
 //! What the kernel's interface is made of.
 
 pub type Block = libc::iocb;
+/// What a program has a context by.
+pub type Handle = usize;
 
 /// As the kernel's `io_event`.
 #[derive(Clone, Copy, Default)]

@@ -1,4 +1,5 @@
-//! A context of Linux AIO: the kernel's, and what of it is ours. A1 to A5 are those of `aio`.
+//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A5`: see the
+//! folder.
 //!
 //! ```text
 //!   begin -> slot -> Ending::end -> stand-in, in the kernel's queue -> take -> slot free
@@ -15,7 +16,7 @@ use millpond::File;
 use crate::aio::block::{Block, Event, HAS_EVENTFD, PREAD};
 use crate::aio::places::{self, Places};
 use crate::aio::slots::{Links, Refused, Slots};
-use crate::files::table::{self, Slot as Known};
+use crate::files::table::{self, Known};
 use crate::files::unfinished;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
@@ -41,17 +42,17 @@ pub struct Context {
     /// Our handle: a zero page, and the slots behind it.
     memory: NonNull<u8>,
     slots: Slots,
-    /// Stand-ins to be submitted (A5).
+    /// Stand-ins to be submitted (aio.A5).
     ended: Lock<Vec<StandIn>>,
 }
 
 #[repr(transparent)]
 pub struct StandIn(*mut Block);
 
-// SAFETY: a slot's, which the holder has (A1).
+// SAFETY: a slot's, which the holder has (aio.A1).
 unsafe impl Send for StandIn {}
 
-// SAFETY: the memory is shared by A1.
+// SAFETY: the memory is shared by aio.A1.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -59,8 +60,8 @@ unsafe impl Sync for Context {}
 /// What stand-ins read nothing of; -1 before the first context.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 
-/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files makes
-/// those the kernel's, too.
+/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files
+/// makes those the kernel's, too.
 const PLACES: usize = 1024;
 
 static CONTEXTS: Places<Context, PLACES> = Places::new();
@@ -81,7 +82,7 @@ pub fn place(context: Context) -> Option<usize> {
     CONTEXTS.place(context.handle(), context)
 }
 
-/// Frees the contexts that were removed, and are not used any more (A4).
+/// Frees the contexts that were removed, and are not used any more (aio.A4).
 pub fn free_removed() {
     CONTEXTS.free_removed();
 }
@@ -125,7 +126,8 @@ impl Context {
         (index < self.slots.capacity() as usize).then_some(index as u32)
     }
 
-    /// Has the kernel take blocks as they are, as many as there is room for (A2); says what it says.
+    /// Has the kernel take blocks as they are, as many as there is room for (aio.A2); says what it
+    /// says.
     pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Block) -> isize {
         let wanted = count.clamp(0, i32::MAX as isize) as u64;
         let room = self.slots.admit_others(wanted);
@@ -140,15 +142,15 @@ impl Context {
         submitted
     }
 
-    /// A slot for a request; an errno if there is no room for one more (A2), or the context is being
-    /// destroyed (A4).
+    /// A slot for a request; an errno if there is no room for one more (aio.A2), or the context is
+    /// being destroyed (aio.A4).
     pub fn begin(&self, at: *mut Block, block: &Block) -> Result<u32, i32> {
         let index = self.slots.begin(self).map_err(|refused| match refused {
             Refused::Full => libc::EAGAIN,
             Refused::Closed => libc::EINVAL,
         })?;
         let has_eventfd = block.aio_flags & HAS_EVENTFD != 0;
-        // SAFETY: a slot of this context that nobody else has (A1).
+        // SAFETY: a slot of this context that nobody else has (aio.A1).
         unsafe {
             let stand_in = stand_in(has_eventfd.then_some(block.aio_resfd));
             let block_at = at.expose_provenance() as u64;
@@ -175,7 +177,7 @@ impl Context {
         unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
     }
 
-    /// Submits the stand-ins of requests that have ended (A1).
+    /// Submits the stand-ins of requests that have ended (aio.A1).
     pub fn submit_stand_ins(&self, ended: &[StandIn]) {
         let mut rest = ended;
         while let Some(first) = rest.first() {
@@ -184,14 +186,14 @@ impl Context {
             let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
                 Ok(taken) => rest = &rest[taken..],
-                // SAFETY: the stand-in was not taken, so it is still ours (A1).
+                // SAFETY: the stand-in was not taken, so it is still ours (aio.A1).
                 Err(_) => unsafe { mend(&mut *first.0, -submitted as i32) },
             }
         }
         self.slots.end(ended.len() as u32);
     }
 
-    /// Refuses requests from now on, and waits for those that have begun (A4).
+    /// Refuses requests from now on, and waits for those that have begun (aio.A4).
     pub fn close(&self) {
         self.slots.close();
     }
@@ -201,8 +203,8 @@ impl Context {
         let mut served = 0;
         for event in &mut *events {
             let Some(index) = self.slot_of(event.block) else { continue };
-            // SAFETY: A1: its stand-in's completion was taken, by this thread. Who submitted it did
-            // that after it had filled the slot, and a system call on both sides is between.
+            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. Who submitted it
+            // did that after it had filled the slot, and a system call on both sides is between.
             let (block, data, result) = unsafe {
                 let slot = self.slot(index);
                 ((*slot).block, (*slot).data, (*slot).result)
@@ -225,7 +227,7 @@ impl Links for Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the context any more (A4).
+        // SAFETY: nobody uses the context any more (aio.A4).
         unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.slots.capacity())) };
     }
 }
@@ -251,7 +253,7 @@ fn stand_in(eventfd: Option<u32>) -> Block {
 #[cold]
 fn mend(block: &mut Block, errno: i32) {
     match errno {
-        // There is memory in a moment (A2: there is room).
+        // There is memory in a moment (aio.A2: there is room).
         libc::EAGAIN | libc::ENOMEM | libc::EINTR => {
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
@@ -265,8 +267,8 @@ fn mend(block: &mut Block, errno: i32) {
     }
 }
 
-/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the same
-/// time as another makes one more.
+/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the
+/// same time as another makes one more.
 pub fn nothing() -> Option<i32> {
     let fd = NOTHING.load(Relaxed);
     if fd >= 0 {
@@ -316,7 +318,7 @@ impl Ending {
     /// Notes the result; returns the stand-in, which the caller is to submit.
     pub fn fill(&self, result: isize) -> StandIn {
         let slot = self.context.slot(self.slot);
-        // SAFETY: A1: the request is at its end, and its stand-in not submitted.
+        // SAFETY: aio.A1: the request is at its end, and its stand-in not submitted.
         unsafe {
             (*slot).result = result as i64;
             StandIn(&raw mut (*slot).stand_in)
@@ -332,7 +334,7 @@ impl Ending {
         drop(ended);
         let (context, writes) = (self.context, self.writes);
         if is_first {
-            // A5.
+            // aio.A5.
             File::at_end(Box::new(move || {
                 let ended = std::mem::take(&mut *context.ended.lock());
                 context.submit_stand_ins(&ended);

@@ -1,4 +1,4 @@
-//! Where contexts of Linux AIO are found by their handles, without a lock: A4 of `aio`.
+//! Where contexts of Linux AIO are found by their handles, without a lock: `aio.A4`.
 //!
 //! ```text
 //!   find:   users += 1 -> the handle stands? -> in use -> drop: users -= 1
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! - **U1** Who wants to use a context counts himself, and then looks whether the handle stands.
-//! - **U2** Who takes the handle away is counted, and stays so until after. In the order of the changes of
-//!   `users`, who counts himself later than that one's going acquires it, and so finds the handle
-//!   gone; who does so earlier is seen by whoever sees that one gone.
-//! - **U3** Who frees a context has acquired the end of its handle, so that he sees the count of who took it
-//!   away, or his going; and then the end of each use.
+//! - **U2** Who takes the handle away is counted, and stays so until after. In the order of the
+//!   changes of `users`, who counts himself later than that one's going acquires it, and so finds
+//!   the handle gone; who does so earlier is seen by whoever sees that one gone.
+//! - **U3** Who frees a context has acquired the end of its handle, so that he sees the count of
+//!   who took it away, or his going; and then the end of each use.
 //!
 //! Locks: who makes or destroys a context holds one, a leaf.
 
@@ -144,7 +144,8 @@ impl<'a, T> InUse<'a, T> {
         (place.handle.load(Acquire) == handle).then_some(in_use)
     }
 
-    /// Takes the handle away from its context; whether it had it still. From then on nobody finds it.
+    /// Takes the handle away from its context; whether it had it still. From then on nobody finds
+    /// it.
     pub fn remove(&self, handle: usize) -> bool {
         // Release: who finds it gone sees that this one is counted (U3).
         self.place.handle.compare_exchange(handle, 0, Release, Relaxed).is_ok()
@@ -163,15 +164,15 @@ impl<T> Deref for InUse<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
         // Relaxed: the handle was found.
-        // SAFETY: A4: counted while the handle stood.
+        // SAFETY: aio.A4: counted while the handle stood.
         unsafe { &*self.place.context.load(Relaxed) }
     }
 }
 
 impl<T> Drop for InUse<'_, T> {
     fn drop(&mut self) {
-        // Release: all that was done with the context comes before it is freed; and pairs with the Acquire
-        // in `of` (U2).
+        // Release: all that was done with the context comes before it is freed; and pairs with the
+        // Acquire in `of` (U2).
         self.place.users.fetch_sub(1, Release);
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use millpond::{File, ReadDone};
 
 use crate::aio::context::Ending;
-use crate::files::io::{Outcome, enterable, find, settle};
+use crate::files::io::{Outcome, enterable, find, outcome_of};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::report::reason::Reason;
 use crate::runtime::section;
 use crate::runtime::thread::record;
@@ -26,7 +26,8 @@ pub struct Request {
     durable: Option<bool>,
 }
 
-// SAFETY: the memory is valid, for whatever thread, until the request has ended: see `Request::prepare`.
+// SAFETY: the memory is valid, for whatever thread, until the request has ended: see
+// `Request::prepare`.
 unsafe impl Send for Request {}
 
 /// Why there is no [`Request`].
@@ -38,8 +39,8 @@ pub enum Unserved {
 }
 
 impl Request {
-    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps in
-    /// [`File::start_together`].
+    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps
+    /// in [`File::start_together`].
     ///
     /// # Safety
     ///
@@ -55,7 +56,7 @@ impl Request {
         if enterable(fd).is_none() {
             return Err(Unserved::Kernel(None));
         }
-        if matches!(table::get(fd), Slot::Unknown) {
+        if matches!(table::get(fd), Known::Unknown) {
             // To describe it the registry is locked.
             File::start_now();
         }
@@ -111,8 +112,8 @@ impl Request {
         self.segments.bytes()
     }
 
-    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one that
-    /// needs nothing from the device.
+    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one
+    /// that needs nothing from the device.
     pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
         const PAGE_BYTES: u64 = 4096;
         let bytes = self.bytes();
@@ -143,12 +144,12 @@ impl Request {
                         self.direction,
                         append,
                     );
-                    match settle(record(), moved.map(|(_, bytes)| bytes)) {
-                        Outcome::Settled(result) => result,
+                    match outcome_of(record(), moved.map(|(_, bytes)| bytes)) {
+                        Outcome::Done(result) => result,
                         Outcome::Kernel(_) => -(libc::EIO as isize),
                     }
                 }
-                // Passed since: D3 of `description`.
+                // Passed since: `description.D3`.
                 None => self.segments.through_kernel(description, self.offset, self.direction),
             }
         };

@@ -1,4 +1,4 @@
-//! Which slots of a context of Linux AIO are free, and who may have one: A2 and A4 of `aio`.
+//! Which slots of a context of Linux AIO are free, and who may have one: `aio.A2` and `A4`.
 //!
 //! ```text
 //!   begin: counts += 1, if there is room -> under_way += 1, unless CLOSED -> a freed slot, or a fresh one
@@ -7,11 +7,12 @@
 //!   close: CLOSED -> sleep until nothing is under way
 //! ```
 //!
-//! - **P1** A request is counted before it has a slot, and until after it gave that back. So who is
+//! - **S1** A request is counted before it has a slot, and until after it gave that back. So who is
 //!   admitted and finds none that was freed finds one that was never used.
-//! - **P2** The word of the free list has a number that grows with every change: who read the slot
+//! - **S2** The word of the free list has a number that grows with every change: who read the slot
 //!   after the first changes nothing if the first went and came back meanwhile.
-//! - **P3** CLOSED and what is under way are one word: a request is waited for by who closes, or refused.
+//! - **S3** CLOSED and what is under way are one word: a request is waited for by who closes, or
+//!   refused.
 //!
 //! Locks: none.
 
@@ -21,13 +22,14 @@ use crate::runtime::sync::{self, AtomicU32, AtomicU64};
 
 pub struct Slots {
     capacity: u32,
-    /// Requests that are under way or not taken: for served files in the low half, others in the high.
+    /// Requests that are under way or not taken: for served files in the low half, others in the
+    /// high.
     counts: AtomicU64,
-    /// The first free slot, plus one, and above it a number (P2).
+    /// The first free slot, plus one, and above it a number (S2).
     list: AtomicU64,
     /// Slots from here on were never used.
     fresh: AtomicU32,
-    /// Requests for served files that have not ended, and CLOSED (P3).
+    /// Requests for served files that have not ended, and CLOSED (S3).
     under_way: AtomicU32,
 }
 
@@ -39,9 +41,9 @@ pub trait Links {
 /// Why there is no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// A2.
+    /// aio.A2.
     Full,
-    /// A4.
+    /// aio.A4.
     Closed,
 }
 
@@ -73,7 +75,8 @@ impl Slots {
         self.capacity
     }
 
-    /// Counts as many of `wanted` requests for other files as there is room for (A2); to be discounted.
+    /// Counts as many of `wanted` requests for other files as there is room for (aio.A2); to be
+    /// discounted.
     pub fn admit_others(&self, wanted: u64) -> u64 {
         let mut room = wanted;
         let admit = |counts| {
@@ -103,12 +106,13 @@ impl Slots {
             let all = served(counts) + others(counts);
             (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
         };
-        // Acquire: pairs with the Release in `discount`, so that what was freed is in the list (P1).
+        // Acquire: pairs with the Release in `discount`, so that what was freed is in the list
+        // (S1).
         self.counts.fetch_update(Acquire, Relaxed, admit).is_ok()
     }
 
     fn enter(&self) -> bool {
-        // Relaxed: who closes looks at what was done by those who ended (P3).
+        // Relaxed: who closes looks at what was done by those who ended (S3).
         let enter = |word| (word & CLOSED == 0).then_some(word + 1);
         self.under_way.fetch_update(Relaxed, Relaxed, enter).is_ok()
     }
@@ -123,7 +127,7 @@ impl Slots {
         let mut seen = self.list.load(Acquire);
         loop {
             let slot = (seen as u32).checked_sub(1)?;
-            // If somebody else has popped it meanwhile, what is read here is not used (P2).
+            // If somebody else has popped it meanwhile, what is read here is not used (S2).
             let next = links.next(slot).load(Relaxed);
             let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(next);
             // No Release: an RMW leaves what was released to the word as it is.
@@ -148,10 +152,10 @@ impl Slots {
         }
     }
 
-    /// Requests whose completions were taken, after the slots of those for served files were freed; or which
-    /// the kernel did not take.
+    /// Requests whose completions were taken, after the slots of those for served files were freed;
+    /// or which the kernel did not take.
     pub fn discount(&self, served: u64, others: u64) {
-        // Release: pairs with the Acquire in `admit` (P1).
+        // Release: pairs with the Acquire in `admit` (S1).
         self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);
     }
 

@@ -1,4 +1,4 @@
-//! The calls of Linux AIO. A1 to A5 are those of `aio`.
+//! The calls of Linux AIO. Rules `aio.A1` to `A5`: see the folder.
 
 use millpond::File;
 
@@ -8,7 +8,7 @@ use crate::aio::block::{
 use crate::aio::context::{Context, Ending, InUse, StandIn, find, free_removed, nothing, place};
 use crate::aio::request::{Request, Unserved};
 use crate::files::segments::{Direction, Memory};
-use crate::files::table::{self, Slot as Known};
+use crate::files::table::{self, Known};
 use crate::files::{late, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -66,8 +66,8 @@ pub fn destroy(handle: usize) -> isize {
     })
 }
 
-/// `io_cancel`: the kernel knows no request for a served file, and says so; those that it has for other
-/// files it can't cancel, either.
+/// `io_cancel`: the kernel knows no request for a served file, and says so; those that it has for
+/// other files it can't cancel, either.
 ///
 /// # Safety
 ///
@@ -121,7 +121,7 @@ pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
 ///
 /// # Safety
 ///
-/// As the system call, A3 included; the pointers may be any address.
+/// As the system call, aio.A3 included; the pointers may be any address.
 pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> isize {
     let Some(context) = find(handle) else {
         if !thread::record().is_inside() {
@@ -165,7 +165,8 @@ unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Bl
     let mut at: *mut Block = std::ptr::null_mut();
     // SAFETY: an iocb is of integers.
     let mut block: Block = unsafe { std::mem::zeroed() };
-    // SAFETY: what is copied to is ours; what from may be any address, as the handlers are installed.
+    // SAFETY: what is copied to is ours; what from may be any address, as the handlers are
+    // installed.
     let copied = unsafe {
         fault::copy_in(
             (&raw mut at).cast(),
@@ -259,21 +260,21 @@ impl<'a> Submission<'a> {
                 // It may wait for a moment, as in the kernel, which writes to its cache before it
                 // returns; not for a read from the device.
                 File::start_now();
-                // SAFETY: A3.
+                // SAFETY: aio.A3.
                 let result = unsafe { request.carry_out() };
                 Some((ending, result))
             }
             Plan::Request(request) if request.direction() == Direction::Write => {
-                // SAFETY: A3.
+                // SAFETY: aio.A3.
                 request.aside(ending.counted(), |request| unsafe { request.carry_out() });
                 None
             }
             Plan::Request(request) if request.bytes() > START_BYTES_MAX => {
-                // SAFETY: A3.
+                // SAFETY: aio.A3.
                 request.aside(ending, |request| unsafe { request.carry_out() });
                 None
             }
-            // SAFETY: A3.
+            // SAFETY: aio.A3.
             Plan::Request(request) => unsafe { request.start(ending) },
         };
         if let Some((ending, result)) = ended {

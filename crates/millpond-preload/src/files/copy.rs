@@ -1,19 +1,19 @@
-//! `copy_file_range` and `sendfile` between two served files: reads and writes through the engine, as
-//! a copy in the kernel would go past the cache on both sides.
+//! `copy_file_range` and `sendfile` between two served files: reads and writes through the engine,
+//! as a copy in the kernel would go past the cache on both sides.
 //!
-//! One call moves what the kernel's would: up to [`TRANSFER_BYTES_MAX`], less only at the end of the
-//! input or where a write fails. Callers that call once and trust the result exist.
+//! One call moves what the kernel's would: up to [`TRANSFER_BYTES_MAX`], less only at the end of
+//! the input or where a write fails. Callers that call once and trust the result exist.
 //!
 //! Either file may be passed at any moment, because somebody opens it. Whatever of a part is not
-//! settled by the engine then is done by the kernel, at the same place: passing a file tells the kernel
-//! its offset, and what was read and is not written yet is in our hands.
+//! settled by the engine then is done by the kernel, at the same place: passing a file tells the
+//! kernel its offset, and what was read and is not written yet is in our hands.
 //!
-//! Offsets that the program gives are read at the beginning and stored at the end, as the kernel does:
-//! both may be in one place, where the second stays.
+//! Offsets that the program gives are read at the beginning and stored at the end, as the kernel
+//! does: both may be in one place, where the second stays.
 //!
-//! Each part is a few sections, so signals are taken between them. A handler may leave by `longjmp` or
-//! `pthread_exit`: nothing here is dropped by unwinding, which loses the buffer and nothing else. What
-//! was copied by then is not told.
+//! Each part is a few sections, so signals are taken between them. A handler may leave by `longjmp`
+//! or `pthread_exit`: nothing here is dropped by unwinding, which loses the buffer and nothing
+//! else. What was copied by then is not told.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -31,9 +31,9 @@ type Off = libc::off64_t;
 /// Bytes that are read before they are written.
 const PART_BYTES: usize = 256 << 10;
 
-/// Copies `len` bytes from the served file at `from` to the one at `to`. A null offset stands for the
-/// description's own, else it is read and moved. Returns what the kernel would; `None` where it should do
-/// it, or refuse it.
+/// Copies `len` bytes from the served file at `from` to the one at `to`. A null offset stands for
+/// the description's own, else it is read and moved. Returns what the kernel would; `None` where it
+/// should do it, or refuse it.
 pub fn between_served(
     from: c_int,
     from_offset: *mut Off,
@@ -79,8 +79,8 @@ pub fn between_served(
     Some(if is_stored.contains(&false) { -libc::EFAULT as isize } else { copied as isize })
 }
 
-/// An offset of the program's, for a pointer that is not null. `None` if it can't be read: served files
-/// have the fault handlers installed.
+/// An offset of the program's, for a pointer that is not null. `None` if it can't be read: served
+/// files have the fault handlers installed.
 fn load(offset: *const Off) -> Option<Option<Off>> {
     if offset.is_null() {
         return Some(None);
@@ -96,14 +96,15 @@ fn load(offset: *const Off) -> Option<Option<Off>> {
 /// Tells the program its offset; whether it could be told.
 fn store(offset: *mut Off, at: Option<Off>) -> bool {
     let Some(at) = at else { return true };
-    // SAFETY: the offset is there to be read; `offset` may be any address that the caller may write to.
+    // SAFETY: the offset is there to be read; `offset` may be any address that the caller may write
+    // to.
     section::run(|_| unsafe {
         fault::copy_out(offset.cast(), (&raw const at).cast(), size_of::<Off>())
     })
 }
 
-/// Reads once, and writes all of it unless that fails. Returns the bytes moved, or, if there are none,
-/// 0 at the end of the input and a negative errno for an error.
+/// Reads once, and writes all of it unless that fails. Returns the bytes moved, or, if there are
+/// none, 0 at the end of the input and a negative errno for an error.
 fn copy_part(
     from: c_int,
     from_at: &mut Option<Off>,
@@ -143,7 +144,7 @@ fn read(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
-    if let Outcome::Settled(read) = unsafe { io::read(fd, Memory::One(start, len), place) } {
+    if let Outcome::Done(read) = unsafe { io::read(fd, Memory::One(start, len), place) } {
         return read;
     }
     // SAFETY: as above.
@@ -161,7 +162,7 @@ fn write(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
-    if let Outcome::Settled(written) = unsafe { io::write(fd, Memory::One(start, len), place) } {
+    if let Outcome::Done(written) = unsafe { io::write(fd, Memory::One(start, len), place) } {
         return written;
     }
     // SAFETY: as above.

@@ -12,8 +12,8 @@
 //!   section that may have seen a slot is over. So the count of a description that a reader found
 //!   in a slot is never zero, and at zero nobody can find it.
 //! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
-//!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file. After
-//!   that unpin, too, it is closed only when that ends none: see `process_locks`.
+//!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
+//!   After that unpin, too, it is closed only when that ends none: see `process_locks`.
 //! - D4. `hit` is non-null only while SERVED, readable and findable; a reading section that
 //!   loaded it may use it to its end (D2, D3).
 //! - D5. SERVED -> PASSED happens with the offset locked, after the kernel was told the offset.
@@ -261,7 +261,8 @@ impl Description {
         self.references.try_unpin()
     }
 
-    /// Ends it, which nobody else can reach any more (D2): which file it was, and the engine's part of it.
+    /// Ends it, which nobody else can reach any more (D2): which file it was, and the engine's part
+    /// of it.
     ///
     /// # Safety
     ///

@@ -62,12 +62,7 @@ pub fn can_ignore_append(fd: RawFd) -> bool {
 pub fn knows_direct(fd: RawFd) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const RAMFS: i64 = 0x8584_58F6;
-    let mut info = std::mem::MaybeUninit::<libc::statfs64>::uninit();
-    // SAFETY: the kernel fills `info`.
-    let is_in_memory = unsafe {
-        sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) != 0
-            || [TMPFS, RAMFS].contains(&info.assume_init_ref().f_type)
-    };
+    let is_in_memory = file_system(fd).is_none_or(|kind| [TMPFS, RAMFS].contains(&kind));
     let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is NUL-terminated, and the kernel fills `stat`.
     let told = unsafe {
@@ -97,10 +92,14 @@ pub fn is_local(fd: RawFd) -> bool {
         0x5265_4973, // ReiserFS
         0x8584_58F6, // ramfs
     ];
+    file_system(fd).is_some_and(|kind| LOCAL.contains(&kind))
+}
+
+/// What kind of file system is behind `fd`, by its magic number.
+fn file_system(fd: RawFd) -> Option<i64> {
     let mut info = std::mem::MaybeUninit::<libc::statfs64>::uninit();
     // SAFETY: the kernel fills `info`.
     unsafe {
-        sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) == 0
-            && LOCAL.contains(&info.assume_init_ref().f_type)
+        (sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) == 0).then(|| info.assume_init_ref().f_type)
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! Each runs in a section, holds a pin on the description, and locks the offset if it uses it. The
 //! outcome is either settled here, or left to the kernel: because the file is passed, because the
-//! call is one that only the kernel can refuse as the kernel would, or because the engine could
-//! not do it (the caller's memory faulted, no frame was free). That is always possible: writes are
-//! through, or made to be, so the kernel has every byte; after a write that went past the engine, what the engine
-//! has cached of the range is dropped.
+//! call is one that only the kernel can refuse as the kernel would, or because the engine could not
+//! do it (the caller's memory faulted, no frame was free). That is always possible: writes are
+//! through, or made to be, so the kernel has every byte; after a write that went past the engine,
+//! what the engine has cached of the range is dropped.
 
 use std::os::fd::RawFd;
 
@@ -13,7 +13,7 @@ use crate::files::description::{Access, Description};
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{identity, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -25,7 +25,7 @@ use crate::runtime::thread::{self, Record};
 #[derive(Clone, Copy)]
 pub enum Outcome {
     /// The result in the kernel's form: bytes, or a negative errno.
-    Settled(isize),
+    Done(isize),
     /// For the kernel; bytes count as passed for this reason, if the file counts.
     Kernel(Option<Reason>),
 }
@@ -125,7 +125,7 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
                 None => transfer(&pin, memory, at, Direction::Read),
             }
         };
-        settle(record, outcome)
+        outcome_of(record, outcome)
     })
 }
 
@@ -146,15 +146,15 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         };
         // SAFETY: the caller's duty.
         let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
-        settle(record, outcome)
+        outcome_of(record, outcome)
     })
 }
 
 /// The thread's record, if `fd` is worth a closer look.
 pub fn enterable(fd: RawFd) -> Option<&'static Record> {
     match table::get(fd) {
-        Slot::Foreign | Slot::Internal => None,
-        Slot::Unknown | Slot::File(_) => Some(thread::record()),
+        Known::Foreign | Known::Internal => None,
+        Known::Unknown | Known::File(_) => Some(thread::record()),
     }
 }
 
@@ -175,7 +175,7 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
 /// passed, anything else is foreign. In a section. Whether there was something to do.
 #[cold]
 pub fn describe(fd: RawFd) -> bool {
-    if !matches!(table::get(fd), Slot::Unknown) || !table::is_initialised() {
+    if !matches!(table::get(fd), Known::Unknown) || !table::is_initialised() {
         return false;
     }
     let Some(identity) = identity::identify(fd) else { return false };
@@ -186,7 +186,7 @@ pub fn describe(fd: RawFd) -> bool {
     // SAFETY: no memory involved.
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
     let mut registry = registry::lock();
-    if matches!(table::get(fd), Slot::Unknown) && flags >= 0 {
+    if matches!(table::get(fd), Known::Unknown) && flags >= 0 {
         let access = Access::of_flags(flags as i32);
         registry.before_open(identity.id, access, false);
         registry.adopt(fd, identity.id, flags as i32, Some(Reason::Inherited));
@@ -194,16 +194,16 @@ pub fn describe(fd: RawFd) -> bool {
     flags >= 0
 }
 
-pub fn settle(record: &Record, result: Result<usize, Step>) -> Outcome {
+pub fn outcome_of(record: &Record, result: Result<usize, Step>) -> Outcome {
     match result {
         Ok(bytes) => {
             record.count_served(bytes as u64);
-            Outcome::Settled(bytes as isize)
+            Outcome::Done(bytes as isize)
         }
-        Err(Step::Fail(errno)) => Outcome::Settled(-(errno as isize)),
+        Err(Step::Fail(errno)) => Outcome::Done(-(errno as isize)),
         Err(Step::Passed(bytes)) => {
             counts::count_bytes_passed(Reason::Engine, bytes);
-            Outcome::Settled(bytes)
+            Outcome::Done(bytes)
         }
         Err(Step::Kernel(reason)) => Outcome::Kernel(Some(reason)),
     }
@@ -269,7 +269,7 @@ unsafe fn transfer(
 
 /// Counts bytes that the kernel moved to or from `fd`, if its file counts.
 pub fn count_passed(fd: RawFd, result: isize) {
-    if let Slot::File(description) = table::get(fd) {
+    if let Known::File(description) = table::get(fd) {
         let reason = if description.is_served() { Reason::Changed } else { description.reason() };
         counts::count_bytes_passed(reason, result);
     }

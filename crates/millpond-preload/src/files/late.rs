@@ -6,14 +6,15 @@
 //!
 //! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...) or sets what a
 //!   later write would spoil (times, mode, attributes), what waits is written back: [`settle`].
-//! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could not
-//!   do), writes go through, and what is cached is dropped after: [`around`].
+//! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could
+//!   not do), writes go through, and what is cached is dropped after: [`around`].
 //! - L3. From the moment on at which others look at the file whenever they like (a mapping, a
-//!   stream of libc's), or are given it (pass, exec, the process's end), writes go through for good:
-//!   [`go_through`]. Passing a file begins with it, so a passed file is the kernel's altogether.
+//!   stream of libc's), or are given it (pass, exec, the process's end), writes go through for
+//!   good: [`go_through`]. Passing a file begins with it, so a passed file is the kernel's
+//!   altogether.
 //! - L4. At the last close what waits is written back before the lease is given up, and the call
-//!   returns when the engine's descriptors are closed: whoever opens or executes the file next finds
-//!   it whole, and not open for writing.
+//!   returns when the engine's descriptors are closed: whoever opens or executes the file next
+//!   finds it whole, and not open for writing.
 //! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as
 //!   another one would cost the lease. While a call reads at the description in the kernel, or
 //!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. Who
@@ -40,7 +41,7 @@ use crate::files::identity::{self, FileId};
 use crate::files::lingering::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{mode_back, unfinished};
 use crate::report::lines;
 use crate::runtime::cancel::point::with_cleanup;
@@ -51,7 +52,7 @@ use crate::runtime::{section, thread};
 fn is_candidate(fd: RawFd) -> bool {
     mode_back::is_any()
         && !thread::record().is_inside()
-        && matches!(table::get(fd), Slot::File(description) if description.access().write)
+        && matches!(table::get(fd), Known::File(description) if description.access().write)
 }
 
 /// Runs `work` on the file behind `fd` if it is in mode back.
@@ -148,8 +149,8 @@ fn between<R: Copy, E: FnOnce(&File)>(
         end: Option<E>,
     }
     unsafe extern "C" fn give_back<E: FnOnce(&File)>(held: *mut c_void) {
-        // SAFETY: what is made below, which only this looks at while it runs. If it runs again, it finds
-        // nothing.
+        // SAFETY: what is made below, which only this looks at while it runs. If it runs again, it
+        // finds nothing.
         let held = unsafe { &mut *held.cast::<Held<E>>() };
         section::run(|_| {
             let (pin, end) = (held.pin.take(), held.end.take());
@@ -179,8 +180,8 @@ fn between<R: Copy, E: FnOnce(&File)>(
     unsafe { with_cleanup(give_back::<E>, held.cast(), work) }
 }
 
-/// L5: whether `O_DIRECT`, if it is set on the description behind `fd`, is ours and not the program's:
-/// such files are passed.
+/// L5: whether `O_DIRECT`, if it is set on the description behind `fd`, is ours and not the
+/// program's: such files are passed.
 pub fn hides_direct(fd: RawFd) -> bool {
     let is_hidden = |pin: Pin| pin.is_served() && pin.late_file().is_some();
     is_candidate(fd) && section::run(|_| Pin::of(fd).is_some_and(is_hidden))
@@ -218,7 +219,8 @@ pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
     })
 }
 
-/// L4, first half: before a number is given up. `None` unless it is the last of a file in mode back.
+/// L4, first half: before a number is given up. `None` unless it is the last of a file in mode
+/// back.
 pub fn before_close(fd: RawFd) -> Option<Closing> {
     if !mode_back::is_any() || thread::record().is_inside() {
         return None;

@@ -43,8 +43,8 @@ struct OwnerEx {
     pid: i32,
 }
 
-/// What the watcher calls when somebody waits for a lease of ours: on which descriptor, if the kernel says so.
-/// Returns whether there was one.
+/// What the watcher calls when somebody waits for a lease of ours: on which descriptor, if the
+/// kernel says so. Returns whether there was one.
 pub type Broken = fn(Option<RawFd>) -> bool;
 
 /// Takes the lease that protects `access` on the description behind `fd`. The registry is locked.

@@ -1,5 +1,5 @@
-//! Files whose last description has ended here, while the engine or the kernel may still have them open.
-//! A lease can't be had before they are done.
+//! Files whose last description has ended here, while the engine or the kernel may still have them
+//! open. A lease can't be had before they are done.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use crate::runtime::lock::Lock;
 
 /// Descriptors of ended descriptions that the engine may still hold, and their files.
 static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
-/// Files of descriptors that were found closed, and when. The number is free before the kernel is done
-/// with what it stood for, if a thread of the engine closes it: a file system may have much to do then.
-/// Its lock may be taken under that of [`LINGERING`].
+/// Files of descriptors that were found closed, and when. The number is free before the kernel is
+/// done with what it stood for, if a thread of the engine closes it: a file system may have much to
+/// do then. Its lock may be taken under that of [`LINGERING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
 /// For so long a file may be in use after its number is free.
 const LEAVING_MAX: Duration = Duration::from_millis(100);
-/// A description has ended whose descriptor was `fd`: the engine may still use it, for other descriptions of
-/// the file.
+/// A description has ended whose descriptor was `fd`: the engine may still use it, for other
+/// descriptions of the file.
 pub fn add(fd: RawFd, id: FileId) {
     LINGERING.lock().push((fd, id));
     forget_closed();
@@ -41,7 +41,8 @@ fn forget_closed() {
     LEAVING.lock().retain(|(closed, _)| closed.elapsed() < LEAVING_MAX);
 }
 
-/// Whether the kernel may not be done yet with a description of the file that the engine has closed.
+/// Whether the kernel may not be done yet with a description of the file that the engine has
+/// closed.
 pub fn is_leaving(id: FileId) -> bool {
     forget_closed();
     LEAVING.lock().iter().any(|(_, other)| *other == id)

@@ -92,7 +92,7 @@ impl Offset {
     pub fn unlock(&self, offset: u64) {
         debug_assert!(offset <= IN_KERNEL);
         // Release: pairs with the Acquire in `lock` and `peek`. One swap, so that a waiter's mark
-        // is never overwritten unseen (W6).
+        // is never overwritten unseen.
         if self.word.swap(offset, Release) & WAITERS != 0 {
             wake(self.high_half());
         }

@@ -1,4 +1,4 @@
-//! Holding a description, and its end with the last who does: D2 and D3 of `description`.
+//! Holding a description, and its end with the last who does: `description.D2` and `D3`.
 
 use std::os::fd::RawFd;
 

@@ -30,7 +30,7 @@ use crate::files::identity::{self, FileId};
 use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{lease, lingering, mode_back, process_locks};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -71,8 +71,8 @@ pub fn lock() -> LockGuard<'static, Registry> {
 }
 
 /// Before fork: nobody is halfway through a change. The lock is kept, and given back by
-/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile comes
-/// after it in the order of locks.
+/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile
+/// comes after it in the order of locks.
 pub fn before_fork(registry: LockGuard<'static, Registry>) {
     std::mem::forget(registry);
 }
@@ -140,7 +140,7 @@ impl Registry {
     pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         self.serving.tell_lost_keeper();
-        if matches!(table::get(fd), Slot::File(_)) {
+        if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
         let access = Access::of_flags(flags);
@@ -174,7 +174,7 @@ impl Registry {
         if is_late {
             description.set_late();
         }
-        table::set(fd, Slot::File(description));
+        table::set(fd, Known::File(description));
         if fd <= STDERR {
             self.share_with_libc(fd);
         }
@@ -250,8 +250,8 @@ impl Registry {
         }
     }
 
-    /// The program is about to get a way to read and write that no hook sees: it gets all files from
-    /// the kernel from now on, in children of fork too.
+    /// The program is about to get a way to read and write that no hook sees: it gets all files
+    /// from the kernel from now on, in children of fork too.
     pub fn leave_all(&mut self) {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
@@ -269,9 +269,9 @@ impl Registry {
     }
 
     /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
-    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back, and
-    /// moves the offset between the moment at which a hook asks the kernel for it and the one at which
-    /// it writes there: the file is passed.
+    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back,
+    /// and moves the offset between the moment at which a hook asks the kernel for it and the one
+    /// at which it writes there: the file is passed.
     pub fn share_with_libc(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         if !description.is_served() {
@@ -330,8 +330,8 @@ impl Registry {
                 // SAFETY: the registry is locked.
                 unsafe { fresh.cold().slots = old.cold().slots };
                 for (fd, slot) in table::known(0, u32::MAX) {
-                    if matches!(slot, Slot::File(other) if std::ptr::eq(other, old)) {
-                        table::set(fd, Slot::File(fresh));
+                    if matches!(slot, Known::File(other) if std::ptr::eq(other, old)) {
+                        table::set(fd, Known::File(fresh));
                     }
                 }
                 *description = fresh;
@@ -373,10 +373,10 @@ impl Registry {
     /// A second number for the description at `fd`.
     pub fn share(&mut self, fd: RawFd, new: RawFd) {
         match table::get(fd) {
-            Slot::File(description) => {
+            Known::File(description) => {
                 // SAFETY: the registry is locked.
                 let cold = unsafe { description.cold() };
-                if table::set(new, Slot::File(description)) {
+                if table::set(new, Known::File(description)) {
                     cold.slots += 1;
                 }
                 if new as usize >= table::SLOTS {
@@ -386,11 +386,11 @@ impl Registry {
                     self.share_with_libc(new);
                 }
             }
-            Slot::Foreign => {
-                table::set(new, Slot::Foreign);
+            Known::Foreign => {
+                table::set(new, Known::Foreign);
             }
-            Slot::Unknown | Slot::Internal => {
-                table::set(new, Slot::Unknown);
+            Known::Unknown | Known::Internal => {
+                table::set(new, Known::Unknown);
             }
         }
     }
@@ -398,10 +398,10 @@ impl Registry {
     /// The program gives the number `fd` up: its close follows.
     pub fn forget(&mut self, fd: RawFd) {
         let slot = table::get(fd);
-        table::set(fd, Slot::Unknown);
-        if let Slot::File(description) = slot {
+        table::set(fd, Known::Unknown);
+        if let Known::File(description) = slot {
             // SAFETY: the registry is locked.
-            let _ending = process_locks::ending(unsafe { description.cold() }.id);
+            let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
             self.give_up_slot(description);
         }
     }
@@ -409,8 +409,8 @@ impl Registry {
     /// The number `fd` was closed where no hook saw it.
     pub fn forget_lost(&mut self, fd: RawFd) {
         let slot = table::get(fd);
-        table::set(fd, Slot::Unknown);
-        if let Slot::File(description) = slot {
+        table::set(fd, Known::Unknown);
+        if let Known::File(description) = slot {
             self.give_up_slot(description);
         }
     }
@@ -420,7 +420,7 @@ impl Registry {
     pub fn replace(&mut self, fd: RawFd, new: RawFd) {
         let old = table::get(new);
         self.share(fd, new);
-        if let Slot::File(description) = old {
+        if let Known::File(description) = old {
             self.give_up_slot(description);
         }
     }
@@ -517,7 +517,7 @@ pub fn give_to_libc(fd: RawFd) {
 
 /// Whether the file behind `fd` is served just now.
 pub fn is_served(fd: RawFd) -> bool {
-    matches!(table::get(fd), Slot::File(description) if description.is_served())
+    matches!(table::get(fd), Known::File(description) if description.is_served())
 }
 
 /// Before exec: nothing waits.
@@ -528,8 +528,8 @@ pub fn leave_keeper() {
     }
 }
 
-/// Before the report: counts what was not counted yet, and tells what the engine has done, where that is
-/// asked for. In a section.
+/// Before the report: counts what was not counted yet, and tells what the engine has done, where
+/// that is asked for. In a section.
 pub fn before_report() -> Option<Stats> {
     let registry = lock();
     registry.serving.tell_lost_keeper();

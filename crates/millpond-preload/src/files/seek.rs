@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::registry;
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
@@ -21,7 +21,7 @@ pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
     if let Some(moved) = try_seek(fd, offset, whence) {
         return moved as isize;
     }
-    if let Slot::File(_) = table::get(fd)
+    if let Known::File(_) = table::get(fd)
         && !thread::record().is_inside()
         && let Some(result) = seek_slow(fd, offset, whence)
     {

@@ -118,7 +118,8 @@ impl Segments {
             Some(Err(Error::Io { source, .. })) if direction == Direction::Write => {
                 Err(Step::Fail(source.raw_os_error().unwrap_or(libc::EIO)))
             }
-            // The kernel answers as the kernel does: EFAULT after the bytes that fit, EINVAL, EFBIG.
+            // The kernel answers as the kernel does: EFAULT after the bytes that fit, EINVAL,
+            // EFBIG.
             _ => {
                 if let Some(file) = description.late_file() {
                     // What fails to be written back stays cached, and is told by a sync.

@@ -1,5 +1,5 @@
-//! Having a file served: the engine, a duplicate of the program's descriptor for it, and the lease that
-//! protects both.
+//! Having a file served: the engine, a duplicate of the program's descriptor for it, and the lease
+//! that protects both.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;
@@ -11,7 +11,7 @@ use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions,
 use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{lingering, mode_back, process_locks};
 use crate::report::reason::Reason;
 use crate::report::{counts, lines};
@@ -53,8 +53,9 @@ impl Serving {
         }
     }
 
-    /// Has the engine open the file: its duplicate, which carries the lease, and the file. The registry is
-    /// locked; `is_closing` says whether a description of the file has been closed here and may still be in use.
+    /// Has the engine open the file: its duplicate, which carries the lease, and the file. The
+    /// registry is locked; `is_closing` says whether a description of the file has been closed here
+    /// and may still be in use.
     pub fn serve(
         &mut self,
         opened: &Opened,
@@ -71,13 +72,13 @@ impl Serving {
         if copy < 0 {
             return Err(Reason::Descriptors);
         }
-        if !table::set(copy, Slot::Internal) {
+        if !table::set(copy, Known::Internal) {
             process_locks::close(copy);
             return Err(Reason::Descriptors);
         }
         // SAFETY: the duplicate made above is nobody else's.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
-        // R4: the lease first.
+        // `registry.R4`: the lease first.
         take_lease(copy, opened, broken, is_closing)?;
         // Plain direct backing opens the file again, which a write lease of our own would keep
         // waiting.
@@ -102,7 +103,7 @@ impl Serving {
                 if let Some(next) = next
                     && identity::identify(next).is_some_and(|opened| opened.id == id)
                 {
-                    table::set(next, Slot::Internal);
+                    table::set(next, Known::Internal);
                 }
                 if is_first && file.invalidate(0, i64::MAX as u64).is_err() {
                     lease::give_up(copy);

@@ -46,7 +46,7 @@ static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// What is known of a descriptor number.
 #[derive(Clone, Copy)]
-pub enum Slot {
+pub enum Known {
     Unknown,
     Foreign,
     Internal,
@@ -78,37 +78,37 @@ pub fn after_fork() {
 #[inline]
 pub fn description(fd: RawFd) -> Option<&'static Description> {
     match get(fd) {
-        Slot::File(description) => Some(description),
+        Known::File(description) => Some(description),
         _ => None,
     }
 }
 
 #[inline]
-pub fn get(fd: RawFd) -> Slot {
+pub fn get(fd: RawFd) -> Known {
     let Some(slot) = TABLE.slots.get(fd as usize) else {
-        return Slot::Foreign;
+        return Known::Foreign;
     };
     // Acquire: pairs with the Release in `set`, which follows the filling of the description.
     match slot.load(Acquire) {
-        UNKNOWN => Slot::Unknown,
-        FOREIGN => Slot::Foreign,
-        INTERNAL => Slot::Internal,
+        UNKNOWN => Known::Unknown,
+        FOREIGN => Known::Foreign,
+        INTERNAL => Known::Internal,
         // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.
-        pointer => Slot::File(unsafe { &*(pointer as *const Description) }),
+        pointer => Known::File(unsafe { &*(pointer as *const Description) }),
     }
 }
 
 /// Changes what is known of `fd`; for descriptions under the registry lock. A number past the end
 /// of the table stays foreign.
-pub fn set(fd: RawFd, slot: Slot) -> bool {
+pub fn set(fd: RawFd, slot: Known) -> bool {
     let Some(word) = TABLE.slots.get(fd as usize) else {
         return false;
     };
     let value = match slot {
-        Slot::Unknown => UNKNOWN,
-        Slot::Foreign => FOREIGN,
-        Slot::Internal => INTERNAL,
-        Slot::File(description) => std::ptr::from_ref(description).expose_provenance(),
+        Known::Unknown => UNKNOWN,
+        Known::Foreign => FOREIGN,
+        Known::Internal => INTERNAL,
+        Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
     };
     SLOTS_USED.fetch_max(fd as usize + 1, Relaxed);
     // Release: pairs with the Acquire in `get`.
@@ -142,10 +142,10 @@ pub fn note_foreign(fd: RawFd) {
 }
 
 /// The numbers from `first` to `last` that are not UNKNOWN, in order.
-pub fn known(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Slot)> {
+pub fn known(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Known)> {
     let end = SLOTS_USED.load(Relaxed).min((last as usize).saturating_add(1));
     (first as usize..end).filter_map(|fd| {
         let slot = get(fd as RawFd);
-        (!matches!(slot, Slot::Unknown)).then_some((fd as RawFd, slot))
+        (!matches!(slot, Known::Unknown)).then_some((fd as RawFd, slot))
     })
 }

@@ -6,8 +6,7 @@ use crate::runtime::cancel::asynchronous::{note_state, requested, set_type};
 use crate::runtime::cancel::state::{ASYNCHRONOUS, DEFERRED};
 use crate::runtime::libc_calls;
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+pub unsafe fn pthread_cancel(thread: libc::pthread_t) -> c_int {
     // SAFETY: as the caller vouches to `pthread_cancel`.
     let result = unsafe { libc_calls::pthread_cancel(thread) };
     if result == 0 {
@@ -16,8 +15,7 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+pub unsafe fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
     if !matches!(kind, DEFERRED | ASYNCHRONOUS) {
         return libc::EINVAL;
     }
@@ -29,8 +27,7 @@ pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_i
     0
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int {
+pub unsafe fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int {
     // SAFETY: as the caller vouches to `pthread_setcancelstate`.
     let result = unsafe { libc_calls::pthread_setcancelstate(state, old) };
     if result == 0 {

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint};
 
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
-use crate::files::seek::{seek, tell_offset};
-use crate::files::table::{self, Slot};
+use crate::files::seek::tell_offset;
+use crate::files::table::{self, Known};
 use crate::files::{io, late, process_locks};
 use crate::report::lines;
 use crate::report::reason::Reason;
@@ -16,21 +16,20 @@ use crate::runtime::{section, thread};
 
 type Off = libc::off64_t;
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+pub unsafe fn close(fd: c_int) -> c_int {
     if thread::record().is_inside() {
         return to_libc(process_locks::close(fd)) as c_int;
     }
     point();
     match table::get(fd) {
-        Slot::Foreign => table::forget_foreign(fd),
-        Slot::Internal => return fail(libc::EBADF) as c_int,
-        Slot::File(_) => return close_file(fd),
-        Slot::Unknown => {}
+        Known::Foreign => table::forget_foreign(fd),
+        Known::Internal => return fail(libc::EBADF) as c_int,
+        Known::File(_) => return close_file(fd),
+        Known::Unknown => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
     let result = unsafe { libc_calls::close(fd) };
-    process_locks::settle();
+    process_locks::close_retired();
     result
 }
 
@@ -42,21 +41,14 @@ fn close_file(fd: c_int) -> c_int {
         // SAFETY: no memory involved; the number is the caller's to close.
         unsafe { sys!(libc::SYS_close, fd) }
     });
-    process_locks::settle();
+    process_locks::close_retired();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => to_libc(result) as c_int,
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { close(fd) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     if flags & CLOSE_RANGE_UNSHARE != 0 {
@@ -80,7 +72,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         };
         for (fd, slot) in table::known(first, last) {
             match slot {
-                Slot::Internal => {
+                Known::Internal => {
                     if fd as c_uint > start {
                         close_up_to(start, fd as c_uint - 1);
                     }
@@ -93,7 +85,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
             close_up_to(start, last);
         }
         drop(registry);
-        process_locks::settle();
+        process_locks::close_retired();
         for closing in closing {
             closing.end();
         }
@@ -101,14 +93,12 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+pub unsafe fn closefrom(first: c_int) {
     // SAFETY: as the caller vouches to `closefrom`.
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+pub unsafe fn dup(fd: c_int) -> c_int {
     // SAFETY: no memory involved.
     let new = to_libc(unsafe { sys!(libc::SYS_dup, fd) }) as c_int;
     describe_duplicate(fd, new);
@@ -121,8 +111,7 @@ fn describe_duplicate(fd: c_int, new: c_int) {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+pub unsafe fn dup2(fd: c_int, new: c_int) -> c_int {
     if fd == new {
         // SAFETY: no memory involved.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
@@ -131,23 +120,17 @@ pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
     replace(fd, new, 0)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __dup2(fd: c_int, new: c_int) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { dup2(fd, new) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+pub unsafe fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
     replace(fd, new, flags)
 }
 
 /// `dup3`: what `new` was is closed, and it becomes `fd`'s.
 ///
-/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description or the
-/// new one, never a gap. But if the kernel has what `new` was, its call may be on its way there already,
-/// and come out at the new file: at the kernel's offset, and past the cache. So the kernel gets the new
-/// file, too. (A number that was not open is no such case: a call on it fails, or races with an open.)
+/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description
+/// or the new one, never a gap. But if the kernel has what `new` was, its call may be on its way
+/// there already, and come out at the new file: at the kernel's offset, and past the cache. So the
+/// kernel gets the new file, too. (A number that was not open is no such case: a call on it fails,
+/// or races with an open.)
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let closing = if fd == new { None } else { late::before_close(new) };
     let result = section::run(|record| {
@@ -160,15 +143,15 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
             // Fails and changes nothing.
             return to_libc(call()) as c_int;
         }
-        if matches!(table::get(new), Slot::Internal) && record.inside_depth() == 1 {
+        if matches!(table::get(new), Known::Internal) && record.inside_depth() == 1 {
             if !lines::is_stderr(new) {
                 // The engine's number. Linux programs must expect this errno of dup2.
                 return fail(libc::EBUSY) as c_int;
             }
             // The program wants the number of our stderr for itself.
-            table::set(new, Slot::Unknown);
+            table::set(new, Known::Unknown);
             if let Some(moved) = lines::keep_stderr(new) {
-                table::set(moved, Slot::Internal);
+                table::set(moved, Known::Internal);
             }
         }
         // SAFETY: as above.
@@ -186,17 +169,16 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         }
         to_libc(result) as c_int
     });
-    process_locks::settle();
+    process_locks::close_retired();
     closing.and_then(late::Closing::end);
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
     // value, which nobody looks at.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
-    let is_file = matches!(table::get(fd), Slot::File(_)) && !thread::record().is_inside();
+    let is_file = matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside();
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
     }
@@ -221,18 +203,6 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: usize) -
         describe_duplicate(fd, result);
     }
     result
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { fcntl64(fd, command, arg) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { fcntl64(fd, command, arg) }
 }
 
 fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
@@ -260,9 +230,42 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
     }
 }
 
+/// Before a lock on the description.
+pub fn before_flock(fd: c_int) {
+    if let Known::File(_) = table::get(fd) {
+        section::run(|_| registry::lock().note_lock(fd));
+    }
+}
+
+/// `lockf` locks from the file offset on, inside libc.
+pub fn before_lockf(fd: c_int) {
+    if let Known::File(_) = table::get(fd) {
+        tell_offset(fd);
+    }
+    note_process_lock(fd);
+}
+
+/// The standard streams become the terminal `fd`, and it becomes the session's.
+pub unsafe fn login_tty(fd: c_int) -> c_int {
+    // SAFETY: no memory involved; as the caller vouches to `login_tty`.
+    unsafe {
+        libc::setsid();
+        if libc_calls::ioctl(fd, libc::TIOCSCTTY, 0) < 0 {
+            return -1;
+        }
+        for stream in 0..=libc::STDERR_FILENO {
+            dup2(fd, stream);
+        }
+        if fd > libc::STDERR_FILENO {
+            close(fd);
+        }
+    }
+    0
+}
+
 /// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
 fn note_process_lock(fd: c_int) {
-    if thread::record().is_inside() || matches!(table::get(fd), Slot::Foreign | Slot::Internal) {
+    if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
         return;
     }
     section::run(|_| {
@@ -271,60 +274,10 @@ fn note_process_lock(fd: c_int) {
     });
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
-    if let Slot::File(_) = table::get(fd) {
-        section::run(|_| registry::lock().note_lock(fd));
-    }
-    // SAFETY: no memory involved.
-    unsafe { libc_calls::flock(fd, operation) }
-}
-
-/// `lockf` locks from the file offset on, inside libc.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
-    if let Slot::File(_) = table::get(fd) {
-        tell_offset(fd);
-    }
-    note_process_lock(fd);
-    // SAFETY: as the caller vouches to `lockf64`.
-    unsafe { libc_calls::lockf64(fd, command, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn lockf(fd: c_int, command: c_int, len: Off) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { lockf64(fd, command, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn lseek64(fd: c_int, offset: Off, whence: c_int) -> Off {
-    to_libc(seek(fd, offset, whence)) as Off
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn lseek(fd: c_int, offset: Off, whence: c_int) -> Off {
-    // SAFETY: the same function under its other name.
-    unsafe { lseek64(fd, offset, whence) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __lseek(fd: c_int, offset: Off, whence: c_int) -> Off {
-    // SAFETY: the same function under its other name.
-    unsafe { lseek64(fd, offset, whence) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn llseek(fd: c_int, offset: Off, whence: c_int) -> Off {
-    // SAFETY: the same function under its other name.
-    unsafe { lseek64(fd, offset, whence) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn ftruncate64(fd: c_int, len: Off) -> c_int {
+pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
-    if !matches!(table::get(fd), Slot::File(_)) || thread::record().is_inside() {
+    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
         return to_libc(by_kernel()) as c_int;
     }
     let result = section::run(|_| {
@@ -350,10 +303,4 @@ pub unsafe extern "C-unwind" fn ftruncate64(fd: c_int, len: Off) -> c_int {
         }
     });
     to_libc(result) as c_int
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn ftruncate(fd: c_int, len: Off) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { ftruncate64(fd, len) }
 }

@@ -1,188 +1,75 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. Each is a
-//! cancellation point.
-
-use std::ffi::{c_int, c_void};
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc.
+//! Each is a cancellation point.
 
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::Memory;
 use crate::files::{late, mode_back, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
+use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
-use crate::runtime::libc_calls;
 use crate::runtime::section;
 use crate::runtime::sys::{fail, to_libc};
 
-type Off = libc::off64_t;
-
-/// Settles a call as `outcome` says, by `$kernel` if it is the kernel's.
-macro_rules! settle {
-    ($outcome:expr, $kernel:expr) => {
-        match $outcome {
-            Outcome::Settled(result) => to_libc(result),
-            // SAFETY: the hook's caller vouches for the arguments, as it would to libc.
-            Outcome::Kernel(reason) => count(reason, unsafe { $kernel }),
-        }
-    };
-}
-
-fn count(reason: Option<Reason>, result: isize) -> isize {
-    if let Some(reason) = reason {
-        counts::count_bytes_passed(reason, result);
-    }
-    result
-}
-
-fn many(vectors: *const libc::iovec, count: c_int) -> Memory {
+/// The memory of a vectored call.
+pub fn many(vectors: Vectors, count: c_int) -> Memory {
     // A negative count becomes one above the limit, which is the same error.
     Memory::Many(vectors, count as usize)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
-    // SAFETY: as the caller vouches to `read`.
-    if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, At::Offset) } {
-        return bytes as isize;
-    }
-    point();
-    // SAFETY: as above.
-    let outcome = unsafe { io::read(fd, Memory::One(buf.cast(), len), At::Offset) };
-    settle!(outcome, libc_calls::read(fd, buf, len))
+/// The memory of a write, which is only read.
+pub fn one(buf: *const c_void, len: usize) -> Memory {
+    Memory::One(buf.cast_mut().cast(), len)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pread64(
+/// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
+/// kernel's, and the caller vouches for the memory as to libc.
+///
+/// Inlined, as are those below: else what `by_libc` captures would go to the stack before each hit.
+#[inline(always)]
+pub unsafe fn read_one(
     fd: c_int,
     buf: *mut c_void,
     len: usize,
-    offset: Off,
+    at: At,
+    by_libc: impl FnOnce() -> isize,
 ) -> isize {
-    // SAFETY: as the caller vouches to `pread64`.
-    if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, At::Byte(offset)) } {
+    // SAFETY: the caller's duty.
+    if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) } {
         return bytes as isize;
     }
-    point();
     // SAFETY: as above.
-    let outcome = unsafe { io::read(fd, Memory::One(buf.cast(), len), At::Byte(offset)) };
-    settle!(outcome, libc_calls::pread64(fd, buf, len, offset))
+    unsafe { read(fd, Memory::One(buf.cast(), len), at, by_libc) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pread(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name; offsets have 64 bits.
-    unsafe { pread64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: usize) -> isize {
+#[inline(always)]
+pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
     point();
-    // SAFETY: as the caller vouches to `write`; the memory is only read.
-    let outcome = unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Offset) };
-    settle!(outcome, libc_calls::write(fd, buf, len))
+    // SAFETY: the caller's duty.
+    finish(unsafe { io::read(fd, memory, at) }, by_libc)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwrite64(
-    fd: c_int,
-    buf: *const c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
+#[inline(always)]
+pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
     point();
-    // SAFETY: as the caller vouches to `pwrite64`; the memory is only read.
-    let outcome =
-        unsafe { io::write(fd, Memory::One(buf.cast_mut().cast(), len), At::Byte(offset)) };
-    settle!(outcome, libc_calls::pwrite64(fd, buf, len, offset))
+    // SAFETY: the caller's duty.
+    finish(unsafe { io::write(fd, memory, at) }, by_libc)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwrite(
-    fd: c_int,
-    buf: *const c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name; offsets have 64 bits.
-    unsafe { pwrite64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn readv(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-) -> isize {
-    point();
-    // SAFETY: as the caller vouches to `readv`.
-    let outcome = unsafe { io::read(fd, many(vectors, vector_count), At::Offset) };
-    settle!(outcome, libc_calls::readv(fd, vectors, vector_count))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn writev(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-) -> isize {
-    point();
-    // SAFETY: as the caller vouches to `writev`.
-    let outcome = unsafe { io::write(fd, many(vectors, vector_count), At::Offset) };
-    settle!(outcome, libc_calls::writev(fd, vectors, vector_count))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv64(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
-    point();
-    // SAFETY: as the caller vouches to `preadv64`.
-    let outcome = unsafe { io::read(fd, many(vectors, vector_count), At::Byte(offset)) };
-    settle!(outcome, libc_calls::preadv64(fd, vectors, vector_count, offset))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { preadv64(fd, vectors, vector_count, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev64(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
-    point();
-    // SAFETY: as the caller vouches to `pwritev64`.
-    let outcome = unsafe { io::write(fd, many(vectors, vector_count), At::Byte(offset)) };
-    settle!(outcome, libc_calls::pwritev64(fd, vectors, vector_count, offset))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pwritev64(fd, vectors, vector_count, offset) }
+#[inline(always)]
+fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
+    match outcome {
+        Outcome::Done(result) => to_libc(result),
+        Outcome::Kernel(reason) => {
+            let result = by_libc();
+            if let Some(reason) = reason {
+                counts::count_bytes_passed(reason, result);
+            }
+            result
+        }
+    }
 }
 
 /// Where `preadv2` and `pwritev2` begin: -1 stands for the file offset.
@@ -190,50 +77,34 @@ fn at_or_current(offset: Off) -> At {
     if offset == -1 { At::Offset } else { At::Byte(offset) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv64v2(
+pub unsafe fn preadv2(
     fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
+    memory: Memory,
     offset: Off,
     flags: c_int,
+    by_libc: impl FnOnce() -> isize,
 ) -> isize {
-    point();
     if flags != 0 {
         leave_to_kernel(fd);
     }
-    // SAFETY: as the caller vouches to `preadv64v2`.
-    let outcome = unsafe { io::read(fd, many(vectors, vector_count), at_or_current(offset)) };
-    settle!(outcome, libc_calls::preadv64v2(fd, vectors, vector_count, offset, flags))
+    // SAFETY: the caller's duty.
+    unsafe { read(fd, memory, at_or_current(offset), by_libc) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn preadv2(
+/// `by_libc` takes the flags.
+pub unsafe fn pwritev2(
     fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
+    memory: Memory,
     offset: Off,
     flags: c_int,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { preadv64v2(fd, vectors, vector_count, offset, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev64v2(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-    flags: c_int,
+    by_libc: impl Fn(c_int) -> isize,
 ) -> isize {
     const DURABLE: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
-    point();
+    let at = at_or_current(offset);
     if flags & !DURABLE == 0 && flags != 0 && mode_back::is_any() {
-        // SAFETY: as the caller vouches to `pwritev64v2`.
-        let written = unsafe { pwritev64v2(fd, vectors, vector_count, offset, 0) };
-        let data_only = flags & libc::RWF_SYNC == 0;
-        return match late::sync_written(fd, data_only) {
+        // SAFETY: the caller's duty.
+        let written = unsafe { write(fd, memory, at, || by_libc(0)) };
+        return match late::sync_written(fd, flags & libc::RWF_SYNC == 0) {
             Err(errno) if written > 0 => fail(errno),
             _ => written,
         };
@@ -241,26 +112,14 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
     if flags != 0 {
         leave_to_kernel(fd);
     }
-    // SAFETY: as the caller vouches to `pwritev64v2`.
-    let outcome = unsafe { io::write(fd, many(vectors, vector_count), at_or_current(offset)) };
-    settle!(outcome, libc_calls::pwritev64v2(fd, vectors, vector_count, offset, flags))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pwritev2(
-    fd: c_int,
-    vectors: *const libc::iovec,
-    vector_count: c_int,
-    offset: Off,
-    flags: c_int,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pwritev64v2(fd, vectors, vector_count, offset, flags) }
+    // SAFETY: the caller's duty.
+    unsafe { write(fd, memory, at, || by_libc(flags)) }
 }
 
 /// Flags such as `RWF_NOWAIT` and `RWF_APPEND` mean things that only the kernel does.
 #[cold]
 fn leave_to_kernel(fd: c_int) {
+    point();
     section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
 }
 
@@ -269,78 +128,9 @@ unsafe extern "C" {
     safe fn __chk_fail() -> !;
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __read_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    buf_len: usize,
-) -> isize {
+/// Ends the program if a read of `len` bytes goes to a buffer that is known to have fewer.
+pub fn check(len: usize, buf_len: usize) {
     if len > buf_len {
         __chk_fail();
     }
-    // SAFETY: as the caller vouches to `__read_chk`.
-    unsafe { read(fd, buf, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pread64_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-    buf_len: usize,
-) -> isize {
-    if len > buf_len {
-        __chk_fail();
-    }
-    // SAFETY: as the caller vouches to `__pread64_chk`.
-    unsafe { pread64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pread_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-    buf_len: usize,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { __pread64_chk(fd, buf, len, offset, buf_len) }
-}
-
-/// One of libc's internal names, exported too, which old programs and libraries were linked to.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { read(fd, buf, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __write(fd: c_int, buf: *const c_void, len: usize) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { write(fd, buf, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pread64(
-    fd: c_int,
-    buf: *mut c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pread64(fd, buf, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __pwrite64(
-    fd: c_int,
-    buf: *const c_void,
-    len: usize,
-    offset: Off,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { pwrite64(fd, buf, len, offset) }
 }

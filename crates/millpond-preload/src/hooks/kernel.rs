@@ -5,27 +5,24 @@
 //! who reads from the file offset must find it in the kernel, and who changes the file past the
 //! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
 //!
-//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So are
-//! holes and reservations, where it has the same operation.
-
-use std::ffi::{c_char, c_int, c_ulong, c_void};
+//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
+//! are holes and reservations, where it has the same operation.
 
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
 use crate::files::seek::tell_offset;
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{copy, identity, io, late};
 use crate::report::reason::Reason;
+use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{sys, to_libc};
 use crate::runtime::{section, thread};
 
-type Off = libc::off64_t;
-
 /// Leaves the file behind `fd` to the kernel.
 fn pass(fd: c_int, reason: Reason) {
-    if let Slot::File(description) = table::get(fd)
+    if let Known::File(description) = table::get(fd)
         && description.is_served()
         && !thread::record().is_inside()
     {
@@ -33,8 +30,7 @@ fn pass(fd: c_int, reason: Reason) {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn mmap64(
+pub unsafe fn mmap64(
     address: *mut c_void,
     len: usize,
     prot: c_int,
@@ -44,7 +40,7 @@ pub unsafe extern "C-unwind" fn mmap64(
 ) -> *mut c_void {
     let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
     if is_shared
-        && let Slot::File(description) = table::get(fd)
+        && let Known::File(description) = table::get(fd)
         && description.access().write
     {
         // Writable now, or by mprotect at any time. Mappings that can't write are coherent.
@@ -56,39 +52,6 @@ pub unsafe extern "C-unwind" fn mmap64(
     // allocators, before libc's own definition can be looked up.
     let result = unsafe { sys!(libc::SYS_mmap, address, len, prot, flags, fd, offset) };
     std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn mmap(
-    address: *mut c_void,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: Off,
-) -> *mut c_void {
-    // SAFETY: the same function under its other name.
-    unsafe { mmap64(address, len, prot, flags, fd, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn truncate64(path: *const c_char, len: Off) -> c_int {
-    if registry::holds_leases() && !thread::record().is_inside() {
-        // The kernel would wait for our lease.
-        section::run(|_| {
-            if let Some(identity) = identity::identify_path(libc::AT_FDCWD, path, true) {
-                lock().pass_file(identity.id, Reason::Changed);
-            }
-        });
-    }
-    // SAFETY: as the caller vouches to `truncate64`.
-    unsafe { libc_calls::truncate64(path, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn truncate(path: *const c_char, len: Off) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { truncate64(path, len) }
 }
 
 /// Drops what the engine has cached of the file behind `fd`, which the kernel has just changed.
@@ -143,13 +106,7 @@ fn allocate_in_engine(fd: c_int, mode: c_int, offset: Off, len: Off) -> Option<i
     })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fallocate64(
-    fd: c_int,
-    mode: c_int,
-    offset: Off,
-    len: Off,
-) -> c_int {
+pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
     point();
     if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
         return to_libc(result) as c_int;
@@ -168,14 +125,7 @@ pub unsafe extern "C-unwind" fn fallocate64(
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fallocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { fallocate64(fd, mode, offset, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
+pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
     match allocate_in_engine(fd, 0, offset, len).map(|result| -result as c_int) {
         // Where the file system can't reserve, libc has a way of its own.
         None | Some(libc::EOPNOTSUPP) => {}
@@ -190,14 +140,7 @@ pub unsafe extern "C-unwind" fn posix_fallocate64(fd: c_int, offset: Off, len: O
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn posix_fallocate(fd: c_int, offset: Off, len: Off) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { posix_fallocate64(fd, offset, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     const FIGETBSZ: c_ulong = 2;
     const FIONREAD: c_ulong = 0x541b;
     const FICLONE: c_ulong = 0x4004_9409;
@@ -235,8 +178,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, arg: usize) -
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn copy_file_range(
+pub unsafe fn copy_file_range(
     from: c_int,
     from_offset: *mut Off,
     to: c_int,
@@ -262,13 +204,7 @@ pub unsafe extern "C-unwind" fn copy_file_range(
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendfile64(
-    to: c_int,
-    from: c_int,
-    offset: *mut Off,
-    len: usize,
-) -> isize {
+pub unsafe fn sendfile64(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     if is_served(from)
         && is_served(to)
         && let Some(copied) = copy::between_served(from, offset, to, std::ptr::null_mut(), len)
@@ -288,19 +224,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendfile(
-    to: c_int,
-    from: c_int,
-    offset: *mut Off,
-    len: usize,
-) -> isize {
-    // SAFETY: the same function under its other name.
-    unsafe { sendfile64(to, from, offset, len) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn splice(
+pub unsafe fn splice(
     from: c_int,
     from_offset: *mut Off,
     to: c_int,
@@ -322,39 +246,26 @@ pub unsafe extern "C-unwind" fn splice(
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendmsg(
-    socket: c_int,
-    message: *const libc::msghdr,
-    flags: c_int,
-) -> isize {
-    if registry::holds_leases() && !message.is_null() {
-        // SAFETY: the caller vouches for the message.
-        unsafe { pass_sent(message) };
+/// Before the kernel would wait for our lease.
+pub fn before_truncate(path: Text) {
+    if registry::holds_leases() && !thread::record().is_inside() {
+        section::run(|_| {
+            if let Some(identity) = identity::identify_path(HERE, path, true) {
+                lock().pass_file(identity.id, Reason::Changed);
+            }
+        });
     }
-    // SAFETY: as the caller vouches to `sendmsg`.
-    unsafe { libc_calls::sendmsg(socket, message, flags) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendmmsg(
-    socket: c_int,
-    messages: *mut libc::mmsghdr,
-    count: u32,
-    flags: c_int,
-) -> c_int {
-    if registry::holds_leases() && !messages.is_null() {
-        for index in 0..count as usize {
-            // SAFETY: the caller vouches for `count` messages.
-            unsafe { pass_sent(&raw const (*messages.add(index)).msg_hdr) };
-        }
-    }
-    // SAFETY: as the caller vouches to `sendmmsg`.
-    unsafe { libc_calls::sendmmsg(socket, messages, count, flags) }
+pub extern "C" fn before_dprintf(fd: c_int) {
+    registry::give_to_libc(fd);
 }
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.
-unsafe fn pass_sent(message: *const libc::msghdr) {
+pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
+    if !registry::holds_leases() || message.is_null() {
+        return;
+    }
     // SAFETY: the macros walk the control data that the caller vouches for.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
@@ -371,86 +282,33 @@ unsafe fn pass_sent(message: *const libc::msghdr) {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn aio_read64(block: *mut c_void) -> c_int {
-    // SAFETY: the caller vouches for the control block, which begins with the descriptor.
-    unsafe {
-        // The read comes later, on a thread of libc's.
-        if !block.is_null() {
-            late::go_through(block.cast::<c_int>().read());
+pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
+    if !messages.is_null() {
+        for index in 0..count as usize {
+            // SAFETY: the caller vouches for `count` messages.
+            unsafe { before_sendmsg(&raw const (*messages.add(index)).msg_hdr) };
         }
-        libc_calls::aio_read64(block)
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn aio_read(block: *mut c_void) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { aio_read64(block) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn aio_fsync64(operation: c_int, block: *mut c_void) -> c_int {
-    // SAFETY: as in `aio_read64`.
-    unsafe {
-        if !block.is_null() {
-            late::settle(block.cast::<c_int>().read());
-        }
-        libc_calls::aio_fsync64(operation, block)
+/// Does something to the descriptor of a control block of POSIX AIO, with which that begins. Libc
+/// reads and writes later, on a thread of its own.
+pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
+    // SAFETY: the caller vouches for the block.
+    if let Some(fd) = unsafe { block.cast::<c_int>().as_ref() } {
+        act(*fd);
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn aio_fsync(operation: c_int, block: *mut c_void) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { aio_fsync64(operation, block) }
+pub fn give_to_aio(fd: c_int) {
+    pass(fd, Reason::InLibc);
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn aio_write64(block: *mut c_void) -> c_int {
-    // SAFETY: the caller vouches for the control block, which begins with the descriptor.
-    unsafe {
-        if !block.is_null() {
-            pass(block.cast::<c_int>().read(), Reason::InLibc);
+pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {
+    if !list.is_null() {
+        for index in 0..count.max(0) as usize {
+            // SAFETY: the caller vouches for so many.
+            unsafe { with_block(list.add(index).read(), give_to_aio) };
         }
-        libc_calls::aio_write64(block)
     }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn aio_write(block: *mut c_void) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { aio_write64(block) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn lio_listio64(
-    mode: c_int,
-    list: *const *mut c_void,
-    count: c_int,
-    event: *mut c_void,
-) -> c_int {
-    // SAFETY: as in `aio_write64`, for each of the list.
-    unsafe {
-        if !list.is_null() {
-            for index in 0..count.max(0) as usize {
-                let block = list.add(index).read();
-                if !block.is_null() {
-                    pass(block.cast::<c_int>().read(), Reason::InLibc);
-                }
-            }
-        }
-        libc_calls::lio_listio64(mode, list, count, event)
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn lio_listio(
-    mode: c_int,
-    list: *const *mut c_void,
-    count: c_int,
-    event: *mut c_void,
-) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { lio_listio64(mode, list, count, event) }
 }

@@ -4,32 +4,26 @@
 //! up by path first, and makes way for itself. If the path changes in between, the open does wait,
 //! and the watcher lets it through. No lock is held while the kernel opens.
 //!
-//! A file that a dead process left to its keeper is waited for until it is written. No lock is held then,
-//! either, and signals are taken.
+//! A file that a dead process left to its keeper is waited for until it is written. No lock is held
+//! then, either, and signals are taken.
 
-use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
-use crate::files::table::{self, Slot};
+use crate::files::table::{self, Known};
 use crate::files::{io, registry};
 use crate::fork::ensure_initialised;
 use crate::report::reason::Reason;
+use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{fault, section, thread};
 
-type Mode = libc::mode_t;
-
 /// Opens, and describes what was opened.
-///
-/// # Safety
-///
-/// As `openat`.
-pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode) -> c_int {
+pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
     if thread::record().is_inside() {
         // The library's own: large-file semantics are the kernel's only ones on 64-bit targets.
         // SAFETY: the caller's duty.
@@ -54,11 +48,7 @@ pub unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: Mode)
 }
 
 /// `openat2`, by number only: libc has no function for it.
-///
-/// # Safety
-///
-/// As the system call.
-pub unsafe fn open_at2(dir: c_int, path: *const c_char, how: *const u64, bytes: usize) -> isize {
+pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) -> isize {
     ensure_initialised();
     let mut flags = 0u64;
     // They come first; the kernel refuses a shorter structure, and one that can't be read.
@@ -80,12 +70,7 @@ pub unsafe fn open_at2(dir: c_int, path: *const c_char, how: *const u64, bytes: 
     fd
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn open_by_handle_at(
-    mount: c_int,
-    handle: *mut c_void,
-    flags: c_int,
-) -> c_int {
+pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
     ensure_initialised();
     // A lease of ours on the file is given up by the watcher.
     // SAFETY: as the caller vouches to `open_by_handle_at`.
@@ -96,9 +81,9 @@ pub unsafe extern "C-unwind" fn open_by_handle_at(
     fd
 }
 
-/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers elsewhere.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
+/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers
+/// elsewhere.
+pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // SAFETY: no memory involved.
     let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
     if new >= 0 && !thread::record().is_inside() {
@@ -111,7 +96,7 @@ pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: u3
 }
 
 #[cold]
-fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
+fn make_way(dir: c_int, path: Text, flags: c_int) {
     if flags & libc::O_PATH != 0 {
         return;
     }
@@ -126,13 +111,14 @@ fn make_way(dir: c_int, path: *const c_char, flags: c_int) {
     });
 }
 
-/// How long an open waits for a keeper that writes what a dead process left of the file: so many times so
-/// long. Handlers run in between.
+/// How long an open waits for a keeper that writes what a dead process left of the file: so many
+/// times so long. Handlers run in between.
 const KEEPER_SLICES: usize = 600;
 const KEEPER_SLICE: Duration = Duration::from_millis(100);
 
-/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked before
-/// the lease, which a keeper's own descriptor keeps from us, and without the registry's lock.
+/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked
+/// before the lease, which a keeper's own descriptor keeps from us, and without the registry's
+/// lock.
 fn is_written(fd: c_int, id: FileId) -> bool {
     if registry::lock().is_known(id) {
         // The keeper that has it is ours; and who opened it first has waited.
@@ -171,156 +157,45 @@ fn try_describe(fd: c_int, flags: c_int, is_last: bool) -> bool {
         }
         let refusal = (!is_written).then_some(Reason::Engine);
         registry::lock().adopt(fd, identity.id, flags, refusal);
-    } else if matches!(table::get(fd), Slot::File(_)) {
+    } else if matches!(table::get(fd), Known::File(_)) {
         registry::lock().forget_lost(fd);
     } else {
-        table::set(fd, Slot::Foreign);
+        table::set(fd, Known::Foreign);
     }
     true
 }
 
 fn describe_foreign(fd: c_int) {
-    if matches!(table::get(fd), Slot::File(_)) {
+    if matches!(table::get(fd), Known::File(_)) {
         // Its last owner was closed where no hook saw it.
         section::run(|_| registry::lock().forget_lost(fd));
     }
-    table::set(fd, Slot::Foreign);
+    table::set(fd, Known::Foreign);
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: Mode) -> c_int {
-    // SAFETY: as the caller vouches to `open`. The mode, if the caller gave none, is a register's
-    // old value, which nobody looks at.
-    unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn open64(path: *const c_char, flags: c_int, mode: Mode) -> c_int {
-    // SAFETY: as in `open`.
-    unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __open(path: *const c_char, flags: c_int, mode: Mode) -> c_int {
-    // SAFETY: as in `open`.
-    unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __open64(path: *const c_char, flags: c_int, mode: Mode) -> c_int {
-    // SAFETY: as in `open`.
-    unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn openat(
-    dir: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: Mode,
-) -> c_int {
-    // SAFETY: as in `open`.
-    unsafe { open_at(dir, path, flags, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn openat64(
-    dir: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: Mode,
-) -> c_int {
-    // SAFETY: as in `open`.
-    unsafe { open_at(dir, path, flags, mode) }
-}
-
-const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn creat(path: *const c_char, mode: Mode) -> c_int {
-    // SAFETY: as the caller vouches to `creat`.
-    unsafe { open_at(libc::AT_FDCWD, path, CREATE, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn creat64(path: *const c_char, mode: Mode) -> c_int {
-    // SAFETY: as the caller vouches to `creat64`.
-    unsafe { open_at(libc::AT_FDCWD, path, CREATE, mode) }
-}
+pub const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
 
 unsafe extern "C" {
     /// glibc's answer to a fortified call that breaks its contract: says so, ends the program.
-    fn __fortify_fail(message: *const c_char) -> !;
+    fn __fortify_fail(message: Text) -> !;
 }
 
 /// The fortified names take no mode, and refuse flags that need one.
-fn check_no_mode(flags: c_int) {
+pub unsafe fn fortified(dir: c_int, path: Text, flags: c_int) -> c_int {
     if flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
         // SAFETY: the message is NUL-terminated.
         unsafe { __fortify_fail(c"invalid open call: O_CREAT or O_TMPFILE without mode".as_ptr()) };
     }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
-    check_no_mode(flags);
-    // SAFETY: as the caller vouches to `__open_2`.
-    unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
-    check_no_mode(flags);
-    // SAFETY: as the caller vouches to `__open64_2`.
-    unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
-    check_no_mode(flags);
-    // SAFETY: as the caller vouches to `__openat_2`.
-    unsafe { open_at(dir, path, flags, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __openat64_2(
-    dir: c_int,
-    path: *const c_char,
-    flags: c_int,
-) -> c_int {
-    check_no_mode(flags);
-    // SAFETY: as the caller vouches to `__openat64_2`.
+    // SAFETY: the caller's duty.
     unsafe { open_at(dir, path, flags, 0) }
 }
 
 /// A temporary file: libc makes up the name and opens it, always for reading and writing.
-unsafe fn make_temporary(template: *mut c_char, suffix_len: c_int, flags: c_int) -> c_int {
+pub unsafe fn make_temporary(template: *mut c_char, suffix_len: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's duty.
     let fd = unsafe { libc_calls::mkostemps64(template, suffix_len, flags) };
     if fd >= 0 && !thread::record().is_inside() {
         describe(fd, (flags & !libc::O_ACCMODE) | libc::O_RDWR);
     }
     fd
-}
-
-/// The names of the `mkstemp` family.
-macro_rules! temporary {
-    ($($name:ident($($arg:ident),*) = ($suffix:expr, $flags:expr);)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(template: *mut c_char $(, $arg: c_int)*) -> c_int {
-            // SAFETY: as the caller vouches to the function of this name.
-            unsafe { make_temporary(template, $suffix, $flags) }
-        }
-    )*};
-}
-
-temporary! {
-    mkstemp() = (0, 0);
-    mkstemp64() = (0, 0);
-    mkostemp(flags) = (0, flags);
-    mkostemp64(flags) = (0, flags);
-    mkstemps(suffix_len) = (suffix_len, 0);
-    mkstemps64(suffix_len) = (suffix_len, 0);
-    mkostemps(suffix_len, flags) = (suffix_len, flags);
-    mkostemps64(suffix_len, flags) = (suffix_len, flags);
 }

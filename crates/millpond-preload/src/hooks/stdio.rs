@@ -13,15 +13,17 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::FILE;
 
-use crate::files::table::{self, Slot};
+use crate::files::io::At;
+use crate::files::seek::seek;
+use crate::files::table::{self, Known};
 use crate::files::{late, process_locks, registry, streams};
-use crate::hooks::descriptor::{close, dup3, lseek64};
-use crate::hooks::io::{read, write};
+use crate::hooks::descriptor::{close, dup3};
+use crate::hooks::io;
 use crate::hooks::open::open_at;
 use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
 use crate::runtime::link::format_link;
-use crate::runtime::sys::{fail, set_errno, sys};
+use crate::runtime::sys::{fail, set_errno, sys, to_libc};
 use crate::runtime::{section, thread};
 
 #[repr(C)]
@@ -52,7 +54,10 @@ unsafe extern "C-unwind" fn cookie_read(
     len: usize,
 ) -> isize {
     // SAFETY: libc gives its stream's buffer.
-    unsafe { read(fd_of(cookie), buf.cast(), len) }
+    unsafe {
+        let (fd, buf) = (fd_of(cookie), buf.cast());
+        io::read_one(fd, buf, len, At::Offset, || libc_calls::read(fd, buf, len))
+    }
 }
 
 unsafe extern "C-unwind" fn cookie_write(
@@ -61,7 +66,10 @@ unsafe extern "C-unwind" fn cookie_write(
     len: usize,
 ) -> isize {
     // SAFETY: libc gives its stream's buffer. It takes 0 for a failure, and wants no -1.
-    unsafe { write(fd_of(cookie), buf.cast(), len).max(0) }
+    unsafe {
+        let (fd, buf) = (fd_of(cookie), buf.cast());
+        io::write(fd, io::one(buf, len), At::Offset, || libc_calls::write(fd, buf, len)).max(0)
+    }
 }
 
 unsafe extern "C-unwind" fn cookie_seek(
@@ -71,7 +79,7 @@ unsafe extern "C-unwind" fn cookie_seek(
 ) -> c_int {
     // SAFETY: libc gives a pointer to the offset it wants, and to put the new one.
     unsafe {
-        let moved = lseek64(fd_of(cookie), *offset, whence);
+        let moved = to_libc(seek(fd_of(cookie), *offset, whence)) as libc::off64_t;
         if moved < 0 {
             return -1;
         }
@@ -121,7 +129,7 @@ impl StreamMode {
 
 /// A stream on `fd`: one of ours if the file is, libc's own else.
 unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut FILE {
-    let is_ours = matches!(table::get(fd), Slot::File(_)) && !has_charset && !wide::is_used();
+    let is_ours = matches!(table::get(fd), Known::File(_)) && !has_charset && !wide::is_used();
     if !is_ours {
         registry::give_to_libc(fd);
         // SAFETY: the caller's duty.
@@ -142,8 +150,7 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut
     stream
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
+pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     if thread::record().is_inside() || mode.is_null() {
         // SAFETY: as the caller vouches to `fopen64`.
         return unsafe { libc_calls::fopen64(path, mode) };
@@ -167,14 +174,7 @@ pub unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char
     stream
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: the same function under its other name.
-    unsafe { fopen64(path, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: no memory involved.
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
     // SAFETY: as the caller vouches to `fdopen`.
@@ -198,14 +198,13 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+pub unsafe fn fclose(stream: *mut FILE) -> c_int {
     let mut closing = None;
     if !stream.is_null() && streams::lookup(stream, true).is_none() {
         // libc closes the number of its own streams by itself.
         // SAFETY: as the caller vouches to `fclose`.
         let fd = unsafe { libc_calls::fileno(stream) };
-        if let Slot::File(_) = table::get(fd) {
+        if let Known::File(_) = table::get(fd) {
             // SAFETY: the stream is open until libc closes it below.
             unsafe { libc::fflush(stream) };
             closing = late::before_close(fd);
@@ -214,15 +213,14 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     }
     // SAFETY: as above.
     let result = unsafe { libc_calls::fclose(stream) };
-    process_locks::settle();
+    process_locks::close_retired();
     match closing.and_then(late::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => result,
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fileno(stream: *mut FILE) -> c_int {
+pub unsafe fn fileno(stream: *mut FILE) -> c_int {
     // SAFETY: as the caller vouches to `fileno`.
     let fd = unsafe { libc_calls::fileno(stream) };
     if fd >= 0 {
@@ -231,44 +229,23 @@ pub unsafe extern "C-unwind" fn fileno(stream: *mut FILE) -> c_int {
     streams::lookup(stream, false).unwrap_or_else(|| fail(libc::EBADF) as c_int)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fileno_unlocked(stream: *mut FILE) -> c_int {
-    // SAFETY: the same function under its other name.
-    unsafe { fileno(stream) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn freopen64(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
+pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
     let Some(old) = streams::lookup(stream, false) else {
         // SAFETY: as the caller vouches to `freopen64`.
         unsafe {
             let fd = libc_calls::fileno(stream);
-            if let Slot::File(_) = table::get(fd) {
+            if let Known::File(_) = table::get(fd) {
                 libc::fflush(stream);
                 late::before_close(fd);
                 section::run(|_| registry::lock().forget(fd));
             }
             let stream = libc_calls::freopen64(path, mode, stream);
-            process_locks::settle();
+            process_locks::close_retired();
             return stream;
         }
     };
     // SAFETY: as above.
     unsafe { reopen_ours(path, mode, stream, old) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
-    // SAFETY: the same function under its other name.
-    unsafe { freopen64(path, mode, stream) }
 }
 
 /// Gives one of our streams another file, under its old number. The stream stays ours even if the
@@ -320,6 +297,8 @@ mod wide {
     use std::sync::atomic::AtomicU32;
     use std::sync::atomic::Ordering::Relaxed;
 
+    use crate::runtime::elf;
+
     const UNKNOWN: u32 = 0;
     const NO: u32 = 1;
     const YES: u32 = 2;
@@ -362,44 +341,7 @@ mod wide {
             b"__fgetws_chk",
             b"__isoc99_fwscanf",
         ];
-        dynamic_strings()
-            .is_some_and(|strings| strings.split(|byte| *byte == 0).any(|s| NAMES.contains(&s)))
-    }
-
-    /// The string table of the main executable's dynamic section.
-    fn dynamic_strings() -> Option<&'static [u8]> {
-        const DT_STRTAB: i64 = 5;
-        const DT_STRSZ: i64 = 10;
-        const PT_PHDR: u32 = 6;
-        const PT_DYNAMIC: u32 = 2;
-        // SAFETY: the kernel passes the address and number of the executable's own program
-        // headers, which stay mapped, as does the dynamic section that they point to. The loader
-        // has relocated the string table's address in place.
-        unsafe {
-            let headers = libc::getauxval(libc::AT_PHDR) as *const libc::Elf64_Phdr;
-            let count = libc::getauxval(libc::AT_PHNUM) as usize;
-            if headers.is_null() {
-                return None;
-            }
-            let headers = std::slice::from_raw_parts(headers, count);
-            let base = headers
-                .iter()
-                .find(|header| header.p_type == PT_PHDR)
-                .map_or(0, |header| headers.as_ptr().addr() - header.p_vaddr as usize);
-            let dynamic = headers.iter().find(|header| header.p_type == PT_DYNAMIC)?;
-            let mut entry = (base + dynamic.p_vaddr as usize) as *const [i64; 2];
-            let (mut start, mut len) = (0usize, 0usize);
-            while (*entry)[0] != 0 {
-                match (*entry)[0] {
-                    DT_STRTAB => start = (*entry)[1] as usize,
-                    DT_STRSZ => len = (*entry)[1] as usize,
-                    _ => {}
-                }
-                entry = entry.add(1);
-            }
-            // glibc relocates this address in place; not every loader does.
-            let start = if start < base { start + base } else { start };
-            (start != 0).then(|| std::slice::from_raw_parts(start as *const u8, len))
-        }
+        let strings = elf::main_strings().unwrap_or_default();
+        strings.split(|byte| *byte == 0).any(|name| NAMES.contains(&name))
     }
 }

@@ -11,8 +11,8 @@ use crate::runtime::{config, link};
 /// The stderr of the start, out of the program's way; -1 if there is none.
 static STDERR: AtomicI32 = AtomicI32::new(-1);
 
-/// Keeps a duplicate of the stderr that is `fd`, as programs close it before they end: which number is ours now,
-/// if there is one.
+/// Keeps a duplicate of the stderr that is `fd`, as programs close it before they end: which number
+/// is ours now, if there is one.
 pub fn keep_stderr(fd: RawFd) -> Option<RawFd> {
     // SAFETY: duplicating a descriptor touches no memory.
     let copy =

@@ -8,8 +8,8 @@
 //!     passed:inherited=1/9
 //! ```
 //!
-//! With direct backing also ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that were
-//! handed to the kernel with `O_DIRECT`, and served files for which that could not be had.
+//! With direct backing also ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that
+//! were handed to the kernel with `O_DIRECT`, and served files for which that could not be had.
 //!
 //! Of a program and its children only the program itself speaks to people, for all; see `tally`.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
@@ -44,8 +44,8 @@ pub fn after_fork() {
     tally::after_fork();
 }
 
-/// At the end of the process: says what it and its children did, or tells the main process. `last` is called
-/// first: it counts what was not counted yet, and tells what the engine has done.
+/// At the end of the process: says what it and its children did, or tells the main process. `last`
+/// is called first: it counts what was not counted yet, and tells what the engine has done.
 pub fn say(last: fn() -> Option<Stats>) {
     section::run(|_| {
         let mut counts = tell_programs(last());

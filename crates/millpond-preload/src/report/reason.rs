@@ -40,8 +40,8 @@ reasons! {
     Changed => "changed",
     /// Written inside libc.
     InLibc => "in-libc",
-    /// The program has I/O of its own that no hook sees: by io_uring, by a library that binds to libc
-    /// first, or with descriptors that only some of its threads have.
+    /// The program has I/O of its own that no hook sees: by io_uring, by a library that binds to
+    /// libc first, or with descriptors that only some of its threads have.
     Unseen => "unseen",
     /// No descriptor was left for the engine.
     Descriptors => "descriptors",

@@ -5,9 +5,10 @@
 //! allocate comes from here: blocks in powers of two from chunks that the kernel maps, larger
 //! pieces straight from the kernel. Blocks are reused by size, chunks are never given back.
 //!
-//! Each size has a lock, as blocks often come back on another thread than took them; the chunk in use
-//! has one, too, which is taken under none of them. They are leaves. They are taken with signals
-//! blocked: in a [`crate::runtime::section::Section`], or on the engine's own threads, which inherit such a mask.
+//! Each size has a lock, as blocks often come back on another thread than took them; the chunk in
+//! use has one, too, which is taken under none of them. They are leaves. They are taken with
+//! signals blocked: in a [`crate::runtime::section::Section`], or on the engine's own threads,
+//! which inherit such a mask.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::null_mut;

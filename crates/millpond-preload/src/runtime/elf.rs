@@ -3,20 +3,17 @@
 //! To find libc's own `dlsym` there is no `dlsym`: its symbol table is read.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 pub type Lookup = unsafe extern "C-unwind" fn(*mut c_void, *const c_char) -> *mut c_void;
-pub type VersionLookup =
-    unsafe extern "C-unwind" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-
-/// libc's own, once found.
-pub static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-pub static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// libc's own `dlsym`, once found.
+static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The next definition of a symbol after this library.
 pub fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: as in `look_up`. It is called from here, and does not return to somebody else: `found`
-    // is looked at.
+    // SAFETY: as in `look_up`. It is called from here, and does not return to somebody else:
+    // `found` is looked at.
     unsafe {
         let find = std::mem::transmute::<*mut c_void, Lookup>(libcs(&DLSYM, c"dlsym"));
         let found = find(libc::RTLD_NEXT, name.as_ptr());
@@ -62,8 +59,8 @@ impl Home {
 
 pub fn home_of(address: *mut c_void) -> Option<Home> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: libc fills `info` unless it returns 0; the name lives as long as the object, which is one
-    // that the program has just found a symbol in.
+    // SAFETY: libc fills `info` unless it returns 0; the name lives as long as the object, which is
+    // one that the program has just found a symbol in.
     unsafe {
         if libc::dladdr(address, info.as_mut_ptr()) == 0 {
             return None;
@@ -96,57 +93,86 @@ pub struct Object {
     file_name: &'static [u8],
 }
 
+/// Looks at an object that is loaded; whether that is enough.
+type Look<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> bool;
+
+/// What `look` finds first among the loaded objects, the program's own being the first of them.
+fn find_loaded<R>(
+    mut look: impl FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> Option<R>,
+) -> Option<R> {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        look: *mut c_void,
+    ) -> c_int {
+        // SAFETY: libc describes an object that is loaded, while it keeps it so; `look` is what is
+        // given below.
+        unsafe {
+            let (info, look) = (&*info, &mut *look.cast::<Look<'_>>());
+            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+            c_int::from(look(info, headers))
+        }
+    }
+    let mut found = None;
+    let mut look: Look<'_> = &mut |info, headers| {
+        found = look(info, headers);
+        found.is_some()
+    };
+    // SAFETY: `visit` takes what it is given, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut look).cast()) };
+    found
+}
+
+/// Where the instructions of this library are.
+pub fn own_text() -> Option<Range<usize>> {
+    let own = own_text as *const () as usize;
+    find_loaded(|info, headers| {
+        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let mut ranges = loaded.map(|header| {
+            let start = (info.dlpi_addr + header.p_vaddr) as usize;
+            start..start + header.p_memsz as usize
+        });
+        ranges.find(|range| range.contains(&own))
+    })
+}
+
+/// The strings of the main executable's dynamic symbols.
+pub fn main_strings() -> Option<&'static [u8]> {
+    const DT_STRSZ: i64 = 10;
+    let main = Object::where_(|_| true)?;
+    let (start, bytes) = (main.entry(DT_STRTAB)?, main.word(DT_STRSZ)?);
+    // SAFETY: they are mapped while the program runs.
+    Some(unsafe { std::slice::from_raw_parts(start as *const u8, bytes) })
+}
+
+const DT_STRTAB: i64 = 5;
+
 impl Object {
     /// The first loaded object that `chosen` takes.
     fn where_(chosen: impl Fn(&Object) -> bool) -> Option<Object> {
-        struct Search<'a> {
-            chosen: &'a dyn Fn(&Object) -> bool,
-            found: Option<Object>,
-        }
-        unsafe extern "C" fn visit(
-            info: *mut libc::dl_phdr_info,
-            _size: usize,
-            search: *mut c_void,
-        ) -> c_int {
-            const PT_DYNAMIC: u32 = 2;
-            // SAFETY: libc describes an object that is loaded, while it keeps it so; `search` is
-            // what `where_` gave.
-            unsafe {
-                let (info, search) = (&*info, &mut *search.cast::<Search<'_>>());
-                let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-                let Some(dynamic) = headers.iter().find(|header| header.p_type == PT_DYNAMIC)
-                else {
-                    return 0;
-                };
-                let path = CStr::from_ptr(info.dlpi_name).to_bytes();
-                let object = Object {
-                    base: info.dlpi_addr as usize,
-                    dynamic: info.dlpi_addr as usize + dynamic.p_vaddr as usize,
-                    file_name: path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
-                };
-                if (search.chosen)(&object) {
-                    search.found = Some(object);
-                }
-                c_int::from(search.found.is_some())
-            }
-        }
-        let mut search = Search { chosen: &chosen, found: None };
-        // SAFETY: `visit` takes what it is given, and `search` outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-        search.found
+        find_loaded(|info, headers| {
+            let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+            // SAFETY: the loader's, NUL-terminated.
+            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+            let object = Object {
+                base: info.dlpi_addr as usize,
+                dynamic: (info.dlpi_addr + dynamic.p_vaddr) as usize,
+                file_name: path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
+            };
+            chosen(&object).then_some(object)
+        })
     }
 
-    /// The address of an entry of the dynamic section.
-    fn entry(&self, wanted: i64) -> Option<usize> {
+    /// An entry of the dynamic section.
+    fn word(&self, wanted: i64) -> Option<usize> {
         let mut entry = self.dynamic as *const [i64; 2];
-        // SAFETY: the dynamic section is mapped while the object is loaded, and ends with a zero tag.
+        // SAFETY: the dynamic section is mapped while the object is loaded, and ends with a zero
+        // tag.
         unsafe {
             while (*entry)[0] != 0 {
                 let [tag, value] = *entry;
                 if tag == wanted {
-                    let value = value as usize;
-                    // glibc relocates these addresses in place; not every loader does.
-                    return Some(if value < self.base { value + self.base } else { value });
+                    return Some(value as usize);
                 }
                 entry = entry.add(1);
             }
@@ -154,9 +180,14 @@ impl Object {
         None
     }
 
+    /// The same, of an address.
+    fn entry(&self, wanted: i64) -> Option<usize> {
+        // glibc relocates these addresses in place; not every loader does.
+        self.word(wanted).map(|value| if value < self.base { value + self.base } else { value })
+    }
+
     /// A function that the object defines, by the hash table that every linker makes today.
     pub fn find(&self, name: &CStr) -> Option<*mut c_void> {
-        const DT_STRTAB: i64 = 5;
         const DT_SYMTAB: i64 = 6;
         const DT_GNU_HASH: i64 = 0x6fff_fef5;
         let strings = self.entry(DT_STRTAB)? as *const c_char;

@@ -1,10 +1,10 @@
 //! Bad memory: a buffer that can't be read or written must give EFAULT, not kill the program.
 //!
 //! The kernel notices such a buffer while it copies; here the engine copies, in the program's own
-//! thread, and the processor raises SIGSEGV or SIGBUS. The handler installed here looks whether
-//! the faulting instruction is a copy's ([`millpond::fault`], or [`copy_in`] and [`copy_out`] below), and if so
-//! continues where the copy reports failure. The call is then done again by the kernel, which
-//! answers exactly as it would have.
+//! thread, and the processor raises SIGSEGV or SIGBUS. The handler installed here looks whether the
+//! faulting instruction is a copy's ([`millpond::fault`], or [`copy_in`] and [`copy_out`] below),
+//! and if so continues where the copy reports failure. The call is then done again by the kernel,
+//! which answers exactly as it would have.
 //!
 //! Any other fault is the program's. Its handler is remembered when ours is installed (with the
 //! first file served) or when it sets one later, is told back when it asks, and is called with its
@@ -212,8 +212,8 @@ mod copy {
 
     /// # Safety
     ///
-    /// `src` has `len` bytes; `dst` may be any address, once the handlers are installed, that is the
-    /// caller's to write to if it can be written.
+    /// `src` has `len` bytes; `dst` may be any address, once the handlers are installed, that is
+    /// the caller's to write to if it can be written.
     pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
         // SAFETY: the caller's duty; the same instruction faults at `dst`, too.
         unsafe { millpond_preload_copy_in(dst, src, len) != 0 }

@@ -1,7 +1,7 @@
 //! A mutex that can be made new in a forked child.
 //!
-//! The library's few locks are taken only inside a [`crate::runtime::section::Section`], that is with
-//! signals blocked, so no handler ever meets one that its own thread holds. A child of fork
+//! The library's few locks are taken only inside a [`crate::runtime::section::Section`], that is
+//! with signals blocked, so no handler ever meets one that its own thread holds. A child of fork
 //! inherits them in whatever state other threads had them; [`Lock::reset`] starts them afresh.
 
 use std::cell::UnsafeCell;

@@ -1,6 +1,8 @@
-//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to the kernel.
+//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to
+//! the kernel.
 
 pub mod alloc;
+pub mod c;
 pub mod cancel;
 pub mod config;
 pub mod elf;

@@ -3,8 +3,8 @@
 //! While a [`Section`] lasts, signals are blocked (a handler may call any hook, and would meet our
 //! locks), cancellation is disabled (`cancel`), and the thread counts as *inside*: what std and the
 //! engine call by a hooked name then goes straight to the kernel. Signals that the thread's own
-//! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the two
-//! that glibc uses between threads.
+//! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the
+//! two that glibc uses between threads.
 
 use crate::runtime::cancel::state::{disable, restore};
 use crate::runtime::sys::sys;

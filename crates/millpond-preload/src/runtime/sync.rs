@@ -1,5 +1,5 @@
-//! The atomics and locks of the protocols that loom explores (`tests/loom.rs`); std's and ours everywhere
-//! else.
+//! The atomics and locks of the protocols that loom explores (`tests/loom.rs`); std's and ours
+//! everywhere else.
 
 #[cfg(not(loom))]
 mod imp {

@@ -1,5 +1,5 @@
-//! System calls of the library's own: for what it does on its own account, and for calls that return at
-//! once. A call that may block goes through libc: see `libc_calls`.
+//! System calls of the library's own: for what it does on its own account, and for calls that
+//! return at once. A call that may block goes through libc: see `libc_calls`.
 
 use std::ffi::c_int;
 

@@ -55,8 +55,9 @@ impl Record {
         self.sections.exit();
     }
 
-    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first hit
-    /// makes the engine set up thread-local state of its own, under a lock: that must happen in a section.
+    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first
+    /// hit makes the engine set up thread-local state of its own, under a lock: that must happen in
+    /// a section.
     #[inline]
     pub fn is_warm(&self) -> bool {
         self.request.is_warm()
@@ -290,8 +291,8 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
 
 static UNFOUND: Mark = Mark::new(false);
 
-/// Takes the hits of that thread away, which libc has been asked to cancel. `found` is called with its
-/// record, if it has one.
+/// Takes the hits of that thread away, which libc has been asked to cancel. `found` is called with
+/// its record, if it has one.
 pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
     let ask = || {
         let mut is_found = false;

@@ -13,9 +13,9 @@ use std::task::{Context, Poll};
 
 use crate::advice::Advice;
 use crate::buffers::Buffer;
-use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
+use crate::face::unattended;
 use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;

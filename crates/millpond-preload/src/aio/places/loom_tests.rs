@@ -1,5 +1,5 @@
-//! Loom models of the places of contexts, compiled by `tests/loom.rs`: found, used, destroyed and freed at
-//! the same time. The `loom_places_without_*` twins leave one rule out and must fail.
+//! Loom models of the places of contexts, compiled by `tests/loom.rs`: found, used, destroyed and
+//! freed at the same time. The `loom_places_without_*` twins leave one rule out and must fail.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -11,8 +11,8 @@ use super::*;
 const HANDLE: usize = 1;
 const OTHER: usize = 2;
 
-/// Whether a context was freed. Loom reports a look at it while that happens, or which it is not seen
-/// to come after.
+/// Whether a context was freed. Loom reports a look at it while that happens, or which it is not
+/// seen to come after.
 type Freed = Arc<UnsafeCell<bool>>;
 
 struct Context {
@@ -133,8 +133,8 @@ fn a_user_meets_the_end(steps: Steps) {
     });
 }
 
-/// Goal: a context that is destroyed while somebody finds it is not freed before all are done with it,
-/// and what they did with it comes before (A4).
+/// Goal: a context that is destroyed while somebody finds it is not freed before all are done with
+/// it, and what they did with it comes before (aio.A4).
 #[test]
 fn loom_places_a_user_meets_the_end() {
     a_user_meets_the_end(STEPS);

@@ -1,5 +1,5 @@
-//! Loom models of the slots of a context, compiled by `tests/loom.rs`: requests come, go, and meet the
-//! context's end. The `loom_slots_without_*` twins leave one rule out and must fail.
+//! Loom models of the slots of a context, compiled by `tests/loom.rs`: requests come, go, and meet
+//! the context's end. The `loom_slots_without_*` twins leave one rule out and must fail.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -97,7 +97,7 @@ fn requests(capacity: u32, begin: fn(&Model) -> Option<u32>, end: fn(&Model, u32
 }
 
 /// Goal: there are never more slots than requests that a context is for, and what is done with one
-/// comes after what was done with it before (P1).
+/// comes after what was done with it before (S1).
 #[test]
 fn loom_slots_requests_come_and_go() {
     requests(1, begin, Model::end);
@@ -206,7 +206,7 @@ fn the_first_goes_and_comes_back(pop: fn(&Model) -> Option<u32>, free: fn(&Model
     });
 }
 
-/// Goal: no two have the same slot, whatever goes and comes back meanwhile (P2).
+/// Goal: no two have the same slot, whatever goes and comes back meanwhile (S2).
 #[test]
 fn loom_slots_the_first_goes_and_comes_back() {
     the_first_goes_and_comes_back(
@@ -248,7 +248,7 @@ fn a_request_meets_others(admit_others: fn(&Slots, u64) -> u64) {
     });
 }
 
-/// Goal: with a request for a served file there are no more than a context is for (A2).
+/// Goal: with a request for a served file there are no more than a context is for (aio.A2).
 #[test]
 fn loom_slots_a_request_meets_others() {
     a_request_meets_others(Slots::admit_others);
@@ -291,8 +291,8 @@ fn a_request_meets_the_close(begin: fn(&Model) -> Option<u32>, end: fn(&Slots), 
     });
 }
 
-/// Goal: a request is waited for by who closes the context, and what it did is seen, or it is refused
-/// (P3).
+/// Goal: a request is waited for by who closes the context, and what it did is seen, or it is
+/// refused (S3).
 #[test]
 fn loom_slots_a_request_meets_the_close() {
     a_request_meets_the_close(begin, |slots| slots.end(1), Slots::close);

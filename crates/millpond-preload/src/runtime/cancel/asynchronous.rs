@@ -1,4 +1,4 @@
-//! Threads of asynchronous cancel type: C4 of `cancel`.
+//! Threads of asynchronous cancel type: `cancel.C4`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -47,7 +47,7 @@ pub fn note_state(state: c_int) {
 /// After libc's `pthread_cancel` of that thread.
 pub fn requested(thread: libc::pthread_t) {
     // Libc has noted the request before. Pairs with those in `set_type`, `note_state`, and in
-    // `CancelRequest::settle`.
+    // `CancelRequest::act`.
     fence(SeqCst);
     thread::request_cancel(thread, |record| {
         if record.is_asynchronous() && !record.is_cancel_disabled() && watch_signal() {
@@ -96,8 +96,8 @@ fn watch_signal() -> bool {
         return true;
     }
     let mut action = Action::default();
-    // SAFETY: the structures are the kernel's. The new action is libc's but for the handler, which takes
-    // the same three arguments.
+    // SAFETY: the structures are the kernel's. The new action is libc's but for the handler, which
+    // takes the same three arguments.
     unsafe {
         if sys!(libc::SYS_rt_sigaction, SIGNAL, 0, &raw mut action, 8) != 0 || action.handler <= 1 {
             return false;
@@ -116,7 +116,8 @@ fn watch_signal() -> bool {
     true
 }
 
-/// Has [`on_signal`] run on the thread `tid`. If that is another thread's by now, it finds nothing to do.
+/// Has [`on_signal`] run on the thread `tid`. If that is another thread's by now, it finds nothing
+/// to do.
 fn poke(tid: c_int) {
     // SAFETY: an all-zero structure of integers is valid.
     let mut info: Info = unsafe { std::mem::zeroed() };
@@ -131,7 +132,8 @@ fn poke(tid: c_int) {
     }
 }
 
-/// C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a request.
+/// cancel.C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a
+/// request.
 unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *mut c_void) {
     // SAFETY: the kernel's.
     let (code, value) = unsafe { ((*info).code, (*info).value) };
@@ -175,7 +177,7 @@ unsafe fn pc(context: *mut c_void) -> usize {
 
 /// The kernel's `sigevent`.
 #[repr(C)]
-struct Event {
+struct TimerEvent {
     value: usize,
     signal: c_int,
     notify: c_int,
@@ -188,7 +190,7 @@ fn look_again(record: &Record) {
     let timer = record.timer().or_else(|| {
         let value = (&raw const MARK).addr();
         let (notify, tid) = (libc::SIGEV_THREAD_ID, record.tid());
-        let event = Event { value, signal: SIGNAL, notify, tid, _rest: [0; 11] };
+        let event = TimerEvent { value, signal: SIGNAL, notify, tid, _rest: [0; 11] };
         let mut timer = 0 as c_int;
         // SAFETY: both are ours, of the kernel's sizes.
         let made = unsafe {
@@ -206,9 +208,10 @@ fn look_again(record: &Record) {
 mod text {
     //! Where this library's instructions are.
 
-    use std::ffi::{c_int, c_void};
     use std::sync::atomic::AtomicUsize;
     use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+    use crate::runtime::{elf, section};
 
     static START: AtomicUsize = AtomicUsize::new(0);
     static END: AtomicUsize = AtomicUsize::new(0);
@@ -216,41 +219,16 @@ mod text {
     /// Before any thread here is asynchronous.
     pub fn find() {
         // Acquire: pairs with the Release below.
-        if END.load(Acquire) == 0 {
-            // SAFETY: `visit` accepts what it is called with.
-            crate::runtime::section::run(|_| unsafe {
-                libc::dl_iterate_phdr(Some(visit), std::ptr::null_mut())
-            });
+        if END.load(Acquire) == 0
+            && let Some(text) = section::run(|_| elf::own_text())
+        {
+            START.store(text.start, Relaxed);
+            // Release: who reads the end finds the start.
+            END.store(text.end, Release);
         }
     }
 
     pub fn holds(address: usize) -> bool {
         (START.load(Relaxed)..END.load(Relaxed)).contains(&address)
-    }
-
-    unsafe extern "C" fn visit(
-        object: *mut libc::dl_phdr_info,
-        _bytes: usize,
-        _data: *mut c_void,
-    ) -> c_int {
-        let own = find as *const () as usize;
-        // SAFETY: the loader's structures, valid during the call.
-        let headers = unsafe {
-            let object = &*object;
-            let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
-            headers
-                .iter()
-                .map(|header| (header, object.dlpi_addr as usize + header.p_vaddr as usize))
-        };
-        for (header, start) in headers {
-            let end = start + header.p_memsz as usize;
-            if header.p_type == libc::PT_LOAD && (start..end).contains(&own) {
-                START.store(start, Relaxed);
-                // Release: who reads the end in `find` finds the start.
-                END.store(end, Release);
-                return 1;
-            }
-        }
-        0
     }
 }

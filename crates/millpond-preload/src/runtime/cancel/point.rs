@@ -1,4 +1,4 @@
-//! Calls that are cancellation points, and calls that are none: C2 of `cancel`.
+//! Calls that are cancellation points, and calls that are none: `cancel.C2`.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ unsafe extern "C-unwind" {
 #[inline]
 pub fn point() {
     match thread::try_record().map(Record::request).filter(|request| request.is_asked()) {
-        Some(request) => request.settle(|| {
+        Some(request) => request.act(|| {
             act();
             let state = disable();
             restore(state);
@@ -26,7 +26,7 @@ pub fn point() {
 }
 
 fn act() {
-    // SAFETY: C2: the callers of points hold nothing.
+    // SAFETY: cancel.C2: the callers of points hold nothing.
     unsafe { pthread_testcancel() };
 }
 
@@ -53,8 +53,8 @@ struct CleanupBuffer {
     previous: *mut CleanupBuffer,
 }
 
-/// Makes a call that may not return, because the thread ends in it; `cleanup` is called after it in any
-/// case, and if the thread ends just then, twice.
+/// Makes a call that may not return, because the thread ends in it; `cleanup` is called after it in
+/// any case, and if the thread ends just then, twice.
 ///
 /// # Safety
 ///
@@ -71,12 +71,12 @@ pub unsafe fn with_cleanup<R: Copy>(
         previous: std::ptr::null_mut(),
     };
     let buffer = &raw mut buffer;
-    // SAFETY: libc fills the buffer and has it until it is popped, or until unwinding leaves this frame:
-    // then it calls the routine first.
+    // SAFETY: libc fills the buffer and has it until it is popped, or until unwinding leaves this
+    // frame: then it calls the routine first.
     unsafe { _pthread_cleanup_push(buffer, cleanup, argument) };
     let result = call();
-    // SAFETY: as the caller vouches. The buffer was pushed above, and everything pushed since has been
-    // popped.
+    // SAFETY: as the caller vouches. The buffer was pushed above, and everything pushed since has
+    // been popped.
     unsafe {
         cleanup(argument);
         _pthread_cleanup_pop(buffer, 0);

@@ -1,18 +1,20 @@
-//! Whether a thread has hits: not while somebody has asked to cancel it (C3 of `cancel`).
+//! Whether a thread has hits: not while somebody has asked to cancel it (`cancel.C3`).
 //!
-//! A hit looks at one word, `warm`, and makes no call that could act on a request. Libc knows of a request
-//! by a word of its own, set first; looking at that costs a call (a *point*), and may end the thread.
+//! A hit looks at one word, `warm`, and makes no call that could act on a request. Libc knows of a
+//! request by a word of its own, set first; looking at that costs a call (a *point*), and may end
+//! the thread.
 //!
 //! ```text
-//! the thread:     claim -> point -> warm_up -> hits ... -> point, settle -> warm_up -> ...
+//! the thread:     claim -> point -> warm_up -> hits ... -> point, act -> warm_up -> ...
 //! somebody else:  libc's word -> fence -> ask: asked, not warm
 //! ```
 //!
-//! - Q1. A thread that is warm will be made cold, or has none to fear: who warms up and who asks write
-//!   both words in opposite order, and one of them sees the other.
-//! - Q2. A request that is forgotten was looked for after that. A request that comes later asks again.
-//! - Q3. Who does not find the thread's record leaves a mark, and looks again; who claims a record looks
-//!   for the mark after.
+//! - Q1. A thread that is warm will be made cold, or has none to fear: who warms up and who asks
+//!   write both words in opposite order, and one of them sees the other.
+//! - Q2. A request that is forgotten was looked for after that. A request that comes later asks
+//!   again.
+//! - Q3. Who does not find the thread's record leaves a mark, and looks again; who claims a record
+//!   looks for the mark after.
 //!
 //! Locks: none.
 
@@ -39,8 +41,8 @@ impl CancelRequest {
     /// By the thread.
     pub fn warm_up(&self) {
         self.warm.store(true, Relaxed);
-        // Pairs with the one in `ask` (Q1): if `asked` is not seen here, the store to `warm` there comes
-        // after the one above.
+        // Pairs with the one in `ask` (Q1): if `asked` is not seen here, the store to `warm` there
+        // comes after the one above.
         fence(SeqCst);
         if self.is_asked() {
             self.warm.store(false, Relaxed);
@@ -84,12 +86,12 @@ impl CancelRequest {
         self.asked.load(Relaxed)
     }
 
-    /// By the thread: `look` looks at libc's word, and acts on a request if it may; returns whether it
-    /// might.
-    pub fn settle(&self, look: impl FnOnce() -> bool) {
+    /// By the thread: `look` looks at libc's word, and acts on a request if it may; returns whether
+    /// it might.
+    pub fn act(&self, look: impl FnOnce() -> bool) {
         self.asked.store(false, Relaxed);
-        // Pairs with the one between libc's word and `ask` (Q2): if the request is not seen by `look`, it
-        // asks after the store above.
+        // Pairs with the one between libc's word and `ask` (Q2): if the request is not seen by
+        // `look`, it asks after the store above.
         fence(SeqCst);
         if !look() {
             self.ask();

@@ -18,7 +18,8 @@ pub fn disable() -> c_int {
     old
 }
 
-/// Sets what [`disable`] found. Acts on nothing, as libc has every thread's type deferred (C4).
+/// Sets what [`disable`] found. Acts on nothing, as libc has every thread's type deferred
+/// (cancel.C4).
 #[inline]
 pub fn restore(state: c_int) {
     if state == ENABLE {

@@ -1,18 +1,18 @@
-//! How frames of this library are taken away when a thread ends: C5 of `cancel`.
+//! How frames of this library are taken away when a thread ends: `cancel.C5`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// C5. Unwinding asks each frame's personality what there is to do. Rust's would have values dropped,
-/// and stop the process where the frame was interrupted between two calls. While a thread ends, ours
-/// answers in its place. Exceptions of other languages and panics are Rust's business.
+/// cancel.C5. Unwinding asks each frame's personality what there is to do. Rust's would have values
+/// dropped, and stop the process where the frame was interrupted between two calls. While a thread
+/// ends, ours answers in its place. Exceptions of other languages and panics are Rust's business.
 ///
 /// Once, when the library is loaded.
 pub fn let_threads_end() {
     let place = personality_place();
-    // SAFETY: the word is writable data of this library, which unwinding only reads; nothing of this
-    // library is unwound yet.
+    // SAFETY: the word is writable data of this library, which unwinding only reads; nothing of
+    // this library is unwound yet.
     unsafe {
         RUST_PERSONALITY.store(place.read(), Relaxed);
         place.write(personality as *const () as usize);

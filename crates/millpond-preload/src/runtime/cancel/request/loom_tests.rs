@@ -1,6 +1,6 @@
-//! Loom models of a thread that reads, and of another that cancels it, compiled by `tests/loom.rs`: in the
-//! end the thread has acted on the request, or has no hits, so that its next read comes to a point. The
-//! `loom_cancel_without_*` twins leave one rule out and must fail.
+//! Loom models of a thread that reads, and of another that cancels it, compiled by `tests/loom.rs`:
+//! in the end the thread has acted on the request, or has no hits, so that its next read comes to a
+//! point. The `loom_cancel_without_*` twins leave one rule out and must fail.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -56,7 +56,7 @@ impl Model {
 }
 
 fn settle(record: &CancelRequest, look: &dyn Fn() -> bool) {
-    record.settle(look);
+    record.act(look);
 }
 
 /// The rules that a twin leaves out are replaced.
@@ -116,7 +116,7 @@ fn loom_cancel_waits_while_disabled() {
             move || model.cancel()
         });
         if model.record.is_asked() {
-            model.record.settle(|| false);
+            model.record.act(|| false);
         }
         model.record.warm_up();
         other.join().unwrap();
