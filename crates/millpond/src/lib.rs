@@ -58,6 +58,7 @@ mod workers;
 
 mod advice;
 mod error;
+mod file_id;
 mod memory;
 mod options;
 mod range_lock;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+#[cfg(doc)]
+use crate::Engine;
 use crate::error::{Error, Op, Result};
-use crate::face::engine::Engine;
 use crate::io::backend::sim::SimOptions;
 use crate::io::flight;
 use crate::range_lock::Kind;
-use crate::read::ahead::WINDOW_BYTES_MAX;
 use crate::survival::keeper::Address;
 
 /// Which back end carries out the I/O of an engine.
@@ -67,6 +67,9 @@ pub enum WriteMode {
     Back,
 }
 
+/// What is read ahead at most, unless asked otherwise: the largest window.
+pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 20;
+
 /// Options of an [`Engine`]; see [`Engine::builder`].
 #[derive(Debug, Clone)]
 pub struct EngineBuilder {
@@ -88,7 +91,7 @@ impl Default for EngineBuilder {
             backend: BackendChoice::Auto,
             hit_path: true,
             range_lock: Kind::Striped,
-            readahead_bytes_max: WINDOW_BYTES_MAX,
+            readahead_bytes_max: READAHEAD_BYTES_MAX,
             reads_in_flight_max: flight::READS_MAX,
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
@@ -190,17 +193,6 @@ impl EngineBuilder {
     pub fn keeper(mut self, address: Address) -> Self {
         self.keeper = Some(address);
         self
-    }
-
-    /// Builds the engine. Starts no thread.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
-    /// [`Error::Io`] where memory can't be reserved, the chosen back end is refused, or the keeper
-    /// can't be reached or refuses.
-    pub fn build(self) -> Result<Engine> {
-        Engine::build(self)
     }
 }
 

@@ -25,8 +25,8 @@ use crate::io::batch;
 use crate::io::request::Direction;
 use crate::io::segment::SegmentIter;
 use crate::options::OpenOptions;
-use crate::read::TRIES_MAX;
 use crate::read::ahead::Readahead;
+use crate::read::hit::TRIES_MAX;
 
 /// An open file.
 ///
@@ -94,7 +94,7 @@ impl File {
     pub fn close(self) -> Result<()> {
         self.check_process(Op::Close)?;
         if self.write {
-            crate::writeback::close(&self.cached)?;
+            crate::flush::close(&self.cached)?;
             self.cached.backing.flush().map_err(|error| Error::io(Op::Close, 0, 0, error))?;
         }
         Ok(())

@@ -14,9 +14,9 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::flush;
 use crate::inode::CachedFile;
 use crate::read::fill::{self, Alone};
-use crate::writeback;
 
 /// Times that a view is tried while others change the page.
 const TRIES_MAX: usize = 64;
@@ -152,7 +152,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if writeback::relieve(self, writeback::VIEW_RELIEF_MAX) => {}
+            Alone::NoFrame if flush::relieve(self, flush::VIEW_RELIEF_MAX) => {}
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)

@@ -9,12 +9,12 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
 use crate::cache::table::{Held, PageIndex};
-use crate::direct::{self, Patience};
 use crate::error::{Op, Result};
-use crate::inode::CachedFile;
+use crate::flush::{self, Durability};
+use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
 use crate::write::{Write, Written};
-use crate::writeback::{self, Copy, Durability};
+use crate::writeback::Copy;
 
 /// What a write past the cache has hidden.
 #[must_use]
@@ -27,14 +27,14 @@ pub(crate) struct Around {
 impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
     pub(super) fn around(&self) -> Result<usize> {
-        let around = self.begin_around(Patience::Wait)?;
+        let around = self.begin_around(Blocking::Wait)?;
         let written = self.transfer(self.src);
         self.end_around(written, around)
     }
 
-    /// Hides the pages; nothing is on its way to the back end then. With [`Patience::Try`], the caller
+    /// Hides the pages; nothing is on its way to the back end then. With [`Blocking::Try`], the caller
     /// has found that it [`Write::has_to_wait`] for nothing.
-    pub(crate) fn begin_around(&self, patience: Patience) -> Result<Around> {
+    pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<Around> {
         let file = self.file;
         // What is cached keeps its leaf. Nothing comes in: the guard is ours (W3).
         let is_there = |word: Word| word.state() != State::Empty;
@@ -42,15 +42,15 @@ impl Write<'_> {
             return Ok(Around { is_cached: false });
         }
         // Nobody dirties the pages again.
-        let kept = (patience == Patience::Wait).then(|| self.kept_pages());
+        let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
         for (first, last) in kept.into_iter().flatten() {
-            if direct::owes(file, first, last) {
-                writeback::redirty_suspects(file, first, last);
-                writeback::write_back(file, first, last, Op::Write)?;
+            if flush::owes(file, first, last) {
+                flush::redirty_suspects(file, first, last);
+                flush::write_back(file, first, last, Op::Write)?;
             }
         }
         hide_pages(file, self.first, self.last);
-        writeback::await_ends(file, self.first, self.last);
+        flush::await_ends(file, self.first, self.last);
         Ok(Around { is_cached: true })
     }
 
@@ -58,7 +58,7 @@ impl Write<'_> {
     /// write-backs of pages that it hides, as the flusher may claim a DIRTY one at any time. Under the
     /// guard, what is not so stays not so.
     pub(crate) fn has_to_wait(&self) -> bool {
-        direct::owes(self.file, self.first, self.last)
+        flush::owes(self.file, self.first, self.last)
     }
 
     /// The pages that must be clean before the back end is given new bytes of theirs: those that are
@@ -84,7 +84,7 @@ impl Write<'_> {
         }
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
-            writeback::took(file, self.first, self.last, Copy::None, epoch);
+            file.writeback.took(file.cache(), self.first, self.last, Copy::None, epoch);
         }
         let page_bytes = file.core().page_bytes() as u64;
         let whole = self.offset.next_multiple_of(page_bytes)..self.offset + moved;
@@ -150,7 +150,7 @@ impl Write<'_> {
                 let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
                 file.note(change);
                 word.wake(change.sleepers());
-                writeback::dirtied(file, page, page);
+                flush::dirtied(file, page, page);
                 return;
             }
             drop_hidden(file, held, word);

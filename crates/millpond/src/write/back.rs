@@ -8,13 +8,13 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
-use crate::inode::space;
+use crate::flush;
+use crate::flush::space;
+use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::read::fill::Leaves;
 use crate::write::{CHUNK_PAGES, Write};
-use crate::writeback;
 
 /// How often a write has others written back to get one frame.
 const RELIEVED_MAX: usize = 3;
@@ -109,7 +109,7 @@ impl Write<'_> {
             if let Some(frame) = self.file.cache().take_frame(class) {
                 return Some(frame);
             }
-            if !writeback::relieve(self.file, writeback::WRITE_RELIEF_MAX) {
+            if !flush::relieve(self.file, flush::WRITE_RELIEF_MAX) {
                 break;
             }
         }
@@ -142,7 +142,7 @@ impl Write<'_> {
         if !file.backing.permits(false) {
             return Ok(false);
         }
-        pages.iter().for_each(|&(page, _)| writeback::read_back(file, page, page));
+        pages.iter().for_each(|&(page, _)| file.writeback.generations.read_back(page, page));
         let page_bytes = file.core().page_bytes();
         let frames = &file.cache().frames;
         // SAFETY: the frames are ours until they are shown.

@@ -23,15 +23,16 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{Shown, State};
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::flush;
+use crate::flush::space;
 use crate::inode::CachedFile;
-use crate::inode::space;
 use crate::io::backend::Seek;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::Segment;
 use crate::range_lock::Guard;
 use crate::survival::Intent;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
-use crate::writeback::{self, Copy, LAST_PAGE};
+use crate::writeback::{Copy, LAST_PAGE};
 
 const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
@@ -102,8 +103,8 @@ impl CachedFile {
             self.show_tail(page, frame);
         }
         drop_pages(self, first, LAST_PAGE);
-        writeback::forget(self, first + u64::from(tail.is_some()), LAST_PAGE);
-        space::forget(self, len, u64::MAX);
+        self.writeback.forget(first + u64::from(tail.is_some()), LAST_PAGE);
+        self.space.forget(len, u64::MAX);
         Ok(())
     }
 
@@ -126,7 +127,7 @@ impl CachedFile {
                     let written = self.write_zeros(offset, end);
                     // Also after a failure: a part may have been written, and is not cached.
                     let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                    writeback::took(self, first, last, Copy::None, epoch);
+                    self.writeback.took(self.cache(), first, last, Copy::None, epoch);
                     written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
@@ -162,7 +163,7 @@ impl CachedFile {
         let outcome = self.intending(intent, || {
             let outcome = act(size);
             if op == Op::Punch {
-                space::forget(self, offset, end);
+                self.space.forget(offset, end);
             }
             match outcome {
                 Ok(()) => {
@@ -170,7 +171,7 @@ impl CachedFile {
                     // Not the edges: a sync that fails must know that bytes of theirs were written.
                     let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
                     if first + head + tail <= last {
-                        writeback::forget(self, first + head, last - tail);
+                        self.writeback.forget(first + head, last - tail);
                     }
                 }
                 Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
@@ -225,7 +226,7 @@ impl CachedFile {
         if offset >= size {
             return Ok(None);
         }
-        writeback::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
+        flush::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
         Ok(match to {
@@ -247,10 +248,10 @@ impl CachedFile {
     ) -> Result<()> {
         // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
         for page in edges.into_iter().flatten().chain([last]) {
-            writeback::write_back(self, page, page, op)?;
+            flush::write_back(self, page, page, op)?;
         }
         hide_pages(self, first, last);
-        writeback::await_ends(self, first, last);
+        flush::await_ends(self, first, last);
         Ok(())
     }
 
@@ -309,7 +310,7 @@ impl CachedFile {
         if self.handles.load(Acquire) == 0 && !self.owes() {
             space::trim(self, self.core().size.get());
             self.let_go();
-            writeback::forget_failures(self);
+            self.writeback.forget_failures(self.id, &*self.backing);
         }
         drop(guard);
     }
@@ -374,7 +375,7 @@ impl CachedFile {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-            writeback::write_back(self, first, last, Op::Stat)?;
+            flush::write_back(self, first, last, Op::Stat)?;
             self.hide_and_settle(Op::Stat, first, last, [None, None])?;
             drop_pages(self, first, last);
             drop(guard);
@@ -390,7 +391,7 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // The back end's length counts only when it has everything.
-        writeback::write_back(self, 0, LAST_PAGE, Op::Stat)?;
+        flush::write_back(self, 0, LAST_PAGE, Op::Stat)?;
         let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.

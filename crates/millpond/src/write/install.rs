@@ -4,9 +4,9 @@ use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
-use crate::read::fill::Leaves;
+use crate::flush;
+use crate::inode::leaves::Leaves;
 use crate::write::{CHUNK_PAGES, Write};
-use crate::writeback;
 
 impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
@@ -106,7 +106,7 @@ impl Write<'_> {
         cache.replaced(&mut old[..fresh.len()], fresh, class);
         // Pages that were DIRTY before are in the set, or will be put back (B2).
         if dirty && !was_dirty {
-            writeback::dirtied(self.file, self.first, self.last);
+            flush::dirtied(self.file, self.first, self.last);
         }
     }
 
@@ -131,7 +131,7 @@ impl Write<'_> {
         if now.is_ready() && now.frame() == seen.frame() {
             self.file.forget_frame(seen.frame());
         }
-        writeback::unpin(self.file, seen.frame());
+        flush::unpin(self.file, seen.frame());
     }
 
     /// Puts one page in place where it is READY, in one step.
@@ -154,7 +154,7 @@ impl Write<'_> {
                 let class = Class::page(core.page_shift);
                 cache.replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
-                    writeback::dirtied(self.file, self.first, self.first);
+                    flush::dirtied(self.file, self.first, self.first);
                 }
                 true
             }

@@ -10,10 +10,11 @@ use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
 use crate::error::Result;
+use crate::flush::Durability;
+use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
-use crate::read::fill::Leaves;
 use crate::write::{CHUNK_PAGES, Write, Written};
-use crate::writeback::{self, Copy, Durability};
+use crate::writeback::Copy;
 
 impl Write<'_> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
@@ -62,7 +63,7 @@ impl Write<'_> {
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             let copy = if is_cached { Copy::Cached } else { Copy::None };
-            writeback::took(self.file, self.first, last, copy, epoch);
+            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
         }
         self.result(moved, error, durability)
     }

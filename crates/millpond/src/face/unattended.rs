@@ -20,10 +20,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 use crate::buffers::Buffer;
-use crate::direct::{self, Begun, Ended, Extent, Operation, Patience};
+use crate::direct::{self, Begun, Ended, Extent, Operation};
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
-use crate::inode::{CachedFile, Shared};
+use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Slot};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
@@ -96,7 +96,7 @@ fn begin(
     let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Ok(None) };
     let mut begun = None;
     // Where there is nothing to be read, a worker finds that out again.
-    direct::begin(extent, Patience::Try, &mut begun)?;
+    direct::begin(extent, Blocking::Try, &mut begun)?;
     Ok(begun.map(|begun| (begun, slot)))
 }
 
