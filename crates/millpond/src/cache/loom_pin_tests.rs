@@ -1,5 +1,5 @@
-//! Loom models of pins, holds and links, on the real types: what is counted is not touched by anybody
-//! else when it is used again. Loom reports a race for the cells.
+//! Loom models of pins, holds and links, on the real types: what is counted is not touched by
+//! anybody else when it is used again. Loom reports a race for the cells.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -7,8 +7,9 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch, PageWord, Shown};
+use crate::cache::page::{PageWord, Shown};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, LinkSlot};
 
@@ -143,7 +144,7 @@ impl Node {
         assert_eq!(self.life.with(|life| unsafe { *life }), life, "a node of another life");
     }
 
-    /// T3: as `Held` does, when it is dropped; then the node is for the other slot.
+    /// table.T3: as `Held` does, when it is dropped; then the node is for the other slot.
     fn let_go(&self) {
         if self.holds.unhold_or_kill() {
             self.slots[0].unlink();

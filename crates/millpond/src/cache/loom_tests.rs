@@ -10,8 +10,9 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch, PageWord, Shown, State};
+use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
 
@@ -377,9 +378,9 @@ fn loom_a_size_is_seen_by_who_changes_another_next() {
     });
 }
 
-/// Goal: an extending write, and a write of one page beside it, each followed by a read of the other's
-/// page, do not both find what was before.
-/// Method: the first page is overwritten in one step; the second is shown beyond the old end.
+/// Goal: an extending write, and a write of one page beside it, each followed by a read of the
+/// other's page, do not both find what was before. Method: the first page is overwritten in one
+/// step; the second is shown beyond the old end.
 #[test]
 fn loom_an_extension_is_seen_by_who_writes_next() {
     loom::model(|| {

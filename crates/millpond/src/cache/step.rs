@@ -8,7 +8,8 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-use crate::cache::page::{Epoch, PageWord, Word};
+use crate::cache::epoch::Epoch;
+use crate::cache::page::{PageWord, Word};
 use crate::cache::pin::Pins;
 use crate::sync::{AtomicU64, fence};
 
@@ -26,8 +27,8 @@ pub(crate) fn is_one_moment<'a>(
     words.into_iter().all(|(word, seen)| word.is_unchanged(seen)) && epoch.is_unchanged(begun)
 }
 
-/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if the
-/// page was evicted meanwhile, and the frame may have been used again.
+/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if
+/// the page was evicted meanwhile, and the frame may have been used again.
 #[inline]
 #[must_use]
 pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T) -> Option<T> {
@@ -37,8 +38,9 @@ pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T
     word.is_unchanged(seen).then_some(copied)
 }
 
-/// After a frame was taken, before its first byte is written: a late reader that sees a byte written
-/// from here on also sees, after the acquire fence behind its copy, that the frame left its page.
+/// After a frame was taken, before its first byte is written: a late reader that sees a byte
+/// written from here on also sees, after the acquire fence behind its copy, that the frame left its
+/// page.
 #[inline]
 pub(crate) fn begin_reuse() {
     fence(Release);
@@ -93,7 +95,7 @@ impl FileSize {
         self.0.load(Relaxed)
     }
 
-    /// Caller: holds an exclusive guard to the end of the file (W5).
+    /// Caller: holds an exclusive guard to the end of the file (write.W5).
     pub(crate) fn set(&self, size: u64) {
         // Release: what was hidden before is seen with it.
         self.0.store(size, Release);
@@ -155,8 +157,8 @@ impl LinkSlot {
     }
 }
 
-/// Holds the node that `slot` linked; false if it is dead, or not linked there any more (T2 of
-/// `table`).
+/// Holds the node that `slot` linked; false if it is dead, or not linked there any more (table.T2
+/// of `table`).
 #[must_use]
 pub(crate) fn try_hold_linked(
     holds: &Pins,

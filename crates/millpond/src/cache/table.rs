@@ -30,25 +30,26 @@
 //!
 //! Locks: none.
 
-use crate::cache::Cache;
+use crate::cache::class::Class;
 use crate::cache::copy;
-use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_SHIFT};
-use crate::cache::page::{Epoch, FRAMES_MAX, PageWord, Word};
+use crate::cache::epoch::Epoch;
+use crate::cache::frame::{FrameSource, Frames};
+use crate::cache::page::{PageWord, State, Word};
 use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
+pub(crate) use crate::units::PageIndex;
+#[cfg(not(loom))]
+use crate::units::UNIT_BYTES;
+use crate::units::{FRAME_BITS, FrameIndex, UNIT_SHIFT};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
 const LEVELS: u64 = 0xff;
 const LINK_NODE_SHIFT: u32 = 8;
-const LINK_GUESS_SHIFT: u32 = 36;
-const FRAME_MASK: u64 = (1 << 28) - 1;
-const _: () = assert!(FRAMES_MAX - 1 == FRAME_MASK);
+const LINK_GUESS_SHIFT: u32 = LINK_NODE_SHIFT + FRAME_BITS;
+const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 
 #[cfg(not(loom))]
-const _: () = assert!(SLOTS * size_of::<LinkSlot>() == crate::cache::frame::UNIT_BYTES);
-
-/// The number of a page within its file.
-pub(crate) type PageIndex = u64;
+const _: () = assert!(SLOTS * size_of::<LinkSlot>() == UNIT_BYTES);
 
 /// What a cached read needs to know of a file. Lives in a slab of the frame reservation, so that
 /// its memory counts in the limit, and is not written by cached reads.
@@ -202,13 +203,14 @@ impl FileCore {
     /// Holds the leaf of `page`, creating it where `create` says so.
     pub(crate) fn hold<'c>(
         &'c self,
-        cache: &'c Cache,
+        source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
-        let holds = |node| &cache.frames.meta(node).pins;
+        let frames = source.frames();
+        let holds = |node| &frames.meta(node).pins;
         'restart: loop {
-            let Some(mut held) = self.try_hold_root(cache, page, create)? else {
+            let Some(mut held) = self.try_hold_root(source, page, create)? else {
                 // Somebody is about to unlink a dead node.
                 std::thread::yield_now();
                 continue;
@@ -221,7 +223,7 @@ impl FileCore {
                         return Err(Unheld::Absent);
                     }
                     let class = if held.level == 1 { Class::LEAF } else { Class::INNER };
-                    let new = alloc(cache, class).ok_or(Unheld::NoMemory)?;
+                    let new = alloc(source, class).ok_or(Unheld::NoMemory)?;
                     holds(held.node).hold_again();
                     match slot.try_link(0, Link::new(new, 0).0) {
                         Ok(_) => {
@@ -231,7 +233,7 @@ impl FileCore {
                         Err(now) => {
                             holds(held.node).unhold();
                             holds(new).bury(1);
-                            cache.frames.free(new, class);
+                            frames.free(new, class);
                             link = now;
                         }
                     }
@@ -252,24 +254,25 @@ impl FileCore {
     /// Holds a root that covers `page`; `None` if the root changed meanwhile.
     fn try_hold_root<'c>(
         &'c self,
-        cache: &'c Cache,
+        source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
     ) -> Result<Option<Held<'c>>, Unheld> {
         let root = Link(self.root.follow());
         let levels = root.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
-            return if create { self.try_grow(cache, root, page) } else { Err(Unheld::Absent) };
+            return if create { self.try_grow(source, root, page) } else { Err(Unheld::Absent) };
         }
-        let holds = &cache.frames.meta(root.node()).pins;
+        let frames = source.frames();
+        let holds = &frames.meta(root.node()).pins;
         let is_held = try_hold_linked(holds, &self.root, |now| Link(now).same_node(root));
-        Ok(is_held.then(|| Held { cache, core: self, node: root.node(), level: levels - 1, page }))
+        Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
     }
 
     /// Puts a root on top of `root`, or makes the first one, high enough for `page`, and holds it.
     fn try_grow<'c>(
         &'c self,
-        cache: &'c Cache,
+        source: &'c impl FrameSource,
         root: Link,
         page: PageIndex,
     ) -> Result<Option<Held<'c>>, Unheld> {
@@ -277,23 +280,24 @@ impl FileCore {
             0 => (u64::BITS - page.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
             levels => levels + 1,
         };
+        let frames = source.frames();
         let class = if levels == 1 { Class::LEAF } else { Class::INNER };
-        let node = alloc(cache, class).ok_or(Unheld::NoMemory)?;
-        let holds = &cache.frames.meta(node).pins;
+        let node = alloc(source, class).ok_or(Unheld::NoMemory)?;
+        let holds = &frames.meta(node).pins;
         let children = u32::from(root.levels() > 0);
         if children > 0 {
             // The old root may be dead already; then who killed it finds it here (`unlink`).
-            let slot = &slots(&cache.frames, node).expect("allocated")[0];
+            let slot = &slots(frames, node).expect("allocated")[0];
             slot.init(root.0 & !LEVELS);
             holds.hold_again();
         }
         let link = Link::new(node, u64::from(levels));
         if self.root.try_link(root.0, link.0).is_err() {
             holds.bury(1 + children);
-            cache.frames.free(node, class);
+            frames.free(node, class);
             return Ok(None);
         }
-        let held = Held { cache, core: self, node, level: levels - 1, page };
+        let held = Held { frames, core: self, node, level: levels - 1, page };
         // One level at a time: the next turn adds the next.
         Ok((page >> (NODE_SHIFT * levels) == 0).then_some(held))
     }
@@ -302,20 +306,20 @@ impl FileCore {
     /// leaf. Pages that come or go meanwhile may be missed.
     pub(crate) fn for_each_page(
         &self,
-        cache: &Cache,
+        source: &impl FrameSource,
         first: PageIndex,
         last: PageIndex,
         visit: &mut dyn FnMut(&Held<'_>, PageIndex, &PageWord),
     ) {
         let mut page = first;
         while page <= last {
-            let Some(next) = self.next_leaf(&cache.frames, page) else { return };
+            let Some(next) = self.next_leaf(source.frames(), page) else { return };
             page = next;
             let leaf_end = page | (SLOTS as u64 - 1);
-            if let Ok(held) = self.hold(cache, page, false) {
+            if let Ok(held) = self.hold(source, page, false) {
                 while page <= leaf_end.min(last) {
                     let word = held.word(page);
-                    if word.load().state() != crate::cache::page::State::Empty {
+                    if word.load().state() != State::Empty {
                         visit(&held, page, word);
                     }
                     page += 1;
@@ -348,32 +352,32 @@ impl FileCore {
     }
 
     /// Frees all nodes of a file that nobody uses any more and whose pages are all EMPTY.
-    pub(crate) fn tear_down(&self, cache: &Cache) {
+    pub(crate) fn tear_down(&self, frames: &Frames) {
         let root = Link(self.root.take());
         if root.levels() > 0 {
-            bury(cache, root.node(), root.levels() - 1);
+            bury(frames, root.node(), root.levels() - 1);
         }
     }
 }
 
-fn bury(cache: &Cache, node: FrameIndex, level: u32) {
+fn bury(frames: &Frames, node: FrameIndex, level: u32) {
     let mut children = 0;
     if level > 0 {
-        for slot in slots(&cache.frames, node).expect("linked") {
+        for slot in slots(frames, node).expect("linked") {
             let link = slot.peek();
             if link != 0 {
                 children += 1;
-                bury(cache, Link(link).node(), level - 1);
+                bury(frames, Link(link).node(), level - 1);
             }
         }
     }
-    cache.frames.meta(node).pins.bury(children);
-    cache.frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
+    frames.meta(node).pins.bury(children);
+    frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
 
 /// A held leaf; during a walk, an inner node.
 pub(crate) struct Held<'c> {
-    cache: &'c Cache,
+    frames: &'c Frames,
     core: &'c FileCore,
     node: FrameIndex,
     level: u32,
@@ -386,7 +390,7 @@ impl<'c> Held<'c> {
     #[inline]
     pub(crate) fn word(&self, page: PageIndex) -> &PageWord {
         debug_assert!(self.covers(page) && self.level == 0);
-        &words(&self.cache.frames, self.node).expect("held")[slot_of(page, 0)]
+        &words(self.frames, self.node).expect("held")[slot_of(page, 0)]
     }
 
     pub(crate) fn core(&self) -> &'c FileCore {
@@ -399,22 +403,22 @@ impl<'c> Held<'c> {
 
     /// Before a word of the leaf leaves EMPTY (T1); [`Held::vacated`] if it does not after all.
     pub(crate) fn occupy(&self) {
-        self.cache.frames.meta(self.node).pins.hold_again();
+        self.frames.meta(self.node).pins.hold_again();
     }
 
     /// After a word of the leaf became EMPTY (T1).
     pub(crate) fn vacated(&self) {
-        let last = self.cache.frames.meta(self.node).pins.unhold();
+        let last = self.frames.meta(self.node).pins.unhold();
         debug_assert!(!last, "we hold the leaf ourselves");
     }
 
     fn slots(&self) -> &'c Node {
-        slots(&self.cache.frames, self.node).expect("held")
+        slots(self.frames, self.node).expect("held")
     }
 
     /// Goes on to a child that was just held for us.
     fn descend(&mut self, child: FrameIndex) {
-        let last = self.cache.frames.meta(self.node).pins.unhold();
+        let last = self.frames.meta(self.node).pins.unhold();
         debug_assert!(!last, "the slot of a held child counts as a hold");
         self.node = child;
         self.level -= 1;
@@ -470,7 +474,7 @@ impl<'c> Held<'c> {
         let mut node = root.node();
         let mut level = root.levels() - 1;
         loop {
-            let slots = slots(&self.cache.frames, node).expect("linked");
+            let slots = slots(self.frames, node).expect("linked");
             let slot = &slots[slot_of(self.page, level)];
             if level == self.level + 1 {
                 return (node, slot);
@@ -484,11 +488,11 @@ impl<'c> Held<'c> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // T3, upwards as long as parents become empty.
-        while self.cache.frames.meta(self.node).pins.unhold_or_kill() {
+        while self.frames.meta(self.node).pins.unhold_or_kill() {
             let parent = self.unlink();
             self.core.epoch.raise();
             let class = if self.level == 0 { Class::LEAF } else { Class::INNER };
-            self.cache.frames.free(self.node, class);
+            self.frames.free(self.node, class);
             let Some(parent) = parent else { return };
             self.node = parent;
             self.level += 1;
@@ -514,11 +518,12 @@ fn words(frames: &Frames, node: FrameIndex) -> Option<&[PageWord; SLOTS]> {
 }
 
 /// A zeroed node with one hold, the caller's.
-fn alloc(cache: &Cache, class: Class) -> Option<FrameIndex> {
-    let node = cache.take_frame(class)?;
-    for slot in slots(&cache.frames, node).expect("allocated") {
+fn alloc(source: &impl FrameSource, class: Class) -> Option<FrameIndex> {
+    let node = source.take_frame(class)?;
+    let frames = source.frames();
+    for slot in slots(frames, node).expect("allocated") {
         slot.init(0);
     }
-    cache.frames.meta(node).pins.revive();
+    frames.meta(node).pins.revive();
     Some(node)
 }

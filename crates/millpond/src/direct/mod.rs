@@ -18,7 +18,7 @@
 
 use std::io;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy::Source;
 use crate::error::{Error, Op, Result};
@@ -27,7 +27,6 @@ use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::Alignment;
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
-use crate::range_lock::Guard;
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::Ticket;
 

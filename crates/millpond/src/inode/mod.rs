@@ -27,11 +27,11 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-use millpond_rangelock::{Budget, ByteRange, Mode};
+use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
+use crate::cache::page::Change;
 use crate::cache::parked;
-use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, PageIndex};
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
@@ -44,17 +44,19 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::options::WriteMode;
-use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
-use crate::survival::Survival;
-use crate::survival::changes::Told;
+use crate::survival::changes::ToldFile;
 use crate::workers::Workers;
 use crate::writeback::{Flusher, Writeback, untold};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for those who
 /// wait; its backing, its entry in the registry and what the allocator adds, rounded up; and in debug builds
 /// what the range lock remembers of its holders.
-const FILE_BYTES: u64 = (size_of::<CachedFile>() + LOCK_BYTES + 1024) as u64
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
+
+/// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
+/// regions, many readers of one would share a word.
+const REGION_BYTES: u64 = 64 << 10;
 
 /// Whether the caller may be made to wait: for range guards, for a flush, for others' syncs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,7 +70,6 @@ pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
     pub(crate) backend: Backend,
-    pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher<CachedFile>>,
@@ -79,7 +80,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// See [`crate::Stats::has_lost_keeper`].
     pub(crate) fn has_lost_keeper(&self) -> bool {
-        self.cache.frames.survival().is_some_and(Survival::has_lost_keeper)
+        self.cache.frames.survival().is_some_and(|survival| survival.has_lost_keeper())
     }
 }
 
@@ -105,7 +106,7 @@ impl Budget for Shared {
 pub(crate) struct CachedFile {
     core: NonNull<FileCore>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) ranges: Ranges,
+    pub(crate) ranges: Arc<RangeLock>,
     pub(crate) backing: Arc<dyn BackingFile>,
     /// Appends take turns, so that each finds the end where it looked for it.
     pub(crate) appending: Turns,
@@ -171,7 +172,7 @@ impl CachedFile {
         if !shared.cache.try_charge(FILE_BYTES) {
             return Err(no_buffers());
         }
-        let Some(core) = Slab::alloc(&shared.cache, size, page_bytes.trailing_zeros()) else {
+        let Some(core) = shared.cache.take_core(size, page_bytes.trailing_zeros()) else {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
@@ -179,13 +180,13 @@ impl CachedFile {
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         let kept = Kept::default();
         let backing = match shared.cache.frames.survival() {
-            Some(_) => Arc::new(Told::new(backing, &kept.changes, shared)),
+            Some(survival) => Arc::new(ToldFile::new(backing, &kept.changes, survival)),
             None => backing,
         };
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
-            ranges: shared.range_lock.lock(budget),
+            ranges: Arc::new(RangeLock::with_region_bytes(REGION_BYTES).with_budget(budget)),
             backing,
             appending: Turns::default(),
             attaching: Mutex::new(()),
@@ -230,6 +231,13 @@ impl CachedFile {
         &self.shared.cache
     }
 
+    /// Notes a transition of a page.
+    pub(crate) fn note(&self, change: Change) {
+        let page_bytes = self.core().page_bytes();
+        self.writeback.share.note(change, page_bytes);
+        self.cache().ledger.note(change, page_bytes);
+    }
+
     /// The page of byte `offset`.
     #[inline]
     pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
@@ -267,7 +275,7 @@ impl Drop for CachedFile {
         self.writeback.uncharge(self.cache());
         self.space.heap.set(self.cache(), 0);
         self.cache().tear_down(self.core());
-        Slab::free(self.cache(), self.core);
+        self.cache().slab.free(self.core);
         self.cache().frames.uncharge(FILE_BYTES);
     }
 }

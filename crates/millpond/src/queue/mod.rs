@@ -25,9 +25,7 @@ mod inner;
 
 mod request;
 
-mod task;
-
-mod raw;
+pub(crate) mod task;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -59,7 +57,6 @@ use crate::queue::waiting::{Deadlines, Waiting};
 use crate::read::miss::{Pace, Wanted};
 use crate::workers::Workers;
 
-pub use crate::queue::raw::{Aside, ReadDone};
 pub use crate::queue::request::{Completion, Request};
 
 /// The largest capacity of a queue.

@@ -36,12 +36,13 @@
 //!   the limit, too, reads follow each other without another thread, whether or not tasks are polled.
 
 use std::ops::RangeInclusive;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
 use std::task::{Context, Poll, Waker};
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::copy::Source;
 use crate::cache::page::State;
@@ -53,7 +54,6 @@ use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
-use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
 use crate::read::ahead::Readahead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next};
@@ -95,7 +95,7 @@ pub(crate) enum Step {
 enum Wait {
     Nothing,
     Page(Parked),
-    Guard(GuardRequest),
+    Guard(Pin<Box<dyn Future<Output = OwnedGuard> + Send>>),
     Room(Arc<Shared>, Ticket),
     Worker(Outcome<Result<Vec<u8>>>),
 }
@@ -235,9 +235,9 @@ impl Miss {
             let guard = match guard.flatten() {
                 Some(guard) => guard,
                 None => {
-                    let mut waiting = request
-                        .take()
-                        .unwrap_or_else(|| lock_later(&file.ranges, range, Mode::Shared));
+                    let mut waiting = request.take().unwrap_or_else(|| {
+                        Box::pin(file.ranges.lock_owned_async(range, Mode::Shared))
+                    });
                     match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
                         Poll::Ready(guard) => guard,
                         Poll::Pending => {

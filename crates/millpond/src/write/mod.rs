@@ -29,7 +29,7 @@ pub(crate) mod extent;
 
 use std::io;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -40,7 +40,6 @@ use crate::inode::{Blocking, CachedFile};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment::SegmentIter;
 use crate::options::WriteMode;
-use crate::range_lock::Guard;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::writeback::{Epoch, Failure, Pass};
 

@@ -90,7 +90,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
                 });
                 all.push(Subject { name, file, path, stop, _dir: dir });
             }
-            Err(error) => println!("skipped: {name}: {error}"),
+            Err(error) => crate::skip::skip(format_args!("{name}: {error}")),
         }
     };
     for (name, backing) in [
@@ -324,7 +324,7 @@ fn punched_and_zeroed_bytes_are_zero() {
             };
             if let Err(error) = outcome {
                 assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{name}: {error}");
-                println!("skipped: {name}: {error}");
+                crate::skip::skip(format_args!("{name}: {error}"));
                 continue;
             }
             expected[offset.min(LEN)..(offset + len).min(LEN)].fill(0);
@@ -400,7 +400,7 @@ fn seeks_use_a_description_of_their_own() {
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
             let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &pool, &Arc::default()) else {
-                println!("skipped: {backing:?}");
+                crate::skip::skip(format_args!("{backing:?}"));
                 continue;
             };
             file.attach(fd.try_clone().unwrap(), read, write).unwrap();
