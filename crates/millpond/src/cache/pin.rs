@@ -1,15 +1,16 @@
 //! Two small counting protocols: the pins of a frame, and the holds of a table node.
 //!
-//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; who took the
-//! frame out of the word fences (SeqCst), and then looks at the count ([`Retiring`]). Either the
-//! retirer sees the pin, or the viewer sees that the word changed. A frame with pins becomes an
-//! orphan, and whoever drops the last pin of an orphan frees it: exactly one of them is told to.
+//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; the retirer,
+//! which took the frame out of the word, fences (SeqCst), and then looks at the count
+//! ([`Retiring`]). Either the retirer sees the pin, or the viewer sees that the word changed. A
+//! frame with pins becomes an orphan, and the last viewer of an orphan frees it: exactly one of
+//! them is told to.
 //!
 //! A viewer that came too late raises and drops the count of a frame that may be free or in new
 //! hands: harmless, and if the frame is retired once more in between, that viewer frees it.
 //!
 //! *Holds.* A table node counts those who use it: slow-path operations while they work on one of
-//! its words, and each slot that is not empty. Who drops the last hold makes the node DEAD in the
+//! its words, and each slot that is not empty. The last holder makes the node DEAD in the
 //! same step, and recycles it: were these two steps, a thread delayed between them could kill the
 //! node's next life. A hold on a dead node fails. The hold is taken first and the slot that led
 //! here is read again after, so a hold that succeeded on a recycled node is noticed and given back
@@ -137,7 +138,7 @@ impl Pins {
         }
     }
 
-    /// Makes a node dead whose table is torn down, by the only one who still uses that table;
+    /// Makes a node dead whose table is torn down, by the last user of that table;
     /// `own` is the number of holds that belong to it. Late holds from elsewhere stay counted.
     pub(crate) fn bury(&self, own: u32) {
         // Argued: nobody else uses the table, and the lock of the free frames passes the node on.

@@ -64,7 +64,7 @@ impl<'a> Hiding<'a> {
         word.hide(self.epoch)
     }
 
-    /// All are hidden: who learns of what follows finds none of the old pages.
+    /// All are hidden: a thread that learns of what follows finds none of the old pages.
     pub(crate) fn finish(self) {
         // Where nothing was hidden, nothing old is there to be found.
         if self.any {
@@ -150,7 +150,7 @@ impl LinkSlot {
         self.0.store(0, Release);
     }
 
-    /// Caller: the only one who still uses the table.
+    /// Caller: the last user of the table.
     pub(crate) fn take(&self) -> u64 {
         // Argued: nobody else is there.
         self.0.swap(0, AcqRel)
