@@ -45,10 +45,10 @@ const ENGINE: &[&[&str]] = &[
     &["writeback"],
     &["cache"],
     &["survival"],
-    &["options.rs"],
+    &["options.rs", "stats.rs"],
     &["io"],
-    &["workers.rs", "buffers.rs", "stats.rs"],
-    &["advice.rs", "error.rs", "fault.rs", "file_id.rs", "memory.rs", "range_lock", "sync.rs"],
+    &["advice.rs", "batch.rs", "buffers.rs", "fault.rs"],
+    &["copy.rs", "error.rs", "file_id.rs", "memory.rs", "sync.rs", "units.rs"],
 ];
 
 #[test]

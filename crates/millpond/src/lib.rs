@@ -63,6 +63,7 @@ pub mod fault;
 mod workers;
 
 mod advice;
+mod copy;
 mod error;
 mod file_id;
 mod memory;

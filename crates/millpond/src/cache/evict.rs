@@ -47,11 +47,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::class::Class;
-use crate::cache::copy;
 use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
 use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held};
+use crate::copy;
 use crate::units::{FrameIndex, PageIndex};
 
 /// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their

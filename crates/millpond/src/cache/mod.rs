@@ -12,8 +12,6 @@ pub(crate) mod epoch;
 
 pub(crate) mod step;
 
-pub(crate) mod copy;
-
 pub(crate) mod parked;
 
 pub(crate) mod frame;

@@ -83,6 +83,8 @@ impl Pins {
             if seen == 0 {
                 return true;
             }
+            // Argued: the fence of `Retiring` releases what was done to the frame before; who has
+            // marked an orphan does nothing to it after.
             match self.0.compare_exchange_weak(seen, seen | MARK, AcqRel, Acquire) {
                 Ok(_) => return false,
                 Err(now) => seen = now,
@@ -98,7 +100,8 @@ impl Pins {
     #[must_use]
     pub(crate) fn try_hold(&self) -> bool {
         // AcqRel: what the recycler did before the node came alive again is visible, and the
-        // re-reading of the parent's slot stays below.
+        // re-reading of the parent's slot stays below. Argued: the release part, as a holder has done
+        // nothing yet; nor has one that failed.
         if self.0.fetch_add(1, AcqRel) & MARK != 0 {
             self.0.fetch_sub(1, AcqRel);
             return false;
@@ -115,6 +118,8 @@ impl Pins {
     /// the last one all the same. The node then stays alive, with no hold, until it is held and
     /// let go again.
     pub(crate) fn unhold(&self) -> bool {
+        // Argued: who used the node has another hold, on it or on its child, and drops that later by
+        // `unhold_or_kill`, which releases; who did not has nothing to pass on.
         self.0.fetch_sub(1, AcqRel) == 1
     }
 
@@ -136,12 +141,14 @@ impl Pins {
     /// Makes a node dead whose table is torn down, by the last user of that table;
     /// `own` is the number of holds that belong to it. Late holds from elsewhere stay counted.
     pub(crate) fn bury(&self, own: u32) {
+        // Argued: nobody else uses the table, and the lock of the free frames passes the node on.
         self.0.fetch_add(MARK - own, AcqRel);
     }
 
     /// Dead, or never used, to alive with one hold, the caller's. Late holds that are being given
     /// back stay counted.
     pub(crate) fn revive(&self) {
+        // Argued: the acquire part, as the lock of the free frames has passed the node on.
         let mut seen = self.0.load(Relaxed);
         while let Err(now) = self.0.compare_exchange_weak(seen, (seen & !MARK) + 1, AcqRel, Relaxed)
         {

@@ -31,11 +31,11 @@
 //! Locks: none.
 
 use crate::cache::class::Class;
-use crate::cache::copy;
 use crate::cache::epoch::Epoch;
 use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::page::{PageWord, State, Word};
 use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
+use crate::copy;
 pub(crate) use crate::units::PageIndex;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;

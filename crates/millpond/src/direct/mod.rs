@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read:   shared guard -> write back what is DIRTY of the range -> back end -> release
-//!   write:  exclusive guard -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!   write:  exclusive guard -> hide -> wait for write-backs (page.W7) -> back end -> size -> EMPTY
 //!           -> release                                             (`write::around`)
 //! ```
 //!
@@ -20,7 +20,7 @@ use std::io;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::copy::Source;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
@@ -64,7 +64,7 @@ pub(crate) enum Begin {
 #[must_use]
 pub(crate) struct Begun<'f> {
     guard: Guard<'f>,
-    /// The size of the file, which does not change meanwhile as far as it matters (W5).
+    /// The size of the file, which does not change meanwhile as far as it matters (write.W5).
     size: u64,
     /// Of a write.
     write: Option<(Around, Account)>,
@@ -444,7 +444,7 @@ impl Bounce {
         for piece in part {
             // SAFETY: the buffer has room for all of the part; the source is the caller's promise.
             unsafe {
-                if crate::cache::copy::copy(at, piece.base(), piece.len()) > 0 {
+                if crate::copy::copy(at, piece.base(), piece.len()) > 0 {
                     return false;
                 }
                 at = at.add(piece.len());

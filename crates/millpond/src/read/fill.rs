@@ -1,10 +1,10 @@
 //! The miss path: bringing pages into frames, and reading them on the way.
 //!
-//! Everything here runs under a guard that covers the pages (W3), so no page is HIDDEN and the
+//! Everything here runs under a guard that covers the pages (page.W3), so no page is HIDDEN and the
 //! size does not change as far as it concerns them.
 //!
 //! ```text
-//!   claim: each page that is EMPTY gets a frame and becomes FILLING     (single flight, W9)
+//!   claim: each page that is EMPTY gets a frame and becomes FILLING     (single flight, page.W9)
 //!   run:   contiguous claimed pages are one vectored transfer, all submitted, then reaped
 //!   each:  zero what is beyond the size, hand the bytes to the reader, READY, wake
 //!   rest:  pages that others fill, or that were READY or failed with their run, one by one
@@ -25,10 +25,10 @@ use std::io;
 
 use smallvec::SmallVec;
 
-use crate::cache::copy::Source;
 use crate::cache::page::State;
 use crate::cache::step;
 use crate::cache::table::PageIndex;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
@@ -197,7 +197,7 @@ impl Reader<'_> {
         let alignment = file.backing.read_alignment().offset_bytes;
         let mut slots = Slots::new(&file.shared.flight);
         slots.add();
-        // A slot is not for the caller's memory (L2 of `flight`), and direct I/O wants aligned memory: a
+        // A slot is not for the caller's memory (flight.L2), and direct I/O wants aligned memory: a
         // bounce buffer, aligned by taking more.
         let (first, len) = match alignment {
             1 => (from, (to - from) as usize),

@@ -8,7 +8,7 @@
 //!   5. clip, copy     6. fence, reload the words, then the epoch: all unchanged, or from 1
 //! ```
 //!
-//! Between 4 and the reloading of 6 every page had one content (W1, W2), and the size was what 4
+//! Between 4 and the reloading of 6 every page had one content (page.W1, page.W2), and the size was what 4
 //! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
 //! but the thread's own counters, and REFERENCED where it is clear.
 //!
@@ -21,10 +21,10 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::copy::{self, Source};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::step;
 use crate::cache::table::FileCore;
+use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::Slot;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All of it is done under a guard over the pages (page.W3), so none of them is HIDDEN, and the size does
-//! not change as far as it concerns them (page.W5).
+//! not change as far as it concerns them (write.W5).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
-use crate::cache::copy;
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::{Held, PageIndex};
+use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::SharedRing;
@@ -217,7 +217,7 @@ impl Run {
                 continue;
             }
             debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
-            // W5: nothing but zeros beyond the size.
+            // write.W5: nothing but zeros beyond the size.
             // SAFETY: the rest of our frame.
             unsafe {
                 let bytes = file.cache().frames.bytes(frame);

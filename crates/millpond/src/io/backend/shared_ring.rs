@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 use smallvec::SmallVec;
 
-use crate::cache::copy;
+use crate::copy;
 use crate::io::backend::entry::outcome;
 use crate::io::backend::uring::{
     AbortOnUnwind, Driver, Job, PAUSE, is_broken, is_transient, plain_entry,
