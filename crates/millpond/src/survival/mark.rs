@@ -29,6 +29,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -49,6 +50,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) listener: OwnedFd,
+    /// Connections that wait for the end of the mark.
+    waiting: Mutex<Vec<OwnedFd>>,
 }
 
 fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
@@ -69,14 +72,18 @@ impl Mark {
             bound => bound?,
         }
         rustix::net::listen(&listener, BACKLOG)?;
-        Ok(Mark { listener })
+        Ok(Mark { listener, waiting: Mutex::default() })
     }
 
-    /// Lets the waiting opens go on: the file's process lives.
-    pub(super) fn let_pass(&self) {
-        while let Ok(waiting) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            drop(waiting);
-        }
+    /// Takes the connections that have come. They wait until they are closed.
+    pub(super) fn accept(&self) -> Vec<OwnedFd> {
+        let accept = || rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC).ok();
+        std::iter::from_fn(accept).collect()
+    }
+
+    /// Closes connections with the mark.
+    pub(super) fn keep_waiting(&self, connections: Vec<OwnedFd>) {
+        self.waiting.lock().expect("no panic under the lock").extend(connections);
     }
 }
 
@@ -85,7 +92,7 @@ impl Drop for Mark {
         // A process that was forked from this one may have the descriptor, too: so closing it alone
         // would not do. First, so that nobody comes after.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
-        self.let_pass();
+        drop(self.accept());
     }
 }
 

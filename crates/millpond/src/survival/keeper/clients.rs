@@ -328,21 +328,32 @@ impl Keeper {
         Ok(mark)
     }
 
-    /// Lets the opens of a marked file go on: its process lives, or its mark would not be
-    /// polled any more.
-    pub(super) fn let_pass(&mut self) {
+    /// Lets the opens of marked files go on whose processes live. Looks for deaths between taking
+    /// connections and closing them: one that came later may know of a death that was not seen.
+    pub(super) fn let_pass(&mut self, on_report: &mut impl FnMut(Report)) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         let timeout = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spare = rustix::buffer::spare_capacity(&mut events);
         if epoll::wait(&self.marks, spare, Some(&timeout)).is_err() {
-            return;
+            return Ok(());
         }
+        let mut opens = Vec::new();
         for event in &events {
             match self.marked.get(&event.data.u64()).and_then(Weak::upgrade) {
-                Some(mark) => mark.let_pass(),
+                Some(mark) => opens.push((mark.accept(), mark)),
                 None => drop(self.marked.remove(&event.data.u64())),
             }
         }
+        self.bury_dead(on_report)?;
+        for (connections, mark) in opens {
+            let mut files = self.clients.iter().flat_map(|client| &client.files);
+            let is_it = |own: &Arc<Mark>| Arc::ptr_eq(own, &mark);
+            if !files.any(|file| file.mark.as_ref().is_some_and(is_it)) {
+                // The files of a dead process are in other hands, which drop the mark.
+                mark.keep_waiting(connections);
+            }
+        }
+        Ok(())
     }
 
     /// The client that `mapping` names, if it is the one who asks.

@@ -158,7 +158,7 @@ impl Server {
             }
             keeper.converse(asked, &mut on_report);
             if ready[2] {
-                keeper.let_pass();
+                keeper.let_pass(&mut on_report)?;
             }
             if ready[0] {
                 keeper.accept(self.listener.as_fd())?;
