@@ -48,6 +48,11 @@ mod cache;
 
 mod survival;
 
+mod backend;
+
+#[cfg(feature = "sim")]
+mod sim;
+
 mod io;
 
 mod buffers;
@@ -57,12 +62,15 @@ pub mod fault;
 mod workers;
 
 mod advice;
+mod constants;
 mod error;
 mod memory;
 mod options;
+mod prefetch;
 mod range_lock;
 mod stats;
 mod sync;
+mod thread;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -75,7 +83,6 @@ pub use face::engine::Engine;
 pub use face::file::File;
 pub use face::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
 pub use face::view::View;
-pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
@@ -88,6 +95,8 @@ pub use queue::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
 #[cfg(feature = "range-lock-peers")]
 pub use range_lock::RangeLockKind;
+#[cfg(feature = "sim")]
+pub use sim::{SimDevice, SimOptions, SimWrite};
 pub use stats::Stats;
 pub use survival::keeper;
 

@@ -2,57 +2,15 @@
 
 use std::time::Duration;
 
+pub use crate::backend::BackendChoice;
+pub use crate::constants::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::error::{Error, Op, Result};
 use crate::face::engine::Engine;
-use crate::io::backend::sim::SimOptions;
+pub use crate::io::backend::descriptors::Backing;
 use crate::io::flight;
 use crate::range_lock::Kind;
 use crate::read::ahead::WINDOW_BYTES_MAX;
 use crate::survival::keeper::Address;
-
-/// Which back end carries out the I/O of an engine.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub enum BackendChoice {
-    /// `Uring` where a ring can be set up and reads a byte, else `Threads` (the default).
-    #[default]
-    Auto,
-    /// io_uring; building the engine fails where the system refuses it.
-    Uring,
-    /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
-    Threads,
-    /// The bytes of a file are read from its descriptor when it is opened and then live in memory;
-    /// nothing is written back. For tests.
-    Memory,
-    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests.
-    Sim(SimOptions),
-    /// Completes at once and moves no bytes: to measure the way to it. Reads leave memory as it is,
-    /// writes are forgotten.
-    Null,
-}
-
-/// How the engine reaches the file below its cache.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Backing {
-    /// Through the kernel's page cache, which is then a second level (the default).
-    #[default]
-    Buffered,
-    /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
-    /// edges of a write go through the kernel's cache, coherently.
-    Direct,
-    /// `Direct` without a second description, which is what opening the file again breaks a lease
-    /// for: `O_DIRECT` is set, by `fcntl`, on the description that the file was opened with, while a
-    /// transfer is under way that needs it, and cleared after. Who else uses the description may meet
-    /// it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain system calls,
-    /// whatever the back end; like `Buffered` where the file system knows no direct I/O
-    /// ([`File::is_direct`](crate::File::is_direct)).
-    DirectInPlace,
-    /// Through the kernel's page cache, which is asked to forget at once what it took or gave
-    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`). For
-    /// who can't have the file opened again, as `Direct` does: that breaks leases.
-    Uncached,
-}
 
 /// When a write reaches the back end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -228,11 +186,6 @@ impl Default for OpenOptions {
         Self::new()
     }
 }
-
-/// The smallest and the default page size, in bytes.
-pub const PAGE_BYTES_MIN: u32 = 4096;
-/// The largest page size, in bytes.
-pub const PAGE_BYTES_MAX: u32 = 65536;
 
 impl OpenOptions {
     /// Nothing set: at least one of `read`, `write` and `append` must be.

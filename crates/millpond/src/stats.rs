@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use crossbeam_utils::CachePadded;
 
-use crate::io::request::Direction;
+use crate::io::transfer::{Direction, TransferCounts};
 
 /// What an engine has done since it was built. Counts are those of single moments: read while
 /// others work, they need not fit each other exactly.
@@ -76,33 +76,14 @@ impl Counter {
     }
 }
 
-/// Transfers that were handed to the kernel.
-#[derive(Default)]
-pub(crate) struct Transfers {
-    direct_reads: Counter,
-    direct_writes: Counter,
-    plain_reads: Counter,
-    plain_writes: Counter,
-}
-
-impl Transfers {
-    pub(crate) fn count(&self, direction: Direction, is_direct: bool) {
-        let counter = match (direction, is_direct) {
-            (Direction::Read, true) => &self.direct_reads,
-            (Direction::Write, true) => &self.direct_writes,
-            (Direction::Read, false) => &self.plain_reads,
-            (Direction::Write, false) => &self.plain_writes,
-        };
-        counter.add(1);
-    }
-
-    pub(crate) fn report(&self, stats: Stats) -> Stats {
+impl Stats {
+    pub(crate) fn with_transfers(self, counts: &TransferCounts) -> Stats {
         Stats {
-            direct_reads: self.direct_reads.get(),
-            direct_writes: self.direct_writes.get(),
-            plain_reads: self.plain_reads.get(),
-            plain_writes: self.plain_writes.get(),
-            ..stats
+            direct_reads: counts.get(Direction::Read, true),
+            direct_writes: counts.get(Direction::Write, true),
+            plain_reads: counts.get(Direction::Read, false),
+            plain_writes: counts.get(Direction::Write, false),
+            ..self
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::direct::{self, Begun, Ended, Extent, Operation, Patience};
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
 use crate::inode::{CachedFile, Shared};
-use crate::io::backend::shared_ring::SharedRing;
+use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::{Flight, Slot};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
@@ -117,8 +117,8 @@ impl Read {
         let segments =
             rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
         let done = Box::new(move |outcome| self.ended(outcome));
-        let read = BackgroundRead { offset, wanted: true, direct: true, ring, segments, done };
-        if let Err(read) = Arc::clone(&file.backing).start(read) {
+        let read = BackgroundRead { offset, wanted: true, direct: true, segments, done };
+        if let Err(read) = shared_ring::start_read(ring.as_ref(), &file.backing, read) {
             // There is no thread for it.
             let mut batch = [read.transfer()];
             file.backing.try_all(&mut batch);

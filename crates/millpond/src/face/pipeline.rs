@@ -22,11 +22,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 
+use crate::backend::BackendKind;
 use crate::buffers::Buffer;
 use crate::direct::{self, Begin, Begun, Extent, Operation, Patience};
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
-use crate::inode::{BackendKind, CachedFile, Shared};
+use crate::inode::{CachedFile, Shared};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request::{self, Direction, Transfer};
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
@@ -539,9 +540,9 @@ fn push(
     let backing = &*request.file.cached().backing;
     if let Carrier::Ring(ring) = carrier
         && !ring.is_broken()
-        && let Some(descriptors) = backing.descriptors()
+        && let Some(route) = backing.route(&transfer)
     {
-        match descriptors.route(&transfer) {
+        match route {
             // SAFETY: P1: the slot keeps the request, and with it the list's memory and array, and
             // the file, until it was reaped. (A list of one segment has no array that the kernel
             // reads.) A list says which region all of its memory is in, and keeps a buffer of it.

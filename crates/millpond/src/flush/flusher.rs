@@ -58,7 +58,7 @@ use crate::flush::sync::{Guards, sync_in_background};
 use crate::flush::throttle::Turns;
 use crate::flush::{Patience, flush, flush_some};
 use crate::inode::CachedFile;
-use crate::io::backend::spawn;
+use crate::thread::spawn;
 use crate::writeback::{LAST_PAGE, stream_pages};
 
 /// How soon the flusher looks again after it found nothing to do, while there are writes.

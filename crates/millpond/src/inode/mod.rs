@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use millpond_rangelock::{Budget, ByteRange, Mode};
 
+use crate::backend::Backend;
 use crate::cache::Cache;
 use crate::cache::parked;
 use crate::cache::slab::Slab;
@@ -33,18 +34,13 @@ use crate::inode::registry::{FileId, Found};
 use crate::inode::space::Space;
 use crate::inode::turns::Turns;
 use crate::io::backend::BackingFile;
-use crate::io::backend::memory::MemoryFile;
-use crate::io::backend::null::NullFile;
-use crate::io::backend::sim::{SimFile, SimOptions};
-use crate::io::backend::threads::{Pool, ThreadsFile};
-use crate::io::backend::uring::{self, Driver, UringFile};
+use crate::io::backend::uring;
 use crate::io::flight::Flight;
-use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN, WriteMode};
+use crate::io::pool::Pool;
+use crate::options::{OpenOptions, PAGE_BYTES_MIN, WriteMode};
 use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
-use crate::stats::Transfers;
 use crate::survival::changes::Told;
 use crate::survival::{Survival, mark};
-use crate::workers::Workers;
 use crate::writeback::{self, Flusher, LAST_PAGE, Writeback};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for those who
@@ -63,7 +59,7 @@ pub(crate) struct Shared {
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher>,
     pub(crate) flight: crate::sync::Arc<Flight>,
-    pub(crate) workers: Arc<Workers>,
+    pub(crate) workers: Arc<Pool>,
 }
 
 impl Shared {
@@ -91,86 +87,8 @@ impl Budget for Shared {
     }
 }
 
-/// The back end of an engine.
-pub(crate) struct Backend {
-    pub(crate) kind: BackendKind,
-    pub(crate) reason: String,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) transfers: Arc<Transfers>,
-}
-
-pub(crate) enum BackendKind {
-    Uring(Arc<Driver>),
-    Threads,
-    Memory,
-    Sim(SimOptions),
-    Null,
-}
-
-impl Backend {
-    pub(crate) fn name(&self) -> &'static str {
-        match self.kind {
-            BackendKind::Uring(_) => "uring",
-            BackendKind::Threads => "threads",
-            BackendKind::Memory => "memory",
-            BackendKind::Sim(_) => "sim",
-            BackendKind::Null => "null",
-        }
-    }
-
-    /// Whether what is written reaches files, and what is in them counts.
-    fn has_files(&self) -> bool {
-        matches!(self.kind, BackendKind::Uring(_) | BackendKind::Threads)
-    }
-
-    /// Who has rings for queues.
-    pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
-        match &self.kind {
-            BackendKind::Uring(driver) => Some(driver),
-            _ => None,
-        }
-    }
-
-    fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
-        let (pool, transfers) = (&self.pool, &self.transfers);
-        Ok(match &self.kind {
-            // A transfer in a ring has its flags looked at when the kernel gets round to it.
-            BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
-                Arc::new(UringFile::new(fd.as_fd(), backing, driver, transfers)?)
-            }
-            BackendKind::Uring(_) | BackendKind::Threads => {
-                Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool, transfers)?)
-            }
-            BackendKind::Memory => Arc::new(MemoryFile::new(contents(fd)?, pool)),
-            BackendKind::Sim(options) => Arc::new(SimFile::new(contents(fd)?, options, pool)),
-            BackendKind::Null => Arc::new(NullFile::new(file_size(fd)?)),
-        })
-    }
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        if let BackendKind::Uring(driver) = &self.kind {
-            driver.stop();
-        }
-        self.pool.stop();
-    }
-}
-
 fn file_size(fd: &OwnedFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_size as u64)
-}
-
-fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; file_size(fd)? as usize];
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pread(fd, &mut bytes[done..], done as u64)? {
-            0 => break,
-            moved => done += moved,
-        }
-    }
-    Ok(bytes)
 }
 
 /// One file of this process.

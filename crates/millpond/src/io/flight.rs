@@ -38,8 +38,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::constants::PAGE_BYTES_MIN;
 use crate::io::batch;
-use crate::options::PAGE_BYTES_MIN;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
 
 /// The most reads of one engine.

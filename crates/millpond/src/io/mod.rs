@@ -4,6 +4,8 @@ pub(crate) mod segment_list;
 
 pub(crate) mod segment;
 
+pub(crate) mod transfer;
+
 pub(crate) mod request;
 
 pub(crate) mod flight;
@@ -13,5 +15,7 @@ pub(crate) mod batch;
 pub(crate) mod signal;
 
 pub(crate) mod reaping;
+
+pub(crate) mod pool;
 
 pub(crate) mod backend;

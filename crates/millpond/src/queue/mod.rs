@@ -46,16 +46,16 @@ use slab::Slab;
 
 use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
+use crate::io::backend::driver::Driver;
 use crate::io::backend::shared_ring::SharedRing;
-use crate::io::backend::uring::Driver;
 use crate::io::batch;
+use crate::io::pool::Pool;
 use crate::io::segment::Segment;
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Patience, Waiting};
 use crate::read::miss::{Pace, Wanted};
-use crate::workers::Workers;
 
 pub use crate::queue::raw::{Aside, ReadDone};
 pub use crate::queue::request::{Completion, Request};
@@ -146,7 +146,7 @@ impl Queue {
     /// With a ring, if `driver` can give it one.
     pub(crate) fn new(
         capacity: usize,
-        workers: &Arc<Workers>,
+        workers: &Arc<Pool>,
         driver: Option<&Arc<Driver>>,
     ) -> Result<Queue> {
         if !(1..=CAPACITY_MAX).contains(&capacity) {

@@ -21,7 +21,7 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::State;
 use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
-use crate::io::backend::shared_ring::SharedRing;
+use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::request::BackgroundRead;
 use crate::io::segment::Segment;
 use crate::read::fill::{Leaves, Run, try_claim};
@@ -246,14 +246,8 @@ pub(crate) fn start_read<K: Send + 'static>(
         drop(keep);
         drop(owner);
     });
-    match Arc::clone(&file.backing).start(BackgroundRead {
-        offset,
-        wanted,
-        direct: false,
-        ring,
-        segments,
-        done,
-    }) {
+    let read = BackgroundRead { offset, wanted, direct: false, segments, done };
+    match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
         Ok(()) => true,
         Err(read) => {
             (read.done)(Ok(0));

@@ -25,12 +25,11 @@
 //! Locks: `state`, under range guards; the back end's `fstat` under it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::inode::Shared;
 use crate::io::backend::allocation::{Blocks, Company, Overwrites};
-use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{BackgroundRead, Direction, Transfer};
 use crate::survival::Survival;
@@ -251,8 +250,8 @@ impl BackingFile for Told {
         self.inner.attach_direct(fd, read, write)
     }
 
-    fn descriptors(&self) -> Option<&Descriptors> {
-        self.inner.descriptors()
+    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        self.inner.route(transfer)
     }
 
     fn direct_alignment(&self) -> Alignment {

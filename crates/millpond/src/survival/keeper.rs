@@ -49,13 +49,13 @@ use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
-use crate::io::backend::spawn as spawn_thread;
 use crate::survival::life::Life;
 use crate::survival::mark::{self, Mark};
 use crate::survival::memory::Memory;
 use crate::survival::replay::{Dead, PATIENCE, replay};
 use crate::survival::target::{Adopted, Identity, Medium};
 use crate::survival::wire::{self, Peer, Request};
+use crate::thread::spawn as spawn_thread;
 
 pub use crate::survival::process::{run, spawn};
 pub use crate::survival::report::{Failure, FileReport, Report};

@@ -124,7 +124,7 @@ impl Life {
         let (until, ended) = channel();
         let (told, holds) = channel();
         let held = Arc::clone(&page);
-        crate::io::backend::spawn("millpond-life", move || {
+        crate::thread::spawn("millpond-life", move || {
             let _ = told.send(hold(&held));
             // Until the sender is gone. Then the page may go, and the kernel is not to look at it.
             let _ = ended.recv();

@@ -42,12 +42,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::UNIT_SHIFT;
-use crate::io::backend::spawn;
 use crate::survival::layout::{FileEntryWords, FileSlot, Intent, OpWords, RecordWords};
 use crate::survival::memory::Memory;
 use crate::survival::report::FileReport;
 use crate::survival::rescue::{self, Origin, Rescue};
 use crate::survival::target::{Adopted, BUFFER_BYTES, Writer};
+use crate::thread::spawn;
 
 /// How long failures are retried, for each file.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);

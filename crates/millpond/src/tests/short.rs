@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use crate::inode::CachedFile;
-use crate::io::backend::memory::move_bytes;
 use crate::io::backend::{Alignment, BackingFile, Seek};
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
+use crate::sim::memory::move_bytes;
 use crate::{
     BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
 };

@@ -9,10 +9,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::io::backend::memory::{clear, move_bytes};
 use crate::io::backend::{BackingFile, Seek};
 use crate::io::batch;
 use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::sim::memory::{clear, move_bytes};
 
 /// What can be held up, and made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

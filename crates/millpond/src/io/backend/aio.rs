@@ -18,9 +18,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::io::backend::descriptors::SEGMENTS_MAX;
-use crate::io::request::{Direction, Transfer};
 use crate::io::segment::Front;
+use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
 /// What is in flight of a batch.
 const IN_FLIGHT_MAX: usize = 64;

@@ -1,55 +1,49 @@
 //! Back ends: what carries out reads and writes below the cache.
 //!
-//! One trait, [`BackingFile`], and one conformance suite. `uring` and `threads` work on file
-//! descriptors, `memory` on bytes in memory, `sim` makes `memory` slow and faulty on purpose.
+//! One trait, [`BackingFile`], and one conformance suite (`sim::conformance`). `uring` and `threads` work
+//! on file descriptors; those that need none are in `sim`.
 
-pub(crate) mod uring;
+pub(crate) mod alignment;
 
-pub(crate) mod fixed_ring;
-
-pub(crate) mod shared_ring;
-
-mod entry;
-
-pub(crate) mod threads;
-
-pub(crate) mod memory;
-
-pub(crate) mod null;
-
-pub(crate) mod sim;
-
-pub(crate) mod descriptors;
+pub(crate) mod allocation;
 
 pub(crate) mod in_place;
 
-pub(crate) mod allocation;
+pub(crate) mod descriptors;
+
+pub(crate) mod descriptor_file;
+
+mod entry;
+
+mod ring;
+
+pub(crate) mod local_ring;
+
+pub(crate) mod fixed_ring;
+
+mod read_ring;
+
+pub(crate) mod driver;
+
+pub(crate) mod shared_ring;
+
+pub(crate) mod uring;
 
 mod aio;
 
 mod aio_reads;
 
-#[cfg(test)]
-mod conformance;
+pub(crate) mod readers;
+
+pub(crate) mod threads;
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+pub(crate) use crate::io::backend::alignment::Alignment;
 use crate::io::backend::allocation::{Blocks, Company, Overwrites};
-use crate::io::backend::descriptors::Descriptors;
-use crate::io::request::{BackgroundRead, Transfer};
-
-/// What direct I/O needs; 1 where nothing needs to be aligned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Alignment {
-    pub(crate) memory_bytes: u32,
-    pub(crate) offset_bytes: u32,
-}
-
-impl Alignment {
-    pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
-}
+use crate::io::transfer::{BackgroundRead, Transfer};
 
 /// What to look for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,8 +166,10 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(())
     }
 
-    /// The descriptors, for who has a ring.
-    fn descriptors(&self) -> Option<&Descriptors> {
+    /// The descriptor and flags for a transfer in a ring of the caller's, who keeps the file until it has
+    /// ended; `None` where there are none.
+    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        let _ = transfer;
         None
     }
 
@@ -198,23 +194,4 @@ pub(crate) trait BackingFile: Send + Sync {
     fn is_direct(&self) -> bool {
         false
     }
-}
-
-/// Spawns a thread that takes no signals: they belong to the program's own threads. Save those of
-/// memory faults, which a copy to a caller's memory may raise here as well ([`crate::fault`]).
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let mut all = std::mem::MaybeUninit::uninit();
-    let mut old = std::mem::MaybeUninit::uninit();
-    // SAFETY: `all` and `old` are valid for the calls, and initialised by them; the mask of this
-    // thread is restored below.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
-        libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
-        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), old.as_mut_ptr());
-    }
-    let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
-    // SAFETY: `old` was initialised above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    spawned.map(drop)
 }

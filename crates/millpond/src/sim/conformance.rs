@@ -9,15 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::io::backend::memory::MemoryFile;
-use crate::io::backend::sim::{SimFile, SimOptions};
-use crate::io::backend::threads::{Pool, ThreadsFile};
-use crate::io::backend::uring::{self, Driver, UringFile};
+use crate::io::backend::descriptors::Backing;
+use crate::io::backend::driver::Driver;
+use crate::io::backend::local_ring::probe;
+use crate::io::backend::threads::{Threads, ThreadsFile};
+use crate::io::backend::uring::UringFile;
 use crate::io::backend::{BackingFile, Seek};
 use crate::io::batch;
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
-use crate::options::Backing;
+use crate::sim::memory::MemoryFile;
+use crate::sim::{SimFile, SimOptions};
 
 const BLOCK: usize = 4096;
 
@@ -74,18 +76,18 @@ impl Drop for Subject {
 /// One of each, over a new file that holds `content`.
 fn subjects(content: &[u8]) -> Vec<Subject> {
     let mut all = Vec::new();
-    let mut add = |name, make: &dyn Fn(&OwnedFd, &Arc<Pool>) -> io::Result<Made>| {
+    let mut add = |name, make: &dyn Fn(&OwnedFd, &Arc<Threads>) -> io::Result<Made>| {
         let dir = tempfile::tempdir_in(target_dir()).unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, content).unwrap();
         let fd: OwnedFd =
             std::fs::File::options().read(true).write(true).open(&path).unwrap().into();
-        let pool: Arc<Pool> = Arc::default();
-        match make(&fd, &pool) {
+        let threads: Arc<Threads> = Arc::default();
+        match make(&fd, &threads) {
             Ok((file, driver)) => {
                 file.attach(fd, true, true).unwrap();
                 let stop = Box::new(move || {
-                    pool.stop();
+                    threads.stop();
                     driver.iter().for_each(|driver| driver.stop());
                 });
                 all.push(Subject { name, file, path, stop, _dir: dir });
@@ -99,7 +101,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("uring, uncached", Backing::Uncached),
     ] {
         add(name, &|fd, _| {
-            uring::probe()?;
+            probe()?;
             let driver = Arc::new(Driver::new()?);
             let file = UringFile::new(fd.as_fd(), backing, &driver, &Arc::default())?;
             Ok((Arc::new(file), Some(driver)))
@@ -111,19 +113,21 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("threads, direct in place", Backing::DirectInPlace),
         ("threads, uncached", Backing::Uncached),
     ] {
-        add(name, &|fd, pool| {
-            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool, &Arc::default())?), None))
+        add(name, &|fd, threads| {
+            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, threads, &Arc::default())?), None))
         });
     }
-    add("memory", &|_, pool| Ok((Arc::new(MemoryFile::new(content.to_vec(), pool)), None)));
-    add("sim", &|_, pool| {
-        let options = SimOptions::new(1).delay_us_max(20).short_per_mille(500);
-        Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
+    add("memory", &|_, threads| {
+        Ok((Arc::new(MemoryFile::new(content.to_vec(), &threads.readers)), None))
     });
-    add("sim, watched", &|_, pool| {
+    add("sim", &|_, threads| {
+        let options = SimOptions::new(1).delay_us_max(20).short_per_mille(500);
+        Ok((Arc::new(SimFile::new(content.to_vec(), &options, &threads.readers)), None))
+    });
+    add("sim, watched", &|_, threads| {
         let options = SimOptions::new(2).short_per_mille(500);
         let _ = options.device();
-        Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
+        Ok((Arc::new(SimFile::new(content.to_vec(), &options, &threads.readers)), None))
     });
     all
 }
@@ -392,14 +396,14 @@ fn seeks_find_data_and_holes() {
 fn seeks_use_a_description_of_their_own() {
     let dir = tempfile::tempdir_in(target_dir()).unwrap();
     let path = dir.path().join("file");
-    let pool: Arc<Pool> = Arc::default();
+    let threads: Arc<Threads> = Arc::default();
     for (read, write) in [(true, false), (false, true), (true, true)] {
         std::fs::write(&path, content(BLOCK)).unwrap();
         let opened = std::fs::File::options().read(read).write(write).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
-            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &pool, &Arc::default()) else {
+            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &threads, &Arc::default()) else {
                 println!("skipped: {backing:?}");
                 continue;
             };
@@ -434,7 +438,6 @@ fn background_reads(wanted: bool, together: bool) {
             let segments = memory.segments(BLOCK).into();
             let send = send.clone();
             let read = BackgroundRead {
-                ring: None,
                 direct: false,
                 wanted,
                 offset: (at * BLOCK) as u64,
@@ -534,10 +537,10 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let dir = tempfile::tempdir_in(target_dir()).unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, content(BLOCK)).unwrap();
-    let pool: Arc<Pool> = Arc::default();
+    let threads: Arc<Threads> = Arc::default();
     let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
     assert!(fd.as_raw_fd() >= 0);
-    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &pool, &Arc::default()).unwrap();
+    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &threads, &Arc::default()).unwrap();
     assert!(file.attach(fd, true, false).unwrap().is_none());
     assert!(file.permits(false) && !file.permits(true));
     let mut memory = Memory::new(BLOCK, |_| 9);

@@ -10,8 +10,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, OnceLock};
 
-use crate::io::backend::{Alignment, BackingFile, Seek, memory};
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::backend::{Alignment, BackingFile, Seek};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sim::memory;
 
 /// What direct I/O to it must be aligned to: as for a device with small blocks.
 const ALIGNMENT: Alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };

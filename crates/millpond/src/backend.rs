@@ -1,0 +1,133 @@
+//! Which back end an engine has.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::io::backend::BackingFile;
+use crate::io::backend::descriptors::Backing;
+use crate::io::backend::driver::Driver;
+use crate::io::backend::local_ring::probe;
+use crate::io::backend::threads::{Threads, ThreadsFile};
+use crate::io::backend::uring::UringFile;
+use crate::io::transfer::TransferCounts;
+#[cfg(feature = "sim")]
+use crate::sim::{SimOptions, Simulated};
+
+/// Which back end carries out the I/O of an engine.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum BackendChoice {
+    /// `Uring` where a ring can be set up and reads a byte, else `Threads` (the default).
+    #[default]
+    Auto,
+    /// io_uring; building the engine fails where the system refuses it.
+    Uring,
+    /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
+    Threads,
+    /// The bytes of a file are read from its descriptor when it is opened and then live in memory;
+    /// nothing is written back. For tests, with the feature `sim`.
+    #[cfg(feature = "sim")]
+    Memory,
+    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests, with the feature
+    /// `sim`.
+    #[cfg(feature = "sim")]
+    Sim(SimOptions),
+    /// Completes at once and moves no bytes: to measure the way to it. Reads leave memory as it is,
+    /// writes are forgotten. With the feature `sim`.
+    #[cfg(feature = "sim")]
+    Null,
+}
+
+/// The back end of an engine.
+pub(crate) struct Backend {
+    pub(crate) kind: BackendKind,
+    pub(crate) reason: String,
+    pub(crate) threads: Arc<Threads>,
+    pub(crate) transfers: Arc<TransferCounts>,
+}
+
+pub(crate) enum BackendKind {
+    Uring(Arc<Driver>),
+    Threads,
+    #[cfg(feature = "sim")]
+    Simulated(Simulated),
+}
+
+impl Backend {
+    /// # Errors
+    ///
+    /// The system refuses what was chosen.
+    pub(crate) fn new(choice: BackendChoice) -> io::Result<Backend> {
+        let (kind, reason) = choose(choice)?;
+        Ok(Backend { kind, reason, threads: Arc::default(), transfers: Arc::default() })
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match &self.kind {
+            BackendKind::Uring(_) => "uring",
+            BackendKind::Threads => "threads",
+            #[cfg(feature = "sim")]
+            BackendKind::Simulated(simulated) => simulated.name(),
+        }
+    }
+
+    /// Whether what is written reaches files, and what is in them counts.
+    pub(crate) fn has_files(&self) -> bool {
+        matches!(self.kind, BackendKind::Uring(_) | BackendKind::Threads)
+    }
+
+    /// Who has rings for queues.
+    pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
+        match &self.kind {
+            BackendKind::Uring(driver) => Some(driver),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
+        let (threads, transfers) = (&self.threads, &self.transfers);
+        Ok(match &self.kind {
+            // A transfer in a ring has its flags looked at when the kernel gets round to it.
+            BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
+                Arc::new(UringFile::new(fd.as_fd(), backing, driver, transfers)?)
+            }
+            BackendKind::Uring(_) | BackendKind::Threads => {
+                Arc::new(ThreadsFile::new(fd.as_fd(), backing, threads, transfers)?)
+            }
+            #[cfg(feature = "sim")]
+            BackendKind::Simulated(simulated) => simulated.open(fd, &threads.readers)?,
+        })
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        if let BackendKind::Uring(driver) = &self.kind {
+            driver.stop();
+        }
+        self.threads.stop();
+    }
+}
+
+fn choose(choice: BackendChoice) -> io::Result<(BackendKind, String)> {
+    let asked = || "as asked for".to_string();
+    let uring = || Driver::new().map(|driver| BackendKind::Uring(Arc::new(driver)));
+    Ok(match choice {
+        BackendChoice::Auto => match probe() {
+            Ok(()) => (uring()?, "io_uring works here".into()),
+            Err(error) => (BackendKind::Threads, format!("io_uring does not work here: {error}")),
+        },
+        BackendChoice::Uring => {
+            probe()?;
+            (uring()?, asked())
+        }
+        BackendChoice::Threads => (BackendKind::Threads, asked()),
+        #[cfg(feature = "sim")]
+        BackendChoice::Memory => (BackendKind::Simulated(Simulated::Memory), asked()),
+        #[cfg(feature = "sim")]
+        BackendChoice::Sim(options) => (BackendKind::Simulated(Simulated::Sim(options)), asked()),
+        #[cfg(feature = "sim")]
+        BackendChoice::Null => (BackendKind::Simulated(Simulated::Null), asked()),
+    })
+}
