@@ -387,7 +387,7 @@ impl Run {
 
 fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
     let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
-    let block_bytes = match file.backing.read_alignment().offset_bytes {
+    let block_bytes = match file.backing.alignment(false).offset_bytes {
         1 => 1,
         bytes => u64::from(bytes).max(KERNEL_PAGE_BYTES),
     };

@@ -33,8 +33,7 @@ use crate::inode::kept::Kept;
 use crate::inode::registry::{FileId, Found};
 use crate::inode::space::Space;
 use crate::inode::turns::Turns;
-use crate::io::backend::BackingFile;
-use crate::io::backend::uring;
+use crate::io::backend::{BackingFile, OpenedFor, uring};
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::options::{OpenOptions, PAGE_BYTES_MIN, WriteMode};
@@ -177,11 +176,9 @@ impl CachedFile {
             }
         };
         let attaching = file.attaching.lock().expect("no panic under the lock");
-        if options.direct {
-            let (read, write) = (options.read, options.writable());
-            file.backing.attach_direct(fd.as_fd(), read, write).map_err(failed)?;
-        }
-        let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
+        let opened =
+            OpenedFor { read: options.read, write: options.writable(), direct: options.direct };
+        let kept = file.backing.attach(fd, opened).map_err(failed)?;
         drop(attaching);
         space::look_at_limit(&file);
         Ok((file, kept))
@@ -264,14 +261,14 @@ impl CachedFile {
         // and is waited for; who gets one later has.
         self.through.fetch_add(1, AcqRel);
         let settled = self.settle(true);
-        self.backing.begin_plain();
+        self.backing.set_plain(true);
         settled
     }
 
     pub(crate) fn end_through(&self) {
         // Release: what went past the cache meanwhile comes before writes that wait again.
         self.through.fetch_sub(1, Release);
-        self.backing.end_plain();
+        self.backing.set_plain(false);
     }
 
     /// Writes back what waits, and gives back space that was reserved for more: nothing is left to

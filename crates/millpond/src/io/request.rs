@@ -59,8 +59,8 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
 /// Direct reads can't go on from within a block; they stop there at the end of the file only.
 pub(crate) fn block_bytes(file: &dyn BackingFile, transfer: &Transfer<'_>) -> u64 {
     match transfer.direction {
-        Direction::Read if transfer.direct => u64::from(file.direct_alignment().offset_bytes),
-        Direction::Read => u64::from(file.read_alignment().offset_bytes),
+        Direction::Read if transfer.direct => u64::from(file.alignment(true).offset_bytes),
+        Direction::Read => u64::from(file.alignment(false).offset_bytes),
         Direction::Write => 1,
     }
 }

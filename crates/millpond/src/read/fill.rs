@@ -242,7 +242,7 @@ impl Reader<'_> {
         let page_bytes = file.core().page_bytes();
         let from = start.max(self.offset);
         let to = (start + page_bytes as u64).min(self.end);
-        let alignment = file.backing.read_alignment().offset_bytes;
+        let alignment = file.backing.alignment(false).offset_bytes;
         let mut slots = Slots::new(&file.shared.flight);
         slots.add();
         // A slot is not for the caller's memory (L2 of `flight`), and direct I/O wants aligned memory: a

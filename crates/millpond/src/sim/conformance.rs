@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::io::backend::descriptors::Backing;
+use crate::io::backend::descriptors::{self, Backing};
 use crate::io::backend::driver::Driver;
 use crate::io::backend::local_ring::probe;
 use crate::io::backend::threads::{Threads, ThreadsFile};
 use crate::io::backend::uring::UringFile;
-use crate::io::backend::{BackingFile, Seek};
+use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
 use crate::io::request::{self, BackgroundRead, Direction, Transfer};
 use crate::io::segment::Segment;
@@ -58,6 +58,10 @@ impl Memory {
     }
 }
 
+fn offered(read: bool, write: bool) -> OpenedFor {
+    OpenedFor { read, write, direct: false }
+}
+
 /// A back end and how to make a file of it.
 struct Subject {
     name: &'static str,
@@ -85,7 +89,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         let threads: Arc<Threads> = Arc::default();
         match make(&fd, &threads) {
             Ok((file, driver)) => {
-                file.attach(fd, true, true).unwrap();
+                file.attach(fd, offered(true, true)).unwrap();
                 let stop = Box::new(move || {
                     threads.stop();
                     driver.iter().for_each(|driver| driver.stop());
@@ -240,7 +244,7 @@ fn vectors_of_any_length_go_through() {
                 // Direct reads want aligned pieces.
                 let aligned = len.next_multiple_of(BLOCK);
                 let mut back = Memory::zeroed(aligned);
-                let piece = if file.read_alignment().offset_bytes > 1 { BLOCK } else { piece };
+                let piece = if file.alignment(false).offset_bytes > 1 { BLOCK } else { piece };
                 let segments = back.segments(piece);
                 let (moved, error) = transfer(file, Direction::Read, 0, &segments);
                 assert!(error.is_none() && moved >= len as u64, "{}: {error:?}", subject.name);
@@ -287,7 +291,7 @@ fn lengths_change_and_new_bytes_are_zero() {
         assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0));
         file.sync(true).unwrap();
         file.sync(false).unwrap();
-        file.flush().unwrap();
+        file.descriptor(true).map_or(Ok(()), descriptors::flush).unwrap();
     }
 }
 
@@ -321,11 +325,7 @@ fn punched_and_zeroed_bytes_are_zero() {
             (30 * BLOCK, BLOCK),
         ];
         for (number, (offset, len)) in ranges.into_iter().enumerate() {
-            let outcome = if number % 2 == 0 {
-                file.punch(offset as u64, len as u64)
-            } else {
-                file.zero(offset as u64, len as u64)
-            };
+            let outcome = file.zero(offset as u64, len as u64, number % 2 == 1);
             if let Err(error) = outcome {
                 assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{name}: {error}");
                 println!("skipped: {name}: {error}");
@@ -368,7 +368,7 @@ fn seeks_find_data_and_holes() {
     const BLOCKS: usize = 64;
     for subject in subjects(&content(BLOCKS * BLOCK)) {
         let (file, name) = (&*subject.file, subject.name);
-        let punched = file.punch(16 * BLOCK as u64, 32 * BLOCK as u64);
+        let punched = file.zero(16 * BLOCK as u64, 32 * BLOCK as u64, false);
         let bytes = read(file, 0, BLOCKS * BLOCK);
         let (mut at, mut holes) = (0, 0);
         while let Some(data) = file.seek(at, Seek::Data).unwrap() {
@@ -407,7 +407,7 @@ fn seeks_use_a_description_of_their_own() {
                 println!("skipped: {backing:?}");
                 continue;
             };
-            file.attach(fd.try_clone().unwrap(), read, write).unwrap();
+            file.attach(fd.try_clone().unwrap(), offered(read, write)).unwrap();
             assert_eq!(file.seek(1, Seek::Data).unwrap(), Some(1));
             assert_eq!(file.seek(1, Seek::Hole).unwrap(), Some(BLOCK as u64));
             assert_eq!(rustix::fs::tell(&fd).unwrap(), 0, "the offset moved");
@@ -541,13 +541,13 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
     assert!(fd.as_raw_fd() >= 0);
     let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &threads, &Arc::default()).unwrap();
-    assert!(file.attach(fd, true, false).unwrap().is_none());
+    assert!(file.attach(fd, offered(true, false)).unwrap().is_none());
     assert!(file.permits(false) && !file.permits(true));
     let mut memory = Memory::new(BLOCK, |_| 9);
     let (moved, error) = transfer(&file, Direction::Write, 0, &memory.segments(BLOCK));
     assert_eq!((moved, error.unwrap().raw_os_error()), (0, Some(libc::EBADF)));
     assert!(file.set_len(0).is_err());
-    let refused = [file.punch(0, 1), file.zero(0, 1), file.allocate(0, 1, true)];
+    let refused = [file.zero(0, 1, false), file.zero(0, 1, true), file.allocate(0, 1, true)];
     for outcome in refused {
         assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EBADF));
     }

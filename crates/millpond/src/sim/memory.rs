@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::io::backend::{BackingFile, Seek, readers};
+use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
 use crate::io::pool::Pool;
 use crate::io::request;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
@@ -42,7 +42,7 @@ impl BackingFile for MemoryFile {
         readers::start(&readers, read, move |read| request::try_one(&*self, read))
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
     }
 
@@ -54,12 +54,7 @@ impl BackingFile for MemoryFile {
         set_len(&mut self.bytes(), len)
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        clear(&mut self.bytes(), offset, len);
-        Ok(())
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn zero(&self, offset: u64, len: u64, _: bool) -> io::Result<()> {
         clear(&mut self.bytes(), offset, len);
         Ok(())
     }

@@ -21,13 +21,12 @@ mod random;
 mod conformance;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::io::backend::descriptors::made;
-use crate::io::backend::{BackingFile, Seek, readers};
+use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
 use crate::io::pool::Pool;
 use crate::io::request;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
@@ -359,7 +358,7 @@ impl BackingFile for SimFile {
         readers::start(&readers, read, move |read| request::try_one(&*self, read))
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
     }
 
@@ -367,8 +366,8 @@ impl BackingFile for SimFile {
         Ok(self.disk().len())
     }
 
-    fn made(&self) -> Option<(i64, u32)> {
-        made(self.inode.get()?.as_fd())
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        self.inode.get().filter(|_| !writing).map(|fd| fd.as_fd())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -382,11 +381,7 @@ impl BackingFile for SimFile {
         self.disk().set_len(len)
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.clear(offset, len)
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn zero(&self, offset: u64, len: u64, _: bool) -> io::Result<()> {
         self.clear(offset, len)
     }
 

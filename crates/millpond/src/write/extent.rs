@@ -115,7 +115,7 @@ impl CachedFile {
         self.clear(Op::Punch, offset, end, |size| {
             // To the end of the file's last page, so that its block goes, too.
             let end = end.min(size.next_multiple_of(self.core().page_bytes() as u64));
-            Ok(self.backing.punch(offset, end - offset)?)
+            Ok(self.backing.zero(offset, end - offset, false)?)
         })
     }
 
@@ -123,7 +123,7 @@ impl CachedFile {
     pub(crate) fn zero(&self, offset: u64, end: u64) -> Result<()> {
         self.clear(Op::Zero, offset, end, |size| {
             let end = end.min(size);
-            match self.backing.zero(offset, end - offset) {
+            match self.backing.zero(offset, end - offset, true) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     let epoch = self.writeback.generations.epoch();
                     let written = self.write_zeros(offset, end);

@@ -55,6 +55,7 @@ use crate::flush::{BATCH_BYTES, Patience, flush};
 use crate::inode::CachedFile;
 use crate::inode::registry::FileId;
 use crate::inode::space;
+use crate::io::backend::descriptors;
 use crate::writeback::dirty::Dirty;
 use crate::writeback::generations::Generations;
 use crate::writeback::stream::Stream;
@@ -226,10 +227,14 @@ pub(crate) fn read_back(file: &CachedFile, first: PageIndex, last: PageIndex) {
     file.writeback.generations.read_back(first, last);
 }
 
+fn tells_of_others(file: &CachedFile) -> bool {
+    file.backing.descriptor(false).is_some_and(descriptors::tells_of_others)
+}
+
 /// A write that is not durable has failed: counts what it may have been told of other bytes (G2).
 pub(crate) fn tell_of_others(file: &CachedFile, failure: Failure) {
     use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
-    if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && file.backing.tells_of_others() {
+    if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && tells_of_others(file) {
         file.writeback.generations.told(failure);
     }
 }
@@ -268,8 +273,7 @@ pub(crate) fn conclude_apart(
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
     let generations = &file.writeback.generations;
-    let is_refusal =
-        |failure: &Failure| !file.backing.tells_of_others() && failure.is_refusal(repeat);
+    let is_refusal = |failure: &Failure| !tells_of_others(file) && failure.is_refusal(repeat);
     match told {
         Some(failure) if !is_refusal(&failure) => {
             generations.fail(pass, failure);

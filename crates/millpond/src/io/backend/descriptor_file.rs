@@ -7,9 +7,9 @@ use std::sync::Arc;
 use rustix::fs::FallocateFlags;
 
 use crate::io::backend::alignment::Alignment;
-use crate::io::backend::allocation::{self, Blocks, Company, Overwrites};
-use crate::io::backend::descriptors::{Backing, Descriptors, is_of_this_machine, made};
-use crate::io::backend::{BackingFile, Seek};
+use crate::io::backend::allocation::{self, Blocks, Overwrites};
+use crate::io::backend::descriptors::{Backing, Descriptors};
+use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Transfer, TransferCounts};
 
 /// A backing file that is a set of descriptors, and who carries out its transfers.
@@ -51,8 +51,40 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         C::start(self, read)
     }
 
-    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
-        self.descriptors.attach(fd, read, write)
+    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        self.descriptors.ring_route(transfer)
+    }
+
+    fn transfer_bytes(&self) -> u64 {
+        C::TRANSFER_BYTES
+    }
+
+    fn alignment(&self, direct: bool) -> Alignment {
+        self.descriptors.alignment(direct)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.descriptors.is_direct()
+    }
+
+    fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
+        self.descriptors.attach(fd, opened)
+    }
+
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        self.descriptors.descriptor(writing)
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.descriptors.permits(writing)
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        self.descriptors.verify()
+    }
+
+    fn set_plain(&self, on: bool) {
+        self.descriptors.set_plain(on);
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -63,18 +95,9 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.set_len(len)
     }
 
-    fn verify(&self) -> io::Result<()> {
-        self.descriptors.verify()
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        self.descriptors.fallocate(flags, offset, len)
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        self.descriptors.fallocate(flags, offset, len)
+    fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
+        let how = if keep_space { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        self.descriptors.fallocate(how | FallocateFlags::KEEP_SIZE, offset, len)
     }
 
     fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
@@ -87,75 +110,15 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.seek(offset, to)
     }
 
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.descriptors.sync(data_only)
+    }
+
     fn overwrites(&self) -> Overwrites {
         self.descriptors.overwrites()
     }
 
     fn blocks(&self, start: u64) -> io::Result<Blocks> {
         allocation::blocks(self.descriptors.any()?, start)
-    }
-
-    fn company(&self) -> Company {
-        self.descriptors.write_descriptor().map_or(Company::Others, allocation::company)
-    }
-
-    fn give_back(&self, len: u64, leased: bool) {
-        self.descriptors.give_back(len, leased);
-    }
-
-    fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.descriptors.sync(data_only)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.descriptors.flush()
-    }
-
-    fn tells_of_others(&self) -> bool {
-        !self.descriptors.any().is_ok_and(is_of_this_machine)
-    }
-
-    fn made(&self) -> Option<(i64, u32)> {
-        made(self.descriptors.any().ok()?)
-    }
-
-    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptors.write_descriptor()
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.descriptors.permits(writing)
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        self.descriptors.read_alignment()
-    }
-
-    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
-        self.descriptors.attach_direct(fd, read, write)
-    }
-
-    fn direct_alignment(&self) -> Alignment {
-        self.descriptors.direct_alignment()
-    }
-
-    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
-        self.descriptors.ring_route(transfer)
-    }
-
-    fn transfer_bytes(&self) -> u64 {
-        C::TRANSFER_BYTES
-    }
-
-    fn begin_plain(&self) {
-        self.descriptors.set_plain(true);
-    }
-
-    fn end_plain(&self) {
-        self.descriptors.set_plain(false);
-    }
-
-    fn is_direct(&self) -> bool {
-        self.descriptors.is_direct()
     }
 }

@@ -10,17 +10,17 @@
 mod calls;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use crate::io::backend::Seek;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
+use crate::io::backend::{OpenedFor, Seek};
 use crate::io::transfer::TransferCounts;
 
 /// Don't honour O_APPEND (Linux 6.9).
@@ -103,12 +103,11 @@ impl Descriptors {
 
     /// Offers another descriptor of the file. Gives it back unless it is kept for a direction that
     /// had none.
-    pub(crate) fn attach(
-        &self,
-        fd: OwnedFd,
-        read: bool,
-        write: bool,
-    ) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
+        let OpenedFor { read, write, direct } = opened;
+        if direct {
+            self.attach_direct(fd.as_fd(), read, write)?;
+        }
         if self.direct.is_some() && self.in_place.is_none() {
             self.open_direct(fd.as_fd(), read, write)?;
         }
@@ -150,12 +149,7 @@ impl Descriptors {
 
     /// Makes ready for direct transfers. Not called by several threads at once, as `attach` is not
     /// (`CachedFile::open`).
-    pub(crate) fn attach_direct(
-        &self,
-        fd: BorrowedFd<'_>,
-        read: bool,
-        write: bool,
-    ) -> io::Result<()> {
+    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         if self.handles_direct.get().is_none() {
             let alignment = match self.direct {
                 Some(alignment) => alignment,
@@ -166,8 +160,9 @@ impl Descriptors {
         self.open_direct(fd, read, write)
     }
 
-    pub(crate) fn direct_alignment(&self) -> Alignment {
-        self.handles_direct.get().copied().unwrap_or(Alignment::NONE)
+    pub(crate) fn alignment(&self, direct: bool) -> Alignment {
+        let known = if direct { self.handles_direct.get().copied() } else { self.direct };
+        known.unwrap_or(Alignment::NONE)
     }
 
     /// Whether the cache's transfers are direct where they are aligned.
@@ -176,13 +171,13 @@ impl Descriptors {
     }
 
     pub(crate) fn any(&self) -> io::Result<BorrowedFd<'_>> {
-        let fd = self.read.get().or(self.write.get());
-        fd.map(|fd| fd.as_fd()).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+        self.descriptor(false).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
-    /// The descriptor that writes go by.
-    pub(crate) fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.write.get().map(|fd| fd.as_fd())
+    /// The descriptor that writes go by, or else any.
+    pub(crate) fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        let fd = if writing { self.write.get() } else { self.read.get().or(self.write.get()) };
+        fd.map(|fd| fd.as_fd())
     }
 
     /// Holds back what needs other flags of the caller's descriptors than they were given, or lets it go
@@ -195,10 +190,6 @@ impl Descriptors {
 
     pub(crate) fn permits(&self, writing: bool) -> bool {
         if writing { self.write.get().is_some() } else { self.read.get().is_some() }
-    }
-
-    pub(crate) fn read_alignment(&self) -> Alignment {
-        self.direct.unwrap_or(Alignment::NONE)
     }
 
     pub(crate) fn len(&self) -> io::Result<u64> {
@@ -214,25 +205,6 @@ impl Descriptors {
         let Some(write) = self.write.get() else { return Overwrites::Elsewhere };
         let read = self.read.get().map(|fd| fd.as_fd());
         *self.overwrites.get_or_init(|| allocation::overwrites(read, write.as_fd()))
-    }
-
-    /// As [`give_back`](crate::io::backend::BackingFile::give_back). There is no call that cuts what lies beyond the end, and nothing else:
-    /// to cut the file to the length it has is one, if nobody can append between the look at the length
-    /// and that. (To punch a hole beyond the end does nothing on ext4, and takes an append's bytes
-    /// elsewhere.)
-    pub(crate) fn give_back(&self, len: u64, leased: bool) {
-        let Some(fd) = self.write.get() else { return };
-        let cut = || {
-            if self.len().is_ok_and(|now| now == len) {
-                // Where it fails, the file has blocks beyond its end, as after `fallocate`.
-                let _ = self.set_len(len);
-            }
-        };
-        if leased {
-            cut();
-        } else {
-            allocation::alone(fd.as_fd(), cut);
-        }
     }
 
     pub(crate) fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
@@ -305,15 +277,6 @@ impl Descriptors {
         }
         Ok(())
     }
-
-    /// Closes a duplicate, for what the file system says about it.
-    pub(crate) fn flush(&self) -> io::Result<()> {
-        use std::os::fd::IntoRawFd;
-        let Some(fd) = self.write.get() else { return Ok(()) };
-        let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
-        // SAFETY: the descriptor is ours, and not used again.
-        Ok(unsafe { rustix::io::try_close(duplicate) }?)
-    }
 }
 
 impl Switch for Descriptors {
@@ -329,8 +292,21 @@ impl Switch for Descriptors {
     }
 }
 
+/// Asks for the errors that closing a descriptor would tell of: closes a duplicate.
+pub(crate) fn flush(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
+    // SAFETY: the descriptor is ours, and not used again.
+    Ok(unsafe { rustix::io::try_close(duplicate) }?)
+}
+
+/// Whether a write to a file that is not durable may be told of an error of earlier ones, as on NFS. Asked
+/// after an error.
+pub(crate) fn tells_of_others(fd: BorrowedFd<'_>) -> bool {
+    !is_of_this_machine(fd)
+}
+
 /// Whether a file system is known whose writes are told of no errors but their own.
-pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
+fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const F2FS: u32 = 0xf2f5_2010;
     const ZFS: u32 = 0x2fc1_2fc1;
@@ -347,7 +323,8 @@ pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|stat| known.contains(&(stat.f_type as u32)))
 }
 
-/// When the inode of an open file was made, in seconds and nanoseconds.
+/// When the inode of an open file was made, in seconds and nanoseconds, where that can be told: with its
+/// number, what tells it from others.
 pub(crate) fn made(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
@@ -402,6 +379,9 @@ fn can_ignore_append() -> bool {
 mod tests {
     use super::*;
 
+    const READS: OpenedFor = OpenedFor { read: true, write: false, direct: false };
+    const WRITES: OpenedFor = OpenedFor { read: false, write: true, direct: false };
+
     /// Goal: syncs go by the description that the file is written by.
     /// Incident: once there was another for reading, which was opened later, they went by that, and were
     /// not told of an error from before that somebody else had been told of.
@@ -413,9 +393,9 @@ mod tests {
         let descriptors =
             Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
         let path = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
-        assert!(descriptors.attach(path, true, false).unwrap().is_none());
+        assert!(descriptors.attach(path, READS).unwrap().is_none());
         descriptors.sync(true).unwrap_err();
-        assert!(descriptors.attach(write, false, true).unwrap().is_none());
+        assert!(descriptors.attach(write, WRITES).unwrap().is_none());
         descriptors.sync(true).unwrap();
         descriptors.sync(false).unwrap();
     }
@@ -423,14 +403,14 @@ mod tests {
     /// Goal: a sync is not that of another file which has taken the descriptor's number.
     #[test]
     fn a_descriptor_of_another_file_is_not_synced() {
-        use std::os::fd::{FromRawFd, IntoRawFd};
+        use std::os::fd::FromRawFd;
         let (file, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let number = OwnedFd::from(file).into_raw_fd();
         // SAFETY: ours, by the line above.
         let write = unsafe { OwnedFd::from_raw_fd(number) };
         let descriptors =
             Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
-        assert!(descriptors.attach(write, false, true).unwrap().is_none());
+        assert!(descriptors.attach(write, WRITES).unwrap().is_none());
         descriptors.sync(true).unwrap();
         // SAFETY: no memory involved; the number stays open.
         assert!(unsafe { libc::dup2(other.as_raw_fd(), number) } >= 0);
