@@ -48,8 +48,6 @@ mod cache;
 
 mod survival;
 
-mod backend;
-
 #[cfg(feature = "sim")]
 mod sim;
 
@@ -64,6 +62,7 @@ mod workers;
 mod advice;
 mod constants;
 mod error;
+mod file_id;
 mod memory;
 mod options;
 mod prefetch;

@@ -2,15 +2,41 @@
 
 use std::time::Duration;
 
-pub use crate::backend::BackendChoice;
+#[cfg(doc)]
+use crate::Engine;
 pub use crate::constants::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::error::{Error, Op, Result};
-use crate::face::engine::Engine;
 pub use crate::io::backend::descriptors::Backing;
 use crate::io::flight;
 use crate::range_lock::Kind;
-use crate::read::ahead::WINDOW_BYTES_MAX;
+#[cfg(feature = "sim")]
+use crate::sim::SimOptions;
 use crate::survival::keeper::Address;
+
+/// Which back end carries out the I/O of an engine.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum BackendChoice {
+    /// `Uring` where a ring can be set up and reads a byte, else `Threads` (the default).
+    #[default]
+    Auto,
+    /// io_uring; building the engine fails where the system refuses it.
+    Uring,
+    /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
+    Threads,
+    /// The bytes of a file are read from its descriptor when it is opened and then live in memory;
+    /// nothing is written back. For tests, with the feature `sim`.
+    #[cfg(feature = "sim")]
+    Memory,
+    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests, with the feature
+    /// `sim`.
+    #[cfg(feature = "sim")]
+    Sim(SimOptions),
+    /// Completes at once and moves no bytes: to measure the way to it. Reads leave memory as it is,
+    /// writes are forgotten. With the feature `sim`.
+    #[cfg(feature = "sim")]
+    Null,
+}
 
 /// When a write reaches the back end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,6 +50,9 @@ pub enum WriteMode {
     /// that is killed before loses them, unless the engine has a keeper.
     Back,
 }
+
+/// What is read ahead at most, unless asked otherwise: the largest window.
+pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 20;
 
 /// Options of an [`Engine`]; see [`Engine::builder`].
 #[derive(Debug, Clone)]
@@ -46,7 +75,7 @@ impl Default for EngineBuilder {
             backend: BackendChoice::Auto,
             hit_path: true,
             range_lock: Kind::Striped,
-            readahead_bytes_max: WINDOW_BYTES_MAX,
+            readahead_bytes_max: READAHEAD_BYTES_MAX,
             reads_in_flight_max: flight::READS_MAX,
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
@@ -148,17 +177,6 @@ impl EngineBuilder {
     pub fn keeper(mut self, address: Address) -> Self {
         self.keeper = Some(address);
         self
-    }
-
-    /// Builds the engine. Starts no thread.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
-    /// [`Error::Io`] where memory can't be reserved, the chosen back end is refused, or the keeper
-    /// can't be reached or refuses.
-    pub fn build(self) -> Result<Engine> {
-        Engine::build(self)
     }
 }
 

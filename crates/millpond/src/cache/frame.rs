@@ -38,15 +38,16 @@
 
 use std::io;
 use std::ptr;
-use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::cache::group;
 use crate::cache::page::FRAMES_MAX;
-use crate::cache::pin::Pins;
+use crate::cache::pin::{Pins, Retiring};
+use crate::cache::step;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::Survival;
@@ -381,10 +382,8 @@ impl Frames {
         if let Some(survival) = self.records(class) {
             survival.free_record(frame);
         }
-        // Pairs with the acquire fence of a late reader between its copy and its validation: a
-        // reader that sees a byte written from here on also sees that the frame left its page. And
-        // the record is FREE before the first such byte (K2 of `survival`).
-        fence(Release);
+        // Also: the record is FREE before the first such byte (K2 of `survival`).
+        step::begin_reuse();
     }
 
     fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
@@ -509,10 +508,7 @@ impl Frames {
             // An orphan that stayed DIRTY could outlive the page's next contents (K4).
             survival.free_record(frame);
         }
-        // Pairs with the fence of `pin`: either we see the pin, or the viewer sees that the frame
-        // left its page.
-        fence(SeqCst);
-        if self.meta(frame).pins.try_retire() {
+        if Retiring::begin().try_retire(&self.meta(frame).pins) {
             self.free(frame, class);
         }
     }
@@ -524,10 +520,9 @@ impl Frames {
                 survival.free_record(*frame);
             }
         }
-        // As in `release`; one fence for all.
-        fence(SeqCst);
+        let retiring = Retiring::begin();
         for frame in frames.iter_mut() {
-            if *frame != FrameIndex::NONE && !self.meta(*frame).pins.try_retire() {
+            if *frame != FrameIndex::NONE && !retiring.try_retire(&self.meta(*frame).pins) {
                 *frame = FrameIndex::NONE;
             }
         }
@@ -582,8 +577,8 @@ impl Frames {
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
         let at = self.bytes(group);
-        // As in `try_alloc`: a late reader that sees the zeros also sees that the frame left.
-        fence(Release);
+        // A late reader sees zeros.
+        step::begin_reuse();
         // Shared memory is given back by a hole in what is mapped.
         let advice = match self.records(class) {
             None => Advice::LinuxDontNeed,

@@ -4,11 +4,10 @@
 //! Contents tell the page and the time: what page 1 holds is 10 more than what page 0 holds.
 
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{Relaxed, Release};
 use loom::thread;
 
 use super::loom_tests::{Pond, Rule, SHOWN};
-use crate::cache::frame::FrameIndex;
+use crate::cache::step::Hiding;
 
 /// Both pages hold time 0.
 fn pond(without: Rule) -> Arc<Pond> {
@@ -25,15 +24,15 @@ fn spawn(pond: &Arc<Pond>, body: impl FnOnce(&Pond) + 'static) -> thread::JoinHa
 /// Goal: a read of two pages is whole because all pages of a write are hidden before any is shown,
 /// because the reader looks at the words again, and because the size comes before the pages.
 /// Method: one write, extending or not, without each of the rules.
-fn read_races_a_write(without: Rule, size: usize) {
+fn read_races_a_write(without: Rule, size: u64) {
     loom::model(move || {
         let pond = Pond::new(without);
-        pond.size.store(size, Relaxed);
+        pond.size.set(size);
         let writer = spawn(&pond, move |pond| {
             pond.write_both([3, 4], 1, (size == 1).then_some(2));
         });
         if let Some(seen) = pond.try_read() {
-            let before = vec![0; size];
+            let before = vec![0; size as usize];
             assert!(seen == before || seen == [1, 1], "half of a write: {seen:?}");
         }
         writer.join().unwrap();
@@ -74,21 +73,22 @@ fn read_races_a_cut(without: Rule) {
         let pond = pond(without);
         let cutter = spawn(&pond, |pond| {
             let hide = || {
-                pond.words[1].hide(&pond.epoch);
-                pond.fence_after_hiding();
+                let mut hiding = Hiding::new(&pond.epoch);
+                hiding.hide(&pond.words[1]);
+                hiding.finish();
             };
             if pond.without != Rule::HideBeforeSize {
                 hide();
             }
-            pond.size.store(1, Release);
+            pond.size.set(1);
             if pond.without == Rule::HideBeforeSize {
                 // Extended before the page goes: the size is no help then.
-                pond.size.store(2, Release);
+                pond.size.set(2);
                 thread::yield_now();
                 hide();
             }
             let _ = pond.words[1].drop_hidden();
-            pond.size.store(2, Release);
+            pond.size.set(2);
             pond.fill(1, 3, 0);
         });
         // A second reader's look: what the first saw stays true.
@@ -155,21 +155,18 @@ fn loom_read_races_a_one_page_write_and_a_refill() {
     model.check(|| {
         let pond = pond(Rule::None);
         let writer = spawn(&pond, |pond| {
-            pond.build(3, 1);
-            let word = &pond.words[0];
-            if let Ok(change) = word.try_replace(FrameIndex(3), SHOWN, &pond.epoch) {
-                pond.fence_after_hiding();
-                // The old frame is free: it goes to the other page, if that was evicted.
-                if pond.words[1].try_fill(change.was.frame()).is_ok() {
-                    pond.build(change.was.frame().0, 10);
-                    let _ = pond.words[1].finish_fill(change.was.frame(), SHOWN);
-                }
+            // The old frame is free: it goes to the other page, if that was evicted.
+            if let Some(old) = pond.replace(0, 3, 1)
+                && pond.words[1].try_fill(old).is_ok()
+            {
+                pond.build(old.0, 10);
+                let _ = pond.words[1].finish_fill(old, SHOWN);
             }
         });
         let evictor = spawn(&pond, |pond| {
             let seen = pond.words[1].load();
             if seen.is_ready() && pond.words[1].try_evict(seen, &pond.epoch) {
-                pond.fence_after_hiding();
+                assert!(pond.retire(seen.frame()), "nobody has a pin");
             }
         });
         if let Some(seen) = pond.try_read() {

@@ -1,18 +1,19 @@
 //! Loom models of the page word, the pins and the holds, on the real types.
 //!
 //! A frame is one number here, and the version has one bit, so that two departures from READY wrap
-//! it. What the callers of the transitions add (the fences around taking, hiding and copying) is
-//! written out as they have it. The `loom_without_*` twins leave one of those rules out and must
-//! fail: so each rule is needed, and the models can tell.
+//! it. What the callers of the transitions add (the fences around taking, hiding and copying) is in
+//! `step` and `pin`, which they and the models call; `scripts/weaken` takes each away in turn. The
+//! `loom_without_*` twins leave out a rule of order that the callers keep, and must fail.
 
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use loom::sync::atomic::{AtomicUsize, fence};
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::page::{Epoch, PageWord, Shown, State};
-use crate::cache::pin::Pins;
+use crate::cache::pin::{Pins, Retiring};
+use crate::cache::step::{self, FileSize, Hiding};
 
 pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
 
@@ -20,10 +21,6 @@ pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty:
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Rule {
     None,
-    /// `fence(Release)` between taking a free frame and its first byte.
-    TakeFence,
-    /// `fence(SeqCst)` after the RMW that hides or replaces.
-    HideFence,
     /// The comparison of the epoch at the end of a read.
     Epoch,
     /// All pages of a write are hidden before the first is shown.
@@ -43,8 +40,10 @@ pub(super) struct Pond {
     pub(super) without: Rule,
     pub(super) words: [PageWord; 2],
     pub(super) epoch: Epoch,
-    pub(super) size: AtomicUsize,
+    /// In pages.
+    pub(super) size: FileSize,
     pub(super) frames: [AtomicUsize; 5],
+    pub(super) pins: [Pins; 5],
 }
 
 impl Pond {
@@ -54,8 +53,9 @@ impl Pond {
             without,
             words: [PageWord::new(), PageWord::new()],
             epoch: Epoch::new(),
-            size: AtomicUsize::new(2),
+            size: FileSize::new(2),
             frames: std::array::from_fn(|_| AtomicUsize::new(0)),
+            pins: Default::default(),
         };
         for page in 0..2 {
             pond.fill(page, page as u32 + 1, 0);
@@ -63,17 +63,9 @@ impl Pond {
         Arc::new(pond)
     }
 
-    pub(super) fn fence_after_hiding(&self) {
-        if self.without != Rule::HideFence {
-            fence(SeqCst);
-        }
-    }
-
-    /// Writes a frame that was just taken: `Frames::try_alloc`, then the content.
+    /// Takes a frame, and writes it.
     pub(super) fn build(&self, frame: u32, content: usize) {
-        if self.without != Rule::TakeFence {
-            fence(Release);
-        }
+        step::begin_reuse();
         self.frames[frame as usize].store(content, Relaxed);
     }
 
@@ -85,28 +77,43 @@ impl Pond {
 
     pub(super) fn evict(&self, page: usize) {
         let word = &self.words[page];
-        assert!(word.try_evict(word.load(), &self.epoch));
-        fence(SeqCst);
+        let seen = word.load();
+        assert!(word.try_evict(seen, &self.epoch));
+        assert!(self.retire(seen.frame()), "nobody has a pin");
+    }
+
+    /// Whether the frame, which left its page, is free now.
+    pub(super) fn retire(&self, frame: FrameIndex) -> bool {
+        Retiring::begin().try_retire(&self.pins[frame.0 as usize])
+    }
+
+    /// One page in one step; the old frame is the caller's.
+    pub(super) fn replace(&self, page: usize, fresh: u32, content: usize) -> Option<FrameIndex> {
+        self.build(fresh, content);
+        let change = self.words[page].try_replace(FrameIndex(fresh), SHOWN, &self.epoch).ok()?;
+        assert!(self.retire(change.was.frame()), "nobody has a pin");
+        Some(change.was.frame())
     }
 
     /// A write of both pages with fresh frames, as `write::Write::install` does it.
-    pub(super) fn write_both(&self, fresh: [u32; 2], content: usize, size: Option<usize>) {
+    pub(super) fn write_both(&self, fresh: [u32; 2], content: usize, size: Option<u64>) {
         fresh.iter().for_each(|&frame| self.build(frame, content));
         let show = |page: usize| {
             let _ = self.words[page].show(FrameIndex(fresh[page]), SHOWN);
         };
         let publish = || {
             if let Some(size) = size {
-                self.size.store(size, Release);
+                self.size.set(size);
             }
         };
+        let mut hiding = Hiding::new(&self.epoch);
         for (page, word) in self.words.iter().enumerate() {
-            word.hide(&self.epoch);
+            hiding.hide(word);
             if self.without == Rule::HideAll {
                 show(page);
             }
         }
-        self.fence_after_hiding();
+        hiding.finish();
         if self.without != Rule::SizeBeforeShow {
             publish();
         }
@@ -120,27 +127,28 @@ impl Pond {
 
     /// One attempt of the hit path over the pages below the size, as `read::attempt_pages` makes.
     pub(super) fn try_read(&self) -> Option<Vec<usize>> {
-        let begun = self.epoch.begin();
-        let hint = self.size.load(Relaxed);
-        let early_size = self.size.load(Acquire);
-        let words = &self.words[..hint];
+        let mut begun = self.epoch.begin();
+        let hint = self.size.hint();
+        let early_size = self.size.get();
+        let words = &self.words[..hint as usize];
         let seen: Vec<_> = words.iter().map(PageWord::load).collect();
         if !seen.iter().all(|seen| seen.is_hit()) {
             return None;
         }
-        let late_size = self.size.load(Acquire);
+        let late_size = self.size.get();
         let size = if self.without == Rule::SizeAfterWords { early_size } else { late_size };
         if size > hint {
             return None;
         }
-        let bytes: Vec<_> = seen[..size]
+        let bytes: Vec<_> = seen[..size as usize]
             .iter()
             .map(|seen| self.frames[seen.frame().0 as usize].load(Relaxed))
             .collect();
-        fence(Acquire);
-        let same = words.iter().zip(&seen).all(|(word, seen)| word.is_unchanged(*seen));
-        let same = same && (self.without == Rule::Epoch || self.epoch.is_unchanged(begun));
-        (same || self.without == Rule::Validation).then_some(bytes)
+        if self.without == Rule::Epoch {
+            begun = self.epoch.begin();
+        }
+        let is_whole = step::is_one_moment(words.iter().zip(seen), &self.epoch, begun);
+        (is_whole || self.without == Rule::Validation).then_some(bytes)
     }
 }
 
@@ -168,7 +176,7 @@ fn loom_read_races_a_write_of_two_pages() {
 fn loom_read_races_an_extending_write() {
     loom::model(|| {
         let pond = Pond::new(Rule::None);
-        pond.size.store(1, Relaxed);
+        pond.size.set(1);
         let writer = thread::spawn({
             let pond = Arc::clone(&pond);
             move || pond.write_both([3, 4], 1, Some(2))
@@ -186,22 +194,22 @@ fn loom_read_races_an_extending_write() {
 fn wrap_under_a_stalled_reader(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
-        pond.size.store(1, Relaxed);
+        pond.size.set(1);
         let reader = thread::spawn({
             let pond = Arc::clone(&pond);
             move || {
                 // Two copies of the page in one attempt: they must be of one content.
-                let begun = pond.epoch.begin();
+                let mut begun = pond.epoch.begin();
                 let seen = pond.words[0].load();
                 if !seen.is_hit() {
                     return;
                 }
                 let frame = &pond.frames[seen.frame().0 as usize];
                 let (first, second) = (frame.load(Relaxed), frame.load(Relaxed));
-                fence(Acquire);
-                if pond.words[0].is_unchanged(seen)
-                    && (pond.without == Rule::Epoch || pond.epoch.is_unchanged(begun))
-                {
+                if pond.without == Rule::Epoch {
+                    begun = pond.epoch.begin();
+                }
+                if step::is_one_moment([(&pond.words[0], seen)], &pond.epoch, begun) {
                     assert_eq!(first, second, "two contents under one version");
                 }
             }
@@ -227,20 +235,15 @@ fn loom_without_the_epoch_a_wrapped_version_fools_it() {
 
 /// Goal: a frame that goes from one page to another is not read as the first one's.
 /// Method: page 0 gets a fresh frame in one RMW, and its old frame is built anew for page 1.
-fn read_races_the_reuse_of_its_frame(without: Rule) {
-    loom::model(move || {
-        let pond = Pond::new(without);
-        pond.size.store(1, Relaxed);
+#[test]
+fn loom_read_races_the_reuse_of_its_frame() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        pond.size.set(1);
         let writer = thread::spawn({
             let pond = Arc::clone(&pond);
             move || {
-                pond.build(3, 7);
-                let old = pond.words[0]
-                    .try_replace(FrameIndex(3), SHOWN, &pond.epoch)
-                    .unwrap()
-                    .was
-                    .frame();
-                pond.fence_after_hiding();
+                let old = pond.replace(0, 3, 7).unwrap();
                 pond.build(old.0, 99);
             }
         });
@@ -251,17 +254,13 @@ fn read_races_the_reuse_of_its_frame(without: Rule) {
     });
 }
 
-#[test]
-fn loom_read_races_the_reuse_of_its_frame() {
-    read_races_the_reuse_of_its_frame(Rule::None);
-}
-
 /// Goal: the same, where another thread takes the frame from the free list.
 /// Method: the free list is a flag, passed with release and acquire.
-fn read_races_the_reuse_by_another_thread(without: Rule) {
-    loom::model(move || {
-        let pond = Pond::new(without);
-        pond.size.store(1, Relaxed);
+#[test]
+fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        pond.size.set(1);
         let free = Arc::new(AtomicUsize::new(0));
         let evictor = thread::spawn({
             let (pond, free) = (Arc::clone(&pond), Arc::clone(&free));
@@ -286,49 +285,124 @@ fn read_races_the_reuse_by_another_thread(without: Rule) {
     });
 }
 
+/// Goal: who copies a page on a slow path takes no bytes of another one.
+/// Method: the page is evicted, and its frame taken for something else, while it is copied.
 #[test]
-fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
-    read_races_the_reuse_by_another_thread(Rule::None);
-}
-
-#[test]
-#[should_panic(expected = "another page's bytes")]
-fn loom_without_the_take_fence_it_reads_another_page() {
-    read_races_the_reuse_by_another_thread(Rule::TakeFence);
-}
-
-/// Goal: two writers that each read the other's page after their write do not both miss it.
-/// Method: store buffering with one-RMW writes and the fence after them.
-fn writes_are_seen_by_who_writes_next(without: Rule) {
-    loom::model(move || {
-        let pond = Pond::new(without);
-        let write_then_read = |pond: &Pond, page: usize| {
-            let fresh = 3 + page as u32;
-            pond.build(fresh, 1);
-            let _ = pond.words[page].try_replace(FrameIndex(fresh), SHOWN, &pond.epoch).unwrap();
-            pond.fence_after_hiding();
-            let seen = pond.words[1 - page].load();
-            pond.frames[seen.frame().0 as usize].load(Relaxed)
-        };
-        let other = thread::spawn({
+fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        let evictor = thread::spawn({
             let pond = Arc::clone(&pond);
-            move || write_then_read(&pond, 1)
+            move || {
+                pond.evict(0);
+                pond.build(1, 99);
+            }
         });
-        let mine = write_then_read(&pond, 0);
-        let theirs = other.join().unwrap();
-        assert!(mine == 1 || theirs == 1, "both writers saw the other's old page");
+        let word = &pond.words[0];
+        let seen = word.load();
+        if seen.is_ready() {
+            let frame = &pond.frames[seen.frame().0 as usize];
+            let copied = step::copy_kept(word, seen, || frame.load(Relaxed));
+            assert!(matches!(copied, None | Some(0)), "another page's bytes: {copied:?}");
+        }
+        evictor.join().unwrap();
     });
 }
 
-#[test]
-fn loom_writes_are_seen_by_who_writes_next() {
-    writes_are_seen_by_who_writes_next(Rule::None);
+/// Goal: two operations that each look for the other's change when they have made their own do not
+/// both miss it.
+/// Method: store buffering.
+fn changes_are_seen_by_who_changes_next(change: fn(&Pond, usize), sees: fn(&Pond, usize) -> bool) {
+    loom::model(move || {
+        let pond = Pond::new(Rule::None);
+        let other = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                change(&pond, 1);
+                sees(&pond, 0)
+            }
+        });
+        change(&pond, 0);
+        let mine = sees(&pond, 1);
+        let theirs = other.join().unwrap();
+        assert!(mine || theirs, "both saw what was before the other's change");
+    });
+}
+
+fn sees_no_old_page(pond: &Pond, page: usize) -> bool {
+    let seen = pond.words[page].load();
+    !seen.is_ready() || pond.frames[seen.frame().0 as usize].load(Relaxed) == 1
 }
 
 #[test]
-#[should_panic(expected = "both writers saw the other's old page")]
-fn loom_without_the_hide_fence_both_miss() {
-    writes_are_seen_by_who_writes_next(Rule::HideFence);
+fn loom_a_page_is_seen_by_who_writes_next() {
+    changes_are_seen_by_who_changes_next(
+        |pond, page| {
+            pond.build(3 + page as u32, 1);
+            let fresh = FrameIndex(3 + page as u32);
+            let _ = pond.words[page].try_replace(fresh, SHOWN, &pond.epoch).unwrap();
+        },
+        sees_no_old_page,
+    );
+}
+
+#[test]
+fn loom_hidden_pages_are_seen_by_who_hides_next() {
+    changes_are_seen_by_who_changes_next(
+        |pond, page| {
+            let mut hiding = Hiding::new(&pond.epoch);
+            hiding.hide(&pond.words[page]);
+            hiding.finish();
+        },
+        sees_no_old_page,
+    );
+}
+
+/// The sizes are of two files.
+#[test]
+fn loom_a_size_is_seen_by_who_changes_another_next() {
+    loom::model(|| {
+        let sizes = Arc::new([FileSize::new(1), FileSize::new(1)]);
+        let extend = |sizes: &[FileSize; 2], file: usize| {
+            sizes[file].set(2);
+            sizes[1 - file].get()
+        };
+        let other = thread::spawn({
+            let sizes = Arc::clone(&sizes);
+            move || extend(&sizes, 1)
+        });
+        let seen = [extend(&sizes, 0), other.join().unwrap()];
+        assert!(seen.contains(&2), "both saw the other's old size");
+    });
+}
+
+/// Goal: an extending write, and a write of one page beside it, each followed by a read of the other's
+/// page, do not both find what was before.
+/// Method: the first page is overwritten in one step; the second is shown beyond the old end.
+#[test]
+fn loom_an_extension_is_seen_by_who_writes_next() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        pond.size.set(1);
+        let other = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                pond.build(3, 1);
+                let _ = pond.words[0].try_replace(FrameIndex(3), SHOWN, &pond.epoch).unwrap();
+                // As the hit path does: not there, and beyond the end.
+                !pond.words[1].load().is_hit() && pond.size.get() < 2
+            }
+        });
+        pond.build(4, 1);
+        let mut hiding = Hiding::new(&pond.epoch);
+        hiding.hide(&pond.words[1]);
+        hiding.finish();
+        pond.size.set(2);
+        let _ = pond.words[1].show(FrameIndex(4), SHOWN);
+        let saw_old = !sees_no_old_page(&pond, 0);
+        let saw_end = other.join().unwrap();
+        assert!(!(saw_old && saw_end), "both saw what was before the other's write");
+    });
 }
 
 /// Goal: one fill per page, and no waiter is forgotten by the transition that ends it.
@@ -376,27 +450,26 @@ fn loom_referenced_lands_on_any_state() {
 }
 
 /// Goal: the frame of a view is not freed under it, and is freed exactly once.
-/// Method: a viewer pins, fences and re-validates; the evictor takes the page, fences and retires.
+/// Method: a viewer pins, and looks at the word again; the evictor takes the page, and retires the frame.
 #[test]
 fn loom_a_pinned_frame_is_freed_once_and_not_early() {
     loom::model(|| {
         let pond = Pond::new(Rule::None);
-        let pins = Arc::new(Pins::default());
         let freed = Arc::new(AtomicUsize::new(0));
         let free = |pond: &Pond, freed: &AtomicUsize| {
             freed.fetch_add(1, Relaxed);
             pond.build(1, 99);
         };
         let viewer = thread::spawn({
-            let (pond, pins, freed) = (Arc::clone(&pond), Arc::clone(&pins), Arc::clone(&freed));
+            let (pond, freed) = (Arc::clone(&pond), Arc::clone(&freed));
             move || {
                 let seen = pond.words[0].load();
                 if !seen.is_ready() {
                     return;
                 }
+                let pins = &pond.pins[1];
                 pins.pin();
-                fence(SeqCst);
-                if pond.words[0].is_unchanged(seen) {
+                if step::copy_kept(&pond.words[0], seen, || ()).is_some() {
                     assert_eq!(pond.frames[1].load(Relaxed), 0, "the view changed");
                     assert_eq!(pond.frames[1].load(Relaxed), 0, "the view changed");
                 }
@@ -407,8 +480,7 @@ fn loom_a_pinned_frame_is_freed_once_and_not_early() {
         });
         let seen = pond.words[0].load();
         assert!(pond.words[0].try_evict(seen, &pond.epoch));
-        fence(SeqCst);
-        if pins.try_retire() {
+        if pond.retire(seen.frame()) {
             free(&pond, &freed);
         }
         viewer.join().unwrap();

@@ -5,14 +5,15 @@
 //! two steps with the frame read in between, as the device reads memory while it works. The
 //! `loom_without_*` twins leave one rule out and must fail.
 
-use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use loom::sync::atomic::{AtomicUsize, fence};
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::page::{Epoch, PageWord, Shown, State, WritebackEnd};
-use crate::cache::pin::Pins;
+use crate::cache::pin::{Pins, Retiring};
+use crate::cache::step::{self, FileSize, Hiding};
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 
@@ -38,9 +39,9 @@ struct Pond {
     epoch: Epoch,
     pins: [Pins; 4],
     frames: [AtomicUsize; 4],
-    size: AtomicUsize,
+    size: FileSize,
     device: AtomicUsize,
-    device_len: AtomicUsize,
+    device_len: AtomicU64,
 }
 
 impl Pond {
@@ -52,18 +53,24 @@ impl Pond {
             epoch: Epoch::new(),
             pins: Default::default(),
             frames: std::array::from_fn(|frame| AtomicUsize::new(frame)),
-            size: AtomicUsize::new(2),
+            size: FileSize::new(2),
             device: AtomicUsize::new(0),
-            device_len: AtomicUsize::new(0),
+            device_len: AtomicU64::new(0),
         };
-        pond.word.hide(&pond.epoch);
+        pond.hide();
         let _ = pond.word.show(FrameIndex(1), DIRTY);
         Arc::new(pond)
     }
 
+    fn hide(&self) {
+        let mut hiding = Hiding::new(&self.epoch);
+        hiding.hide(&self.word);
+        hiding.finish();
+    }
+
     /// One flush of the page, as `writeback` does it; whether there was anything to write.
     fn flush(&self) -> bool {
-        let early_size = self.size.load(Acquire);
+        let early_size = self.size.get();
         let seen = self.word.load();
         if !seen.is_ready() || !seen.is_dirty() || seen.is_under_writeback() {
             return false;
@@ -72,7 +79,6 @@ impl Pond {
         let pins = &self.pins[frame.0 as usize];
         if self.without != Rule::Pin {
             pins.pin();
-            fence(SeqCst);
         }
         if self.word.try_writeback(seen).is_none() {
             if self.without != Rule::Pin && pins.unpin() {
@@ -80,7 +86,7 @@ impl Pond {
             }
             return false;
         }
-        let late_size = self.size.load(Acquire);
+        let late_size = self.size.get();
         let size = if self.without == Rule::SizeAfterClaim { early_size } else { late_size };
         let content = self.frames[frame.0 as usize].load(Relaxed);
         thread::yield_now();
@@ -95,27 +101,25 @@ impl Pond {
     }
 
     fn write(&self, fresh: u32) {
-        fence(Release);
+        step::begin_reuse();
         self.frames[fresh as usize].store(fresh as usize, Relaxed);
         if let Ok(change) = self.word.try_replace(FrameIndex(fresh), DIRTY, &self.epoch) {
             self.release(change.was.frame());
         } else {
-            self.word.hide(&self.epoch);
-            fence(SeqCst);
+            self.hide();
             let _ = self.word.show(FrameIndex(fresh), DIRTY);
         }
     }
 
     fn release(&self, frame: FrameIndex) {
-        fence(SeqCst);
-        if self.pins[frame.0 as usize].try_retire() {
+        if Retiring::begin().try_retire(&self.pins[frame.0 as usize]) {
             self.reuse(frame);
         }
     }
 
     /// The frame is free, and somebody takes it for another page.
     fn reuse(&self, frame: FrameIndex) {
-        fence(Release);
+        step::begin_reuse();
         self.frames[frame.0 as usize].store(99, Relaxed);
     }
 }
@@ -180,17 +184,15 @@ fn loom_two_flushes_race_a_write() {
 fn flush_races_a_cut(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
-        pond.size.store(2, Relaxed);
         let flusher = spawn(&pond, |pond| {
             pond.flush();
         });
-        pond.word.hide(&pond.epoch);
-        fence(SeqCst);
+        pond.hide();
         while pond.without != Rule::AwaitEnds && pond.word.load().is_under_writeback() {
             thread::yield_now();
         }
         pond.device_len.store(1, Relaxed);
-        pond.size.store(1, Release);
+        pond.size.set(1);
         let _ = pond.word.show(FrameIndex(1), DIRTY);
         pond.flush();
         flusher.join().unwrap();

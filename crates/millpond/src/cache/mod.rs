@@ -8,6 +8,8 @@ pub(crate) mod table;
 
 pub(crate) mod page;
 
+pub(crate) mod step;
+
 pub(crate) mod copy;
 
 pub(crate) mod parked;
@@ -126,7 +128,7 @@ impl Cache {
             }
             // Most of the leaf's pages must exist.
             let half = ((page & !(SLOTS as u64 - 1)) + SLOTS as u64 / 2) << core.page_shift;
-            let fits = core.size.load(Relaxed) >= half && !held.has_guess();
+            let fits = core.size.hint() >= half && !held.has_guess();
             if let Some(frame) =
                 (alone && fits).then(|| self.frames.make_nest(held, page)).flatten()
             {

@@ -269,9 +269,9 @@ impl PageWord {
         Word(self.0.load(Acquire))
     }
 
-    /// Whether the content is still what `seen` says. The caller has put a `fence(Acquire)`
-    /// between its copy and this, so that the copy's loads stay above: if the frame was replaced
-    /// and reused before the copy ended, a newer word is seen here.
+    /// Whether the content is still what `seen` says. For [`step`](crate::cache::step), which puts a
+    /// `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the frame
+    /// was replaced and reused before the copy ended, a newer word is seen here.
     #[inline]
     pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
         Word(self.0.load(Relaxed)).same_content(seen)
@@ -345,7 +345,7 @@ impl PageWord {
     }
 
     /// READY -> EMPTY if the content is still `seen`, was not referenced and is not newer than what
-    /// is safe below (W4). The caller then owns the frame: `fence(SeqCst)`, test its pins, free it.
+    /// is safe below (W4). The caller then owns the frame, and retires it (`pin`).
     pub(crate) fn try_evict(&self, seen: Word, epoch: &Epoch) -> bool {
         debug_assert!(seen.is_ready());
         if seen.0 & KEPT != 0 {
@@ -357,7 +357,7 @@ impl PageWord {
 
     /// READY -> READY with a fresh frame, in one step: a write of one page that leaves the size
     /// alone. Caller: holds an exclusive guard. Fails if the page was evicted. The caller then owns
-    /// the frame that was there: `fence(SeqCst)`, test its pins, free it.
+    /// the frame that was there, and retires it (`pin`).
     pub(crate) fn try_replace(
         &self,
         frame: FrameIndex,
@@ -377,7 +377,12 @@ impl PageWord {
                 | keep
                 | shown.bits();
             match self.0.compare_exchange_weak(seen, new, AcqRel, Relaxed) {
-                Ok(_) => return Ok(Change::new(seen, new)),
+                Ok(_) => {
+                    // Before this returns: else two writers that then read each other's page could
+                    // both see the old one.
+                    fence(SeqCst);
+                    return Ok(Change::new(seen, new));
+                }
                 Err(now) => seen = now,
             }
         }
@@ -385,8 +390,8 @@ impl PageWord {
 
     /// READY or EMPTY -> HIDDEN. Caller: holds an exclusive guard over the page, so nobody else
     /// fills or hides it (W3). Returns what it was; a READY page's frame stays in the word.
-    /// After the last `hide` of an operation: `fence(SeqCst)`.
-    pub(crate) fn hide(&self, epoch: &Epoch) -> Word {
+    /// For [`Hiding`](crate::cache::step::Hiding), which fences after the last one.
+    pub(super) fn hide(&self, epoch: &Epoch) -> Word {
         let mut seen = self.0.load(Relaxed);
         loop {
             debug_assert!(matches!(Word(seen).state(), State::Ready | State::Empty));
@@ -416,8 +421,8 @@ impl PageWord {
     }
 
     /// READY and DIRTY -> READY and WRITEBACK, if the word is still `seen`, which is not under
-    /// write-back. The caller pinned the frame and fenced (SeqCst) before, as a viewer does, and
-    /// unpins it after [`PageWord::end_writeback`].
+    /// write-back. The caller pinned the frame before, as a viewer does, and unpins it after
+    /// [`PageWord::end_writeback`].
     pub(crate) fn try_writeback(&self, seen: Word) -> Option<Change> {
         debug_assert!(seen.is_ready() && seen.is_dirty() && !seen.is_under_writeback());
         let new = seen.0 & !DIRTY | WRITEBACK;

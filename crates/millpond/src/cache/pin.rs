@@ -1,8 +1,8 @@
 //! Two small counting protocols: the pins of a frame, and the holds of a table node.
 //!
 //! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; who took
-//! the frame out of the word fences (SeqCst) and calls [`Pins::try_retire`]. Either the retirer
-//! sees the pin, or the viewer sees that the word changed. A frame with pins becomes an orphan,
+//! the frame out of the word fences (SeqCst), and then looks at the count ([`Retiring`]). Either the
+//! retirer sees the pin, or the viewer sees that the word changed. A frame with pins becomes an orphan,
 //! and whoever drops the last pin of an orphan frees it: exactly one of them is told to.
 //!
 //! A viewer that came too late raises and drops the count of a frame that may be free or in new
@@ -15,12 +15,31 @@
 //! here is read again after, so a hold that succeeded on a recycled node is noticed and given back
 //! ([`Pins::unhold`]), whatever the node has become.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use crate::sync::AtomicU32;
+use crate::sync::{AtomicU32, fence};
 
 /// ORPHAN for pins, DEAD for holds.
 const MARK: u32 = 1 << 31;
+
+/// Frames that the caller took out of their page words, before it looks at their pins.
+pub(crate) struct Retiring(());
+
+impl Retiring {
+    pub(crate) fn begin() -> Retiring {
+        // Pairs with the fence of `Pins::pin`: either the pin is seen here, or the viewer sees that
+        // the frame left its page.
+        fence(SeqCst);
+        Retiring(())
+    }
+
+    /// True if nobody has the frame pinned, so that it can be freed; else it is an orphan from now
+    /// on.
+    #[must_use]
+    pub(crate) fn try_retire(&self, pins: &Pins) -> bool {
+        pins.try_retire()
+    }
+}
 
 /// A count with a mark.
 pub(crate) struct Pins(AtomicU32);
@@ -32,9 +51,12 @@ impl Default for Pins {
 }
 
 impl Pins {
-    /// Raises the pin count. The caller then fences (SeqCst) and re-validates the page word.
+    /// Raises the pin count. The caller then looks at the page word again.
     pub(crate) fn pin(&self) {
         self.0.fetch_add(1, Relaxed);
+        // Pairs with the fence of `Retiring`: either the word has changed when the caller looks, or
+        // the pin is seen there.
+        fence(SeqCst);
     }
 
     /// Drops a pin; true if the frame was an orphan and this was its last pin: free it.
@@ -53,10 +75,8 @@ impl Pins {
         }
     }
 
-    /// Called by who took the frame out of its page, after `fence(SeqCst)`: true if nobody has it
-    /// pinned, so that it can be freed; else it is an orphan from now on.
-    #[must_use]
-    pub(crate) fn try_retire(&self) -> bool {
+    /// See [`Retiring::try_retire`].
+    fn try_retire(&self) -> bool {
         let mut seen = self.0.load(Acquire);
         loop {
             if seen == 0 {

@@ -37,6 +37,7 @@ use crate::cache::Cache;
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES, UNIT_SHIFT};
 use crate::cache::page::{Epoch, FRAMES_MAX, PageWord, Word};
+use crate::cache::step::FileSize;
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
@@ -55,9 +56,8 @@ pub(crate) type PageIndex = u64;
 /// its memory counts in the limit, and is not written by cached reads.
 #[repr(C, align(64))]
 pub(crate) struct FileCore {
-    /// The size of the file, in bytes; its load is a cached read's linearization point. Changed
-    /// under an exclusive guard (W5).
-    pub(crate) size: AtomicU64,
+    /// In bytes.
+    pub(crate) size: FileSize,
     root: AtomicU64,
     pub(crate) epoch: Epoch,
     pub(crate) page_shift: u32,
@@ -117,7 +117,7 @@ pub(crate) enum Unheld {
 impl FileCore {
     pub(crate) fn new(size: u64, page_shift: u32) -> FileCore {
         FileCore {
-            size: AtomicU64::new(size),
+            size: FileSize::new(size),
             root: AtomicU64::new(0),
             epoch: Epoch::new(),
             page_shift,

@@ -19,35 +19,25 @@
 pub(crate) mod unattended;
 
 use std::io;
-use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::Source;
-use crate::cache::page::Word;
 use crate::error::{Error, Op, Result};
-use crate::inode::CachedFile;
+use crate::flush::{self, Durability};
+use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::Alignment;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
+use crate::io::transfer::{Direction, Transfer};
 use crate::range_lock::Guard;
 use crate::write::{self, Account, Around, Write};
-use crate::writeback::{self, Durability, Ticket};
+use crate::writeback::Ticket;
 
 /// Bytes that a bounce buffer holds at most.
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
 /// The most that bounce buffers are aligned to; devices that want more are refused at open.
 const BOUNCE_ALIGN_BYTES: usize = 4096;
-/// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
-const LOOKED_AT_MAX: u64 = 4096;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    Wait,
-    /// Waits neither for a guard nor for a flush.
-    Try,
-}
-
 /// What to do with which bytes of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent<'f> {
@@ -88,24 +78,24 @@ pub(crate) struct Begun<'f> {
 #[inline]
 pub(crate) fn begin<'f>(
     extent: Extent<'f>,
-    patience: Patience,
+    blocking: Blocking,
     begun: &mut Option<Begun<'f>>,
 ) -> Result<Begin> {
     if extent.len == 0 {
         return Ok(Begin::Nothing);
     }
     match extent.direction {
-        Direction::Read => begin_read(extent, patience, begun),
+        Direction::Read => begin_read(extent, blocking, begun),
         Direction::Write => {
             let (file, end) = (extent.file, extent.offset + extent.len);
-            let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, patience)
+            let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, blocking)
             else {
                 return Ok(Begin::Conflict);
             };
-            if patience == Patience::Try && extent.write(size).has_to_wait() {
+            if blocking == Blocking::Try && extent.write(size).has_to_wait() {
                 return Ok(Begin::Conflict);
             }
-            *begun = Some(begin_write(extent, guard, size, patience)?);
+            *begun = Some(begin_write(extent, guard, size, blocking)?);
             Ok(Begin::Begun)
         }
     }
@@ -115,9 +105,9 @@ fn begin_write<'f>(
     extent: Extent<'f>,
     guard: Guard<'f>,
     size: u64,
-    patience: Patience,
+    blocking: Blocking,
 ) -> Result<Begun<'f>> {
-    let around = extent.write(size).begin_around(patience)?;
+    let around = extent.write(size).begin_around(blocking)?;
     extent.file.begin_change(extent.offset + extent.len);
     let account = Account::open(extent.file, extent.durable);
     Ok(Begun { guard, size, write: Some((around, account)) })
@@ -126,52 +116,35 @@ fn begin_write<'f>(
 #[inline]
 fn begin_read<'f>(
     extent: Extent<'f>,
-    patience: Patience,
+    blocking: Blocking,
     begun: &mut Option<Begun<'f>>,
 ) -> Result<Begin> {
     let (file, offset, end) = (extent.file, extent.offset, extent.offset + extent.len);
-    if offset >= file.core().size.load(Acquire) {
+    if offset >= file.core().size.get() {
         return Ok(Begin::Nothing);
     }
     let range = file.pages(offset, end);
-    let guard = match patience {
-        Patience::Wait => file.ranges.lock(range, Mode::Shared),
-        Patience::Try => match file.ranges.try_lock(range, Mode::Shared) {
+    let guard = match blocking {
+        Blocking::Wait => file.ranges.lock(range, Mode::Shared),
+        Blocking::Try => match file.ranges.try_lock(range, Mode::Shared) {
             Some(guard) => guard,
             None => return Ok(Begin::Conflict),
         },
     };
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     if offset >= size {
         return Ok(Begin::Nothing);
     }
     let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-    if owes(file, first, last) {
-        if patience == Patience::Try {
+    if flush::owes(file, first, last) {
+        if blocking == Blocking::Try {
             return Ok(Begin::Conflict);
         }
-        writeback::redirty_suspects(file, first, last);
-        writeback::write_back(file, first, last, Op::Read)?;
+        flush::redirty_suspects(file, first, last);
+        flush::write_back(file, first, last, Op::Read)?;
     }
     *begun = Some(Begun { guard, size, write: None });
     Ok(Begin::Begun)
-}
-
-/// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
-/// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
-/// it is written.
-pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
-    if file.writeback.generations.has_suspects(first, last) {
-        return true;
-    }
-    if !file.writeback.has_begun() {
-        return false;
-    }
-    if last - first >= LOOKED_AT_MAX {
-        return file.owes();
-    }
-    let is_owing = |word: Word| word.is_dirty() || word.is_under_writeback();
-    file.core().any_word(&file.cache().frames, first, last, is_owing)
 }
 
 /// Writes at the end of the file; returns where that was, and the bytes moved. The operation's
@@ -179,7 +152,7 @@ pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
 pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
     let (file, len) = (operation.extent.file, operation.extent.len);
     if len == 0 {
-        return Ok((file.core().size.load(Acquire), 0));
+        return Ok((file.core().size.get(), 0));
     }
     let _turn = file.appending.take();
     let (guard, end) = write::lock_end(file, len)?;
@@ -189,7 +162,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     if !bounce {
         alignment?;
     }
-    let begun = begin_write(operation.extent, guard, end, Patience::Wait)?;
+    let begun = begin_write(operation.extent, guard, end, Blocking::Wait)?;
     let moved = match is_aligned {
         true => operation.finish(begun),
         false => operation.write_bounced(begun),
@@ -249,7 +222,7 @@ impl<'a> Operation<'a> {
     /// `None`: there is nothing to be moved.
     fn begin(&self) -> Result<Option<Begun<'a>>> {
         let mut begun = None;
-        let outcome = begin(self.extent, Patience::Wait, &mut begun)?;
+        let outcome = begin(self.extent, Blocking::Wait, &mut begun)?;
         debug_assert!(outcome != Begin::Conflict, "waited for");
         Ok(begun)
     }
@@ -291,7 +264,7 @@ impl<'a> Operation<'a> {
             // promise.
             let copied = unsafe {
                 let from = bounce.base().add((at - first) as usize);
-                crate::read::copy_out(dst.split(got), from, Source::Near)
+                crate::read::hit::copy_out(dst.split(got), from, Source::Near)
             };
             if copied.is_err() {
                 return Err(Error::Fault { op: Op::Read, offset: start, len });
@@ -378,7 +351,7 @@ impl Begun<'_> {
     /// doubt, and of a durable write for others that are under way.
     fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
         let Ended { outcome, is_len_in_doubt, .. } =
-            self.end_with(extent, transfer, Patience::Wait);
+            self.end_with(extent, transfer, Blocking::Wait);
         if is_len_in_doubt {
             extent.file.adopt_size()?;
         }
@@ -388,11 +361,11 @@ impl Begun<'_> {
     /// Ends the operation, without waiting for anybody.
     #[inline]
     pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ended {
-        self.end_with(extent, transfer, Patience::Try)
+        self.end_with(extent, transfer, Blocking::Try)
     }
 
     #[inline]
-    fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, patience: Patience) -> Ended {
+    fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, blocking: Blocking) -> Ended {
         let Extent { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
         match self.write {
@@ -416,7 +389,7 @@ impl Begun<'_> {
             Some((around, account)) => {
                 file.end_change();
                 let write = extent.write(self.size);
-                let written = account.close(file, transfer, patience);
+                let written = account.close(file, transfer, blocking);
                 let pending = match written.durability {
                     Durability::Pending(ticket) => Some(ticket),
                     _ => None,

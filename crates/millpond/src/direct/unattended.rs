@@ -20,15 +20,16 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 use crate::buffers::Buffer;
-use crate::direct::{self, Begun, Ended, Extent, Operation, Patience};
+use crate::direct::{self, Begun, Ended, Extent, Operation};
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
-use crate::inode::{CachedFile, Shared};
+use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::{Flight, Slot};
-use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::segment_list::{RawList, SegmentList};
+use crate::io::transfer::{self, BackgroundRead, Direction, Transfer, is_transient};
 
 /// Who is told of the end of a read, and gets the buffers back.
 pub(crate) type Tell = Box<dyn FnOnce(Result<usize>, Vec<Buffer>) + Send>;
@@ -96,7 +97,7 @@ fn begin(
     let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Ok(None) };
     let mut begun = None;
     // Where there is nothing to be read, a worker finds that out again.
-    direct::begin(extent, Patience::Try, &mut begun)?;
+    direct::begin(extent, Blocking::Try, &mut begun)?;
     Ok(begun.map(|begun| (begun, slot)))
 }
 
@@ -134,14 +135,14 @@ impl Read {
                 let block_bytes =
                     request::block_bytes(&*self.handle.cached.backing, &self.transfer());
                 self.moved += moved as u64;
-                let is_end = request::is_end(moved as u64, block_bytes);
+                let is_end = transfer::is_end(moved as u64, block_bytes);
                 if is_end || self.moved == self.list.total() {
                     self.end(None)
                 } else {
                     self.submit()
                 }
             }
-            Err(error) if request::is_transient(&error) => self.submit(),
+            Err(error) if is_transient(&error) => self.submit(),
             Err(error) => self.end(Some(error)),
         }
     }

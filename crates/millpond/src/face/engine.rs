@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::backend::Backend;
 use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::error::{Error, Op, Result};
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
+use crate::inode::backend::Backend;
 use crate::inode::{CachedFile, Shared};
 use crate::io::flight::{self, Flight};
 use crate::options::{EngineBuilder, OpenOptions};
@@ -39,6 +39,19 @@ pub struct Engine {
     shared: Arc<Shared>,
 }
 
+impl EngineBuilder {
+    /// Builds the engine. Starts no thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
+    /// [`Error::Io`] where memory can't be reserved, the chosen back end is refused, or the keeper
+    /// can't be reached or refuses.
+    pub fn build(self) -> Result<Engine> {
+        Engine::of(self)
+    }
+}
+
 impl Engine {
     /// An engine's options; [`EngineBuilder::build`] makes the engine.
     ///
@@ -54,7 +67,7 @@ impl Engine {
         EngineBuilder::default()
     }
 
-    pub(crate) fn build(options: EngineBuilder) -> Result<Engine> {
+    pub(crate) fn of(options: EngineBuilder) -> Result<Engine> {
         let cache_bytes = options.cache_bytes.unwrap_or_else(crate::memory::default_cache_bytes);
         if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&cache_bytes) {
             let what = format!(

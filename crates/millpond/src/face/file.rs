@@ -16,18 +16,18 @@ mod persist;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::direct::{Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
 use crate::io::batch;
-use crate::io::request::Direction;
 use crate::io::segment::SegmentIter;
+use crate::io::transfer::Direction;
 use crate::options::OpenOptions;
-use crate::read::TRIES_MAX;
 use crate::read::ahead::Readahead;
+use crate::read::hit::TRIES_MAX;
 
 /// An open file.
 ///
@@ -95,7 +95,7 @@ impl File {
     pub fn close(self) -> Result<()> {
         self.check_process(Op::Close)?;
         if self.write {
-            crate::writeback::close(&self.cached)?;
+            crate::flush::close(&self.cached)?;
             let flushed = self.cached.backing.descriptor(true).map_or(Ok(()), descriptors::flush);
             flushed.map_err(|error| Error::io(Op::Close, 0, 0, error))?;
         }
@@ -199,7 +199,7 @@ impl Drop for File {
 impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("File")
-            .field("len", &self.cached.core().size.load(Acquire))
+            .field("len", &self.cached.core().size.get())
             .field("page_bytes", &self.cached.core().page_bytes())
             .field("read", &self.read)
             .field("write", &self.write)

@@ -31,8 +31,9 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 
 use crate::error::{Error, PersistStep, Result};
+use crate::flush;
 use crate::inode::CachedFile;
-use crate::writeback::{self, LAST_PAGE};
+use crate::writeback::LAST_PAGE;
 
 /// A place for a name.
 struct Place<'a> {
@@ -77,8 +78,7 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     let same_dir = from.has_same_dir(&to).map_err(lookup)?;
     from.check(file).map_err(lookup)?;
 
-    writeback::sync(file, 0, LAST_PAGE, false)
-        .map_err(|error| at(PersistStep::Sync)(error.into()))?;
+    flush::sync(file, 0, LAST_PAGE, false).map_err(|error| at(PersistStep::Sync)(error.into()))?;
 
     // Once more, as a sync may take long. Nothing closes the gap between this and the rename: there is no
     // rename of an open file.

@@ -22,15 +22,16 @@ use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 
-use crate::backend::BackendKind;
 use crate::buffers::Buffer;
-use crate::direct::{self, Begin, Begun, Extent, Operation, Patience};
+use crate::direct::{self, Begin, Begun, Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
-use crate::inode::{CachedFile, Shared};
+use crate::inode::backend::BackendKind;
+use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
+use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
 use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way.
@@ -350,7 +351,7 @@ impl<'a> Lanes<'_, 'a> {
                 self.stalled.push_back(number);
                 return;
             }
-            match self.start(number, Patience::Try) {
+            match self.start(number, Blocking::Try) {
                 Start::UnderWay => return,
                 Start::Stalled => {
                     self.stalled.push_back(number);
@@ -367,7 +368,7 @@ impl<'a> Lanes<'_, 'a> {
             if self.pending.is_empty() {
                 self.wake_stalled(step);
             } else {
-                self.settle_pending(Patience::Wait, step);
+                self.settle_pending(Blocking::Wait, step);
             }
             return;
         }
@@ -377,23 +378,23 @@ impl<'a> Lanes<'_, 'a> {
                 self.next(number, Some(outcome), step);
             }
         }
-        self.settle_pending(Patience::Try, step);
+        self.settle_pending(Blocking::Try, step);
     }
 
     /// Goes on with the lanes of which it is decided whether their writes have succeeded; waits for the
     /// first of them while nothing is under way (P4).
     fn settle_pending(
         &mut self,
-        mut patience: Patience,
+        mut blocking: Blocking,
         step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
     ) {
         for _ in 0..self.pending.len() {
             let (number, ticket, moved) = self.pending.pop_front().expect("counted");
             let request = self.slots[number as usize].request.as_ref().expect("of its lane");
             let generations = &request.file.cached().writeback.generations;
-            let verdict = match std::mem::replace(&mut patience, Patience::Try) {
-                Patience::Wait => Some(generations.wait(ticket)),
-                Patience::Try => generations.verdict(ticket),
+            let verdict = match std::mem::replace(&mut blocking, Blocking::Try) {
+                Blocking::Wait => Some(generations.wait(ticket)),
+                Blocking::Try => generations.verdict(ticket),
             };
             match verdict {
                 None => self.pending.push_back((number, ticket, moved)),
@@ -412,10 +413,10 @@ impl<'a> Lanes<'_, 'a> {
     /// up to the next that would have to wait (P2).
     #[cold]
     fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
-        let mut patience = Patience::Wait;
+        let mut blocking = Blocking::Wait;
         while let Some(number) = self.stalled.pop_front() {
-            match self.start(number, patience) {
-                Start::UnderWay => patience = Patience::Try,
+            match self.start(number, blocking) {
+                Start::UnderWay => blocking = Blocking::Try,
                 Start::Stalled => return self.stalled.push_front(number),
                 Start::Ended(outcome) => self.next(number, Some(outcome), step),
             }
@@ -423,13 +424,13 @@ impl<'a> Lanes<'_, 'a> {
     }
 
     #[inline]
-    fn start(&mut self, number: u32, patience: Patience) -> Start {
+    fn start(&mut self, number: u32, blocking: Blocking) -> Start {
         let slot = &mut self.slots[number as usize];
         let request = slot.request.as_ref().expect("looked at");
         if let Err(error) = request.check() {
             return Start::Ended(Err(error));
         }
-        match direct::begin(request.extent(), patience, &mut slot.begun) {
+        match direct::begin(request.extent(), blocking, &mut slot.begun) {
             Ok(Begin::Begun) => {
                 slot.moved = 0;
                 self.under_way += 1;
@@ -465,7 +466,7 @@ impl<'a> Lanes<'_, 'a> {
                 let is_short = slot.moved < total && request.direction == Direction::Write;
                 is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
-            Err(error) if request::is_transient(&error) => {
+            Err(error) if is_transient(&error) => {
                 push(self.carrier, self.ended, number, request, slot.moved);
                 return None;
             }
@@ -520,7 +521,7 @@ enum Start {
 fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
     let operation = request.operation();
     let block_bytes = request::block_bytes(&*operation.extent.file.backing, &operation.transfer());
-    request::is_end(moved, block_bytes)
+    is_end(moved, block_bytes)
 }
 
 /// Gives what is left of a request to the back end.

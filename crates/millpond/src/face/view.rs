@@ -6,17 +6,17 @@
 //! may be views of at most half of it.
 
 use std::ops::Deref;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
 use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::step;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::flush;
 use crate::inode::CachedFile;
 use crate::read::fill::{self, Alone};
-use crate::sync::fence;
-use crate::writeback;
 
 /// Times that a view is tried while others change the page.
 const TRIES_MAX: usize = 64;
@@ -92,7 +92,7 @@ impl CachedFile {
     fn pin(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
         let page = self.page_of(offset);
         for _ in 0..TRIES_MAX {
-            if offset >= self.core().size.load(Acquire) {
+            if offset >= self.core().size.get() {
                 return Ok(None);
             }
             if let Some(pinned) = self.try_pin(page) {
@@ -120,18 +120,13 @@ impl CachedFile {
             return None;
         }
         frames.meta(seen.frame()).pins.pin();
-        // Pairs with the fence of `Frames::release`: either the word has changed here, or the pin
-        // is seen there.
-        fence(SeqCst);
-        // Between the word's loads, so the two are of one moment.
-        let size = self.core().size.load(Acquire);
-        fence(Acquire);
-        if word.is_unchanged(seen) {
-            word.mark_referenced(seen);
-            return Some((seen.frame(), size));
-        }
-        unpin_only(self, seen.frame());
-        None
+        // The size is of the moment that the word is of.
+        let Some(size) = step::copy_kept(word, seen, || self.core().size.get()) else {
+            unpin_only(self, seen.frame());
+            return None;
+        };
+        word.mark_referenced(seen);
+        Some((seen.frame(), size))
     }
 
     /// Fills the page at `offset` and pins its frame before anyone can evict it. `None`: try again.
@@ -139,7 +134,7 @@ impl CachedFile {
         let page = self.page_of(offset);
         let guard = self.lock(offset, offset + 1, Mode::Shared);
         // May have shrunk below the offset since it was looked at.
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         if offset >= size {
             return Ok(None);
         }
@@ -157,7 +152,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if writeback::relieve(self, writeback::VIEW_RELIEF_MAX) => {}
+            Alone::NoFrame if flush::relieve(self, flush::VIEW_RELIEF_MAX) => {}
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)

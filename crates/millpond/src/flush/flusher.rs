@@ -47,24 +47,22 @@
 //!
 //! Locks: `state` is a leaf, and no file is dropped under it.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::ledger::Share;
-use crate::flush::sync::{Guards, sync_in_background};
-use crate::flush::throttle::Turns;
-use crate::flush::{Patience, flush, flush_some};
-use crate::inode::CachedFile;
+use crate::flush::owed::stream_pages;
+use crate::flush::sync::sync_in_background;
+use crate::flush::{BusyPages, flush, flush_some};
+use crate::inode::{Blocking, CachedFile};
 use crate::thread::spawn;
-use crate::writeback::{LAST_PAGE, stream_pages};
+use crate::writeback::LAST_PAGE;
+use crate::writeback::flusher::{Flusher, FlusherState, Hand, ThreadId};
+use crate::writeback::turns::STUCK_AFTER;
 
 /// How soon the flusher looks again after it found nothing to do, while there are writes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How long a thread is at one file before others are not to wait for it any more.
-pub(crate) const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// How often a watch looks.
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
 /// With fewer files, it is not looked for those that are closed.
@@ -73,78 +71,6 @@ const QUEUE_MAX_MIN: usize = 64;
 const THREADS_MAX: usize = 16;
 /// Of these, those at files of one device.
 const DEVICE_THREADS_MAX: usize = 4;
-
-/// How much may be owed, and for how long.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) dirty_bytes_max: u64,
-    pub(crate) unstable_bytes_max: u64,
-    pub(crate) age_max: Duration,
-}
-
-/// The threads that write back by age and by amount; the first is started by the first page that is
-/// DIRTY.
-pub(crate) struct Flusher {
-    pub(crate) limits: Limits,
-    pub(crate) turns: Turns,
-    state: Mutex<FlusherState>,
-    /// The thread on duty sleeps here.
-    work: Condvar,
-    /// The watch waits here.
-    watching: Condvar,
-    pub(crate) progress: Condvar,
-    /// Whether the thread on duty looks at the files again soon, without being told.
-    awake: AtomicBool,
-    /// Somebody found no frame, while write-back kept some.
-    starved: AtomicBool,
-    /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
-    stuck_unwritten: AtomicU64,
-    stuck_unstable: AtomicU64,
-}
-
-#[derive(Default)]
-struct FlusherState {
-    /// The files that are listed, but for those in `hands` (F1). Weak: a file that is closed meanwhile
-    /// must not stay open here.
-    queue: VecDeque<Weak<CachedFile>>,
-    /// With how many it is looked for those that are closed.
-    queue_max: usize,
-    /// Files that nobody has open any more, and whose write-back failed, by their addresses. They are
-    /// listed, too.
-    strays: HashMap<usize, Arc<CachedFile>>,
-    hands: Vec<Hand>,
-    on_duty: Option<ThreadId>,
-    has_watch: bool,
-    threads: usize,
-    last_thread: ThreadId,
-    stopped: bool,
-    told: bool,
-}
-
-type ThreadId = u64;
-
-/// A file that a thread has in hand.
-struct Hand {
-    thread: ThreadId,
-    share: Arc<Share>,
-    device: u64,
-    /// Since when the thread may have to wait for the file's device (F2).
-    at_work: Option<Instant>,
-    /// How many write-backs of the file had ended when somebody last looked, and since when.
-    ended: u64,
-    ended_at: Instant,
-}
-
-impl Hand {
-    /// Whether write-backs of the file end, as far as somebody has looked.
-    fn is_moving(&mut self) -> bool {
-        let ended = self.share.ended();
-        if ended != self.ended {
-            (self.ended, self.ended_at) = (ended, Instant::now());
-        }
-        self.ended_at.elapsed() < STUCK_AFTER
-    }
-}
 
 enum Role {
     Duty,
@@ -161,38 +87,8 @@ enum Place {
     None,
 }
 
-impl FlusherState {
-    fn hand(&mut self, thread: ThreadId) -> Option<&mut Hand> {
-        self.hands.iter_mut().find(|hand| hand.thread == thread)
-    }
-
-    /// Since when the thread on duty has been at work on one file.
-    fn duty_at_work(&mut self) -> Option<Instant> {
-        let on_duty = self.on_duty?;
-        self.hand(on_duty)?.at_work
-    }
-}
-
-impl Flusher {
-    pub(crate) fn new(limits: Limits) -> Arc<Flusher> {
-        Arc::new(Flusher {
-            limits,
-            turns: Turns::default(),
-            state: Mutex::default(),
-            work: Condvar::new(),
-            watching: Condvar::new(),
-            progress: Condvar::new(),
-            awake: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
-            stuck_unwritten: AtomicU64::new(0),
-            stuck_unstable: AtomicU64::new(0),
-        })
-    }
-
-    fn state(&self) -> MutexGuard<'_, FlusherState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
+/// The list.
+impl Flusher<CachedFile> {
     /// Lists a file; its state says already that it is.
     pub(crate) fn add(self: &Arc<Self>, file: &CachedFile) {
         let mut state = self.state();
@@ -219,54 +115,16 @@ impl Flusher {
         self.tell();
         drop(known);
     }
-
-    /// Whether what is dirty is so much that it is to be written back whatever its age.
-    fn is_much(&self, dirty_bytes: u64) -> bool {
-        let stuck = self.stuck_unwritten.load(Relaxed);
-        dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max.saturating_sub(stuck) / 2
-    }
-
-    pub(crate) fn notice(&self, dirty_bytes: u64) {
-        let much = self.is_much(dirty_bytes);
-        // SeqCst: with the flusher's store and look, one of the two sees the other's.
-        if !self.awake.swap(true, SeqCst) || much {
-            self.tell();
-        }
-    }
-
-    /// Asks for frames that write-back keeps, for one who does not wait for them.
-    pub(crate) fn starve(&self, kept_bytes: u64) {
-        if kept_bytes > 0 && !self.starved.swap(true, Relaxed) {
-            self.tell();
-        }
-    }
-
-    pub(crate) fn tell(&self) {
-        let mut state = self.state();
-        if !state.told {
-            state.told = true;
-            self.work.notify_one();
-        }
-    }
-
-    pub(crate) fn await_progress(&self) {
-        let state = self.state();
-        let pause = Duration::from_millis(2);
-        drop(self.progress.wait_timeout(state, pause).expect("no panic under the lock"));
-    }
-
-    /// Lets the threads end.
-    pub(crate) fn stop(&self) {
-        self.state().stopped = true;
-        self.work.notify_all();
-        self.watching.notify_all();
-    }
 }
 
 /// Threads, and who does what.
-impl Flusher {
+impl Flusher<CachedFile> {
     /// Starts a thread, if there may be one more and the system gives it; its number.
-    fn spawn(self: &Arc<Self>, state: &mut FlusherState, role: Role) -> Option<ThreadId> {
+    fn spawn(
+        self: &Arc<Self>,
+        state: &mut FlusherState<CachedFile>,
+        role: Role,
+    ) -> Option<ThreadId> {
         if state.stopped || state.threads >= THREADS_MAX {
             return None;
         }
@@ -279,7 +137,7 @@ impl Flusher {
 
     /// Sees to it that somebody watches the one on duty, if there is anything to be done beside what it
     /// does (F3).
-    fn keep_watch(self: &Arc<Self>, state: &mut FlusherState) {
+    fn keep_watch(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
         if !state.has_watch && !state.queue.is_empty() && state.duty_at_work().is_some() {
             state.has_watch = self.spawn(state, Role::Watch).is_some();
         }
@@ -421,7 +279,7 @@ enum Attended {
 }
 
 /// One file after the other.
-impl Flusher {
+impl Flusher<CachedFile> {
     /// Takes the next file in hand, of `left` that are to be looked at, and what keeps it from being
     /// dropped if nobody has it open.
     fn take(
@@ -546,12 +404,12 @@ impl Flusher {
         self.begin_work(me);
         let behind = file.writeback.state().stream.take(least, batch);
         if flushed {
-            flush(file, 0, LAST_PAGE, Patience::Skip, false);
+            flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
         } else if let Some((first, last)) = behind {
-            flush(file, first, last, Patience::Skip, false);
+            flush(file, first, last, BusyPages::Skip, false);
         }
         if asked(flushed) {
-            sync_in_background(file, Guards::Wait);
+            sync_in_background(file, Blocking::Wait);
         }
         match due {
             Some(_) if flushed || behind.is_some() => Attended::Worked,
@@ -620,6 +478,7 @@ fn address(file: &Arc<CachedFile>) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::writeback::Limits;
     use crate::{BackendChoice, Engine, OpenOptions, WriteMode};
 
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.

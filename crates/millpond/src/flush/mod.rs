@@ -1,15 +1,22 @@
 //! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
 //! as one transfer, several transfers at once. The rules are those of the modules beside it.
 
+pub(crate) mod owed;
+
+pub(crate) mod durable;
+
 pub(crate) mod sync;
 
 pub(crate) mod flusher;
 
 pub(crate) mod throttle;
 
+pub(crate) mod space;
+
+pub(crate) mod through;
+
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use millpond_rangelock::Mode;
 
@@ -17,14 +24,19 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{State as PageState, Word, WritebackEnd};
 use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
 use crate::io::batch;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
-use crate::read::fill::Leaves;
-use crate::sync::fence;
+use crate::io::transfer::{Direction, Transfer};
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
-use crate::writeback::{Durability, Failure, LAST_PAGE, conclude, tell_of_others};
+use crate::writeback::{Failure, LAST_PAGE};
+
+pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
+pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
+pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
+pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
 
 /// What is in flight at once, of one flush.
 pub(crate) const BATCH_BYTES: u64 = 16 << 20;
@@ -37,7 +49,7 @@ const HIDDEN_MAX: u32 = 8;
 
 /// What to do about pages that are in somebody else's hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum BusyPages {
     Skip,
     Wait,
     /// The same, and the caller has no guard: writers that hide a page over and over are kept away from
@@ -80,7 +92,7 @@ pub(crate) fn flush(
     file: &CachedFile,
     first: PageIndex,
     last: PageIndex,
-    patience: Patience,
+    busy_pages: BusyPages,
     durable: bool,
 ) -> Flushed {
     let writeback = &file.writeback;
@@ -88,16 +100,16 @@ pub(crate) fn flush(
         return Flushed::default();
     }
     let mut state = writeback.state();
-    if patience == Patience::Skip {
+    if busy_pages == BusyPages::Skip {
         let (number, pages) = state.dirty.begin(first..=last, usize::MAX);
         drop(state);
-        return Flush { file, number, patience, durable }.run(&pages).0;
+        return Flush { file, number, busy_pages, durable }.run(&pages).0;
     }
     let Some((number, pages)) = state.dirty.begin_waiting(first..=last) else {
         return Flushed::default();
     };
     drop(state);
-    let (mut all, mut hidden) = Flush { file, number, patience, durable }.run(&pages);
+    let (mut all, mut hidden) = Flush { file, number, busy_pages, durable }.run(&pages);
     let mut state = writeback.state();
     while state.dirty.is_earlier_under_way(number) {
         state = writeback.flush_ended.wait(state).expect("no panic under the lock");
@@ -106,7 +118,7 @@ pub(crate) fn flush(
     drop(state);
     if let Some((number, pages)) = owed {
         let durable = durable && all.pages == 0;
-        let (flushed, more) = Flush { file, number, patience, durable }.run(&pages);
+        let (flushed, more) = Flush { file, number, busy_pages, durable }.run(&pages);
         all.add(flushed);
         hidden.extend(more);
     }
@@ -115,7 +127,7 @@ pub(crate) fn flush(
         // ended: who has the guard may wait for that.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let _guard = file.ranges.lock(range, Mode::Shared);
-        all.add(flush(file, page, page, Patience::Wait, false));
+        all.add(flush(file, page, page, BusyPages::Wait, false));
     }
     all
 }
@@ -124,14 +136,14 @@ pub(crate) fn flush(
 pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
     let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
-    Flush { file, number, patience: Patience::Skip, durable: false }.run(&pages).0
+    Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0
 }
 
 /// A flush that has taken its pages.
 struct Flush<'a> {
     file: &'a CachedFile,
     number: FlushNumber,
-    patience: Patience,
+    busy_pages: BusyPages,
     durable: bool,
 }
 
@@ -179,7 +191,7 @@ impl Flush<'_> {
                 match claim(file, &mut leaves, page) {
                     Claim::Own(frame) => claimed.push((page, frame)),
                     Claim::Clean => {}
-                    Claim::Busy(seen) if self.patience == Patience::Skip => {
+                    Claim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
                         if seen.is_dirty() || !seen.is_ready() {
                             busy.push(page);
                         }
@@ -188,7 +200,7 @@ impl Flush<'_> {
                         // B4.
                         write(&mut claimed, false);
                         times_hidden += u32::from(!seen.is_ready());
-                        if times_hidden > HIDDEN_MAX && self.patience == Patience::WaitAndLock {
+                        if times_hidden > HIDDEN_MAX && self.busy_pages == BusyPages::WaitAndLock {
                             hidden.push(page);
                             break;
                         }
@@ -219,7 +231,7 @@ impl Flush<'_> {
     fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
         let file = self.file;
         // B5.
-        let size = file.core().size.load(Acquire);
+        let size = file.core().size.get();
         let mut runs = runs(file, claimed, size);
         let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
         let generations = &file.writeback.generations;
@@ -346,9 +358,6 @@ fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
             _ => return Claim::Clean,
         }
         frames.meta(seen.frame()).pins.pin();
-        // Pairs with the fence of `Frames::release`: either the word has changed here, or the pin
-        // is seen there.
-        fence(SeqCst);
         if let Some(change) = word.try_writeback(seen) {
             file.note(change);
             return Claim::Own(seen.frame());

@@ -22,20 +22,14 @@ use millpond_rangelock::Mode;
 use crate::cache::pageset::PageSet;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
-use crate::flush::{Patience, flush};
-use crate::inode::CachedFile;
-use crate::read::fill::Leaves;
-use crate::writeback::{Failure, LAST_PAGE, count_heap, tell_flusher};
+use crate::flush::owed::tell_flusher;
+use crate::flush::{BusyPages, flush};
+use crate::inode::leaves::Leaves;
+use crate::inode::{Blocking, CachedFile};
+use crate::writeback::{Failure, LAST_PAGE};
 
 /// Pages of which [`settle`] clears a bit under one hold of the lock.
 const SETTLED_TOGETHER: usize = 256;
-
-/// Whether range guards, and others who are in the gate, may be waited for.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Guards {
-    Wait,
-    Try,
-}
 
 /// Makes durable what was written to the pages from `first` to `last` before the call, and what the
 /// back end has of the file from elsewhere.
@@ -46,15 +40,15 @@ pub(crate) fn sync(
     data_only: bool,
 ) -> Result<()> {
     let one = file.writeback.syncing.lock().expect("no panic under the lock");
-    let outcome = sync_locked(file, Some((first, last)), data_only, Guards::Wait, &one);
+    let outcome = sync_locked(file, Some((first, last)), data_only, Blocking::Wait, &one);
     drop(one);
-    count_heap(file);
+    file.writeback.count_heap(file.cache());
     tell(file, outcome)
 }
 
 /// Makes durable what was written to the pages from `first` to `last` before the call.
 pub(crate) fn sync_written(file: &CachedFile, first: PageIndex, last: PageIndex) -> Result<()> {
-    let flushed = flush(file, first, last, Patience::WaitAndLock, true);
+    let flushed = flush(file, first, last, BusyPages::WaitAndLock, true);
     if let Some(failure) = flushed.failure {
         return tell(file, Err(failure.error(Op::Sync)));
     }
@@ -78,16 +72,16 @@ fn tell(file: &CachedFile, outcome: Result<()>) -> Result<()> {
 }
 
 /// Makes durable what the back end has, for room in the cache. Nobody is told of its errors.
-pub(crate) fn sync_in_background(file: &CachedFile, guards: Guards) {
+pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     let syncing = &file.writeback.syncing;
-    let one = match guards {
-        Guards::Wait => Some(syncing.lock().expect("no panic under the lock")),
-        Guards::Try => syncing.try_lock().ok(),
+    let one = match blocking {
+        Blocking::Wait => Some(syncing.lock().expect("no panic under the lock")),
+        Blocking::Try => syncing.try_lock().ok(),
     };
     if let Some(one) = one {
-        let _ = sync_locked(file, None, true, guards, &one);
+        let _ = sync_locked(file, None, true, blocking, &one);
         drop(one);
-        count_heap(file);
+        file.writeback.count_heap(file.cache());
     }
 }
 
@@ -96,16 +90,16 @@ fn sync_locked(
     file: &CachedFile,
     pages: Option<(PageIndex, PageIndex)>,
     data_only: bool,
-    guards: Guards,
+    blocking: Blocking,
     _one: &MutexGuard<'_, ()>,
 ) -> Result<()> {
     let writeback = &file.writeback;
     let generations = &writeback.generations;
-    redirty(file, guards);
+    redirty(file, blocking);
     if let Some((first, last)) = pages {
         // Relaxed: a hint.
         writeback.is_written_for_sync.store(true, Relaxed);
-        let flushed = flush(file, first, last, Patience::WaitAndLock, false);
+        let flushed = flush(file, first, last, BusyPages::WaitAndLock, false);
         writeback.is_written_for_sync.store(false, Relaxed);
         if let Some(failure) = flushed.failure {
             return Err(failure.error(Op::Sync));
@@ -115,9 +109,9 @@ fn sync_locked(
     let failure = match file.backing.sync(data_only) {
         Ok(()) => {
             let ticket = generations.leave(pass);
-            let verdict = match guards {
-                Guards::Wait => Some(generations.wait(ticket)),
-                Guards::Try => generations.verdict(ticket),
+            let verdict = match blocking {
+                Blocking::Wait => Some(generations.wait(ticket)),
+                Blocking::Try => generations.verdict(ticket),
             };
             match verdict {
                 Some(Ok(())) => return succeed(file),
@@ -138,7 +132,7 @@ fn sync_locked(
     state.failure = Some(failure);
     state.back_off();
     drop(state);
-    redirty(file, guards);
+    redirty(file, blocking);
     Err(failure.error(Op::Sync))
 }
 
@@ -181,15 +175,15 @@ fn settle(file: &CachedFile, covered: &PageSet) {
 
 /// Makes all suspect pages DIRTY again (G6). Where guards must not be waited for, and one is taken, leaves
 /// the page for the next sync.
-fn redirty(file: &CachedFile, guards: Guards) {
+fn redirty(file: &CachedFile, blocking: Blocking) {
     let Some((pages, _)) = file.writeback.generations.suspects(0, LAST_PAGE) else { return };
     for page in pages {
         // Who has found the page clean, under its guard, and had the back end change it, must not be
         // overtaken by what is written back now.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
-        let (guard, waited) = match guards {
-            Guards::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
-            Guards::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
+        let (guard, waited) = match blocking {
+            Blocking::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
+            Blocking::Try => (file.ranges.try_lock_owned(range, Mode::Shared), None),
         };
         if guard.is_some() || waited.is_some() {
             redirty_page(file, page);
@@ -198,8 +192,9 @@ fn redirty(file: &CachedFile, guards: Guards) {
     after_redirty(file);
 }
 
-/// Makes the suspect pages from `first` to `last` DIRTY again. Caller: a guard over them.
-pub(crate) fn redirty_guarded(file: &CachedFile, first: PageIndex, last: PageIndex) {
+/// Has the suspect pages from `first` to `last` be DIRTY, before bytes of theirs are read past the cache,
+/// or overwritten in part (G6). Caller: a guard over them.
+pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIndex) {
     if let Some((pages, _)) = file.writeback.generations.suspects(first, last) {
         pages.into_iter().for_each(|page| redirty_page(file, page));
         after_redirty(file);

@@ -10,7 +10,7 @@
 //!   its writes go through.
 //! - **T3** Writers take turns at writing back; were all of them at it, what they have in flight together
 //!   would keep reads waiting at the device for as long as it takes to write it. A turn that lasts for
-//!   longer than [`STUCK_AFTER`] counts for its own file only, of whose writers one at a time has one.
+//!   longer than [`STUCK_AFTER`](crate::writeback::turns::STUCK_AFTER) counts for its own file only, of whose writers one at a time has one.
 //! - **T4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
 //!   whose writes are taken, but whose syncs hang, leaves frames to the others.
 //! - **T5** Nobody flushes or syncs another file than its own.
@@ -18,20 +18,16 @@
 //!   the device would take what they have dirtied since as well, and the sync so much longer.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Op, Result};
-use crate::flush::flusher::STUCK_AFTER;
-use crate::flush::sync::{Guards, sync_in_background};
-use crate::flush::{Patience, flush, flush_some};
-use crate::inode::CachedFile;
+use crate::flush::sync::sync_in_background;
+use crate::flush::{BusyPages, flush, flush_some};
+use crate::inode::{Blocking, CachedFile};
 use crate::writeback::LAST_PAGE;
 
 /// How long a writer over the limit waits without any progress before its write goes through.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
-/// Writers that write back at once, of those that are not stuck; the flusher does beside them.
-const TURNS_MAX: usize = 1;
 /// What a file may owe, in parts of what is free (T1).
 const SHARES: u64 = 4;
 /// What write-back may keep, of all memory.
@@ -88,7 +84,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         if file.writeback.is_written_for_sync.load(Relaxed) {
             // T6.
             flusher.await_progress();
-        } else if let Some(_turn) = flusher.turns.take(file) {
+        } else if let Some(_turn) = flusher.turns.take(std::ptr::from_ref(file).addr()) {
             let flushed = flush_some(file);
             if let Some(failure) = flushed.failure
                 && !has_room(file, bytes)
@@ -113,48 +109,6 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     }
 }
 
-/// Who writes back, of the writers over the limit.
-#[derive(Default)]
-pub(crate) struct Turns {
-    taken: Mutex<Vec<Taken>>,
-}
-
-struct Taken {
-    /// The address of the file.
-    file: usize,
-    since: Instant,
-}
-
-impl Turns {
-    fn taken(&self) -> MutexGuard<'_, Vec<Taken>> {
-        self.taken.lock().expect("no panic under the lock")
-    }
-
-    fn take(&self, file: &CachedFile) -> Option<Turn<'_>> {
-        let (file, now) = (std::ptr::from_ref(file).addr(), Instant::now());
-        let mut taken = self.taken();
-        // T3.
-        let young = taken.iter().filter(|turn| now - turn.since < STUCK_AFTER).count();
-        if young >= TURNS_MAX || taken.iter().any(|turn| turn.file == file) {
-            return None;
-        }
-        taken.push(Taken { file, since: now });
-        Some(Turn { turns: self, file })
-    }
-}
-
-/// A writer's turn to write back.
-struct Turn<'a> {
-    turns: &'a Turns,
-    file: usize,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.turns.taken().retain(|turn| turn.file != self.file);
-    }
-}
-
 /// Makes room in a cache of which write-back keeps too much; whether there may be some now. What other
 /// files keep, the flusher is asked for, and waited for no longer than `patience` (T5).
 pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
@@ -165,10 +119,10 @@ pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
         return false;
     }
     if file.writeback.share.kept() > 0 {
-        let flushed = flush(file, 0, LAST_PAGE, Patience::Skip, false);
+        let flushed = flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
         // Not waited for: whoever syncs may wait for guards, and the caller has one.
         if flushed.failure.is_none() && ledger.unstable() > 0 {
-            sync_in_background(file, Guards::Try);
+            sync_in_background(file, Blocking::Try);
         }
     }
     let deadline = Instant::now() + patience;

@@ -16,20 +16,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
-use crate::inode::CachedFile;
+use crate::file_id::FileId;
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct FileId {
-    pub(crate) device: u64,
-    pub(crate) inode: u64,
-}
-
-enum Known {
-    Open(Weak<CachedFile>),
+enum Known<F> {
+    Open(Weak<F>),
     Opening(Arc<Opening>),
 }
 
@@ -52,91 +44,91 @@ impl Opening {
     }
 }
 
-#[derive(Default)]
-struct Registry {
-    files: Mutex<HashMap<FileId, Known>>,
+/// The files of this process.
+pub(crate) struct Registry<F> {
+    files: Mutex<HashMap<FileId, Known<F>>>,
 }
 
-impl Registry {
-    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Known>> {
-        self.files.lock().expect("no panic under the lock")
+impl<F> Default for Registry<F> {
+    fn default() -> Self {
+        Registry { files: Mutex::default() }
     }
-}
-
-/// The registry of this process; null until first used.
-static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(std::ptr::null_mut());
-
-fn registry() -> &'static Registry {
-    let mut found = REGISTRY.load(Acquire);
-    if found.is_null() {
-        let fresh = Box::into_raw(Box::default());
-        found = match REGISTRY.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
-            Ok(_) => fresh,
-            Err(found) => {
-                // SAFETY: made above, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(fresh) });
-                found
-            }
-        };
-    }
-    // SAFETY: registries are never freed.
-    unsafe { &*found }
-}
-
-/// In a forked child: leaves the parent's registry behind, whatever state its lock is in, so that
-/// no file that the child opens is taken for one that the parent had.
-pub(crate) fn forget_parent() {
-    REGISTRY.store(std::ptr::null_mut(), Release);
 }
 
 /// What is known of a file.
-pub(crate) enum Found {
-    Open(Arc<CachedFile>),
+pub(crate) enum Found<'a, F> {
+    Open(Arc<F>),
     /// Nothing: the caller is to open it.
-    Place(Place),
+    Place(Place<'a, F>),
 }
 
-/// Finds the file of an inode, or makes the caller the one who opens it. Waits for who does already.
-pub(crate) fn find(id: FileId) -> Found {
-    let registry = registry();
-    loop {
-        let opening = match registry.files().entry(id) {
-            Entry::Occupied(mut entry) => match entry.get() {
-                Known::Opening(opening) => Arc::clone(opening),
-                Known::Open(file) => {
-                    if let Some(file) = file.upgrade() {
-                        return Found::Open(file);
+impl<F> Registry<F> {
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Known<F>>> {
+        self.files.lock().expect("no panic under the lock")
+    }
+
+    /// Finds the file of an inode, or makes the caller the one who opens it. Waits for one that does
+    /// already.
+    pub(crate) fn find(&self, id: FileId) -> Found<'_, F> {
+        loop {
+            let opening = match self.files().entry(id) {
+                Entry::Occupied(mut entry) => match entry.get() {
+                    Known::Opening(opening) => Arc::clone(opening),
+                    Known::Open(file) => {
+                        if let Some(file) = file.upgrade() {
+                            return Found::Open(file);
+                        }
+                        let opening = Arc::default();
+                        entry.insert(Known::Opening(Arc::clone(&opening)));
+                        return Found::Place(Place { registry: self, id, opening });
                     }
+                },
+                Entry::Vacant(entry) => {
                     let opening = Arc::default();
                     entry.insert(Known::Opening(Arc::clone(&opening)));
-                    return Found::Place(Place { registry, id, opening });
+                    return Found::Place(Place { registry: self, id, opening });
                 }
-            },
-            Entry::Vacant(entry) => {
-                let opening = Arc::default();
-                entry.insert(Known::Opening(Arc::clone(&opening)));
-                return Found::Place(Place { registry, id, opening });
-            }
-        };
-        opening.wait();
+            };
+            opening.wait();
+        }
+    }
+
+    /// All files that are open, and those that were a moment ago.
+    pub(crate) fn all(&self) -> Vec<Weak<F>> {
+        let files = self.files();
+        let open = files.values().filter_map(|known| match known {
+            Known::Open(file) => Some(Weak::clone(file)),
+            Known::Opening(_) => None,
+        });
+        open.collect()
+    }
+
+    /// The last reference to a file is gone.
+    pub(crate) fn leave(&self, id: FileId) {
+        // It may have been opened anew since.
+        if let Entry::Occupied(entry) = self.files().entry(id)
+            && matches!(entry.get(), Known::Open(file) if file.strong_count() == 0)
+        {
+            entry.remove();
+        }
     }
 }
 
 /// The right, and the duty, to open a file that is not known (N2).
-pub(crate) struct Place {
-    registry: &'static Registry,
+pub(crate) struct Place<'a, F> {
+    registry: &'a Registry<F>,
     id: FileId,
     opening: Arc<Opening>,
 }
 
-impl Place {
+impl<F> Place<'_, F> {
     /// The file is open, and found from now on.
-    pub(crate) fn enter(self, file: &Arc<CachedFile>) {
+    pub(crate) fn enter(self, file: &Arc<F>) {
         self.registry.files().insert(self.id, Known::Open(Arc::downgrade(file)));
     }
 }
 
-impl Drop for Place {
+impl<F> Drop for Place<'_, F> {
     fn drop(&mut self) {
         if let Entry::Occupied(entry) = self.registry.files().entry(self.id)
             && matches!(entry.get(), Known::Opening(opening) if Arc::ptr_eq(opening, &self.opening))
@@ -144,25 +136,5 @@ impl Drop for Place {
             entry.remove();
         }
         self.opening.end();
-    }
-}
-
-/// All files that are open, and those that were a moment ago.
-pub(crate) fn all() -> Vec<Weak<CachedFile>> {
-    let files = registry().files();
-    let open = files.values().filter_map(|known| match known {
-        Known::Open(file) => Some(Weak::clone(file)),
-        Known::Opening(_) => None,
-    });
-    open.collect()
-}
-
-/// The last reference to a file is gone.
-pub(crate) fn leave(id: FileId) {
-    // It may have been opened anew since.
-    if let Entry::Occupied(entry) = registry().files().entry(id)
-        && matches!(entry.get(), Known::Open(file) if file.strong_count() == 0)
-    {
-        entry.remove();
     }
 }

@@ -7,7 +7,7 @@
 use std::io;
 
 use crate::io::backend::BackingFile;
-pub(crate) use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_end, is_transient};
+use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
 
 /// Carries out all transfers of `batch`, all at once where the back end can, and returns when
 /// they have ended.

@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use crate::queue::rules::Rule;
-use crate::queue::waiting::{Patience, Waiting};
+use crate::queue::waiting::{Deadlines, Waiting};
 
 fn queue(capacity: usize) -> Arc<Waiting<u32>> {
     Arc::new(Waiting::new(capacity, Box::new(|_| {}), None))
@@ -32,11 +32,11 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     builder.check(body);
 }
 
-const FOREVER: Patience = Patience { for_min: None, at_all: None };
+const FOREVER: Deadlines = Deadlines { for_min: None, at_all: None };
 
 /// Time is up at once: the model has no clock.
-fn no_time() -> Patience {
-    Patience { for_min: None, at_all: Some(Instant::now()) }
+fn no_time() -> Deadlines {
+    Deadlines { for_min: None, at_all: Some(Instant::now()) }
 }
 
 /// Goal: who waits for two is woken when the second comes, wherever it is on its way to sleep, and the
@@ -79,8 +79,8 @@ fn loom_min_wait_meets_grant() {
         let queue = queue(2);
         assert_eq!(queue.admit(1), 1);
         let completer = beside(&queue, |queue| queue.complete(1));
-        let patience = Patience { for_min: Some(Instant::now()), at_all: None };
-        assert_eq!(queue.wait(2, 2, patience), [1]);
+        let deadlines = Deadlines { for_min: Some(Instant::now()), at_all: None };
+        assert_eq!(queue.wait(2, 2, deadlines), [1]);
         completer.join().unwrap();
     });
 }

@@ -21,6 +21,8 @@ pub(crate) mod rules;
 
 pub(crate) mod waiting;
 
+mod inner;
+
 mod request;
 
 mod task;
@@ -37,12 +39,11 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use slab::Slab;
 
 use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
@@ -51,10 +52,11 @@ use crate::io::backend::shared_ring::SharedRing;
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment::Segment;
+use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
-use crate::queue::waiting::{Patience, Waiting};
+use crate::queue::waiting::{Deadlines, Waiting};
 use crate::read::miss::{Pace, Wanted};
 
 pub use crate::queue::raw::{Aside, ReadDone};
@@ -100,46 +102,6 @@ const BATCH_MAX: usize = 32;
 #[derive(Debug)]
 pub struct Queue {
     inner: Arc<Inner>,
-}
-
-/// What a queue shares with the operations that are under way.
-pub(crate) struct Inner {
-    waiting: Waiting<Completion>,
-    /// Where reads go that miss.
-    ring: Option<Arc<SharedRing>>,
-    capacity: usize,
-    eventfd: Arc<OnceLock<OwnedFd>>,
-    pending: Mutex<Slab<Pending>>,
-    /// Complete, and to be told of at the end of a batch (U4).
-    arrived: Mutex<VecDeque<Completion>>,
-}
-
-/// An operation that has not completed.
-#[derive(Clone)]
-enum Pending {
-    Read(u64, Arc<ReadTask>),
-    /// Until a worker takes it.
-    Job(u64, Arc<Mutex<Option<Request>>>),
-}
-
-impl Pending {
-    fn user_data(&self) -> u64 {
-        match self {
-            Pending::Read(user_data, _) | Pending::Job(user_data, _) => *user_data,
-        }
-    }
-
-    /// Takes the request back, if nobody has it in hand.
-    fn cancel(&self) -> Option<Request> {
-        match self {
-            Pending::Read(_, task) => task.cancel(),
-            Pending::Job(_, job) => take_request(job),
-        }
-    }
-}
-
-fn take_request(job: &Mutex<Option<Request>>) -> Option<Request> {
-    job.lock().expect("no panic under the lock").take()
 }
 
 impl Queue {
@@ -224,7 +186,7 @@ impl Queue {
     ) -> Result<Vec<Completion>> {
         self.check(min, max)?;
         let at_all = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(self.inner.waiting.wait(min, max, Patience { for_min: None, at_all }))
+        Ok(self.inner.waiting.wait(min, max, Deadlines { for_min: None, at_all }))
     }
 
     /// [`Queue::wait`], but for `min` completions for no longer than `min_wait`: after that, one is
@@ -242,11 +204,11 @@ impl Queue {
     ) -> Result<Vec<Completion>> {
         self.check(min, max)?;
         let now = Instant::now();
-        let patience = Patience {
+        let deadlines = Deadlines {
             for_min: now.checked_add(min_wait),
             at_all: timeout.and_then(|timeout| now.checked_add(timeout)),
         };
-        Ok(self.inner.waiting.wait(min, max, patience))
+        Ok(self.inner.waiting.wait(min, max, deadlines))
     }
 
     /// [`Queue::wait`] without a thread and without a timeout, in any runtime. Dropped, it takes
@@ -320,10 +282,6 @@ impl Queue {
 }
 
 impl Inner {
-    fn pending(&self) -> MutexGuard<'_, Slab<Pending>> {
-        self.pending.lock().expect("no panic under the lock")
-    }
-
     /// Starts an operation that was admitted; its completion, if that is all.
     fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
         if let Err(error) = request.check() {
@@ -347,7 +305,7 @@ impl Inner {
             let mut pending = self.pending();
             let place = pending.vacant_entry();
             let task = ReadTask::new(self, place.key(), request);
-            place.insert(Pending::Read(user_data, Arc::clone(&task)));
+            place.insert(Pending::Read(user_data, Arc::<ReadTask>::clone(&task)));
             drop(pending);
             task.run(Pace::Full);
             return None;
@@ -379,42 +337,6 @@ impl Inner {
                 None
             }
             kind => Some(Request { file, user_data, kind }),
-        }
-    }
-
-    /// Completes a pending operation. The caller took its request (U1).
-    fn finish(self: &Arc<Self>, number: usize, completion: Completion) {
-        let pending = self.pending().remove(number);
-        self.complete(completion);
-        drop(pending);
-    }
-
-    fn complete(self: &Arc<Self>, completion: Completion) {
-        if !batch::is_open() {
-            return self.waiting.complete(completion);
-        }
-        let mut arrived = self.arrived();
-        arrived.push_back(completion);
-        let first = arrived.len() == 1;
-        drop(arrived);
-        if first {
-            let queue = Arc::clone(self);
-            batch::at_end(Box::new(move || queue.tell_arrived()));
-        }
-    }
-
-    fn arrived(&self) -> MutexGuard<'_, VecDeque<Completion>> {
-        self.arrived.lock().expect("no panic under the lock")
-    }
-
-    /// Completes what arrived in the batches of those who end fills (U4).
-    fn tell_arrived(&self) {
-        let mut arrived = std::mem::take(&mut *self.arrived());
-        self.waiting.complete_all(&mut arrived);
-        // Its memory serves again.
-        let mut next = self.arrived();
-        if next.capacity() == 0 {
-            *next = arrived;
         }
     }
 }
@@ -455,24 +377,5 @@ impl Drop for WaitFuture<'_> {
         if let Some(ticket) = self.ticket.take() {
             self.queue.inner.waiting.abandon(ticket);
         }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Some(ring) = &self.ring {
-            ring.retire();
-        }
-    }
-}
-
-impl std::fmt::Debug for Inner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (ready, inflight) = self.waiting.counts();
-        f.debug_struct("Queue")
-            .field("capacity", &self.capacity)
-            .field("ready", &ready)
-            .field("inflight", &inflight)
-            .finish_non_exhaustive()
     }
 }

@@ -30,7 +30,7 @@ use std::task::{Wake, Waker};
 use crate::error::Result;
 use crate::face::file::File;
 use crate::io::segment::Segment;
-use crate::queue::Inner;
+use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Kind, Request};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 
@@ -74,9 +74,10 @@ impl ReadTask {
     pub(super) fn new(queue: &Arc<Inner>, number: usize, request: Request) -> Arc<ReadTask> {
         Task::of(OfQueue { queue: Arc::clone(queue), number, request })
     }
+}
 
-    /// Takes the request back; `None` if it is done.
-    pub(super) fn cancel(&self) -> Option<Request> {
+impl Cancel for ReadTask {
+    fn cancel(&self) -> Option<Request> {
         self.take().map(|reading| reading.request)
     }
 }

@@ -29,7 +29,7 @@ pub(crate) enum Notify {
 
 /// Until when a waiter waits, and for how many.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Patience {
+pub(crate) struct Deadlines {
     /// From then on one event is enough.
     pub(crate) for_min: Option<Instant>,
     /// From then on none is.
@@ -138,7 +138,7 @@ impl<E> Waiting<E> {
     }
 
     /// Waits for `min` to `max` events, which the rules permit.
-    pub(crate) fn wait(&self, min: usize, max: usize, patience: Patience) -> Vec<E> {
+    pub(crate) fn wait(&self, min: usize, max: usize, deadlines: Deadlines) -> Vec<E> {
         let mut wakes = Wakes::new();
         let mut signal = None;
         let mut rules = self.lock();
@@ -154,8 +154,8 @@ impl<E> Waiting<E> {
             Arrival::Waits(ticket) => ticket,
         };
         let signal = signal.expect("made for a waiter");
-        let for_min = patience.for_min;
-        let for_min = for_min.filter(|&min| patience.at_all.is_none_or(|at_all| min < at_all));
+        let for_min = deadlines.for_min;
+        let for_min = for_min.filter(|&min| deadlines.at_all.is_none_or(|at_all| min < at_all));
         let mut is_granted = for_min.is_some() && self.sleep(&signal, min, for_min);
         if for_min.is_some() && !is_granted {
             let mut wakes = Wakes::new();
@@ -167,7 +167,7 @@ impl<E> Waiting<E> {
             }
         }
         let min = if for_min.is_some() { 1 } else { min };
-        is_granted = is_granted || self.sleep(&signal, min, patience.at_all);
+        is_granted = is_granted || self.sleep(&signal, min, deadlines.at_all);
         if is_granted {
             // What was granted is there: the grant came before the telling, under the lock.
             return self.lock().collect(ticket).expect("granted, and told so");

@@ -9,26 +9,18 @@
 //! back end's queue. Each run of pages is one background read, which owns its guard (W3) and its
 //! file until it ends.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use millpond_rangelock::Mode;
-use smallvec::SmallVec;
 
 use crate::advice::Advice;
-use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::State;
 use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
-use crate::io::backend::shared_ring::{self, SharedRing};
-use crate::io::request::BackgroundRead;
-use crate::io::segment::Segment;
-use crate::read::fill::{Leaves, Run, try_claim};
-use crate::writeback;
+use crate::inode::leaves::Leaves;
+use crate::read::run::{Claims, Next};
 
-/// The largest window, in bytes, unless the builder says otherwise.
-pub(crate) const WINDOW_BYTES_MAX: u64 = 1 << 20;
 /// The first window, in bytes.
 const WINDOW_BYTES_FIRST: u64 = 128 << 10;
 /// Of the cache, a window takes at most this part: half of the eviction policy's young queue.
@@ -131,7 +123,7 @@ fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
 /// Starts to fill up to `pages` pages from `first` on that are EMPTY, as far as that needs no
 /// waiting. `marker` marks the first of them.
 pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, mut marker: bool) {
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     if size == 0 {
         return;
     }
@@ -160,98 +152,15 @@ fn start_run(
     let range = file.pages(file.start_of(page), file.start_of(end));
     let guard = file.ranges.try_lock_owned(range, Mode::Shared)?;
     // Stable under the guard, as far as it concerns these pages (W5).
-    let size = file.core().size.load(Acquire);
-    let class = Class::page(file.core().page_shift);
-    let mut leaves = Leaves::new(file);
-    let mut frames = Frames::new();
-    let mut first = page;
-    let mut short_of_frames = false;
-    for page in page..end {
-        if file.start_of(page) >= size {
-            break;
-        }
-        let Ok(held) = leaves.hold(page, true) else {
-            short_of_frames = true;
-            break;
-        };
-        let word = held.word(page);
-        let claimed = word.load().state() == State::Empty
-            && match file.cache().take_page_frame(held, page, false) {
-                None => {
-                    short_of_frames = true;
-                    false
-                }
-                Some(frame) if try_claim(held, word, frame) => {
-                    if frames.is_empty() {
-                        first = page;
-                    }
-                    frames.push(frame);
-                    true
-                }
-                Some(frame) => {
-                    file.cache().frames.free(frame, class);
-                    false
-                }
-            };
-        if short_of_frames || (!claimed && !frames.is_empty()) {
-            break;
-        }
-    }
-    drop(leaves);
-    if frames.is_empty() {
-        return (!short_of_frames).then_some((end, false));
-    }
-    let next = first + frames.len() as u64;
-    let run = Run { first, size, prefetched: true, marker };
-    let started = start_read(file, guard, run, frames, None, None);
-    (started && !short_of_frames).then_some((next, true))
-}
-
-/// The frames of contiguous pages.
-pub(crate) type Frames = SmallVec<[FrameIndex; 4]>;
-
-/// Hands a run of FILLING pages to the back end; takes the claims back if it has no room. `keep`,
-/// which has a guard over the pages (W3), is dropped when the read has ended. Somebody waits for the
-/// pages if there is a `failed`: it is set, before anyone is woken, if a byte of them is missing.
-pub(crate) fn start_read<K: Send + 'static>(
-    file: &Arc<CachedFile>,
-    keep: K,
-    run: Run,
-    frames: Frames,
-    failed: Option<Arc<AtomicBool>>,
-    ring: Option<Arc<SharedRing>>,
-) -> bool {
-    writeback::read_back(file, run.first, run.first + frames.len() as u64 - 1);
-    let page_bytes = file.core().page_bytes();
-    let segments = frames
-        .iter()
-        .map(|&frame| {
-            // SAFETY: the frames are the FILLING pages' until `done` runs, which keeps the file
-            // and so the memory.
-            unsafe { Segment::new(file.cache().frames.bytes(frame), page_bytes) }
-        })
-        .collect();
-    let offset = file.start_of(run.first);
-    let owner = Arc::clone(file);
-    let wanted = failed.is_some();
-    let done = Box::new(move |outcome: std::io::Result<usize>| {
-        // A failed or short read leaves its pages EMPTY: who wants them reads them.
-        let moved = outcome.unwrap_or(0) as u64;
-        let valid = ((frames.len() * page_bytes) as u64).min(run.size.saturating_sub(offset));
-        if let Some(failed) = failed.filter(|_| moved < valid) {
-            // Release: pairs with the look of who is woken by the end of a fill.
-            failed.store(true, Release);
-        }
-        let _ = run.finish(&owner, frames.iter().copied(), moved, &mut |_| {});
-        drop(keep);
-        drop(owner);
-    });
-    let read = BackgroundRead { offset, wanted, direct: false, segments, done };
-    match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
-        Ok(()) => true,
-        Err(read) => {
-            (read.done)(Ok(0));
-            false
-        }
-    }
+    let size = file.core().size.get();
+    let mut claims = Claims::new(file, page..end, size);
+    let mut run = match claims.next_run(&mut || true) {
+        Next::Run(run) => run,
+        Next::End => return Some((end, false)),
+        Next::NoFrame | Next::NoSlot => return None,
+    };
+    let next = claims.next();
+    drop(claims);
+    (run.prefetched, run.marker) = (true, marker);
+    run.start(file, guard, None, None).then_some((next, true))
 }

@@ -21,34 +21,30 @@
 //! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
 //!   Nobody waits for frames, so nobody deadlocks over them.
 
-use crate::cache::copy::{self, Source};
-use crate::cache::evict::Arrival;
-use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::page::{PageWord, Shown, State};
-use crate::cache::table::{Held, PageIndex, Unheld};
+use std::io;
+
+use smallvec::SmallVec;
+
+use crate::cache::copy::Source;
+use crate::cache::page::State;
+use crate::cache::step;
+use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::{Segment, SegmentIter};
-use crate::read::copy_out;
-use crate::sync::fence;
-use crate::writeback;
-use std::io;
-use std::sync::atomic::Ordering::Acquire;
+use crate::io::transfer::{Direction, Segments, Transfer};
+use crate::read::hit::copy_out;
+use crate::read::run::{Claims, Filled, Next, Run, RunEnd};
 
 /// Pages that are claimed and read in one go.
 const CHUNK_PAGES: usize = 256;
 
-/// A run of at least so many pages counts as frames in a row.
-const RUN_NOTED: usize = 16;
-
-/// The file turned out shorter than it should be: someone else cut it.
-pub(crate) struct Shrunk;
-
 /// Why a read ended before its end.
 pub(crate) enum Stopped {
-    /// [`Shrunk`].
+    /// The file turned out shorter than it should be: somebody else cut it.
     Shrunk,
     Failed(Error),
 }
@@ -56,47 +52,6 @@ pub(crate) enum Stopped {
 /// How often a page that others fill, and that is evicted before it was copied, is looked at, before it
 /// is read around the cache: other pages' misses can't keep a read from its end.
 const ROUNDS_MAX: u32 = 8;
-
-/// What became of a page in `claim`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Claim {
-    /// Ours to fill, with this frame.
-    Own(FrameIndex),
-    /// READY, or being filled by others, or not tried yet.
-    Later,
-    /// There is no frame for it.
-    Around,
-}
-
-/// A page whose bytes are complete, before anyone else can see it.
-pub(crate) struct Filled {
-    pub(crate) page: PageIndex,
-    pub(crate) frame: FrameIndex,
-}
-
-/// The leaf that was used last.
-pub(crate) struct Leaves<'c> {
-    file: &'c CachedFile,
-    held: Option<Held<'c>>,
-}
-
-impl<'c> Leaves<'c> {
-    pub(crate) fn new(file: &'c CachedFile) -> Leaves<'c> {
-        Leaves { file, held: None }
-    }
-
-    pub(crate) fn hold(
-        &mut self,
-        page: PageIndex,
-        create: bool,
-    ) -> std::result::Result<&Held<'c>, Unheld> {
-        if !self.held.as_ref().is_some_and(|held| held.covers(page)) {
-            self.held = None;
-            self.held = Some(self.file.core().hold(self.file.cache(), page, create)?);
-        }
-        Ok(self.held.as_ref().expect("just set"))
-    }
-}
 
 /// How far a read came.
 pub(crate) struct Came {
@@ -162,10 +117,10 @@ impl Reader<'_> {
                 done[(filled.page - first) as usize] = true;
                 self.take(&filled);
             });
-            match part {
-                Ok(part) => tried += part,
-                // Which page it is, and what there is of it, is found out below.
-                Err(Shrunk) => break,
+            tried += part.pages;
+            // Somebody cut the file: which page it is, and what there is of it, is found out below.
+            if matches!(part.short, Some(None)) {
+                break;
             }
         }
         for (page, done) in (first..).zip(&done[..pages]) {
@@ -189,10 +144,8 @@ impl Reader<'_> {
             let seen = word.load();
             match seen.state() {
                 State::Ready => {
-                    self.take(&Filled { page, frame: seen.frame() });
-                    // Pairs with the release of who took the frame away meanwhile.
-                    fence(Acquire);
-                    if word.is_unchanged(seen) {
+                    let filled = Filled { page, frame: seen.frame() };
+                    if step::copy_kept(word, seen, || self.take(&filled)).is_some() {
                         word.mark_referenced(seen);
                         return Ok(());
                     }
@@ -256,7 +209,9 @@ impl Reader<'_> {
         let aligned = bounce[skip..skip + len].as_mut_ptr();
         // SAFETY: a part of `bounce`, which outlives the transfer.
         let segment = unsafe { [Segment::new(aligned, len)] };
-        let (moved, failure) = read_alone(file, first, (&segment).into());
+        let mut batch = [Transfer::new(Direction::Read, first, &segment)];
+        request::run(&*file.backing, &mut batch);
+        let [Transfer { moved, error: failure, .. }] = batch;
         slots.give_back();
         let skipped = from - first;
         let moved = moved.saturating_sub(skipped).min(to - from);
@@ -275,220 +230,67 @@ impl Reader<'_> {
     }
 }
 
-/// Reads with a slot that the caller has: the bytes moved, and why not all.
-fn read_alone(
-    file: &CachedFile,
-    offset: u64,
-    segments: SegmentIter<'_>,
-) -> (u64, Option<io::Error>) {
-    let mut batch = [Transfer::new(Direction::Read, offset, segments)];
-    request::run(&*file.backing, &mut batch);
-    let [transfer] = batch;
-    (transfer.moved, transfer.error)
+/// What a fill of pages in a row achieved.
+#[derive(Default)]
+struct Tried {
+    /// How many of them were looked at.
+    pages: usize,
+    claimed: usize,
+    has_no_frame: bool,
+    /// Bytes of pages that were claimed are missing, of the last run where they are: for that error, or
+    /// as the file ended.
+    short: Option<Option<io::Error>>,
 }
 
-/// Fills those of `pages` pages from `first` that are EMPTY and for which there are frames, each
-/// run as one transfer, and hands each to `take` before it becomes READY. Pages of runs that
-/// failed are EMPTY again. Tries at least one page, and as many as there are slots for; how many.
+/// Fills those of `pages` pages from `first` that are EMPTY, each run as one transfer, and hands each
+/// page to `take` before it becomes READY. Pages of runs that failed are EMPTY again. Looks at least at
+/// one page, and at as many as there are slots and frames for.
 fn fill_missing(
     file: &CachedFile,
     first: PageIndex,
     pages: usize,
     size: u64,
     take: &mut dyn FnMut(Filled),
-) -> std::result::Result<usize, Shrunk> {
-    let mut claims = [Claim::Later; CHUNK_PAGES];
+) -> Tried {
     let mut slots = Slots::new(&file.shared.flight);
-    let (tried, claimed) = claim(file, first, &mut claims[..pages], &mut slots);
-    if claimed == 0 {
-        return Ok(tried);
+    let mut claims = Claims::new(file, first..first + pages as u64, size);
+    claims.alone = pages == 1;
+    let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
+    let end = loop {
+        // Waits for the first only, when nothing is claimed yet (flight.L1, flight.L5).
+        match claims.next_run(&mut || slots.count() > runs.len() || slots.add()) {
+            Next::Run(run) => runs.push(run),
+            end => break end,
+        }
+    };
+    let mut tried = Tried {
+        pages: (claims.next() - first) as usize,
+        claimed: runs.iter().map(|run| run.frames.len()).sum(),
+        ..Tried::default()
+    };
+    if matches!(end, Next::NoFrame) {
+        file.shared.flusher.starve(file.cache().ledger.kept());
+        // That page goes around the cache.
+        (tried.has_no_frame, tried.pages) = (true, tried.pages + 1);
     }
-    let claims = &claims[..tried];
-    file.cache().counters.misses.add(claimed);
-    let page_bytes = file.core().page_bytes();
-    // SAFETY: the frames are ours until the pages are READY or EMPTY again, after the transfers.
-    let segments: Vec<Segment<'_>> = frames_of(claims)
-        .map(|frame| unsafe { Segment::new(file.cache().frames.bytes(frame), page_bytes) })
-        .collect();
-    let mut transfers: Vec<Transfer<'_>> = Vec::new();
-    let mut used = 0;
-    for (start, len) in runs(claims) {
-        let page = first + start as u64;
-        writeback::read_back(file, page, page + len as u64 - 1);
-        let offset = file.start_of(page);
-        transfers.push(Transfer::new(Direction::Read, offset, &segments[used..used + len]));
-        used += len;
+    drop(claims);
+    if runs.is_empty() {
+        return tried;
+    }
+    file.cache().counters.misses.add(tried.claimed as u64);
+    let memory: SmallVec<[Segments; 1]> = runs.iter().map(|run| run.memory(file)).collect();
+    let mut transfers: SmallVec<[Transfer<'_>; 1]> = SmallVec::new();
+    for (run, memory) in runs.iter().zip(&memory) {
+        transfers.push(Transfer::new(Direction::Read, file.start_of(run.first), &**memory));
     }
     request::run(&*file.backing, &mut transfers);
     slots.give_back();
-    let mut outcome = Ok(tried);
-    for ((start, len), transfer) in runs(claims).zip(&transfers) {
-        let frames = frames_of(&claims[start..start + len]);
-        let run = Run { first: first + start as u64, size, prefetched: false, marker: false };
-        let ended = run.finish(file, frames, transfer.moved, take);
-        if ended == RunEnd::Short && transfer.error.is_none() {
-            outcome = Err(Shrunk);
+    for (run, transfer) in runs.iter().zip(transfers) {
+        if run.finish(file, transfer.moved, take) == RunEnd::Short {
+            tried.short = Some(transfer.error);
         }
     }
-    outcome
-}
-
-/// Claims EMPTY pages, with a slot for each run, until there is none for the next; how many pages were
-/// tried, and how many are claimed.
-fn claim(
-    file: &CachedFile,
-    first: PageIndex,
-    claims: &mut [Claim],
-    slots: &mut Slots<'_>,
-) -> (usize, u64) {
-    let class = Class::page(file.core().page_shift);
-    let mut leaves = Leaves::new(file);
-    let (mut claimed, mut runs) = (0, 0);
-    let mut in_run = false;
-    let tried = claims.len();
-    for (at, claim) in claims.iter_mut().enumerate() {
-        let page = first + at as u64;
-        let continues = std::mem::replace(&mut in_run, false);
-        let Ok(held) = leaves.hold(page, true) else {
-            *claim = Claim::Around;
-            continue;
-        };
-        let word = held.word(page);
-        if word.load().state() != State::Empty {
-            continue;
-        }
-        // Waits for the first only, when nothing is claimed yet (L1, L5 of `flight`).
-        if !continues && slots.count() == runs && !slots.add() {
-            return (at, claimed);
-        }
-        *claim = match file.cache().take_page_frame(held, page, tried == 1) {
-            Some(frame) if try_claim(held, word, frame) => {
-                claimed += 1;
-                runs += usize::from(!continues);
-                in_run = true;
-                Claim::Own(frame)
-            }
-            Some(frame) => {
-                file.cache().frames.free(frame, class);
-                Claim::Later
-            }
-            None => {
-                file.shared.flusher.starve(file.cache().ledger.kept());
-                Claim::Around
-            }
-        };
-    }
-    (tried, claimed)
-}
-
-/// Makes a page FILLING, if it is EMPTY; whether it was. Before it is shown, [`writeback::read_back`] is
-/// to be told.
-pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
-    held.occupy();
-    let claimed = word.try_fill(frame).is_ok();
-    if !claimed {
-        held.vacated();
-    }
-    claimed
-}
-
-fn frames_of(claims: &[Claim]) -> impl Iterator<Item = FrameIndex> + Clone {
-    claims.iter().filter_map(|claim| match claim {
-        Claim::Own(frame) => Some(*frame),
-        _ => None,
-    })
-}
-
-/// Start and length of each run of contiguous claimed pages.
-fn runs(claims: &[Claim]) -> impl Iterator<Item = (usize, usize)> {
-    let own = |at: usize| matches!(claims[at], Claim::Own(_));
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        while at < claims.len() && !own(at) {
-            at += 1;
-        }
-        let start = at;
-        while at < claims.len() && own(at) {
-            at += 1;
-        }
-        (at > start).then_some((start, at - start))
-    })
-}
-
-#[derive(PartialEq, Eq)]
-pub(crate) enum RunEnd {
-    /// All pages are READY.
-    Whole,
-    /// Bytes below the size are missing; the pages concerned are EMPTY again.
-    Short,
-}
-
-/// Contiguous pages that were filled by one transfer.
-pub(crate) struct Run {
-    pub(crate) first: PageIndex,
-    pub(crate) size: u64,
-    pub(crate) prefetched: bool,
-    /// Mark the first page for the reader who continues the read-ahead.
-    pub(crate) marker: bool,
-}
-
-impl Run {
-    /// Ends the fills of the run's pages after `moved` bytes arrived.
-    pub(crate) fn finish(
-        &self,
-        file: &CachedFile,
-        frames: impl Iterator<Item = FrameIndex> + Clone,
-        moved: u64,
-        take: &mut dyn FnMut(Filled),
-    ) -> RunEnd {
-        let page_bytes = file.core().page_bytes() as u64;
-        let class = Class::page(file.core().page_shift);
-        let run_start = file.start_of(self.first);
-        let mut leaves = Leaves::new(file);
-        let mut end = RunEnd::Whole;
-        let mut ready = 0;
-        for (page, frame) in (self.first..).zip(frames.clone()) {
-            let start = file.start_of(page);
-            let valid = page_bytes.min(self.size.saturating_sub(start));
-            let arrived = (run_start + moved).saturating_sub(start);
-            let held = leaves.hold(page, false).expect("a FILLING page holds its leaf");
-            let word = held.word(page);
-            if arrived < valid || valid == 0 {
-                word.wake(word.abort_fill());
-                held.vacated();
-                file.cache().frames.free(frame, class);
-                end = RunEnd::Short;
-                continue;
-            }
-            debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
-            // W5: nothing but zeros beyond the size.
-            // SAFETY: the rest of our frame.
-            unsafe {
-                let bytes = file.cache().frames.bytes(frame);
-                copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
-            }
-            take(Filled { page, frame });
-            let shown = Shown {
-                referenced: !self.prefetched,
-                marker: self.marker && page == self.first,
-                dirty: false,
-            };
-            word.wake(word.finish_fill(frame, shown));
-            ready += 1;
-            if ready % RUN_NOTED == 0 {
-                held.note_run(page, frame);
-            }
-        }
-        file.cache().counters.fills.add(ready as u64);
-        file.cache().arrived((self.first..).zip(frames).take(ready).map(|(page, frame)| Arrival {
-            frame,
-            core: file.core(),
-            page,
-            prefetched: self.prefetched,
-            kept: false,
-        }));
-        end
-    }
+    tried
 }
 
 /// The outcome of an attempt to fill a single page.
@@ -508,27 +310,15 @@ pub(crate) fn fill_one(
     op: Op,
     take: &mut dyn FnMut(Filled),
 ) -> Result<Alone> {
-    let mut claims = [Claim::Later];
-    let mut slots = Slots::new(&file.shared.flight);
-    claim(file, page, &mut claims, &mut slots);
-    let frame = match claims[0] {
-        Claim::Own(frame) => frame,
-        Claim::Later => return Ok(Alone::Others),
-        Claim::Around => return Ok(Alone::NoFrame),
-    };
-    file.cache().counters.misses.add(1);
-    writeback::read_back(file, page, page);
-    let bytes = file.cache().frames.bytes(frame);
-    // SAFETY: the frame is ours until the page is READY or EMPTY again, after the transfer.
-    let segment = unsafe { [Segment::new(bytes, file.core().page_bytes())] };
-    let (start, page_bytes) = (file.start_of(page), file.core().page_bytes() as u64);
-    let (moved, failure) = read_alone(file, start, (&segment).into());
-    slots.give_back();
-    let run = Run { first: page, size, prefetched: false, marker: false };
-    match (run.finish(file, std::iter::once(frame), moved, take), failure) {
-        (RunEnd::Whole, _) => Ok(Alone::Filled),
-        (RunEnd::Short, None) => Ok(Alone::Shrunk),
-        (RunEnd::Short, Some(error)) => Err(Error::io(op, start, page_bytes, error)),
+    let tried = fill_missing(file, page, 1, size, take);
+    match tried.short {
+        None if tried.claimed > 0 => Ok(Alone::Filled),
+        None if tried.has_no_frame => Ok(Alone::NoFrame),
+        None => Ok(Alone::Others),
+        Some(None) => Ok(Alone::Shrunk),
+        Some(Some(error)) => {
+            Err(Error::io(op, file.start_of(page), file.core().page_bytes() as u64, error))
+        }
     }
 }
 

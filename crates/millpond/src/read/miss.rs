@@ -44,19 +44,20 @@ use std::task::{Context, Poll, Waker};
 use millpond_rangelock::Mode;
 
 use crate::cache::copy::Source;
-use crate::cache::frame::Class;
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
-use crate::read::ahead::{Frames, Readahead, start_read};
-use crate::read::fill::{Leaves, Run, try_claim};
-use crate::read::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
+use crate::read::ahead::Readahead;
+use crate::read::hit::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
+use crate::read::run::{Claims, Next};
+use crate::read::{self};
 use crate::workers::Outcome;
 
 /// How often a read starts what is missing before a worker does it.
@@ -136,16 +137,16 @@ impl Wanted<'_> {
             Front::One(one) if one.len() as u64 == self.dst.left() => {
                 // SAFETY: the segment is valid for writes, as its maker vouched.
                 unsafe {
-                    read::try_hit(shared, slot, core, TRIES_MAX, one.base(), one.len(), offset)
+                    hit::try_hit(shared, slot, core, TRIES_MAX, one.base(), one.len(), offset)
                 }
             }
-            _ => read::try_hit_vectored(shared, slot, core, TRIES_MAX, self.dst, offset),
+            _ => hit::try_hit_vectored(shared, slot, core, TRIES_MAX, self.dst, offset),
         }
     }
 
     /// The pages of the read below the size; `None` if there are none.
     fn pages(&self) -> Option<RangeInclusive<PageIndex>> {
-        let end = (self.offset + self.dst.left()).min(self.file.core().size.load(Acquire));
+        let end = (self.offset + self.dst.left()).min(self.file.core().size.get());
         (end > self.offset).then(|| self.file.page_of(self.offset)..=self.file.page_of(end - 1))
     }
 
@@ -342,37 +343,33 @@ fn start_missing(
     spare: &mut Option<Slot>,
 ) -> Started {
     // Stable under the guard, as far as it concerns these pages (W5).
-    let size = file.core().size.load(Acquire);
+    let size = file.core().size.get();
     let alone = pages.start() == pages.end();
     // Reads of several runs share it.
     let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
-    let mut leaves = Leaves::new(file);
-    let mut claimed: Option<Claimed> = None;
-    let mut end = Started::Reads;
-    let mut start = |claimed: &mut Option<Claimed>| {
-        if let Some(Claimed { first, frames, slot }) = claimed.take() {
-            file.cache().counters.misses.add(frames.len() as u64);
-            let run = Run { first, size, prefetched: false, marker: false };
-            let keep = (own.take(), shared.clone(), slot);
-            // Where it is refused, it has failed.
-            start_read(file, keep, run, frames, Some(Arc::clone(failed)), ring.cloned());
-        }
-    };
-    for page in pages {
-        if file.start_of(page) >= size {
-            break;
-        }
-        match claim(file, &mut leaves, page, alone, &mut claimed, spare) {
-            Ok(true) => {}
-            Ok(false) => start(&mut claimed),
-            Err(refused) => {
-                end = refused;
-                break;
+    let mut claims = Claims::new(file, *pages.start()..pages.end() + 1, size);
+    claims.alone = alone;
+    loop {
+        let next = claims.next_run(&mut || {
+            if spare.is_none() {
+                *spare = Flight::try_enter(&file.shared.flight);
             }
-        }
+            spare.is_some()
+        });
+        let run = match next {
+            Next::Run(run) => run,
+            Next::End => break Started::Reads,
+            Next::NoFrame => {
+                file.shared.flusher.starve(file.cache().ledger.kept());
+                break Started::NoFrame;
+            }
+            Next::NoSlot => break Started::NoSlot,
+        };
+        file.cache().counters.misses.add(run.frames.len() as u64);
+        let keep = (own.take(), shared.clone(), spare.take());
+        // Where it is refused, it has failed.
+        run.start(file, keep, Some(Arc::clone(failed)), ring.cloned());
     }
-    start(&mut claimed);
-    end
 }
 
 /// M8.
@@ -395,46 +392,4 @@ fn offer(
         waker.wake();
         spare
     })
-}
-
-/// Contiguous pages that are FILLING, and whose read is to be started.
-struct Claimed {
-    first: PageIndex,
-    frames: Frames,
-    slot: Slot,
-}
-
-/// Adds `page` to those claimed if it is EMPTY; whether it was.
-fn claim(
-    file: &Arc<CachedFile>,
-    leaves: &mut Leaves<'_>,
-    page: PageIndex,
-    alone: bool,
-    claimed: &mut Option<Claimed>,
-    spare: &mut Option<Slot>,
-) -> std::result::Result<bool, Started> {
-    let held = leaves.hold(page, true).map_err(|_| Started::NoFrame)?;
-    let word = held.word(page);
-    if word.load().state() != State::Empty {
-        return Ok(false);
-    }
-    if claimed.is_none() && spare.is_none() {
-        *spare = Some(Flight::try_enter(&file.shared.flight).ok_or(Started::NoSlot)?);
-    }
-    let Some(frame) = file.cache().take_page_frame(held, page, alone) else {
-        file.shared.flusher.starve(file.cache().ledger.kept());
-        return Err(Started::NoFrame);
-    };
-    if !try_claim(held, word, frame) {
-        file.cache().frames.free(frame, Class::page(file.core().page_shift));
-        return Ok(false);
-    }
-    match claimed {
-        Some(claimed) => claimed.frames.push(frame),
-        None => {
-            let slot = spare.take().expect("taken above");
-            *claimed = Some(Claimed { first: page, frames: Frames::from_elem(frame, 1), slot });
-        }
-    }
-    Ok(true)
 }

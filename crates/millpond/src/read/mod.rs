@@ -1,28 +1,22 @@
-//! Reads: the lock-free hit path, and the way to the slow path.
-//!
-//! *Hit* (S5, and beyond it: no lock, no reference count, atomic over many pages):
+//! Reads: the hit, and the way of one that is none.
 //!
 //! ```text
-//!   1. epoch          2. size, as a hint     3. words below min(end, hint), all READY
-//!   4. SIZE: the linearization point; if it exposes pages whose words were not loaded, from 2
-//!   5. clip, copy     6. fence, reload the words, then the epoch: all unchanged, or from 1
+//!   hit    lock-free, of what is cached
+//!   run    pages that are claimed, read and shown together
+//!   fill   shared guard: claim what is missing, read it, copy            (a thread waits)
+//!   miss   the same without a thread: a state machine, called again
+//!   ahead  what is read before anybody asks
 //! ```
 //!
-//! Between 4 and the reloading of 6 every page had one content (W1, W2), and the size was what 4
-//! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
-//! but the thread's own counters, and REFERENCED where it is clear.
-//!
-//! *Slow path*: shared guard, fill what is missing, copy (`cache::fill`). A read whose validation
-//! fails [`TRIES_MAX`] times goes there, too: the guard has its turn, whoever keeps writing.
-//!
-//! *Beyond the count.* An attempt has copied by the time it fails, and what it copied need not be bytes of
-//! this file: frames are reused. If the read then returns less, as the file was cut, what lies between is
-//! zeroed. So a read changes bytes of its memory beyond those it returns only if it raced with a cut, an
-//! error or another process, and then to zero. To leave them as they were would take a copy of them, or
-//! one of the file's bytes, before each attempt: of every hit.
+//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too: it has its turn, whoever keeps
+//! writing.
 //!
 //! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
 //! are missing are fetched together, under a guard over them alone.
+
+pub(crate) mod hit;
+
+pub(crate) mod run;
 
 pub(crate) mod fill;
 
@@ -30,299 +24,16 @@ pub(crate) mod miss;
 
 pub(crate) mod ahead;
 
-use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-
 use millpond_rangelock::Mode;
 
-use crate::cache::copy::{self, Source};
-use crate::cache::page::{PageWord, Word};
-use crate::cache::table::FileCore;
 use crate::error::Result;
-use crate::inode::{CachedFile, Shared};
-use crate::io::segment::{Segment, SegmentIter};
+use crate::inode::CachedFile;
+use crate::io::segment::SegmentIter;
 use crate::read::fill::{Came, Stopped};
-use crate::stats::Slot;
-use crate::sync::fence;
+use crate::read::hit::{TRIES_MAX, may_hit, try_hit_vectored, wipe};
 
-/// Pages that one lock-free read covers; longer reads take the slow path.
-pub(crate) const HIT_PAGES_MAX: usize = 64;
-/// Files from this size on are taken to be in memory rather than in the processor's caches.
-pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
-/// Of a read of several pages, so many are asked for before the first is copied.
-const AHEAD_PAGES_MAX: usize = 4;
-/// Lock-free attempts before the slow path.
-pub(crate) const TRIES_MAX: u32 = 8;
-/// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
-pub(crate) const TRIES_TORN: u32 = 1;
 /// Times that a read starts over because the file below shrank under it.
 const SHRUNK_MAX: usize = 8;
-
-/// The outcome of one lock-free attempt.
-enum Attempt {
-    Read(usize),
-    /// A page changed meanwhile; so many bytes were copied, for nothing.
-    Retry(usize),
-    /// A page is missing, in transition, or marked for the slow path.
-    Miss,
-    /// The caller's memory faulted.
-    Fault,
-}
-
-/// Reads into one piece of memory without locks, if all is cached, in at most `tries` attempts, and
-/// counts in `slot`. `None`: take the slow path.
-///
-/// # Safety
-///
-/// `dst` must be valid for writes of `len` bytes, save that it may fault where a handler consults
-/// [`crate::fault`]; that gives `None`, too.
-#[inline]
-pub(crate) unsafe fn try_hit(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    tries: u32,
-    dst: *mut u8,
-    len: usize,
-    offset: u64,
-) -> Option<usize> {
-    if !shared.hit_path.load(Relaxed) {
-        return None;
-    }
-    // SAFETY: the caller's promise is the same.
-    let segment = unsafe { [Segment::new(dst, len)] };
-    let in_page = offset as usize & (core.page_bytes() - 1);
-    let attempt = if in_page + len <= core.page_bytes() {
-        // SAFETY: the caller's promise is the same.
-        unsafe { attempt_page(shared, slot, core, dst, len, offset) }
-    } else {
-        attempt_pages(shared, slot, core, (&segment).into(), offset)
-    };
-    match attempt {
-        Attempt::Read(moved) => Some(moved),
-        Attempt::Retry(copied) => {
-            try_again(shared, slot, core, tries, (&segment).into(), offset, copied)
-        }
-        Attempt::Miss | Attempt::Fault => None,
-    }
-}
-
-/// Goes on after a first attempt that failed having copied so many bytes. Leaves none of what no attempt
-/// has vouched for.
-#[cold]
-fn try_again(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    tries: u32,
-    dst: SegmentIter<'_>,
-    offset: u64,
-    mut copied: usize,
-) -> Option<usize> {
-    slot.retried();
-    let mut read = None;
-    for _ in 1..tries {
-        match attempt_pages(shared, slot, core, dst, offset) {
-            Attempt::Read(moved) => {
-                read = Some(moved);
-                break;
-            }
-            Attempt::Retry(more) => {
-                slot.retried();
-                copied = copied.max(more);
-            }
-            Attempt::Miss | Attempt::Fault => break,
-        }
-    }
-    wipe(dst, read.unwrap_or(0) as u64, copied as u64);
-    read
-}
-
-/// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
-fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
-    for piece in dst.slice(from, to.saturating_sub(from)) {
-        // SAFETY: the segments are valid for writes, or may fault, as their maker vouched.
-        if unsafe { copy::copy_zeros(piece.base(), piece.len()) } > 0 {
-            return;
-        }
-    }
-}
-
-/// The common case: all within one page.
-///
-/// # Safety
-///
-/// As for [`try_hit`].
-#[inline]
-unsafe fn attempt_page(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    dst: *mut u8,
-    len: usize,
-    offset: u64,
-) -> Attempt {
-    let frames = &shared.cache.frames;
-    let begun = core.epoch.begin();
-    let Some((word, guess)) = core.lookup(frames, offset >> core.page_shift) else {
-        return at_end(core, offset);
-    };
-    let seen = word.load();
-    if !seen.is_hit() {
-        return at_end(core, offset);
-    }
-    let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
-        return Attempt::Retry(0);
-    };
-    // The linearization point. Acquire, and after the word's load, which is an acquire, too.
-    let size = core.size.load(Acquire);
-    let len = (len as u64).min(size.saturating_sub(offset)) as usize;
-    let in_page = offset as usize & (core.page_bytes() - 1);
-    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-    // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
-    // a page's; it may change under the copy. `dst` is the caller's promise.
-    let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
-    // Keeps the copy above the reloading; pairs with the release of who took the frame away.
-    fence(Acquire);
-    if !word.is_unchanged(seen) || !core.epoch.is_unchanged(begun) {
-        return Attempt::Retry(len);
-    }
-    if left > 0 {
-        return Attempt::Fault;
-    }
-    word.mark_referenced(seen);
-    slot.hit(1, len as u64);
-    Attempt::Read(len)
-}
-
-/// Nothing is cached at `offset`: a hit all the same if the file ends before it; unless it has no size
-/// because it is the parent's, which the slow path finds out.
-#[cold]
-fn at_end(core: &FileCore, offset: u64) -> Attempt {
-    if offset >= core.size.load(Acquire) && !core.is_the_parents() {
-        Attempt::Read(0)
-    } else {
-        Attempt::Miss
-    }
-}
-
-/// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
-fn attempt_pages(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    mut dst: SegmentIter<'_>,
-    offset: u64,
-) -> Attempt {
-    let len = dst.left();
-    let frames = &shared.cache.frames;
-    let begun = core.epoch.begin();
-    let hint = core.size.load(Relaxed);
-    let first = offset >> core.page_shift;
-    let hinted_end = (offset + len).min(hint);
-    // Set up to `pages`: to clear all of it would cost as much as a page.
-    let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
-        [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
-    let mut pages = 0;
-    if hinted_end > offset {
-        let last = (hinted_end - 1) >> core.page_shift;
-        if last - first >= HIT_PAGES_MAX as u64 {
-            return Attempt::Miss;
-        }
-        for page in first..=last {
-            let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
-            let seen = word.load();
-            if !seen.is_hit() {
-                return Attempt::Miss;
-            }
-            if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
-                // While the other words are looked for, and the pages before are copied.
-                frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
-            }
-            words[pages].write((word, seen));
-            pages += 1;
-        }
-    }
-    // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
-    let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
-    // The linearization point; after all words.
-    let size = core.size.load(Acquire);
-    let end = (offset + len).min(size);
-    if end <= offset {
-        return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
-    }
-    if (end - 1) >> core.page_shift >= first + pages as u64 {
-        return Attempt::Retry(0);
-    }
-    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-    let mut at = offset;
-    let mut faulted = false;
-    for (_, seen) in words {
-        let Some(frame) = frames.address(seen.frame()) else {
-            return Attempt::Retry((at - offset) as usize);
-        };
-        let in_page = at as usize & (core.page_bytes() - 1);
-        let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
-        // SAFETY: as in `attempt_page`.
-        let copied = unsafe { copy_out(dst.split(part), frame.add(in_page), source) };
-        faulted |= copied.is_err();
-        at += part;
-    }
-    fence(Acquire);
-    if !words.iter().all(|(word, seen)| word.is_unchanged(*seen)) || !core.epoch.is_unchanged(begun)
-    {
-        return Attempt::Retry((end - offset) as usize);
-    }
-    if faulted {
-        return Attempt::Fault;
-    }
-    words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
-    slot.hit(pages as u64, end - offset);
-    Attempt::Read((end - offset) as usize)
-}
-
-/// The caller's memory faulted.
-pub(crate) struct Faulted;
-
-/// Copies from `src` to all bytes of the segments.
-///
-/// # Safety
-///
-/// As for [`copy::copy`].
-pub(crate) unsafe fn copy_out(
-    dst: SegmentIter<'_>,
-    src: *const u8,
-    source: Source,
-) -> std::result::Result<(), Faulted> {
-    let mut done = 0;
-    for piece in dst {
-        // SAFETY: the caller's promise; `src` holds as many bytes as the pieces.
-        if unsafe { copy::copy_from(piece.base(), src.add(done), piece.len(), source) } > 0 {
-            return Err(Faulted);
-        }
-        done += piece.len();
-    }
-    Ok(())
-}
-
-/// Reads into several pieces of memory without locks, if all is cached.
-pub(crate) fn try_hit_vectored(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    tries: u32,
-    dst: SegmentIter<'_>,
-    offset: u64,
-) -> Option<usize> {
-    if !shared.hit_path.load(Relaxed) {
-        return None;
-    }
-    match attempt_pages(shared, slot, core, dst, offset) {
-        Attempt::Read(moved) => Some(moved),
-        Attempt::Retry(copied) => try_again(shared, slot, core, tries, dst, offset, copied),
-        Attempt::Miss | Attempt::Fault => None,
-    }
-}
 
 /// Reads at `offset` under a shared guard, filling what is missing. Of bytes that can't be read, tells
 /// only if there are none before them, as the kernel does.
@@ -341,7 +52,7 @@ fn read_guarded(
     touched: &mut u64,
 ) -> Result<usize> {
     let len = dst.left();
-    let mut size = file.core().size.load(Acquire);
+    let mut size = file.core().size.get();
     let mut tries = 0;
     loop {
         if offset >= size {
@@ -349,7 +60,7 @@ fn read_guarded(
         }
         let guard = file.lock(offset, offset + len, Mode::Shared);
         // No longer changes as far as it concerns this range (W5).
-        size = file.core().size.load(Acquire);
+        size = file.core().size.get();
         let end = (offset + len).min(size);
         if end <= offset {
             return Ok(0);
@@ -402,10 +113,4 @@ pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
         }
     }
     Ok((at - offset) as usize)
-}
-
-/// Whether the page at `offset` looks as if it could be read without a guard.
-fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
-    let found = core.lookup(&shared.cache.frames, offset >> core.page_shift);
-    shared.hit_path.load(Relaxed) && found.is_some_and(|(word, _)| word.load().is_hit())
 }

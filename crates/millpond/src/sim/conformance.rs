@@ -16,8 +16,9 @@ use crate::io::backend::threads::{Threads, ThreadsFile};
 use crate::io::backend::uring::UringFile;
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
-use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::memory::MemoryFile;
 use crate::sim::{SimFile, SimOptions};
 

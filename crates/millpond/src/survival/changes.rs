@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::inode::Shared;
 use crate::io::backend::allocation::{Blocks, Overwrites};
 use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::survival::Survival;
 use crate::survival::layout::{ChangeWords, FileSlot};
 use crate::survival::tables::unbroken;

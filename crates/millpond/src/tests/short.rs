@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::inode::CachedFile;
 use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
-use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::memory::move_bytes;
 use crate::{
     BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::memory::{clear, move_bytes};
 
 /// What can be held up, and made to fail.

@@ -204,6 +204,9 @@ fn a_write_storm_does_not_keep_a_reader_away() {
     });
     let retries = engine.stats().hit_retries;
     println!("{reads} reads, {retries} attempts that failed, the longest read {longest:?}");
-    assert!(retries <= u64::from(crate::read::TRIES_MAX) * reads, "{retries} of {reads} reads");
+    assert!(
+        retries <= u64::from(crate::read::hit::TRIES_MAX) * reads,
+        "{retries} of {reads} reads"
+    );
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }

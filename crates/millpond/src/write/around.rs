@@ -5,18 +5,16 @@
 //! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for who has
 //! several such writes under way at once.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
+use crate::cache::step::Hiding;
 use crate::cache::table::{Held, PageIndex};
-use crate::direct::{self, Patience};
 use crate::error::{Op, Result};
-use crate::inode::CachedFile;
+use crate::flush::{self, Durability};
+use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
-use crate::sync::fence;
 use crate::write::{Write, Written};
-use crate::writeback::{self, Copy, Durability};
+use crate::writeback::Copy;
 
 /// What a write past the cache has hidden.
 #[must_use]
@@ -29,14 +27,14 @@ pub(crate) struct Around {
 impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
     pub(super) fn around(&self) -> Result<usize> {
-        let around = self.begin_around(Patience::Wait)?;
+        let around = self.begin_around(Blocking::Wait)?;
         let written = self.transfer(self.src);
         self.end_around(written, around)
     }
 
-    /// Hides the pages; nothing is on its way to the back end then. With [`Patience::Try`], the caller
+    /// Hides the pages; nothing is on its way to the back end then. With [`Blocking::Try`], the caller
     /// has found that it [`Write::has_to_wait`] for nothing.
-    pub(crate) fn begin_around(&self, patience: Patience) -> Result<Around> {
+    pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<Around> {
         let file = self.file;
         // What is cached keeps its leaf. Nothing comes in: the guard is ours (W3).
         let is_there = |word: Word| word.state() != State::Empty;
@@ -44,15 +42,15 @@ impl Write<'_> {
             return Ok(Around { is_cached: false });
         }
         // Nobody dirties the pages again.
-        let kept = (patience == Patience::Wait).then(|| self.kept_pages());
+        let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
         for (first, last) in kept.into_iter().flatten() {
-            if direct::owes(file, first, last) {
-                writeback::redirty_suspects(file, first, last);
-                writeback::write_back(file, first, last, Op::Write)?;
+            if flush::owes(file, first, last) {
+                flush::redirty_suspects(file, first, last);
+                flush::write_back(file, first, last, Op::Write)?;
             }
         }
         hide_pages(file, self.first, self.last);
-        writeback::await_ends(file, self.first, self.last);
+        flush::await_ends(file, self.first, self.last);
         Ok(Around { is_cached: true })
     }
 
@@ -60,7 +58,7 @@ impl Write<'_> {
     /// write-backs of pages that it hides, as the flusher may claim a DIRTY one at any time. Under the
     /// guard, what is not so stays not so.
     pub(crate) fn has_to_wait(&self) -> bool {
-        direct::owes(self.file, self.first, self.last)
+        flush::owes(self.file, self.first, self.last)
     }
 
     /// The pages that must be clean before the back end is given new bytes of theirs: those that are
@@ -86,7 +84,7 @@ impl Write<'_> {
         }
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
-            writeback::took(file, self.first, self.last, Copy::None, epoch);
+            file.writeback.took(file.cache(), self.first, self.last, Copy::None, epoch);
         }
         let page_bytes = file.core().page_bytes() as u64;
         let whole = self.offset.next_multiple_of(page_bytes)..self.offset + moved;
@@ -152,7 +150,7 @@ impl Write<'_> {
                 let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
                 file.note(change);
                 word.wake(change.sleepers());
-                writeback::dirtied(file, page, page);
+                flush::dirtied(file, page, page);
                 return;
             }
             drop_hidden(file, held, word);
@@ -166,22 +164,18 @@ impl Write<'_> {
 /// Hides the READY pages from `first` to `last`, and fences. Caller: exclusive guard.
 pub(crate) fn hide_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let core = file.core();
-    let mut hidden = false;
+    let mut hiding = Hiding::new(&core.epoch);
     core.for_each_page(file.cache(), first, last, &mut |held, _, word| {
         if word.load().is_ready() {
-            hidden = true;
             held.occupy();
-            let was = word.hide(&core.epoch);
+            let was = hiding.hide(word);
             // Evicted between the look and the hiding: the page's own hold is gone with it.
             if was.is_ready() {
                 held.vacated();
             }
         }
     });
-    // Where nothing was cached, there is nothing old to be found by who learns of what follows.
-    if hidden {
-        fence(SeqCst);
-    }
+    hiding.finish();
 }
 
 /// Makes the HIDDEN pages from `first` to `last` EMPTY. Caller: who hid them.

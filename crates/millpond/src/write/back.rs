@@ -3,20 +3,19 @@
 //! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
 //! before the first page is seen, so that nothing is missing from then on.
 
-use std::sync::atomic::Ordering::Acquire;
-
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::step;
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
-use crate::inode::space;
+use crate::flush;
+use crate::flush::space;
+use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
-use crate::read::fill::Leaves;
-use crate::sync::fence;
+use crate::io::transfer::{Direction, Transfer};
 use crate::write::{CHUNK_PAGES, Write};
-use crate::writeback;
 
 /// How often a write has others written back to get one frame.
 const RELIEVED_MAX: usize = 3;
@@ -111,7 +110,7 @@ impl Write<'_> {
             if let Some(frame) = self.file.cache().take_frame(class) {
                 return Some(frame);
             }
-            if !writeback::relieve(self.file, writeback::WRITE_RELIEF_MAX) {
+            if !flush::relieve(self.file, flush::WRITE_RELIEF_MAX) {
                 break;
             }
         }
@@ -127,15 +126,12 @@ impl Write<'_> {
         if !seen.is_ready() {
             return false;
         }
+        let page_bytes = self.file.core().page_bytes();
+        let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
         // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which is looked for below.
-        unsafe {
-            let page_bytes = self.file.core().page_bytes();
-            let _ = copy::copy(frames.bytes(fresh), frames.bytes(seen.frame()), page_bytes);
-        }
-        // Pairs with the release of who took the frame away.
-        fence(Acquire);
-        word.is_unchanged(seen)
+        // evicted and reused meanwhile, which `copy_kept` finds out.
+        let copied = step::copy_kept(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
+        copied.is_some()
     }
 
     /// Reads pages from the back end, all at once; false if that can't be done.
@@ -147,7 +143,7 @@ impl Write<'_> {
         if !file.backing.permits(false) {
             return Ok(false);
         }
-        pages.iter().for_each(|&(page, _)| writeback::read_back(file, page, page));
+        pages.iter().for_each(|&(page, _)| file.writeback.generations.read_back(page, page));
         let page_bytes = file.core().page_bytes();
         let frames = &file.cache().frames;
         // SAFETY: the frames are ours until they are shown.

@@ -14,7 +14,7 @@
 //! visited, so the length of a range costs nothing by itself.
 
 use std::io;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
@@ -23,16 +23,17 @@ use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{Shown, State};
 use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
+use crate::flush;
+use crate::flush::space;
 use crate::inode::CachedFile;
-use crate::inode::space;
 use crate::io::backend::Seek;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{Direction, Transfer};
 use crate::range_lock::Guard;
 use crate::survival::Intent;
-use crate::sync::fence;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
-use crate::writeback::{self, Copy, LAST_PAGE};
+use crate::writeback::{Copy, LAST_PAGE};
 
 const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
@@ -85,8 +86,6 @@ impl CachedFile {
     fn extend(&self, len: u64) -> Result<()> {
         self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
         self.set_size(len);
-        // Before this returns, as after a write: see `write::Write::replace`.
-        fence(SeqCst);
         Ok(())
     }
 
@@ -105,8 +104,8 @@ impl CachedFile {
             self.show_tail(page, frame);
         }
         drop_pages(self, first, LAST_PAGE);
-        writeback::forget(self, first + u64::from(tail.is_some()), LAST_PAGE);
-        space::forget(self, len, u64::MAX);
+        self.writeback.forget(first + u64::from(tail.is_some()), LAST_PAGE);
+        self.space.forget(len, u64::MAX);
         Ok(())
     }
 
@@ -129,7 +128,7 @@ impl CachedFile {
                     let written = self.write_zeros(offset, end);
                     // Also after a failure: a part may have been written, and is not cached.
                     let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                    writeback::took(self, first, last, Copy::None, epoch);
+                    self.writeback.took(self.cache(), first, last, Copy::None, epoch);
                     written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
@@ -145,12 +144,12 @@ impl CachedFile {
         end: u64,
         act: impl FnOnce(u64) -> std::result::Result<(), Failure>,
     ) -> Result<()> {
-        if offset >= self.core().size.load(Acquire) {
+        if offset >= self.core().size.get() {
             return Ok(());
         }
         let guard = self.lock(offset, end, Mode::Exclusive);
         // Does not change under the guard, as far as it concerns the range (W5).
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         if offset >= size {
             return Ok(());
         }
@@ -165,7 +164,7 @@ impl CachedFile {
         let outcome = self.intending(intent, || {
             let outcome = act(size);
             if op == Op::Punch {
-                space::forget(self, offset, end);
+                self.space.forget(offset, end);
             }
             match outcome {
                 Ok(()) => {
@@ -173,7 +172,7 @@ impl CachedFile {
                     // Not the edges: a sync that fails must know that bytes of theirs were written.
                     let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
                     if first + head + tail <= last {
-                        writeback::forget(self, first + head, last - tail);
+                        self.writeback.forget(first + head, last - tail);
                     }
                 }
                 Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
@@ -187,7 +186,7 @@ impl CachedFile {
 
     /// Reserves space for `offset..end`; the file becomes as long as that reaches.
     pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
-        let mut size = self.core().size.load(Acquire);
+        let mut size = self.core().size.get();
         loop {
             // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile,
             // which would leave space reserved beyond its end.
@@ -196,7 +195,7 @@ impl CachedFile {
             } else {
                 self.lock(offset, end, Mode::Shared)
             };
-            let now = self.core().size.load(Acquire);
+            let now = self.core().size.get();
             if end > now && (end <= size || guard.range().start() > now) {
                 // It was cut meanwhile, and may be again: from the first byte on, exclusive.
                 size = 0;
@@ -206,8 +205,6 @@ impl CachedFile {
             if reserved.is_ok() && end > now {
                 // W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.set_size(end);
-                // Before this returns, as after a write: see `write::Write::replace`.
-                fence(SeqCst);
             }
             drop(guard);
             return match reserved {
@@ -226,11 +223,11 @@ impl CachedFile {
     /// The first byte from `offset` on that is in data, or in a hole. Takes no guard: what it finds
     /// may be gone when it returns, whatever it took.
     pub(crate) fn seek(&self, offset: u64, to: Seek) -> Result<Option<u64>> {
-        let size = self.core().size.load(Acquire);
+        let size = self.core().size.get();
         if offset >= size {
             return Ok(None);
         }
-        writeback::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
+        flush::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
         Ok(match to {
@@ -252,10 +249,10 @@ impl CachedFile {
     ) -> Result<()> {
         // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
         for page in edges.into_iter().flatten().chain([last]) {
-            writeback::write_back(self, page, page, op)?;
+            flush::write_back(self, page, page, op)?;
         }
         hide_pages(self, first, last);
-        writeback::await_ends(self, first, last);
+        flush::await_ends(self, first, last);
         Ok(())
     }
 
@@ -310,19 +307,19 @@ impl CachedFile {
     pub(crate) fn rest(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         if self.handles.load(Acquire) == 0 && !self.owes() {
-            space::trim(self, self.core().size.load(Acquire));
+            space::trim(self, self.core().size.get());
             self.let_go();
-            writeback::forget_failures(self);
+            self.writeback.forget_failures(self.id, &*self.backing);
         }
         drop(guard);
     }
 
     /// An exclusive guard from the smaller of the size and `len` on, and the size. Waits twice at most.
     fn lock_from_end(&self, len: u64) -> (Guard<'_>, u64) {
-        let mut start = self.core().size.load(Acquire).min(len);
+        let mut start = self.core().size.get().min(len);
         loop {
             let guard = self.lock(start, u64::MAX, Mode::Exclusive);
-            let size = self.core().size.load(Acquire);
+            let size = self.core().size.get();
             if guard.range().start() <= size.min(len) {
                 return (guard, size);
             }
@@ -377,7 +374,7 @@ impl CachedFile {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-            writeback::write_back(self, first, last, Op::Stat)?;
+            flush::write_back(self, first, last, Op::Stat)?;
             self.hide_and_settle(Op::Stat, first, last, [None, None])?;
             drop_pages(self, first, last);
             drop(guard);
@@ -388,13 +385,13 @@ impl CachedFile {
     /// Adopts the size that the file has below us, if somebody else changed it; returns it.
     pub(crate) fn adopt_size(&self) -> Result<u64> {
         let failed = |error| Error::io(Op::Stat, 0, 0, error);
-        if self.backing.len().map_err(failed)? == self.core().size.load(Acquire) {
-            return Ok(self.core().size.load(Acquire));
+        if self.backing.len().map_err(failed)? == self.core().size.get() {
+            return Ok(self.core().size.get());
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // The back end's length counts only when it has everything.
-        writeback::write_back(self, 0, LAST_PAGE, Op::Stat)?;
-        let (old, new) = (self.core().size.load(Acquire), self.backing.len().map_err(failed)?);
+        flush::write_back(self, 0, LAST_PAGE, Op::Stat)?;
+        let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
             let end = old.min(new);

@@ -1,14 +1,12 @@
 //! Putting the pages of a write in place together.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
-use crate::read::fill::Leaves;
-use crate::sync::fence;
+use crate::cache::step::Hiding;
+use crate::flush;
+use crate::inode::leaves::Leaves;
 use crate::write::{CHUNK_PAGES, Write};
-use crate::writeback;
 
 impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
@@ -37,6 +35,7 @@ impl Write<'_> {
         let shown = Shown { referenced: true, marker: false, dirty };
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         let mut was_dirty = dirty;
+        let mut hiding = Hiding::new(&core.epoch);
         for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
@@ -47,15 +46,14 @@ impl Write<'_> {
             if !dirty {
                 held.occupy();
             }
-            let was = word.hide(&core.epoch);
+            let was = hiding.hide(word);
             if was.is_ready() {
                 held.vacated();
                 *old = was.frame();
             }
         }
-        // After the hiding RMWs and before anything that tells of the write: a reader that learns
-        // of it finds no old page (and none is shown half: the models m1, m3 of this protocol).
-        fence(SeqCst);
+        // Before anything that tells of the write.
+        hiding.finish();
         if dirty {
             let pages = (self.first..).zip(fresh.iter().copied());
             self.file.commit(pages, (size != self.size).then_some(size));
@@ -108,7 +106,7 @@ impl Write<'_> {
         cache.replaced(&mut old[..fresh.len()], fresh, class);
         // Pages that were DIRTY before are in the set, or will be put back (B2).
         if dirty && !was_dirty {
-            writeback::dirtied(self.file, self.first, self.last);
+            flush::dirtied(self.file, self.first, self.last);
         }
     }
 
@@ -129,13 +127,11 @@ impl Write<'_> {
             return;
         }
         self.file.cache().frames.meta(seen.frame()).pins.pin();
-        // As in `writeback::claim`.
-        fence(SeqCst);
         let now = word.load();
         if now.is_ready() && now.frame() == seen.frame() {
             self.file.forget_frame(seen.frame());
         }
-        writeback::unpin(self.file, seen.frame());
+        flush::unpin(self.file, seen.frame());
     }
 
     /// Puts one page in place where it is READY, in one step.
@@ -153,15 +149,12 @@ impl Write<'_> {
         }
         match word.try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
-                // After the RMW and before this returns: else two writers that then read each
-                // other's page could both see the old one (model m11).
-                fence(SeqCst);
                 let cache = self.file.cache();
                 self.file.note(change);
                 let class = Class::page(core.page_shift);
                 cache.replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
-                    writeback::dirtied(self.file, self.first, self.first);
+                    flush::dirtied(self.file, self.first, self.first);
                 }
                 true
             }

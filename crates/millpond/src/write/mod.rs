@@ -28,22 +28,22 @@ mod install;
 pub(crate) mod extent;
 
 use std::io;
-use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::table::PageIndex;
-use crate::direct::Patience;
 use crate::error::{Error, Op, Result};
-use crate::inode::CachedFile;
-use crate::io::request::{self, Direction, Transfer};
+use crate::flush::{self, Durability};
+use crate::inode::{Blocking, CachedFile};
+use crate::io::request;
 use crate::io::segment::SegmentIter;
+use crate::io::transfer::{Direction, Transfer};
 use crate::options::WriteMode;
 use crate::range_lock::Guard;
-use crate::read::FAR_BYTES_MIN;
-use crate::writeback::{self, Durability, Epoch, Failure, Pass};
+use crate::read::hit::FAR_BYTES_MIN;
+use crate::writeback::{Epoch, Failure, Pass};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
@@ -64,7 +64,7 @@ pub(crate) fn write(
         return Ok(0);
     }
     let may_wait = may_wait(file, len)?;
-    let locked = lock_for_write(file, offset, offset + len, Patience::Wait);
+    let locked = lock_for_write(file, offset, offset + len, Blocking::Wait);
     let (guard, size) = locked.expect("waited for");
     let moved = write_locked(file, src, offset, size, guard, Durable(durable), may_wait)?;
     sync_if(file, durable, offset, moved)?;
@@ -79,7 +79,7 @@ pub(crate) fn append(
 ) -> Result<(u64, usize)> {
     let len = src.left();
     if len == 0 {
-        return Ok((file.core().size.load(Acquire), 0));
+        return Ok((file.core().size.get(), 0));
     }
     let may_wait = may_wait(file, len)?;
     let turn = file.appending.take();
@@ -96,7 +96,7 @@ fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
     if file.write_mode() == WriteMode::Through {
         return Ok(false);
     }
-    writeback::throttle(file, len + 2 * file.core().page_bytes() as u64)
+    flush::throttle(file, len + 2 * file.core().page_bytes() as u64)
 }
 
 /// What a write has taken.
@@ -113,7 +113,7 @@ fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: Moved) -> Resul
         return Ok(());
     }
     let (first, last) = (file.page_of(offset), file.page_of(offset + moved.bytes as u64 - 1));
-    writeback::sync_written(file, first, last)
+    flush::sync_written(file, first, last)
 }
 
 #[derive(Clone, Copy)]
@@ -132,18 +132,18 @@ pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> 
         Some(to) if to <= i64::MAX as u64 => Ok(to),
         _ => Err(Error::InvalidRange { op: Op::Write, offset: end, len }),
     };
-    let seen = file.core().size.load(Acquire);
+    let seen = file.core().size.get();
     // Mostly nobody is there; and what lies beyond the append is left to others.
     if let Ok(to) = check(seen)
         && let Some(guard) = file.ranges.try_lock(file.pages(seen, to), Mode::Exclusive)
-        && file.core().size.load(Acquire) == seen
+        && file.core().size.get() == seen
     {
         return Ok((guard, seen));
     }
     let mut start = seen;
     loop {
         let guard = file.lock(start, u64::MAX, Mode::Exclusive);
-        let end = file.core().size.load(Acquire);
+        let end = file.core().size.get();
         if guard.range().start() <= end {
             check(end)?;
             return Ok((guard, end));
@@ -158,16 +158,16 @@ pub(crate) fn lock_for_write(
     file: &CachedFile,
     offset: u64,
     end: u64,
-    patience: Patience,
+    blocking: Blocking,
 ) -> Option<(Guard<'_>, u64)> {
-    let mut size = file.core().size.load(Acquire);
+    let mut size = file.core().size.get();
     loop {
         let start = if end > size { offset.min(size) } else { offset };
-        let guard = match patience {
-            Patience::Wait => file.lock(start, end, Mode::Exclusive),
-            Patience::Try => file.ranges.try_lock(file.pages(start, end), Mode::Exclusive)?,
+        let guard = match blocking {
+            Blocking::Wait => file.lock(start, end, Mode::Exclusive),
+            Blocking::Try => file.ranges.try_lock(file.pages(start, end), Mode::Exclusive)?,
         };
-        size = file.core().size.load(Acquire);
+        size = file.core().size.get();
         if end <= size || guard.range().start() <= offset.min(size) {
             return Some((guard, size));
         }
@@ -233,18 +233,18 @@ impl Account {
         }
     }
 
-    /// The transfer has ended. With [`Patience::Try`] it may be pending whether its bytes are durable.
+    /// The transfer has ended. With [`Blocking::Try`] it may be pending whether its bytes are durable.
     pub(crate) fn close(
         self,
         file: &CachedFile,
         transfer: Transfer<'_>,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Written {
         let (epoch, durability) = match self {
             Account::Plain(epoch) => {
                 if let Some(error) = &transfer.error {
                     let (offset, len) = (transfer.offset, transfer.segments.left());
-                    writeback::tell_of_others(file, Failure::new(offset, len, error));
+                    flush::tell_of_others(file, Failure::new(offset, len, error));
                 }
                 (epoch, Durability::Owed)
             }
@@ -256,9 +256,9 @@ impl Account {
                     request::try_one(&*file.backing, again).is_ok_and(|moved| moved > 0)
                 };
                 let epoch = pass.epoch();
-                let durability = match patience {
-                    Patience::Wait => writeback::conclude(file, pass, told, repeat),
-                    Patience::Try => writeback::conclude_apart(file, pass, told, repeat),
+                let durability = match blocking {
+                    Blocking::Wait => flush::conclude(file, pass, told, repeat),
+                    Blocking::Try => flush::conclude_apart(file, pass, told, repeat),
                 };
                 (epoch, durability)
             }
@@ -363,7 +363,7 @@ impl<'a> Write<'a> {
         batch[0].durable = self.durable;
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
-        account.close(self.file, transfer, Patience::Wait)
+        account.close(self.file, transfer, Blocking::Wait)
     }
 
     /// What the caller of the write is told of it.

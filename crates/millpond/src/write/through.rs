@@ -6,16 +6,15 @@
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
-use std::sync::atomic::Ordering::Acquire;
-
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::step;
 use crate::error::Result;
+use crate::flush::Durability;
+use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
-use crate::read::fill::Leaves;
-use crate::sync::fence;
 use crate::write::{CHUNK_PAGES, Write, Written};
-use crate::writeback::{self, Copy, Durability};
+use crate::writeback::Copy;
 
 impl Write<'_> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
@@ -64,7 +63,7 @@ impl Write<'_> {
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             let copy = if is_cached { Copy::Cached } else { Copy::None };
-            writeback::took(self.file, self.first, last, copy, epoch);
+            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
         }
         self.result(moved, error, durability)
     }
@@ -100,11 +99,11 @@ impl Write<'_> {
                 match (seen, old) {
                     (Some(seen), Some(word)) if !rest_is_zero => {
                         let old_bytes = cache.frames.bytes(seen.frame());
-                        let _ = copy::copy(bytes, old_bytes, head);
-                        let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
-                        // Pairs with the release of who took the frame away.
-                        fence(Acquire);
-                        word.is_unchanged(seen)
+                        let copied = step::copy_kept(word, seen, || {
+                            let _ = copy::copy(bytes, old_bytes, head);
+                            let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
+                        });
+                        copied.is_some()
                     }
                     _ => {
                         copy::zero(bytes, head);

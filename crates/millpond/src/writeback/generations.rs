@@ -46,7 +46,7 @@
 use crate::cache::pageset::PageSet;
 use crate::cache::table::PageIndex;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
-use crate::writeback::Failure;
+use crate::writeback::failure::Failure;
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 

@@ -3,13 +3,14 @@
 //!
 //! The `loom_without_*` twins leave one rule out and must fail.
 
-use loom::sync::atomic::Ordering::{Relaxed, SeqCst};
-use loom::sync::atomic::{AtomicUsize, fence};
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::page::{Epoch as PageEpoch, PageWord, Shown, WritebackEnd};
+use crate::cache::step::Hiding;
 use crate::cache::table::PageIndex;
 use crate::writeback::Failure;
 use crate::writeback::dirty::{Dirty, FlushNumber};
@@ -72,10 +73,16 @@ impl Book {
             dirty: Mutex::default(),
             flush_ended: Condvar::new(),
         };
-        book.word.hide(&book.epoch);
+        book.hide();
         let _ = book.word.show(FrameIndex(1), DIRTY);
         book.dirty.lock().unwrap().insert(std::iter::once(PAGE));
         Arc::new(book)
+    }
+
+    fn hide(&self) {
+        let mut hiding = Hiding::new(&self.epoch);
+        hiding.hide(&self.word);
+        hiding.finish();
     }
 
     fn dirty(&self) -> MutexGuard<'_, Dirty> {
@@ -84,8 +91,7 @@ impl Book {
 
     /// A writer that shows a newer content.
     fn write(&self) {
-        self.word.hide(&self.epoch);
-        fence(SeqCst);
+        self.hide();
         self.content.store(2, Relaxed);
         let _ = self.word.show(FrameIndex(2), DIRTY);
         self.dirty().insert(std::iter::once(PAGE));

@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Mutex, MutexGuard};
 
-use crate::inode::registry::FileId;
+use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::made;
-use crate::writeback::Failure;
+use crate::writeback::failure::Failure;
 
 const FILES_MAX: usize = 1024;
 

@@ -1,7 +1,5 @@
 //! The length, holes and space, and what others changed of them: by [`crate::write::extent`].
 
-use std::sync::atomic::Ordering::Acquire;
-
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
 use crate::io::backend::Seek;
@@ -14,7 +12,7 @@ impl File {
     /// None at present.
     pub fn len(&self) -> Result<u64> {
         self.check_process(Op::Stat)?;
-        Ok(self.cached.core().size.load(Acquire))
+        Ok(self.cached.core().size.get())
     }
 
     /// Whether the file has no bytes.

@@ -7,11 +7,11 @@ use crate::advice::Advice;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range, in_range};
 use crate::face::view::View;
-use crate::io::request::Direction;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
-use crate::read;
+use crate::io::transfer::Direction;
 use crate::read::ahead;
+use crate::read::{self, hit};
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
@@ -80,9 +80,9 @@ impl File {
         }
         let shared = &*self.cached.shared;
         let slot = shared.cache.counters.mine();
-        let (at, core, tries) = (dst.as_mut_ptr(), self.cached.core(), read::TRIES_MAX);
+        let (at, core, tries) = (dst.as_mut_ptr(), self.cached.core(), hit::TRIES_MAX);
         // SAFETY: an exclusive slice is valid for writes of its length.
-        let hit = unsafe { read::try_hit(shared, slot, core, tries, at, dst.len(), offset) };
+        let hit = unsafe { hit::try_hit(shared, slot, core, tries, at, dst.len(), offset) };
         hit.ok_or(Error::WouldBlock { op: Op::Read, offset, len })
     }
 
@@ -161,8 +161,8 @@ impl File {
                 file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
             }
             // Relaxed: guards nothing; a read that is under way may go by either.
-            Advice::TornReads => self.tries.store(read::TRIES_TORN, Relaxed),
-            Advice::AtomicReads => self.tries.store(read::TRIES_MAX, Relaxed),
+            Advice::TornReads => self.tries.store(hit::TRIES_TORN, Relaxed),
+            Advice::AtomicReads => self.tries.store(hit::TRIES_MAX, Relaxed),
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ impl File {
             let slot = shared.cache.counters.mine();
             let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
             // SAFETY: the caller's promise is the same.
-            let hit = unsafe { read::try_hit(shared, slot, core, tries, dst, len, offset) };
+            let hit = unsafe { hit::try_hit(shared, slot, core, tries, dst, len, offset) };
             if let Some(moved) = hit {
                 return Ok(moved);
             }
@@ -218,7 +218,7 @@ impl File {
         let slot = shared.cache.counters.mine_if_known();
         let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
-        unsafe { read::try_hit(shared, slot, core, tries, dst, len, offset) }
+        unsafe { hit::try_hit(shared, slot, core, tries, dst, len, offset) }
     }
 
     /// [`File::read_vectored_at`] into memory that need not be initialised.
@@ -238,7 +238,7 @@ impl File {
             let shared = &self.cached.shared;
             let slot = shared.cache.counters.mine();
             let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
-            let hit = read::try_hit_vectored(shared, slot, core, tries, list.iter(), offset);
+            let hit = hit::try_hit_vectored(shared, slot, core, tries, list.iter(), offset);
             if let Some(moved) = hit {
                 return Ok(moved);
             }
@@ -259,7 +259,7 @@ impl File {
         }
         let file = &self.cached;
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
-        if self.tries.load(Relaxed) == read::TRIES_TORN {
+        if self.tries.load(Relaxed) == hit::TRIES_TORN {
             return read::read_torn(file, dst, offset);
         }
         read::read_slow(file, dst, offset)

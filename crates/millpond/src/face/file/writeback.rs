@@ -3,7 +3,8 @@
 
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
-use crate::writeback::{self, LAST_PAGE};
+use crate::flush;
+use crate::writeback::LAST_PAGE;
 
 impl File {
     /// Makes what was written, through whatever handle, and the file's metadata, durable: `fsync`.
@@ -17,7 +18,7 @@ impl File {
     /// since they were written.
     pub fn sync_all(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        writeback::sync(&self.cached, 0, LAST_PAGE, false)
+        flush::sync(&self.cached, 0, LAST_PAGE, false)
     }
 
     /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`. Covers
@@ -30,7 +31,7 @@ impl File {
     /// As for [`File::sync_all`].
     pub fn sync_data(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        writeback::sync(&self.cached, 0, LAST_PAGE, true)
+        flush::sync(&self.cached, 0, LAST_PAGE, true)
     }
 
     /// [`File::sync_data`] for what was written to `len` bytes at `offset` (`len` 0: to the end).
@@ -43,7 +44,7 @@ impl File {
         check_range(Op::Sync, offset, len)?;
         self.check_process(Op::Sync)?;
         let (file, end) = (&self.cached, if len == 0 { i64::MAX as u64 } else { offset + len });
-        writeback::sync(file, file.page_of(offset), file.page_of(end - 1), true)
+        flush::sync(file, file.page_of(offset), file.page_of(end - 1), true)
     }
 
     /// Hands what is written and still waits in the cache ([`crate::WriteMode::Back`]) to the back
@@ -55,7 +56,7 @@ impl File {
     /// [`Error::Io`](crate::Error::Io): what could not be written stays cached, as after a sync.
     pub fn write_back(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        writeback::write_back(&self.cached, 0, LAST_PAGE, Op::Sync)
+        flush::write_back(&self.cached, 0, LAST_PAGE, Op::Sync)
     }
 
     /// [`File::write_back`], and gives back space that was reserved for writes to come: what the

@@ -1,4 +1,4 @@
-//! Which back end an engine has.
+//! The back end of an engine: which one it is, and the file of each that is opened.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,33 +11,9 @@ use crate::io::backend::local_ring::probe;
 use crate::io::backend::threads::{Threads, ThreadsFile};
 use crate::io::backend::uring::UringFile;
 use crate::io::transfer::TransferCounts;
+use crate::options::BackendChoice;
 #[cfg(feature = "sim")]
-use crate::sim::{SimOptions, Simulated};
-
-/// Which back end carries out the I/O of an engine.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub enum BackendChoice {
-    /// `Uring` where a ring can be set up and reads a byte, else `Threads` (the default).
-    #[default]
-    Auto,
-    /// io_uring; building the engine fails where the system refuses it.
-    Uring,
-    /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
-    Threads,
-    /// The bytes of a file are read from its descriptor when it is opened and then live in memory;
-    /// nothing is written back. For tests, with the feature `sim`.
-    #[cfg(feature = "sim")]
-    Memory,
-    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests, with the feature
-    /// `sim`.
-    #[cfg(feature = "sim")]
-    Sim(SimOptions),
-    /// Completes at once and moves no bytes: to measure the way to it. Reads leave memory as it is,
-    /// writes are forgotten. With the feature `sim`.
-    #[cfg(feature = "sim")]
-    Null,
-}
+use crate::sim::Simulated;
 
 /// The back end of an engine.
 pub(crate) struct Backend {

@@ -1,0 +1,103 @@
+//! Steps of the protocols that take more than one atomic operation: the transitions of `page` and
+//! the counts of `pin` with the fences that belong to them.
+//!
+//! The engine and the loom models call the same functions, so that a fence that is missing here
+//! fails a model.
+//!
+//! Locks: none.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use crate::cache::page::{Epoch, PageWord, Word};
+use crate::sync::{AtomicU64, fence};
+
+/// Last step of a lock-free read, after the copy: whether all `words` are still what they were, and
+/// so what was copied is of the moment at which the size was loaded.
+#[inline(always)]
+#[must_use]
+pub(crate) fn is_one_moment<'a>(
+    words: impl IntoIterator<Item = (&'a PageWord, Word)>,
+    epoch: &Epoch,
+    begun: u64,
+) -> bool {
+    // Keeps the copy above the reloading; pairs with the release fence of `begin_reuse`.
+    fence(Acquire);
+    words.into_iter().all(|(word, seen)| word.is_unchanged(seen)) && epoch.is_unchanged(begun)
+}
+
+/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if the
+/// page was evicted meanwhile, and the frame may have been used again.
+#[inline]
+#[must_use]
+pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T) -> Option<T> {
+    let copied = copy();
+    // As in `is_one_moment`.
+    fence(Acquire);
+    word.is_unchanged(seen).then_some(copied)
+}
+
+/// After a frame was taken, before its first byte is written: a late reader that sees a byte written
+/// from here on also sees, after the acquire fence behind its copy, that the frame left its page.
+#[inline]
+pub(crate) fn begin_reuse() {
+    fence(Release);
+}
+
+/// The pages that one operation hides, before it tells anybody of what it does.
+#[must_use]
+pub(crate) struct Hiding<'a> {
+    epoch: &'a Epoch,
+    any: bool,
+}
+
+impl<'a> Hiding<'a> {
+    pub(crate) fn new(epoch: &'a Epoch) -> Hiding<'a> {
+        Hiding { epoch, any: false }
+    }
+
+    /// See [`PageWord::hide`].
+    pub(crate) fn hide(&mut self, word: &PageWord) -> Word {
+        self.any = true;
+        word.hide(self.epoch)
+    }
+
+    /// All are hidden: who learns of what follows finds none of the old pages.
+    pub(crate) fn finish(self) {
+        // Where nothing was hidden, nothing old is there to be found.
+        if self.any {
+            // After the RMWs that hid, before whatever tells of the operation.
+            fence(SeqCst);
+        }
+    }
+}
+
+/// The size of a file; its load is a lock-free read's linearization point.
+#[repr(transparent)]
+pub(crate) struct FileSize(AtomicU64);
+
+impl FileSize {
+    pub(crate) fn new(size: u64) -> FileSize {
+        FileSize(AtomicU64::new(size))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> u64 {
+        // Acquire: pairs with the release of `set`: whose size is seen, its hidden pages are, too.
+        self.0.load(Acquire)
+    }
+
+    /// Maybe an older one, to be compared with [`FileSize::get`].
+    #[inline]
+    pub(crate) fn hint(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Caller: holds an exclusive guard to the end of the file (W5).
+    pub(crate) fn set(&self, size: u64) {
+        // Release: what was hidden before is seen with it.
+        self.0.store(size, Release);
+        // Before the operation returns: else two that then look for each other's changes could both
+        // see none.
+        fence(SeqCst);
+    }
+}

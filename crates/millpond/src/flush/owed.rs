@@ -1,0 +1,141 @@
+//! What a file owes to its back end, for those who do not care how it gets there: pages become DIRTY, are
+//! written back, and are waited for; and what is left when the last handle goes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::cache::page::Word;
+use crate::cache::table::PageIndex;
+use crate::error::{Error, Op, Result};
+use crate::flush::{BATCH_BYTES, BusyPages, flush};
+use crate::inode::CachedFile;
+use crate::writeback::LAST_PAGE;
+
+/// Notes pages whose words the caller has made DIRTY, under its guard (B2).
+pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    let writeback = &file.writeback;
+    writeback.begun.store(true, Relaxed);
+    let mut state = writeback.state();
+    state.dirty.insert(first..=last);
+    let (least, batch) = stream_pages(file);
+    let due = state.stream.advance(first, last, least, batch);
+    let heap_bytes = state.dirty.heap_bytes();
+    drop(state);
+    writeback.dirty_heap.set(file.cache(), heap_bytes);
+    if due {
+        file.shared.flusher.tell();
+    }
+    tell_flusher(file);
+}
+
+/// Pages of the file are DIRTY, and in its set.
+pub(crate) fn tell_flusher(file: &CachedFile) {
+    let flusher = &file.shared.flusher;
+    if !std::mem::replace(&mut file.writeback.state().listed, true) {
+        flusher.add(file);
+    }
+    flusher.notice(file.cache().ledger.dirty());
+}
+
+/// How long a stream must be to be written back the first time, and then.
+pub(crate) fn stream_pages(file: &CachedFile) -> (u64, u64) {
+    let shift = file.core().page_shift;
+    let least = file.shared.flusher.limits.dirty_bytes_max / 8;
+    (least >> shift, BATCH_BYTES >> shift)
+}
+
+/// Writes back what is DIRTY now of the pages from `first` to `last`, and waits until the back end
+/// has acknowledged it. May be called under any guard, with no page of the range HIDDEN by the
+/// caller.
+pub(crate) fn write_back(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    op: Op,
+) -> Result<()> {
+    match flush(file, first, last, BusyPages::Wait, false).failure {
+        Some(failure) => Err(failure.error(op)),
+        None => Ok(()),
+    }
+}
+
+/// Waits until none of the pages from `first` to `last`, which the caller has HIDDEN, is under
+/// write-back.
+pub(crate) fn await_ends(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    if !file.writeback.has_begun() {
+        return;
+    }
+    file.core().for_each_page(file.cache(), first, last, &mut |_, _, word| {
+        loop {
+            let seen = word.load();
+            if !seen.is_under_writeback() {
+                break;
+            }
+            if let Some(armed) = word.arm(seen) {
+                word.sleep(armed);
+            }
+        }
+    });
+}
+
+/// What syncs of the file would complain of, as it is closed.
+pub(crate) fn close(file: &CachedFile) -> Result<()> {
+    let written = write_back(file, 0, LAST_PAGE, Op::Close);
+    let generations = &file.writeback.generations;
+    let outcome = match (generations.lost(), written, file.writeback.state().failure) {
+        (Some(lost), ..) => Err(Error::Lost { source: lost.source() }),
+        (None, Err(error), _) => Err(error),
+        (None, Ok(()), Some(failure)) => Err(failure.error(Op::Close)),
+        (None, Ok(()), None) => Ok(()),
+    };
+    if outcome.is_err() {
+        generations.tell();
+    }
+    outcome
+}
+
+/// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
+const LOOKED_AT_MAX: u64 = 4096;
+
+/// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
+/// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
+/// it is written.
+pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+    if file.writeback.generations.has_suspects(first, last) {
+        return true;
+    }
+    if !file.writeback.has_begun() {
+        return false;
+    }
+    if last - first >= LOOKED_AT_MAX {
+        return file.owes();
+    }
+    let is_owing = |word: Word| word.is_dirty() || word.is_under_writeback();
+    file.core().any_word(&file.cache().frames, first, last, is_owing)
+}
+
+impl CachedFile {
+    /// Whether a page is DIRTY or may be under write-back.
+    pub(crate) fn owes(&self) -> bool {
+        !self.writeback.state().dirty.is_clean()
+    }
+
+    /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
+    /// fails.
+    pub(crate) fn leave(self: Arc<Self>) {
+        if !self.writeback.has_begun() {
+            // A write that was to wait may have gone around the cache after all.
+            if self.is_kept() || self.space.is_reserved() || self.writeback.generations.has_failed()
+            {
+                self.rest();
+            }
+            return;
+        }
+        if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {
+            let shared = Arc::clone(&self.shared);
+            shared.flusher.adopt(self);
+        } else {
+            self.rest();
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Files whose writes go through for a while, or for good: what waits is written back first.
+
+use std::sync::atomic::Ordering::AcqRel;
+use std::sync::{Arc, Weak};
+
+use millpond_rangelock::Mode;
+
+use crate::error::{Op, Result};
+use crate::flush::owed::write_back;
+use crate::flush::space;
+use crate::inode::{CachedFile, Shared, registry};
+use crate::options::WriteMode;
+use crate::writeback::LAST_PAGE;
+
+impl CachedFile {
+    /// Has writes go through until [`CachedFile::end_through`], and writes back what waits: when
+    /// this returns, the back end has it all, and the keeper has nothing to do with the file, which
+    /// others may change; and the flags of its descriptors are as they were given.
+    pub(crate) fn begin_through(&self) -> Result<()> {
+        // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
+        // and is waited for; who gets one later has.
+        self.through.fetch_add(1, AcqRel);
+        let settled = self.settle(true);
+        self.backing.set_plain(true);
+        settled
+    }
+
+    /// Writes back what waits, and gives back space that was reserved for more: nothing is left to
+    /// be done later that would show in the file's times.
+    pub(crate) fn settle(&self, let_go: bool) -> Result<()> {
+        if self.opened_mode == WriteMode::Through {
+            return Ok(());
+        }
+        let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        write_back(self, 0, LAST_PAGE, Op::Sync)?;
+        space::trim(self, self.core().size.get());
+        if let_go {
+            self.let_go();
+        }
+        drop(guard);
+        Ok(())
+    }
+
+    /// Parts all files of the engine from its keeper, which writes what is dirty: writes that begin later
+    /// go through.
+    ///
+    /// Files are written back first, so that the keeper finds nothing to write. What can't be written
+    /// back now it may have more luck with; until it is done the guards of those files are held, so that
+    /// no write comes in between, and the flusher writes nothing but what the keeper writes.
+    pub(crate) fn leave_keeper(shared: &Arc<Shared>) {
+        let Some(survival) = shared.cache.frames.survival() else { return };
+        survival.part();
+        let files: Vec<_> = registry()
+            .all()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|file| Arc::ptr_eq(&file.shared, shared))
+            .collect();
+        let mut held = Vec::new();
+        for file in &files {
+            // Before the guard is asked for, as in `begin_through`.
+            file.stay_through();
+            if file.settle(true).is_err() {
+                held.push(file.lock(0, u64::MAX, Mode::Exclusive));
+            }
+        }
+        survival.goodbye();
+        drop(held);
+    }
+}

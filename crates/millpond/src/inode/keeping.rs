@@ -1,0 +1,143 @@
+//! A file's place at the keeper: taken before its first page is DIRTY, given up after its last
+//! handle is gone and all is written back.
+//!
+//! The keeper sets a file to the size that it knows, so it must know the right one, also of a file
+//! that it adopts while others change its size. Who changes the size stores it in the core first,
+//! and tells then, under `sizes`; who adopts the file makes its place known and tells the core's
+//! size in one step under `sizes`. So the last to tell has seen the last size.
+//!
+//! Locks: `adopting`, under range guards; the keeper or the back end is asked under it, and no guard
+//! is waited for. It keeps a file from being adopted in the middle of a change that was not
+//! announced. Then `sizes`.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use crate::cache::frame::FrameIndex;
+use crate::cache::table::PageIndex;
+use crate::inode::CachedFile;
+use crate::survival::{FileSlot, Intent, Survival};
+
+impl CachedFile {
+    fn survival(&self) -> Option<&Survival> {
+        self.cache().frames.survival()
+    }
+
+    fn kept(&self) -> Option<(&Survival, FileSlot)> {
+        let survival = self.survival()?;
+        let word = self.kept.slot.load(Acquire);
+        (word != 0).then(|| (survival, FileSlot::from_word(word)))
+    }
+
+    /// Whether pages of the file survive this process from now on, as far as the engine wants that.
+    /// Asked by each write that is to wait in the cache: so a keeper that died is noticed by the next.
+    /// Caller: a writer's guard.
+    pub(crate) fn keep(&self) -> bool {
+        let Some(survival) = self.survival() else { return true };
+        if !survival.has_keeper() {
+            return false;
+        }
+        if self.kept.slot.load(Acquire) != 0 {
+            return true;
+        }
+        let _one = self.kept.adopting.lock().expect("no panic under the lock");
+        if self.kept.slot.load(Acquire) != 0 {
+            return true;
+        }
+        let Some(fd) = self.backing.descriptor(true) else { return false };
+        let size = self.core().size.get();
+        let adopted =
+            survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
+        match adopted {
+            Ok(slot) => {
+                self.kept.changes.enter(survival, slot, fd);
+                let _told = self.kept.sizes.lock().expect("no panic under the lock");
+                self.kept.slot.store(slot.word(), Release);
+                survival.set_size(slot, self.core().size.get());
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The keeper drops its descriptor. Caller: exclusive guard over the whole file, of which
+    /// nothing is DIRTY.
+    pub(crate) fn let_go(&self) {
+        if let Some((survival, slot)) = self.kept() {
+            self.kept.slot.store(0, Release);
+            self.kept.changes.leave();
+            survival.forget(slot);
+        }
+    }
+
+    /// New contents of pages survive from here on, all or none, and with them a new size. Before
+    /// they are shown.
+    pub(crate) fn commit(
+        &self,
+        pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
+        size: Option<u64>,
+    ) {
+        if let Some((survival, slot)) = self.kept() {
+            survival.commit(slot, pages, size);
+        }
+    }
+
+    /// What a frame holds is at the back end, or older than what was committed.
+    pub(crate) fn forget_frame(&self, frame: FrameIndex) {
+        if let Some(survival) = self.survival() {
+            survival.clean(frame);
+        }
+    }
+
+    /// Does `act`, which changes the file below the cache and then what the cache says of it, so
+    /// that the keeper finishes it if the process dies meanwhile.
+    pub(crate) fn intending<R>(&self, intent: Intent, act: impl FnOnce() -> R) -> R {
+        if self.survival().is_none() {
+            return act();
+        }
+        let _one = self.kept.adopting.lock().expect("no panic under the lock");
+        let Some((survival, slot)) = self.kept() else { return act() };
+        survival.set_intent(slot, intent);
+        let outcome = act();
+        survival.clear_intent(slot);
+        outcome
+    }
+
+    /// The file is about to be changed below the cache by who does not ask its back end to: no longer
+    /// than `reach` by it.
+    pub(crate) fn begin_change(&self, reach: u64) {
+        if let Some(survival) = self.survival() {
+            self.kept.changes.begin(survival, reach);
+        }
+    }
+
+    /// Ends what [`CachedFile::begin_change`] began.
+    pub(crate) fn end_change(&self) {
+        if let Some(survival) = self.survival() {
+            self.kept.changes.end(survival, self.backing.descriptor(true));
+        }
+    }
+
+    /// Changes the size, under an exclusive guard to the end of the file.
+    pub(crate) fn set_size(&self, size: u64) {
+        // Release: what it covers is visible with it.
+        self.core().size.set(size);
+        if self.survival().is_some() {
+            let _told = self.kept.sizes.lock().expect("no panic under the lock");
+            if let Some((survival, slot)) = self.kept() {
+                survival.set_size(slot, size);
+            }
+        }
+    }
+
+    /// The size that the keeper would set, if it has the file.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn kept_size(&self) -> Option<u64> {
+        let (survival, slot) = self.kept()?;
+        Some(survival.tables().files[slot.index as usize].size.load(Acquire))
+    }
+
+    /// Whether what is DIRTY survives this process.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept().is_some()
+    }
+}

@@ -1,0 +1,28 @@
+//! The table's leaves, for those who look at many pages in a row.
+
+use crate::cache::table::{Held, PageIndex, Unheld};
+use crate::inode::CachedFile;
+
+/// The leaf that was used last.
+pub(crate) struct Leaves<'c> {
+    file: &'c CachedFile,
+    held: Option<Held<'c>>,
+}
+
+impl<'c> Leaves<'c> {
+    pub(crate) fn new(file: &'c CachedFile) -> Leaves<'c> {
+        Leaves { file, held: None }
+    }
+
+    pub(crate) fn hold(
+        &mut self,
+        page: PageIndex,
+        create: bool,
+    ) -> std::result::Result<&Held<'c>, Unheld> {
+        if !self.held.as_ref().is_some_and(|held| held.covers(page)) {
+            self.held = None;
+            self.held = Some(self.file.core().hold(self.file.cache(), page, create)?);
+        }
+        Ok(self.held.as_ref().expect("just set"))
+    }
+}

@@ -1,0 +1,93 @@
+//! How a file is opened: found, or made and entered.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::error::{Error, Op, Result};
+use crate::file_id::FileId;
+use crate::inode::registry::Found;
+use crate::inode::{CachedFile, Shared, registry};
+#[cfg(all(test, not(loom)))]
+use crate::io::backend::BackingFile;
+use crate::io::backend::OpenedFor;
+use crate::options::{OpenOptions, PAGE_BYTES_MIN};
+use crate::survival::mark;
+
+impl CachedFile {
+    /// Finds or makes the cached file of `fd`. Returns the descriptor, too, where the file does
+    /// not need it: the handle keeps it, as closing it could drop the process's POSIX locks.
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        fd: OwnedFd,
+        options: &OpenOptions,
+    ) -> Result<(Arc<CachedFile>, Option<OwnedFd>)> {
+        if shared.cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Open });
+        }
+        let failed = |source: io::Error| Error::io(Op::Open, 0, 0, source);
+        let stat = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?;
+        match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+            rustix::fs::FileType::RegularFile => {}
+            kind => {
+                let directory = kind == rustix::fs::FileType::Directory;
+                return Err(Error::NotRegular { directory });
+            }
+        }
+        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let file = match registry().find(id) {
+            Found::Open(known) => {
+                let page_bytes = known.core().page_bytes() as u32;
+                if options.page_bytes.is_some_and(|bytes| bytes != page_bytes) {
+                    let what =
+                        format!("the file is open already, with pages of {page_bytes} bytes");
+                    return Err(Error::InvalidInput { op: Op::Open, what });
+                }
+                known
+            }
+            // From here until it is entered, nobody else opens the file.
+            Found::Place(place) => {
+                // Who has the file open already has waited.
+                if shared.backend.has_files() && !options.awaited {
+                    mark::await_written(&stat, mark::PATIENCE).map_err(failed)?;
+                }
+                let backing = shared.backend.open(&fd, options.backing).map_err(failed)?;
+                let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
+                // Asked for only now: the last handle of the file may have changed it since `stat`.
+                let size = match backing.len() {
+                    Ok(size) => size,
+                    Err(_) => {
+                        rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?.st_size as u64
+                    }
+                };
+                let file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
+                file.writeback.inherit(id, fd.as_fd());
+                place.enter(&file);
+                file
+            }
+        };
+        let attaching = file.attaching.lock().expect("no panic under the lock");
+        let opened =
+            OpenedFor { read: options.read, write: options.writable(), direct: options.direct };
+        let kept = file.backing.attach(fd, opened).map_err(failed)?;
+        drop(attaching);
+        file.space.look_at_limit();
+        Ok((file, kept))
+    }
+
+    /// A file that is not in the registry, on any back end.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn on(
+        shared: &Arc<Shared>,
+        backing: Arc<dyn BackingFile>,
+        options: &OpenOptions,
+    ) -> Result<Arc<CachedFile>> {
+        use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+        static INODE: AtomicUsize = AtomicUsize::new(0);
+        let inode = INODE.fetch_add(1, Relaxed) as u64;
+        let id = FileId { device: u64::MAX, inode };
+        let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
+        Self::new(shared, backing, id, size, page_bytes, options.write_mode)
+    }
+}

@@ -1,0 +1,249 @@
+//! Runs: contiguous pages that are claimed, read by one transfer, and shown; whoever reads them.
+//!
+//! ```text
+//!   Claims::next_run: EMPTY pages get frames and become FILLING       (one filler of a page, page.W9)
+//!   the transfer:     by a thread that waits (`fill`), or Run::start
+//!   Run::finish:      zero what is beyond the size, hand over the bytes, READY or EMPTY, wake
+//! ```
+//!
+//! All of it is done under a guard over the pages (page.W3), so none of them is HIDDEN, and the size does
+//! not change as far as it concerns them (page.W5).
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Release;
+
+use smallvec::SmallVec;
+
+use crate::cache::copy;
+use crate::cache::evict::Arrival;
+use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::table::{Held, PageIndex};
+use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
+use crate::io::backend::shared_ring::{self, SharedRing};
+use crate::io::segment::Segment;
+use crate::io::transfer::{BackgroundRead, Segments};
+
+/// A run of at least so many pages counts as frames in a row.
+const RUN_NOTED: usize = 16;
+
+/// A page whose bytes are complete, before anyone else can see it.
+pub(crate) struct Filled {
+    pub(crate) page: PageIndex,
+    pub(crate) frame: FrameIndex,
+}
+
+/// Contiguous pages that are FILLING, by whoever has this.
+pub(crate) struct Run {
+    pub(crate) first: PageIndex,
+    pub(crate) frames: SmallVec<[FrameIndex; 4]>,
+    /// Of the file.
+    size: u64,
+    pub(crate) prefetched: bool,
+    /// Mark the first page for the reader who continues the read-ahead.
+    pub(crate) marker: bool,
+}
+
+/// What a search for the next run came to.
+pub(crate) enum Next {
+    Run(Run),
+    /// There is no page left that is EMPTY and below the size.
+    End,
+    NoFrame,
+    NoSlot,
+}
+
+/// Claims the EMPTY pages of a range, run by run.
+pub(crate) struct Claims<'f> {
+    file: &'f CachedFile,
+    leaves: Leaves<'f>,
+    pages: Range<PageIndex>,
+    size: u64,
+    /// The range is one page, and may be the first of many that come in no order.
+    pub(crate) alone: bool,
+}
+
+impl<'f> Claims<'f> {
+    pub(crate) fn new(file: &'f CachedFile, pages: Range<PageIndex>, size: u64) -> Claims<'f> {
+        Claims { file, leaves: Leaves::new(file), pages, size, alone: false }
+    }
+
+    /// The first page that is not done with: behind the last run, or the one there is no frame or slot for.
+    pub(crate) fn next(&self) -> PageIndex {
+        self.pages.start
+    }
+
+    /// Claims the next run; before its first page, `slot` says whether it may be read. Where frames run
+    /// out, it ends there.
+    pub(crate) fn next_run(&mut self, slot: &mut dyn FnMut() -> bool) -> Next {
+        let mut frames = SmallVec::new();
+        let mut first = self.pages.start;
+        let refused = loop {
+            let page = self.pages.start;
+            if page >= self.pages.end || self.file.start_of(page) >= self.size {
+                break Next::End;
+            }
+            let Ok(held) = self.leaves.hold(page, true) else { break Next::NoFrame };
+            let word = held.word(page);
+            let mut claimed = None;
+            if word.load().state() == State::Empty {
+                if frames.is_empty() && !slot() {
+                    break Next::NoSlot;
+                }
+                let cache = self.file.cache();
+                let Some(frame) = cache.take_page_frame(held, page, self.alone) else {
+                    break Next::NoFrame;
+                };
+                if try_claim(held, word, frame) {
+                    claimed = Some(frame);
+                } else {
+                    cache.frames.free(frame, Class::page(self.file.core().page_shift));
+                }
+            }
+            match claimed {
+                Some(frame) => {
+                    if frames.is_empty() {
+                        first = page;
+                    }
+                    frames.push(frame);
+                }
+                None if !frames.is_empty() => break Next::End,
+                None => {}
+            }
+            self.pages.start += 1;
+        };
+        if frames.is_empty() {
+            return refused;
+        }
+        // Before they are shown (generations.G5).
+        let last = first + frames.len() as u64 - 1;
+        self.file.writeback.generations.read_back(first, last);
+        Next::Run(Run { first, frames, size: self.size, prefetched: false, marker: false })
+    }
+}
+
+/// Makes a page FILLING, if it is EMPTY; whether it was.
+fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
+    held.occupy();
+    let claimed = word.try_fill(frame).is_ok();
+    if !claimed {
+        held.vacated();
+    }
+    claimed
+}
+
+#[derive(PartialEq, Eq)]
+pub(crate) enum RunEnd {
+    /// All pages are READY.
+    Whole,
+    /// Bytes below the size are missing; the pages concerned are EMPTY again.
+    Short,
+}
+
+impl Run {
+    /// The memory of its pages, which is theirs until the run is finished.
+    pub(crate) fn memory(&self, file: &CachedFile) -> Segments {
+        let page_bytes = file.core().page_bytes();
+        let frames = self.frames.iter().map(|&frame| file.cache().frames.bytes(frame));
+        // SAFETY: the frames of pages that are FILLING, of a file that whoever reads them keeps.
+        frames.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect()
+    }
+
+    /// Hands the run to the back end, which finishes it; at once, of no bytes, where it has no room:
+    /// whether it had. `keep`, which has a guard over the pages, is dropped when the read has ended.
+    /// Somebody waits for the pages if there is a `failed`: it is set, before anyone is woken, if a byte
+    /// of them is missing.
+    pub(crate) fn start<K: Send + 'static>(
+        self,
+        file: &Arc<CachedFile>,
+        keep: K,
+        failed: Option<Arc<AtomicBool>>,
+        ring: Option<Arc<SharedRing>>,
+    ) -> bool {
+        let (offset, wanted) = (file.start_of(self.first), failed.is_some());
+        let segments = self.memory(file);
+        let bytes = (self.frames.len() * file.core().page_bytes()) as u64;
+        let valid = bytes.min(self.size.saturating_sub(offset));
+        let owner = Arc::clone(file);
+        let done = Box::new(move |outcome: std::io::Result<usize>| {
+            // A failed or short read leaves its pages EMPTY: who wants them reads them.
+            let moved = outcome.unwrap_or(0) as u64;
+            if let Some(failed) = failed.filter(|_| moved < valid) {
+                // Release: pairs with the look of who is woken by the end of a fill.
+                failed.store(true, Release);
+            }
+            let _ = self.finish(&owner, moved, &mut |_| {});
+            drop(keep);
+            drop(owner);
+        });
+        let read = BackgroundRead { offset, wanted, direct: false, segments, done };
+        match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
+            Ok(()) => true,
+            Err(read) => {
+                (read.done)(Ok(0));
+                false
+            }
+        }
+    }
+
+    /// Ends the fills of the run's pages after `moved` bytes arrived.
+    pub(crate) fn finish(
+        &self,
+        file: &CachedFile,
+        moved: u64,
+        take: &mut dyn FnMut(Filled),
+    ) -> RunEnd {
+        let page_bytes = file.core().page_bytes() as u64;
+        let class = Class::page(file.core().page_shift);
+        let run_start = file.start_of(self.first);
+        let mut leaves = Leaves::new(file);
+        let mut end = RunEnd::Whole;
+        let mut ready = 0;
+        for (page, frame) in (self.first..).zip(self.frames.iter().copied()) {
+            let start = file.start_of(page);
+            let valid = page_bytes.min(self.size.saturating_sub(start));
+            let arrived = (run_start + moved).saturating_sub(start);
+            let held = leaves.hold(page, false).expect("a FILLING page holds its leaf");
+            let word = held.word(page);
+            if arrived < valid || valid == 0 {
+                word.wake(word.abort_fill());
+                held.vacated();
+                file.cache().frames.free(frame, class);
+                end = RunEnd::Short;
+                continue;
+            }
+            debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
+            // W5: nothing but zeros beyond the size.
+            // SAFETY: the rest of our frame.
+            unsafe {
+                let bytes = file.cache().frames.bytes(frame);
+                copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
+            }
+            take(Filled { page, frame });
+            let shown = Shown {
+                referenced: !self.prefetched,
+                marker: self.marker && page == self.first,
+                dirty: false,
+            };
+            word.wake(word.finish_fill(frame, shown));
+            ready += 1;
+            if ready % RUN_NOTED == 0 {
+                held.note_run(page, frame);
+            }
+        }
+        file.cache().counters.fills.add(ready as u64);
+        file.cache().arrived((self.first..).zip(self.frames.iter().copied()).take(ready).map(
+            |(page, frame)| Arrival {
+                frame,
+                core: file.core(),
+                page,
+                prefetched: self.prefetched,
+                kept: false,
+            },
+        ));
+        end
+    }
+}

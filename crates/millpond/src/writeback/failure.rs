@@ -1,0 +1,42 @@
+//! An error of write-back.
+
+use std::io;
+
+use crate::error::{Error, Op};
+
+/// An error that outlives the call that met it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) errno: i32,
+}
+
+impl Failure {
+    pub(crate) const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+
+    pub(crate) fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
+        Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    }
+
+    pub(crate) fn source(&self) -> io::Error {
+        io::Error::from_raw_os_error(self.errno)
+    }
+
+    /// Whether a durable transfer that was told of this was refused, and the back end has lost nothing: a
+    /// write that is refused is not followed by a sync. Some errors are said by both, as where space is
+    /// found missing only when it is written back; `repeat` tells them apart: what was taken once is
+    /// taken again.
+    pub(crate) fn is_refusal(&self, repeat: impl FnOnce() -> bool) -> bool {
+        use libc::{EBADF, EDQUOT, EFAULT, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP, EPERM, ETXTBSY};
+        match self.errno {
+            EBADF | EFAULT | EFBIG | EINVAL | EOPNOTSUPP | EPERM | ETXTBSY => true,
+            ENOSPC | EDQUOT => !repeat(),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn error(&self, op: Op) -> Error {
+        Error::io(op, self.offset, self.len, self.source())
+    }
+}

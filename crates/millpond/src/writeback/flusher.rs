@@ -1,0 +1,174 @@
+//! The flusher's list of files, and what its threads know of each other. What they do with the files, and
+//! the rules: [`flush::flusher`](crate::flush::flusher).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use crate::cache::ledger::Share;
+use crate::writeback::turns::{STUCK_AFTER, WritersTurns};
+
+/// How much may be owed, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) dirty_bytes_max: u64,
+    pub(crate) unstable_bytes_max: u64,
+    pub(crate) age_max: Duration,
+}
+
+/// The threads that write back by age and by amount; the first is started by the first page that is
+/// DIRTY.
+pub(crate) struct Flusher<F> {
+    pub(crate) limits: Limits,
+    pub(crate) turns: WritersTurns,
+    pub(crate) state: Mutex<FlusherState<F>>,
+    /// The thread on duty sleeps here.
+    pub(crate) work: Condvar,
+    /// The watch waits here.
+    pub(crate) watching: Condvar,
+    pub(crate) progress: Condvar,
+    /// Whether the thread on duty looks at the files again soon, without being told.
+    pub(crate) awake: AtomicBool,
+    /// Somebody found no frame, while write-back kept some.
+    pub(crate) starved: AtomicBool,
+    /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
+    pub(crate) stuck_unwritten: AtomicU64,
+    pub(crate) stuck_unstable: AtomicU64,
+}
+
+pub(crate) struct FlusherState<F> {
+    /// The files that are listed, but for those in `hands` (F1). Weak: a file that is closed meanwhile
+    /// must not stay open here.
+    pub(crate) queue: VecDeque<Weak<F>>,
+    /// With how many it is looked for those that are closed.
+    pub(crate) queue_max: usize,
+    /// Files that nobody has open any more, and whose write-back failed, by their addresses. They are
+    /// listed, too.
+    pub(crate) strays: HashMap<usize, Arc<F>>,
+    pub(crate) hands: Vec<Hand>,
+    pub(crate) on_duty: Option<ThreadId>,
+    pub(crate) has_watch: bool,
+    pub(crate) threads: usize,
+    pub(crate) last_thread: ThreadId,
+    pub(crate) stopped: bool,
+    pub(crate) told: bool,
+}
+
+pub(crate) type ThreadId = u64;
+
+/// A file that a thread has in hand.
+pub(crate) struct Hand {
+    pub(crate) thread: ThreadId,
+    pub(crate) share: Arc<Share>,
+    pub(crate) device: u64,
+    /// Since when the thread may have to wait for the file's device (F2).
+    pub(crate) at_work: Option<Instant>,
+    /// How many write-backs of the file had ended when somebody last looked, and since when.
+    pub(crate) ended: u64,
+    pub(crate) ended_at: Instant,
+}
+
+impl Hand {
+    /// Whether write-backs of the file end, as far as somebody has looked.
+    pub(crate) fn is_moving(&mut self) -> bool {
+        let ended = self.share.ended();
+        if ended != self.ended {
+            (self.ended, self.ended_at) = (ended, Instant::now());
+        }
+        self.ended_at.elapsed() < STUCK_AFTER
+    }
+}
+
+impl<F> Default for FlusherState<F> {
+    fn default() -> Self {
+        FlusherState {
+            queue: VecDeque::new(),
+            queue_max: 0,
+            strays: HashMap::new(),
+            hands: Vec::new(),
+            on_duty: None,
+            has_watch: false,
+            threads: 0,
+            last_thread: 0,
+            stopped: false,
+            told: false,
+        }
+    }
+}
+
+impl<F> FlusherState<F> {
+    pub(crate) fn hand(&mut self, thread: ThreadId) -> Option<&mut Hand> {
+        self.hands.iter_mut().find(|hand| hand.thread == thread)
+    }
+
+    /// Since when the thread on duty has been at work on one file.
+    pub(crate) fn duty_at_work(&mut self) -> Option<Instant> {
+        let on_duty = self.on_duty?;
+        self.hand(on_duty)?.at_work
+    }
+}
+
+impl<F> Flusher<F> {
+    pub(crate) fn new(limits: Limits) -> Arc<Flusher<F>> {
+        Arc::new(Flusher {
+            limits,
+            turns: WritersTurns::default(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            watching: Condvar::new(),
+            progress: Condvar::new(),
+            awake: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
+            stuck_unwritten: AtomicU64::new(0),
+            stuck_unstable: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, FlusherState<F>> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    /// Whether what is dirty is so much that it is to be written back whatever its age.
+    pub(crate) fn is_much(&self, dirty_bytes: u64) -> bool {
+        let stuck = self.stuck_unwritten.load(Relaxed);
+        dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max.saturating_sub(stuck) / 2
+    }
+
+    pub(crate) fn notice(&self, dirty_bytes: u64) {
+        let much = self.is_much(dirty_bytes);
+        // SeqCst: with the flusher's store and look, one of the two sees the other's.
+        if !self.awake.swap(true, SeqCst) || much {
+            self.tell();
+        }
+    }
+
+    /// Asks for frames that write-back keeps, for one who does not wait for them.
+    pub(crate) fn starve(&self, kept_bytes: u64) {
+        if kept_bytes > 0 && !self.starved.swap(true, Relaxed) {
+            self.tell();
+        }
+    }
+
+    pub(crate) fn tell(&self) {
+        let mut state = self.state();
+        if !state.told {
+            state.told = true;
+            self.work.notify_one();
+        }
+    }
+
+    pub(crate) fn await_progress(&self) {
+        let state = self.state();
+        let pause = Duration::from_millis(2);
+        drop(self.progress.wait_timeout(state, pause).expect("no panic under the lock"));
+    }
+
+    /// Lets the threads end.
+    pub(crate) fn stop(&self) {
+        self.state().stopped = true;
+        self.work.notify_all();
+        self.watching.notify_all();
+    }
+}
