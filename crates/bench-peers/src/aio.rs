@@ -137,7 +137,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 4096], 0).unwrap();
         let Ok(aio) = Aio::new(file, 32, 512) else {
-            println!("skipped: no kernel AIO");
+            crate::skip::skip("no kernel AIO");
             return;
         };
         assert_eq!(aio.wait(1, 8, Duration::from_millis(1)).unwrap(), 0);

@@ -23,6 +23,9 @@ pub use nops::Nops;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 mod aio;
+#[cfg(test)]
+#[path = "../../millpond/tests/common/skip.rs"]
+mod skip;
 mod uring;
 
 pub use aio::Aio;

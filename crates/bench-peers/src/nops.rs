@@ -63,7 +63,7 @@ mod tests {
     fn batches_end() {
         let mut nops = match Nops::new() {
             Ok(nops) => nops,
-            Err(error) => return println!("SKIPPED: no io_uring here: {error}"),
+            Err(error) => return crate::skip::skip(format_args!("no io_uring here: {error}")),
         };
         for _ in 0..100 {
             nops.batch().unwrap();

@@ -114,7 +114,7 @@ mod tests {
         for forced in [false, true] {
             let made = Uring::new(file.try_clone().unwrap(), 8, 512, forced);
             let Ok(mut ring) = made else {
-                println!("skipped: no io_uring");
+                crate::skip::skip("no io_uring");
                 return;
             };
             let mut offsets = (0..64_u64).map(|n| n * 512);

@@ -57,14 +57,34 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether a file of the layer `from` may import one of `to`: `layers` names folders and files of the
-/// root, the topmost first, those of one line side by side.
-pub fn is_allowed(layers: &[&[&str]], from: &str, to: &str) -> Result<bool, String> {
-    let layer = |file: &str| {
-        let place = file.split_once('/').map_or(file, |(folder, _)| folder);
-        let found = layers.iter().position(|layer| layer.contains(&place));
-        found.map(|layer| (place.to_string(), layer)).ok_or(format!("{file} has no layer"))
+/// The layer of a file: `layers` names folders and files, the topmost first, those of one layer side by
+/// side; the longest name that fits counts.
+fn layer_of<'l>(layers: &[&[&'l str]], file: &str) -> Option<(usize, &'l str)> {
+    let fits = |place: &str| {
+        file == place || file.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'))
     };
-    let ((from, above), (to, below)) = (layer(from)?, layer(to)?);
-    Ok(from == to || above < below)
+    let places = layers.iter().enumerate().flat_map(|(number, layer)| {
+        layer.iter().filter(|place| fits(place)).map(move |&place| (number, place))
+    });
+    places.max_by_key(|(_, place)| place.len())
+}
+
+/// The imports that do not lead downwards: from a layer to one above it or beside it. Files of no layer
+/// are named, too.
+pub fn upward_imports(of: &Crate, layers: &[&[&str]]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (from, file) in &of.files {
+        let Some((above, own)) = layer_of(layers, from) else {
+            found.push(format!("{from} is in no layer"));
+            continue;
+        };
+        for (to, names) in &file.imports {
+            let Some((below, place)) = layer_of(layers, to) else { continue };
+            if place != own && below <= above {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                found.push(format!("{from} -> {to}: {}", names.join(", ")));
+            }
+        }
+    }
+    found
 }

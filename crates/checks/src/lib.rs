@@ -8,5 +8,5 @@ mod graph;
 mod names;
 mod source;
 
-pub use graph::{circles, is_allowed};
+pub use graph::{circles, upward_imports};
 pub use source::{Crate, SourceFile};

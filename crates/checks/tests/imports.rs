@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use millpond_checks::{Crate, circles};
+use millpond_checks::{Crate, circles, upward_imports};
 
 fn read(name: &str, root: &str) -> Crate {
     Crate::read(name, &Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(root))
@@ -29,4 +29,30 @@ fn has_no_circles(of: &Crate) {
 #[test]
 fn the_engine_has_no_import_circle() {
     has_no_circles(&read("millpond", "millpond/src/lib.rs"));
+}
+
+/// The engine's layers, as ARCHITECTURE.md draws them: what is in one line knows only lines below.
+const ENGINE: &[&[&str]] = &[
+    &["lib.rs"],
+    &["face/engine.rs", "preload.rs"],
+    &["queue"],
+    &["face"],
+    &["direct"],
+    &["write"],
+    &["read"],
+    &["flush"],
+    &["inode"],
+    &["writeback"],
+    &["cache"],
+    &["survival"],
+    &["options.rs"],
+    &["io"],
+    &["workers.rs", "buffers.rs", "stats.rs"],
+    &["advice.rs", "error.rs", "fault.rs", "file_id.rs", "memory.rs", "range_lock", "sync.rs"],
+];
+
+#[test]
+fn the_engines_imports_lead_down_its_layers() {
+    let found = upward_imports(&read("millpond", "millpond/src/lib.rs"), ENGINE);
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }

@@ -28,7 +28,6 @@ fn bad_arguments_are_refused() {
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
         (&["cached-read", "--json", "/no/such/file"], "/no/such/file"),
-        (&["cached-read", "--range-lock", "rcu"], "interval-tree, mutex-btree"),
         (&["cached-read", "--case", "no-such-case"], "no case has such a name"),
     ] {
         let output = bench(words);
@@ -279,7 +278,7 @@ fn mixed_reports_every_case_and_peer() {
     let dir = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
-    let mut words = vec!["mixed", "--quick", "--shrink", "128", "--range-lock", "interval-tree"];
+    let mut words = vec!["mixed", "--quick", "--shrink", "128"];
     words.extend(["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()]);
     let output = bench(&words);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -321,8 +320,6 @@ fn mixed_reports_every_case_and_peer() {
             assert_eq!(row["torn_reads"], 0, "{row}");
         }
     }
-    let lock = |note: &Value| note.as_str().unwrap().contains("range lock interval-tree");
-    assert!(report["notes"].as_array().unwrap().iter().any(lock));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //!
 //! `MILLPOND_TEST_SCALE=50` makes it 1,000 kills for each backing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -100,20 +100,26 @@ impl Model {
 }
 
 /// What was wrong.
-#[derive(Default, Debug, PartialEq)]
+#[derive(Clone, Default, Debug, PartialEq)]
 struct Wrong {
     lost: usize,
     torn: usize,
     too_long: usize,
     missing: usize,
+    /// Names that no file should have.
+    left_over: usize,
 }
 
-/// Compares a file with what it should be before and after the call that did not return.
+/// Compares a file with what it should be before and after the call that did not return: under the names
+/// of either, it is there with its content, or is not there.
 fn compare(dir: &Path, before: &Model, after: &Model, wrong: &mut Wrong) {
     let read = |model: &Model| fs::read(dir.join(model.name.as_ref()?)).ok();
-    let is_as = |model: &Model| match &model.name {
-        Some(_) => read(model).is_some_and(|found| found == model.data),
-        None => true,
+    let is_as = |model: &Model| {
+        let mut names = before.name.iter().chain(&after.name);
+        names.all(|name| match fs::read(dir.join(name)) {
+            Ok(found) => model.name.as_ref() == Some(name) && found == model.data,
+            Err(_) => model.name.as_ref() != Some(name),
+        })
     };
     if is_as(before) || is_as(after) {
         return;
@@ -210,15 +216,24 @@ fn kill_once(seed: u64, backing: &str, program: &Path, seen: &mut Seen, wrong: &
     for file in pending.keys() {
         models.entry(*file).or_default();
     }
+    let mut names: HashSet<String> = HashSet::new();
     for (file, before) in &models {
         let mut after = before.clone();
         if let Some(record) = pending.get(file) {
             after.apply(record);
         }
-        let earlier = (wrong.lost, wrong.torn, wrong.too_long, wrong.missing);
+        names.extend(before.name.iter().chain(&after.name).cloned());
+        let earlier = wrong.clone();
         compare(dir.path(), before, &after, wrong);
-        if earlier != (wrong.lost, wrong.torn, wrong.too_long, wrong.missing) {
+        if *wrong != earlier {
             eprintln!("seed {seed}, file {file:?}, under way: {:?}", pending.get(file));
+        }
+    }
+    for entry in fs::read_dir(dir.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if !names.contains(&name) {
+            eprintln!("seed {seed}: {name} is left over");
+            wrong.left_over += 1;
         }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! What is served, and whether the bytes are right, is tested with the preload library.
 
+#[path = "../../millpond/tests/common/skip.rs"]
+mod skip;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
@@ -147,8 +150,7 @@ fn programs_that_cannot_be_served_are_refused() {
 #[test]
 fn privileged_programs_are_refused() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give a program to another user");
-        return;
+        return skip::skip("only root can give a program to another user");
     }
     let dir = tempfile::tempdir().unwrap();
     let program = executable(dir.path(), "setuid", &fs::read("/proc/self/exe").unwrap());
@@ -212,8 +214,7 @@ fn a_write_without_space_fails() {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path());
     if !mount.output().is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: only root can mount a small file system");
-        return;
+        return skip::skip("only root can mount a small file system");
     }
     let script = "import os; f = os.open('f', os.O_RDWR | os.O_CREAT)\n\
                   try:\n while True: os.write(f, b'x' * 100000)\n\

@@ -7,10 +7,13 @@
 //! A call's way through the library:
 //!
 //! ```text
-//! hooks_*  ->  table: number -> description  ->  hit: the engine's lock-free read
-//!                                            ->  io: in a section, pinned, through the engine
-//!                                            ->  the kernel, if not served, or passed
+//! hooks  ->  files/table: number -> description  ->  hit: the engine's lock-free read
+//!                                                ->  files/io: pinned, through the engine
+//!                                                ->  the kernel, if not served, or passed
 //! ```
+//!
+//! Folders, each of which knows only those below it: `hooks`, `fork`, `aio`, `files`, `report`,
+//! `runtime`.
 //!
 //! What keeps it coherent: each served descriptor *is* a real one, so whatever no hook catches
 //! still reaches the right file; every write is through to the kernel before it returns, or written
@@ -18,8 +21,8 @@
 //! when somebody else wants the file (`lease`). Only the file offset lives here (`offset`), and is
 //! told to the kernel whenever the file is passed to it.
 //!
-//! Linux AIO is the same with an end that comes later: `hooks_aio` -> `aio` -> the engine, or the kernel;
-//! the completions of both come from one queue.
+//! Linux AIO is the same with an end that comes later: `hooks/aio` -> `aio` -> the engine, or the
+//! kernel; the completions of both come from one queue.
 //!
 //! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
 //!
@@ -27,20 +30,22 @@
 //!   opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
 //! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
 //! - libc's own streams on descriptors 0 to 2, and wide-character streams;
-//! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a thread's
-//!   own (`Registry::leave_all`);
-//! - **a system call that the program makes by an instruction of its own is not seen**: on a file that it
-//!   uses through libc, too, it may read old bytes, and its writes may be lost. Nor
-//!   is it noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
-//! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
-//! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled when it is
-//!   done;
+//! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
+//!   thread's own (`Registry::leave_all`);
+//! - **a system call that the program makes by an instruction of its own is not seen**: on a file
+//!   that it uses through libc, too, it may read old bytes, and its writes may be lost. Nor is it
+//!   noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
+//! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting
+//!   EFAULT;
+//! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled
+//!   when it is done;
 //! - a program whose main thread ends by `pthread_exit` lives on with our threads;
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!
-//! Locks, in order: registry, a description's offset, the engine's own, `process_locks`, pool, AIO's, heap. All are taken
-//! with signals blocked (`section`), so that hooks may be called from signal handlers.
+//! Locks, in order: registry, a description's offset, the engine's own, `process_locks`, pool,
+//! AIO's, heap. All are taken with signals blocked (`section`), so that hooks may be called from
+//! signal handlers.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 // Hooks have the safety contract of the libc function whose name they bear.
@@ -48,64 +53,35 @@
 // Under loom, `tests/loom.rs` has its protocols alone.
 #![cfg(all(target_os = "linux", not(loom)))]
 
-mod hooks_aio;
-mod hooks_cancel;
-mod hooks_descriptor;
-mod hooks_io;
-mod hooks_kernel;
-mod hooks_metadata;
-mod hooks_open;
-mod hooks_process;
-mod hooks_signal;
-mod hooks_stat;
-mod hooks_stdio;
-mod hooks_syscall;
-mod hooks_uring;
+#[macro_use]
+mod calls;
+mod hooks;
 
 mod aio;
-mod aio_context;
-mod aio_places;
-mod aio_slots;
-mod alloc;
-mod cancel;
-mod cancel_request;
-mod config;
-mod copy;
-mod description;
-mod fault;
-mod identity;
-mod io;
-mod late;
-mod lease;
-mod lock;
-mod offset;
-mod process_locks;
-mod real;
-mod registry;
+mod files;
+mod fork;
 mod report;
-mod section;
-mod symbols;
-mod sync;
-mod table;
-mod tally;
-mod thread;
+mod runtime;
 
-#[global_allocator]
-static HEAP: alloc::Heap = alloc::Heap::new();
+use files::{late, registry, streams, table};
+use runtime::cancel::point::without;
+use runtime::cancel::unwinding::let_threads_end;
+use runtime::{config, libc_calls, section, thread};
 
 /// Runs when the library is loaded, before the program's own code.
 extern "C" fn load() {
     thread::initialise();
     section::run(|_| {
         end_on_panic();
-        cancel::let_threads_end();
+        let_threads_end();
         table::initialise();
         config::get();
-        tally::initialise();
-        report::initialise();
-        hooks_process::initialise();
+        for fd in report::initialise() {
+            table::set(fd, table::Known::Internal);
+        }
+        fork::initialise();
     });
-    real::resolve_all();
+    libc_calls::resolve_all();
 }
 
 /// A panic must not unwind into the program: it says its message, and ends the process.
@@ -119,10 +95,10 @@ fn end_on_panic() {
 
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn unload() {
-    cancel::without(|| {
-        hooks_stdio::flush();
+    without(|| {
+        streams::flush();
         late::end();
-        report::say();
+        report::say(registry::before_report);
     });
 }
 

@@ -143,7 +143,7 @@ fn fio_reads_directly() {
     let report = pond.report();
     report.assert_served(6 << 20);
     if report.undirected_files > 0 {
-        eprintln!("SKIPPED: the temporary directory's file system has no direct I/O");
+        common::skip("the temporary directory's file system has no direct I/O");
     } else {
         assert!(report.direct_reads > 500, "{}", report.lines);
     }

@@ -2,16 +2,16 @@
 //! here once more, without the hooks: those would take over what the test harness calls.
 
 #![cfg(loom)]
+#![allow(dead_code)]
 
-#[path = "../src/aio_places.rs"]
-#[allow(dead_code)]
-mod aio_places;
-#[path = "../src/aio_slots.rs"]
-#[allow(dead_code)]
-mod aio_slots;
-#[path = "../src/cancel_request.rs"]
-#[allow(dead_code)]
-mod cancel_request;
-#[path = "../src/sync.rs"]
-#[allow(dead_code)]
-mod sync;
+#[path = "../src/aio"]
+mod aio {
+    mod places;
+    mod slots;
+}
+#[path = "../src/runtime"]
+mod runtime {
+    #[path = "cancel/request.rs"]
+    mod request;
+    pub mod sync;
+}

@@ -18,10 +18,11 @@ use power::{Disk, Unflushed};
 const A_BYTES: usize = 1 << 20;
 const B_BYTES: usize = 4096;
 
-/// Not a test: the disk of the others, when they start this program again.
+/// The disk of the others, when they start this program again.
 #[test]
+#[ignore = "a role, in which others start this program"]
 fn the_disk_of_the_others() {
-    power::recorder::serve_if_asked();
+    power::recorder::run();
 }
 
 /// Runs the program in all modes, with a source that is served and one that is not; cuts the power

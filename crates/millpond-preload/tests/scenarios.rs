@@ -153,7 +153,7 @@ fn write_back_is_direct() {
         let pond = Pond::new().in_mode(Mode::BackDirect);
         let mounted = (!is_on_disk).then(|| Mount::tmpfs(&pond.path("."), "size=64m"));
         if matches!(mounted, Some(None)) {
-            eprintln!("SKIPPED: only root can mount a file system without direct I/O");
+            common::skip("only root can mount a file system without direct I/O");
             continue;
         }
         pond.run("python3", &["-c", script]);
@@ -161,7 +161,7 @@ fn write_back_is_direct() {
         let report = pond.report();
         report.assert_served(500_000);
         if is_on_disk && report.undirected_files > 0 {
-            eprintln!("SKIPPED: the temporary directory's file system has no direct I/O");
+            common::skip("the temporary directory's file system has no direct I/O");
         } else if is_on_disk {
             assert!(report.direct_writes >= 3 && report.direct_reads >= 1, "{}", report.lines);
         } else {
@@ -180,7 +180,7 @@ fn no_space_is_told() {
         std::fs::create_dir(pond.path("small")).unwrap();
         let mounted = Mount::tmpfs(&pond.path("small"), "size=4m");
         if mounted.is_none() {
-            eprintln!("SKIPPED: only root can mount a small file system");
+            common::skip("only root can mount a small file system");
             return;
         }
         succeed(pond.served(&program).arg("full"));

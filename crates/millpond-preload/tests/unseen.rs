@@ -6,7 +6,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::{MODES, Pond, finish, require, require_library, succeed};
+use common::{MODES, Pond, finish, require, require_library, skip, succeed};
 
 /// What becomes of the program's files.
 enum Fate {
@@ -19,8 +19,7 @@ fn run(how: &str, fate: &Fate) {
     let (program, libraries) = compile(&alone);
     let output = finish(alone.plain(&program).arg(how).arg(&libraries));
     if output.status.code() == Some(77) {
-        eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        return;
+        return skip(String::from_utf8_lossy(&output.stderr).trim());
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for mode in MODES {
@@ -110,8 +109,7 @@ fn rings_by_a_library() {
     let ring = libraries.join("libring.so").display().to_string();
     let output = finish(alone.plain(&program).arg("library").env("LD_PRELOAD", &ring));
     if output.status.code() == Some(77) {
-        eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        return;
+        return skip(String::from_utf8_lossy(&output.stderr).trim());
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for mode in MODES {

@@ -2,7 +2,8 @@
 //!
 //! A page cache in the program itself: cached reads take no lock and write no shared memory, reads
 //! and writes of one file are atomic with respect to each other however many pages they cover, and
-//! the memory in use has a hard limit. Every write goes through to the kernel before it returns.
+//! the memory in use has a hard limit. A write goes through to the kernel before it returns, or waits in
+//! the cache to be written back, as the file was opened ([`WriteMode`]).
 //!
 //! ```
 //! use millpond::{Engine, OpenOptions};
@@ -21,7 +22,8 @@
 //! # }
 //! ```
 //!
-//! Data flows one way: `file` -> `read`, `write`, `extent`, `view` -> `cache` -> `io` -> back end.
+//! Data flows one way, and each folder knows only those below it: `face` and `queue` -> `direct`, `write`,
+//! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `survival` -> `io` -> back end.
 //!
 //! A target must be multi-copy atomic (x86-64 and AArch64 are): else two readers could see two
 //! writes in opposite orders.
@@ -29,6 +31,8 @@
 #![deny(missing_docs)]
 
 mod face;
+
+mod preload;
 
 mod queue;
 
@@ -66,11 +70,13 @@ mod file_id;
 mod memory;
 mod options;
 mod prefetch;
-mod range_lock;
 mod stats;
 mod sync;
 mod thread;
 
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/common/skip.rs"]
+mod skip;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -90,10 +96,8 @@ pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
 #[doc(hidden)]
-pub use queue::{Aside, ReadDone};
+pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
-#[cfg(feature = "range-lock-peers")]
-pub use range_lock::RangeLockKind;
 #[cfg(feature = "sim")]
 pub use sim::{SimDevice, SimOptions, SimWrite};
 pub use stats::Stats;

@@ -8,7 +8,6 @@ pub use crate::constants::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::error::{Error, Op, Result};
 pub use crate::io::backend::descriptors::Backing;
 use crate::io::flight;
-use crate::range_lock::Kind;
 #[cfg(feature = "sim")]
 use crate::sim::SimOptions;
 use crate::survival::keeper::Address;
@@ -60,7 +59,6 @@ pub struct EngineBuilder {
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) backend: BackendChoice,
     pub(crate) hit_path: bool,
-    pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) reads_in_flight_max: usize,
     pub(crate) dirty_bytes_max: Option<u64>,
@@ -74,7 +72,6 @@ impl Default for EngineBuilder {
             cache_bytes: None,
             backend: BackendChoice::Auto,
             hit_path: true,
-            range_lock: Kind::Striped,
             readahead_bytes_max: READAHEAD_BYTES_MAX,
             reads_in_flight_max: flight::READS_MAX,
             dirty_bytes_max: None,
@@ -107,31 +104,6 @@ impl EngineBuilder {
     #[must_use]
     pub fn hit_path(mut self, on: bool) -> Self {
         self.hit_path = on;
-        self
-    }
-
-    /// Which lock orders the operations on each file that this engine is the first to open. The
-    /// memory that the peers of [`RangeLockKind::Striped`] allocate for ranges that are held is not
-    /// counted.
-    ///
-    /// For comparison, and behind the feature `range-lock-peers`: without it, the lock is known to
-    /// the compiler.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use millpond::{Engine, RangeLockKind};
-    /// let builder = Engine::builder().cache_bytes(1 << 20).range_lock(RangeLockKind::WholeFile);
-    /// let engine = builder.build()?;
-    /// # drop(engine);
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    ///
-    /// [`RangeLockKind::Striped`]: crate::RangeLockKind::Striped
-    #[cfg(feature = "range-lock-peers")]
-    #[must_use]
-    pub fn range_lock(mut self, kind: crate::RangeLockKind) -> Self {
-        self.range_lock = kind;
         self
     }
 
@@ -285,15 +257,6 @@ impl OpenOptions {
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Self {
         self.page_bytes = Some(bytes);
-        self
-    }
-
-    /// The caller has waited for keepers itself, by [`crate::keeper::await_written`], and an open of this
-    /// process that has the file must not wait for long.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn awaited(mut self, on: bool) -> Self {
-        self.awaited = on;
         self
     }
 

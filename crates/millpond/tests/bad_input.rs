@@ -1,6 +1,8 @@
 //! Bad input: each errno that POSIX gives, with the operation, offset and length in the message.
 
 mod common;
+#[path = "bad_input/underneath.rs"]
+mod underneath;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -347,7 +349,9 @@ fn a_read_only_file_opened_for_writing() {
             assert_eq!(unsafe { libc::seteuid(65534) }, 0);
         }
         if let Err(error) = std::fs::File::open(&path) {
-            println!("skipped: the directory of the tests is not for everybody: {error}");
+            // SAFETY: no memory is concerned. Who may not enter can't write down the skip either.
+            unsafe { libc::seteuid(libc::getuid()) };
+            common::skip(format_args!("the directory of the tests is not for everybody: {error}"));
         } else {
             let engine = threads_engine();
             refused(engine.open(&path, &read_write()), libc::EACCES, &["open"]);
@@ -358,151 +362,6 @@ fn a_read_only_file_opened_for_writing() {
         }
         // SAFETY: as above; back to who may remove the directory, if we were root.
         unsafe { libc::seteuid(libc::getuid()) };
-    });
-}
-
-fn descriptor(path: &Path, flags: i32, read: bool, write: bool) -> OwnedFd {
-    std::fs::File::options().read(read).write(write).custom_flags(flags).open(path).unwrap().into()
-}
-
-#[test]
-fn descriptors_that_do_not_permit_what_is_asked_for() {
-    let dir = temp_dir();
-    let path = with_content(dir.path(), b"pond");
-    let engine = threads_engine();
-    let cases = [
-        (libc::O_PATH, true, false, read_only()),
-        (0, true, false, OpenOptions::new().write(true)),
-        (0, true, false, OpenOptions::new().append(true)),
-        (0, true, false, OpenOptions::new().read(true).write(true)),
-        (0, false, true, read_only()),
-        (0, false, true, OpenOptions::new().read(true).write(true)),
-    ];
-    for (flags, may_read, may_write, options) in cases {
-        let fd = descriptor(&path, flags, may_read, may_write);
-        let error = refused(engine.from_fd(fd, &options), libc::EINVAL, &["open", "descriptor"]);
-        assert!(matches!(error, Error::InvalidInput { op: Op::Open, .. }));
-    }
-    let (reader, _writer) = std::io::pipe().unwrap();
-    refused(engine.from_fd(reader.into(), &read_only()), libc::ENOTSUP, &["open", "regular"]);
-    let directory = std::fs::File::open(dir.path()).unwrap().into();
-    refused(engine.from_fd(directory, &read_only()), libc::EISDIR, &["open"]);
-}
-
-/// Goal: positioned writes do not append, whatever the descriptor's flags say.
-/// Method: a descriptor with O_APPEND, alone and after others, for writing and for both.
-#[test]
-fn a_descriptor_with_append_set_writes_where_it_is_told() {
-    for (name, backend) in back_ends(1) {
-        if matches!(name, "memory" | "sim") {
-            continue;
-        }
-        for backing in [Backing::Buffered, Backing::Direct] {
-            for may_read in [false, true] {
-                let dir = temp_dir();
-                let path = with_content(dir.path(), &[b'.'; 10_000]);
-                let engine = engine(1 << 20, backend.clone());
-                let fd = descriptor(&path, libc::O_APPEND, may_read, true);
-                let options = OpenOptions::new().read(may_read).write(true).backing(backing);
-                let file = engine.from_fd(fd, &options).unwrap();
-                file.write_all_at(b"one", 3).unwrap();
-                file.write_all_at(&[b'x'; 8192], 0).unwrap();
-                let long = vec![b'y'; 600_000];
-                file.write_all_at(&long, 1).unwrap();
-                assert_eq!(file.append(b"end").unwrap(), 600_001);
-                let mut expected = long;
-                expected.insert(0, b'x');
-                expected.extend(b"end");
-                assert!(std::fs::read(&path).unwrap() == expected, "{name} {backing:?}");
-                if may_read {
-                    assert!(read(&file, 700_000, 0).unwrap() == expected, "{name} {backing:?}");
-                }
-            }
-        }
-    }
-}
-
-/// Goal: a file that is cut, extended or removed by someone else does no harm: what is not cached
-/// reads as the file is; `invalidate` brings all up to date.
-#[test]
-fn changes_underneath() {
-    for (name, backend) in back_ends(1) {
-        if matches!(name, "memory" | "sim") {
-            continue;
-        }
-        for backing in [Backing::Buffered, Backing::Direct] {
-            for hit_path in [true, false] {
-                underneath(name, backend.clone(), backing, hit_path);
-            }
-        }
-    }
-}
-
-fn underneath(name: &str, backend: BackendChoice, backing: Backing, hit_path: bool) {
-    let dir = temp_dir();
-    let path = with_content(dir.path(), &[1; 100_000]);
-    let engine = engine(1 << 20, backend);
-    engine.set_hit_path(hit_path);
-    let file = engine.open(&path, &read_write().backing(backing)).unwrap();
-    assert_eq!(read(&file, 100, 0).unwrap(), [1; 100]);
-    let outside = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-    // Cut: a read that goes below finds the new end.
-    outside.set_len(50_000).unwrap();
-    file.advise(0, 0, Advice::DontNeed).unwrap();
-    assert_eq!(read(&file, 100, 60_000).unwrap(), b"", "{name}");
-    assert_eq!(file.len().unwrap(), 50_000);
-    assert_eq!(read(&file, 100_000, 0).unwrap(), [1; 50_000]);
-    // In one read across the new end.
-    outside.set_len(30_001).unwrap();
-    file.advise(0, 0, Advice::DontNeed).unwrap();
-    assert_eq!(read(&file, 100_000, 0).unwrap(), [1; 30_001]);
-    // A view.
-    outside.set_len(20_000).unwrap();
-    file.advise(0, 0, Advice::DontNeed).unwrap();
-    assert_eq!(file.view(28_000, 10).unwrap().len(), 0);
-    assert_eq!(file.len().unwrap(), 20_000);
-    // Extended: known once asked for.
-    outside.set_len(40_000).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&outside, &[2; 10], 39_990).unwrap();
-    file.invalidate(0, 0).unwrap();
-    assert_eq!(file.len().unwrap(), 40_000);
-    let mut expected = vec![1; 20_000];
-    expected.resize(39_990, 0);
-    expected.extend([2; 10]);
-    assert!(read(&file, 100_000, 0).unwrap() == expected, "{name}");
-    // Cut and extended: all cached bytes are of before, until told.
-    outside.set_len(10).unwrap();
-    outside.set_len(40_000).unwrap();
-    file.invalidate(0, MAX).unwrap();
-    expected[10..].fill(0);
-    assert!(read(&file, 100_000, 0).unwrap() == expected, "{name}");
-    // Empty, and written again through us: at the offset that was asked for.
-    outside.set_len(0).unwrap();
-    file.write_all_at(b"back", 8192).unwrap();
-    file.invalidate(0, MAX).unwrap();
-    assert_eq!(file.len().unwrap(), 8196);
-    assert_eq!(read(&file, 10, 8190).unwrap(), b"\0\0back");
-    // Removed: the file lives on; another one of its name is another one.
-    std::fs::remove_file(&path).unwrap();
-    file.write_all_at(b"gone", 0).unwrap();
-    std::fs::write(&path, b"other").unwrap();
-    let other = engine.open(&path, &read_write()).unwrap();
-    assert_eq!(read(&other, 10, 0).unwrap(), b"other");
-    assert_eq!(read(&file, 4, 0).unwrap(), b"gone");
-    file.truncate(100_000).unwrap();
-    assert_eq!(other.len().unwrap(), 5);
-}
-
-/// Goal: direct backing on a file that refuses it says so, and leaves the file usable otherwise.
-#[test]
-fn direct_backing_where_there_is_none() {
-    in_own_process("direct_backing_where_there_is_none", Duration::from_secs(10), || {
-        let engine = threads_engine();
-        let path = "/proc/self/status";
-        let direct = engine.open(path, &read_only().backing(Backing::Direct));
-        let error = refused(direct, libc::EINVAL, &["open"]);
-        assert!(matches!(error, Error::Io { op: Op::Open, .. }));
-        engine.open(path, &read_only()).unwrap();
     });
 }
 
@@ -582,7 +441,7 @@ fn a_full_device() {
                 ) == 0
         };
         if !mounted {
-            println!("skipped: no tmpfs of our own: {}", std::io::Error::last_os_error());
+            common::skip(format_args!("no tmpfs of our own: {}", std::io::Error::last_os_error()));
             return;
         }
         for (name, backend) in back_ends(1) {

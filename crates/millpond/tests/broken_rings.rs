@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond::{
-    Advice, AsyncFile, BackendChoice, DirectRequest, Engine, File, OpenOptions, Request,
+    Advice, AsyncFile, BackendChoice, Backing, DirectRequest, Engine, File, OpenOptions, Request,
     SegmentList,
 };
 
@@ -29,8 +29,13 @@ fn content(at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(byte_at).collect()
 }
 
-/// Refuses `io_uring_enter` to all threads, with EPERM.
+/// A sandbox as an ordinary one of containers is made: rings exist, and can't be entered any more.
 fn enter_sandbox() {
+    refuse(libc::SYS_io_uring_enter);
+}
+
+/// Refuses a system call to all threads, with EPERM.
+fn refuse(call: libc::c_long) {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let done = libc::BPF_RET | libc::BPF_K;
@@ -39,7 +44,7 @@ fn enter_sandbox() {
     let mut filter = [
         // The number of the system call is the first word.
         line(load, 0, 0, 0),
-        line(jump, 0, 1, libc::SYS_io_uring_enter as u32),
+        line(jump, 0, 1, call as u32),
         line(done, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         line(done, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -152,7 +157,7 @@ impl Used {
 fn use_a_pipeline(engine: &Engine, path: &Path, breaks: impl FnOnce()) {
     let file = match engine.open(path, &OpenOptions::new().read(true).direct(true)) {
         Ok(file) => file,
-        Err(error) => return println!("skipped: {error}"),
+        Err(error) => return common::skip(error),
     };
     let mut buffers = engine.alloc_buffers(16, 16 * PAGE).unwrap();
     let mut breaks = Some(breaks);
@@ -245,22 +250,48 @@ fn a_pipeline_goes_on_without_the_descriptors_of_rings() {
     });
 }
 
-/// Goal: an engine that is made in a sandbox, where rings can be set up and not entered, does without.
-#[test]
-fn an_engine_is_made_in_a_sandbox_without_rings() {
-    let name = "an_engine_is_made_in_a_sandbox_without_rings";
+/// Goal: an engine that is made where rings can't be set up, or can be set up and not entered, does
+/// without, and says why; who asks for them is told.
+fn made_without_rings(name: &str, call: libc::c_long) {
     in_own_process(name, Duration::from_secs(60), || {
-        enter_sandbox();
+        refuse(call);
         let dir = temp_dir();
         let path = dir.path().join("file");
         std::fs::write(&path, content(0, 10_000)).unwrap();
         let engine = engine(1 << 20, BackendChoice::Auto);
-        let file = engine.open(&path, &read_write()).unwrap();
-        let mut bytes = vec![0; 10_000];
-        file.read_exact_at(&mut bytes, 0).unwrap();
-        assert!(bytes == content(0, 10_000));
-        let mut below = Vec::new();
-        std::fs::File::open(&path).unwrap().read_to_end(&mut below).unwrap();
-        assert!(bytes == below);
+        let stats = engine.stats();
+        assert_eq!(stats.back_end, "threads");
+        let why = std::io::Error::from_raw_os_error(libc::EPERM).to_string();
+        let reason = stats.back_end_reason;
+        assert!(reason.contains("io_uring") && reason.contains(&why), "{reason}");
+        let asked = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Uring).build();
+        assert_eq!(asked.unwrap_err().errno(), libc::EPERM);
+        for backing in [Backing::Buffered, Backing::Direct] {
+            let file = match engine.open(&path, &read_write().backing(backing)) {
+                Ok(file) => file,
+                Err(error) => return common::skip(format_args!("{backing:?}: {error}")),
+            };
+            let mut bytes = vec![0; 10_000];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert!(bytes == content(0, 10_000));
+            file.write_all_at(&content(1, 5000), 1).unwrap();
+            file.sync_all().unwrap();
+            drop(file);
+            let mut below = Vec::new();
+            std::fs::File::open(&path).unwrap().read_to_end(&mut below).unwrap();
+            assert!(bytes == below);
+        }
     });
+}
+
+#[test]
+fn an_engine_is_made_where_rings_cannot_be_entered() {
+    let name = "an_engine_is_made_where_rings_cannot_be_entered";
+    made_without_rings(name, libc::SYS_io_uring_enter);
+}
+
+#[test]
+fn an_engine_is_made_where_rings_cannot_be_set_up() {
+    let name = "an_engine_is_made_where_rings_cannot_be_set_up";
+    made_without_rings(name, libc::SYS_io_uring_setup);
 }

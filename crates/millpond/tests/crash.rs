@@ -147,6 +147,8 @@ struct Model {
     len_max: usize,
     /// The lengths after a power cut, from and to.
     disk_len: (usize, usize),
+    /// Bytes that only the device has, or had: what was written past the cache since the last sync.
+    passed: Vec<bool>,
     /// Whether a sync failed and none has succeeded since.
     unsettled: bool,
 }
@@ -157,7 +159,8 @@ impl Model {
         now.resize(FILE_BYTES, only(0));
         let len = content.len();
         let disk = now.clone();
-        Model { now, disk, len, len_max: len, disk_len: (len, len), unsettled: false }
+        let passed = vec![false; FILE_BYTES];
+        Model { now, disk, len, len_max: len, disk_len: (len, len), passed, unsettled: false }
     }
 
     fn write(&mut self, at: usize, len: usize, stamp: u8) {
@@ -199,6 +202,7 @@ impl Model {
     fn synced(&mut self) {
         self.disk.clone_from(&self.now);
         self.disk_len = (self.len, self.len_max);
+        self.passed.fill(false);
         self.unsettled = false;
     }
 
@@ -210,29 +214,28 @@ impl Model {
         }
     }
 
-    /// `lossy`: what a failed sync lost may be read already as it was.
-    fn check(&self, at: usize, seen: &[u8], lossy: bool, what: &str) {
-        check(at, seen, if lossy { &self.disk } else { &self.now }, what);
+    /// What a failed sync lost, of which there is no copy, may be read already as it was.
+    fn check(&self, at: usize, seen: &[u8], what: &str) {
+        let is_lost = |at: usize| self.unsettled && self.passed[at];
+        let of = |at: usize| if is_lost(at) { self.disk[at] } else { self.now[at] };
+        let allowed: Vec<Values> = (at..at + seen.len()).map(of).collect();
+        check(at, seen, &allowed, what);
     }
 
     fn check_crash(&self, left: &[u8]) {
         let (min, max) = self.disk_len;
         assert!((min..=max).contains(&left.len()), "{} bytes left, not {min}..={max}", left.len());
-        check(0, left, &self.disk, "crash");
+        check(0, left, &self.disk[..left.len()], "crash");
     }
 }
 
 /// Whether each byte of `seen`, which begins at `at`, is one of those that are `allowed` there.
 fn check(at: usize, seen: &[u8], allowed: &[Values], what: &str) {
-    let mut i = 0;
-    while i < seen.len() {
-        let (byte, allowed) = (seen[i], allowed[at + i]);
+    for (at, (byte, allowed)) in (at..).zip(seen.iter().zip(allowed)) {
         assert!(
-            byte < 64 && 1 << byte & allowed != 0,
-            "{what}: {byte} at {}, not of {allowed:#b}",
-            at + i
+            *byte < 64 && 1 << byte & allowed != 0,
+            "{what}: {byte} at {at}, not of {allowed:#b}"
         );
-        i += 1;
     }
 }
 
@@ -249,8 +252,8 @@ struct Run<'a> {
     stamp: u8,
     /// Failures of the device that were seen.
     failures: u64,
-    /// Whether a write was too long to be cached.
-    long: bool,
+    /// Whether a write went past the cache since the last sync.
+    has_passed: bool,
 }
 
 impl Run<'_> {
@@ -276,16 +279,12 @@ impl Run<'_> {
             files: 1,
             stamp: 0,
             failures: 0,
-            long: false,
+            has_passed: false,
         }
     }
 
     fn content(&mut self, len: usize) -> Vec<u8> {
         self.stamp += 1;
-        // Less than the engine takes in one go, and than it may leave dirty.
-        let page_bytes = 1 << self.case.page_shift;
-        let room = (self.engine.cache_bytes() / 16).min(self.case.dirty_pages * page_bytes);
-        self.long |= len as u64 + 2 * page_bytes > room;
         vec![self.stamp; len]
     }
 
@@ -310,22 +309,25 @@ impl Run<'_> {
         match *step {
             Step::Write(span) => {
                 let (at, len) = place(span);
-                let src = self.content(len);
+                let (src, before) = (self.content(len), self.engine.stats().bytes_passed);
                 let outcome = self.file.write_at(&src, at as u64);
                 self.written(at, len, outcome);
+                self.note_where(at, len, before);
             }
             Step::DurableWrite(span) => {
                 let (at, len) = place(span);
-                let src = self.content(len);
+                let (src, before) = (self.content(len), self.engine.stats().bytes_passed);
                 let outcome = self.file.write_at_dsync(&src, at as u64);
-                if let Some(moved) = self.written(at, len, outcome) {
+                let moved = self.written(at, len, outcome);
+                self.note_where(at, len, before);
+                if let Some(moved) = moved {
                     self.model.synced_range(at, at + moved);
                 }
             }
             Step::Append(len) => {
                 let at = self.model.len;
                 let len = len.min(FILE_BYTES - at);
-                let src = self.content(len);
+                let (src, before) = (self.content(len), self.engine.stats().bytes_passed);
                 match self.file.append(&src) {
                     Ok(offset) => {
                         assert_eq!(offset, at as u64);
@@ -338,9 +340,14 @@ impl Run<'_> {
                         self.model.write_failed(at, len, self.stamp);
                     }
                 }
+                self.note_where(at, len, before);
             }
             Step::Truncate(span) => {
                 let (len, _) = place(span);
+                if len < self.model.len {
+                    // The page of the end is written back, and dropped where there is no frame for it.
+                    self.leave_to_device(len, usize::from(len % (1 << self.case.page_shift) > 0));
+                }
                 match self.file.truncate(len as u64) {
                     Ok(()) => self.model.truncate(len),
                     Err(error) => self.may_fail(&error),
@@ -361,12 +368,14 @@ impl Run<'_> {
                 let outcome = self.file.sync_all();
                 if self.synced(outcome) {
                     self.model.synced();
+                    self.has_passed = false;
                 }
             }
             Step::SyncData => {
                 let outcome = self.file.sync_data();
                 if self.synced(outcome) {
                     self.model.synced();
+                    self.has_passed = false;
                 }
             }
             Step::SyncRange(span) => {
@@ -411,14 +420,29 @@ impl Run<'_> {
         self.look_for_failures();
         self.model.learn_len(self.file.len().unwrap());
         assert_eq!(moved, len.min(self.model.len.saturating_sub(at)));
-        let lossy = self.model.unsettled && self.may_have_lost();
-        self.model.check(at, &bytes[..moved], lossy, "read");
+        self.model.check(at, &bytes[..moved], "read");
     }
 
-    /// Whether there may be bytes that only the device has, or had: writes that were too long, or for which
-    /// syncs that failed had left no room, went past the cache.
-    fn may_have_lost(&self) -> bool {
-        !self.case.back || self.long || self.engine.stats().bytes_passed > 0
+    /// Notes whether a write of these bytes, before which so many had passed the cache, left them to the
+    /// device alone: writes of many pages do, or for which syncs that failed had left no room. With them go
+    /// their pages, whose rest the device had before; and all that is clean where writes go through.
+    fn note_where(&mut self, at: usize, len: usize, before: u64) {
+        let failed = self.model.now[at..at + len].iter().any(|values| !values.is_power_of_two());
+        if !self.case.back || failed || self.engine.stats().bytes_passed > before {
+            self.leave_to_device(at, len);
+        } else {
+            self.model.passed[at..at + len].fill(false);
+        }
+    }
+
+    /// Only the device has the pages of these bytes from now on.
+    fn leave_to_device(&mut self, at: usize, len: usize) {
+        if len > 0 {
+            let page_bytes = 1usize << self.case.page_shift;
+            let end = (at + len).next_multiple_of(page_bytes).min(FILE_BYTES);
+            self.model.passed[at / page_bytes * page_bytes..end].fill(true);
+            self.has_passed = true;
+        }
     }
 
     fn crashes(&self, seed: u64) {
@@ -438,7 +462,7 @@ impl Run<'_> {
         let (engine, file) = open(self.case, &self.sim, &path);
         (self.engine, self.file) = (engine, file);
         self.model = Model::new(&left);
-        self.long = false;
+        self.has_passed = false;
         self.read(0, FILE_BYTES);
     }
 
@@ -447,7 +471,7 @@ impl Run<'_> {
         self.sim.errors_switch().store(false, std::sync::atomic::Ordering::SeqCst);
         let synced = self.file.sync_all().or_else(|_| self.file.sync_all());
         let may_have_lost =
-            (self.case.sync_k > 0 || self.device.failed_writes() > 0) && self.may_have_lost();
+            (self.case.sync_k > 0 || self.device.failed_writes() > 0) && self.has_passed;
         if let Err(error) = synced {
             assert!(may_have_lost, "the last sync: {error}");
             self.may_fail(&error);
@@ -459,7 +483,7 @@ impl Run<'_> {
         self.read(0, FILE_BYTES);
         let stored = self.device.durable();
         assert_eq!(stored.len(), self.model.len);
-        self.model.check(0, &stored, false, "stored");
+        self.model.check(0, &stored, "stored");
         // A durable write that failed may be there to be read, and gone after a crash.
         let failed = self.device.failed_writes() > 0 && self.case.sync_k > 0;
         let image = self.device.image();

@@ -78,7 +78,7 @@ fn requests_allocate_nothing() {
             let file = match engine.open(&path, &options.direct(true)) {
                 Ok(file) => file,
                 Err(error) => {
-                    println!("skipped: {name}: {error}");
+                    common::skip(format_args!("{name}: {error}"));
                     continue;
                 }
             };

@@ -38,7 +38,7 @@ fn case(name: &'static str, engine: Engine, bytes: &[u8]) -> Option<Case> {
     let direct = match engine.open(&path, &options.clone().direct(true)) {
         Ok(file) => Arc::new(file),
         Err(error) => {
-            println!("skipped: {name}: {error}");
+            common::skip(format_args!("{name}: {error}"));
             return None;
         }
     };

@@ -101,14 +101,15 @@ fn a_killed_process_loses_no_direct_write() {
     }
     let mut random = Random::from_environment();
     let mut written_back = 0;
-    for _ in 0..scaled(8) {
+    // Of fewer, all may have died with nothing dirty.
+    for _ in 0..scaled(8).max(4) {
         let dir = temp_dir();
         std::fs::write(dir.path().join("log"), vec![0; (THREADS * PAGES * 16) as usize]).unwrap();
         std::fs::write(dir.path().join("file"), []).unwrap();
         let (path, engine) =
             (dir.path().join("probe"), common::engine(1 << 20, BackendChoice::Threads));
         if let Err(error) = engine.open(&path, &read_write().direct(true)) {
-            return println!("skipped: {error}");
+            return common::skip(error);
         }
         let server = Server::bind(&Address::unique()).unwrap();
         let (address, stopper) = (server.address().clone(), server.stopper());
@@ -124,13 +125,11 @@ fn a_killed_process_loses_no_direct_write() {
         assert!(child.try_wait().unwrap().is_none(), "the child ended by itself");
         child.kill().unwrap();
         child.wait().unwrap();
-        let report = reports.recv_timeout(Duration::from_secs(30));
+        let report = reports.recv_timeout(Duration::from_secs(30)).expect("the keeper's report");
         stopper.stop_when_idle();
         thread.join().unwrap().unwrap();
-        if let Ok(report) = &report {
-            assert!(report.is_complete(), "{report}");
-            written_back += report.pages();
-        }
+        assert!(report.is_complete(), "{report}");
+        written_back += report.pages();
         let log = std::fs::read(dir.path().join("log")).unwrap();
         let bytes = std::fs::read(dir.path().join("file")).unwrap();
         let word = |bytes: &[u8], at: u64| {
@@ -155,5 +154,5 @@ fn a_killed_process_loses_no_direct_write() {
             );
         }
     }
-    println!("the keeper wrote {written_back} pages");
+    assert!(written_back > 0, "the keeper had nothing to write: the test shows nothing");
 }

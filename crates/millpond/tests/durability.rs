@@ -300,14 +300,14 @@ fn refused_durable_writes_lose_nothing() {
         // SAFETY: no handler.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         for backend in [BackendChoice::Threads, BackendChoice::Auto] {
-            for options in [read_write(), write_back(), direct()] {
+            for options in [read_write(), write_back(), direct().bounce(true)] {
                 let dir = temp_dir();
                 let path = dir.path().join("file");
                 let engine = engine(8 << 20, backend.clone());
-                let file = match engine.open(&path, &options.clone().create(true).bounce(true)) {
+                let file = match engine.open(&path, &options) {
                     Ok(file) => file,
                     Err(error) => {
-                        println!("skipped: {options:?}: {error}");
+                        common::skip(format_args!("{options:?}: {error}"));
                         continue;
                     }
                 };
@@ -339,11 +339,13 @@ fn durable_writes_do_without_a_flag_that_is_refused() {
         let slices = [std::io::IoSlice::new(b"x")];
         let refused = rustix::io::pwritev2(&probe, &slices, 0, flags).unwrap_err();
         assert_eq!(refused, rustix::io::Errno::OPNOTSUPP);
-        for options in [read_write(), write_back(), direct()] {
-            let options = options.create(true).bounce(true);
-            let Ok(file) = engine.open(&path, &options) else {
-                println!("skipped: no direct I/O here");
-                continue;
+        for options in [read_write(), write_back(), direct().bounce(true)] {
+            let file = match engine.open(&path, &options) {
+                Ok(file) => file,
+                Err(error) => {
+                    common::skip(format_args!("{options:?}: {error}"));
+                    continue;
+                }
             };
             for page in 0..3 {
                 assert_eq!(file.write_at_dsync(&[7; PAGE], page * PAGE as u64).unwrap(), PAGE);

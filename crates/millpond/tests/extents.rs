@@ -74,7 +74,7 @@ fn the_kernel_agrees_after_each_operation() {
             let file = match engine.open(&path, &options) {
                 Ok(file) => file,
                 Err(error) => {
-                    println!("skipped: {name}, {backing:?}: {error}");
+                    common::skip(format_args!("{name}, {backing:?}: {error}"));
                     continue;
                 }
             };

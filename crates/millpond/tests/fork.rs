@@ -84,7 +84,7 @@ fn a_child_disturbs_nothing_that_is_in_flight() {
             let file = match engine.open(&path, &read_write().backing(backing)) {
                 Ok(file) => Arc::new(file),
                 Err(error) => {
-                    println!("skipped: {name}: {error}");
+                    common::skip(format_args!("{name}: {error}"));
                     continue;
                 }
             };

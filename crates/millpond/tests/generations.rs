@@ -209,14 +209,15 @@ fn readers_see_one_step_and_none_that_is_over() {
         let mut random = random.fork();
         within(Duration::from_secs(60) + stress_time(4.0), name, move || {
             let started = Instant::now();
-            let (mut steps, mut reads, mut files) = (0, 0, 0);
-            while files == 0 || started.elapsed() < stress_time(0.4) {
+            let (mut steps, mut reads, mut late, mut files) = (0, 0, 0, 0);
+            while reads < 20 || started.elapsed() < stress_time(0.4) {
                 let (engine, options, what) = setup(&mut random, &backend);
                 let what = format!("{name}, {what}");
                 let counted = one_file(&engine, &options, sim.as_ref(), &mut random, &what);
-                (steps, reads, files) = (steps + counted[0], reads + counted[1], files + 1);
+                (steps, reads) = (steps + counted[0], reads + counted[1]);
+                (late, files) = (late + counted[2], files + 1);
             }
-            println!("{name}: {files} files, {steps} steps, {reads} reads");
+            println!("{name}: {files} files, {steps} steps, {reads} reads, {late} too long");
         });
     }
 }
@@ -227,7 +228,7 @@ fn one_file(
     sim: Option<&SimOptions>,
     random: &mut Random,
     what: &str,
-) -> [u64; 2] {
+) -> [u64; 3] {
     const READERS: usize = 3;
     let dir = temp_dir();
     let path = dir.path().join("file");
@@ -240,7 +241,7 @@ fn one_file(
     let file = open();
     let longest = [PAGE, 6 * PAGE, 50 * PAGE][random.below(3) as usize];
     let (versions, stop) = (Versions::new(Vec::new()), AtomicBool::new(false));
-    let reads = AtomicU64::new(0);
+    let reads = [const { AtomicU64::new(0) }; 2];
     let (seed, time) = (random.next(), stress_time(0.12));
     let mut taken = 0;
     std::thread::scope(|scope| {
@@ -260,11 +261,12 @@ fn one_file(
                         assert!(sim.is_some(), "{what}: a read failed");
                         continue;
                     };
-                    reads.fetch_add(1, SeqCst);
                     // Or it ends before what the device did not read.
                     let is_cut = sim.is_some() && moved > 0;
                     let len = if is_cut { moved } else { len };
                     let explained = versions.explain(from, offset, len, &bytes[..moved]);
+                    // One that took too long shows nothing.
+                    reads[usize::from(explained.is_none())].fetch_add(1, SeqCst);
                     assert!(
                         explained != Some(false),
                         "{what}: seed {seed}: {len} at {offset}: {moved} bytes that no step from \
@@ -314,7 +316,8 @@ fn one_file(
     let mut bytes = vec![0; last.len() + 1];
     assert_eq!(file.read_at(&mut bytes, 0).unwrap(), last.len(), "{what}: seed {seed}");
     assert!(bytes[..last.len()] == last[..], "{what}: seed {seed}: in the end");
-    [taken, reads.into_inner()]
+    let [explained, late] = reads.map(AtomicU64::into_inner);
+    [taken, explained, late]
 }
 
 /// What makes pages come and go.

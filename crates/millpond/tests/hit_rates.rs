@@ -175,6 +175,7 @@ fn trace(name: &str, random: &mut Random) -> Vec<u64> {
 /// Method: traces, and for each the rate of the policy without that bound (E4 of `cache::evict`), which
 /// was measured before there was one. It varies with addresses by less than 0.001.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn looking_at_few_pages_costs_no_hits() {
     let cases = [
         ("hot set beside a scan", 0.4720),

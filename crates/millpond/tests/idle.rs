@@ -99,6 +99,7 @@ fn used(backend: BackendChoice) -> Used {
 /// Method: over 10 seconds no thread of the process has a context switch or a tick of CPU time, but for
 /// the thread that looks.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn idle_engines_and_queues_do_nothing() {
     let test = "idle_engines_and_queues_do_nothing";
     in_own_process(test, Duration::from_secs(120), || {

@@ -5,6 +5,8 @@
 //! each can be stopped and killed by itself. Tests with another user need to be root, and say so where
 //! they are not.
 
+#[path = "keeper_trust/actor.rs"]
+mod actor;
 mod common;
 
 use std::fs::File;
@@ -20,6 +22,7 @@ use std::time::Duration;
 use millpond::keeper::{self, Address, Server};
 use millpond::{BackendChoice, Engine, EngineBuilder, OpenOptions, WriteMode};
 
+use actor::{Actor, builder, connect};
 use common::{temp_dir, write_back};
 
 const ROLE: &str = "MILLPOND_TEST_TRUST_ROLE";
@@ -27,239 +30,11 @@ const PAGE: usize = 4096;
 /// Nobody in particular.
 const STRANGER: u32 = 65_534;
 
-/// A process in another role; killed when dropped.
-struct Actor {
-    child: Child,
-    said: BufReader<ChildStdout>,
-}
-
-impl Actor {
-    /// Starts one, as another user if told to; it has said that it is ready.
-    fn start(role: &str, arguments: &[&str], uid: Option<u32>) -> Actor {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["role", "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, [&[role], arguments].concat().join("|"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid);
-        }
-        let mut child = command.spawn().unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
-        let mut actor = Actor { child, said };
-        actor.hears("ready");
-        actor
-    }
-
-    /// The next line that begins so, without that.
-    fn hears(&mut self, beginning: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(
-                self.said.read_line(&mut line).unwrap(),
-                0,
-                "it ended, without {beginning:?}"
-            );
-            // The test harness says something before.
-            if let Some(at) = line.find(beginning) {
-                return line[at + beginning.len()..].trim().to_string();
-            }
-        }
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: a child of ours that has not been waited for.
-        unsafe { libc::kill(self.child.id() as i32, signal) };
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Has it go on.
-    fn tell(&mut self, line: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        self.signal(libc::SIGCONT);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn say(line: &str) {
-    println!("\n{line}");
-    std::io::stdout().flush().unwrap();
-}
-
-fn told() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    line.trim().to_string()
-}
-
-fn builder(address: &str) -> EngineBuilder {
-    let builder = Engine::builder().cache_bytes(16 << 20).backend(BackendChoice::Threads);
-    builder.keeper(address.parse().unwrap())
-}
-
-/// The other roles; nothing in an ordinary run.
-#[test]
-fn role() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let arguments: Vec<&str> = role.split('|').collect();
-    match arguments[..] {
-        ["keeper", address] => keeper_role(address),
-        ["writer", address, path, what] => writer_role(address, Path::new(path), what),
-        ["impostor", address] => impostor_role(address),
-        ["intruder", address, how] => intruder_role(address, how),
-        ["turncoat", address, path] => turncoat_role(address, Path::new(path)),
-        _ => panic!("{role}"),
-    }
-}
-
-/// Says what it is told of dead processes.
-fn keeper_role(address: &str) {
-    let address: Address = address.parse().unwrap();
-    let server = Server::bind(&address).unwrap();
-    say("ready");
-    server.serve(|report| say(&format!("report {report:?}"))).unwrap();
-}
-
-/// Writes to a file in mode back, and does not end.
-fn writer_role(address: &str, path: &Path, what: &str) {
-    let engine = builder(address).build().unwrap();
-    let file = engine.open(path, &write_back()).unwrap();
-    let page = |with: u8| vec![with; PAGE];
-    match what {
-        "dirty" => file.write_all_at(&page(1), 0).unwrap(),
-        "two" => file.write_all_at(&[page(1), page(1)].concat(), 0).unwrap(),
-        "synced" => {
-            file.write_all_at(&page(1), 0).unwrap();
-            file.sync_all().unwrap();
-        }
-        "grown" => {
-            for at in 0..64 {
-                file.write_all_at(&vec![1; 128 << 10], at * (128 << 10)).unwrap();
-            }
-            file.sync_all().unwrap();
-            file.write_all_at(&page(2), 8 << 20).unwrap();
-        }
-        // The keeper is killed meanwhile.
-        "bereft" => {
-            file.write_all_at(&page(1), 0).unwrap();
-            assert!(!engine.has_lost_keeper());
-            say("ready");
-            told();
-            assert!(engine.has_lost_keeper() && engine.stats().has_lost_keeper);
-            file.write_all_at(&page(2), PAGE as u64).unwrap();
-            return wait_for_ever("written");
-        }
-        "leaving" => {
-            file.write_all_at(&page(1), 0).unwrap();
-            engine.leave_keeper();
-            assert!(!engine.has_lost_keeper());
-            assert_eq!(std::fs::read(path).unwrap(), page(1));
-            file.write_all_at(&page(2), PAGE as u64).unwrap();
-            file.write_all_at(&page(3), 0).unwrap();
-        }
-        // The keeper is stopped.
-        "stalled" => {
-            say("ready");
-            told();
-            let other = engine.open(path.with_extension("new"), &write_back()).unwrap();
-            other.write_all_at(&page(4), 0).unwrap();
-            return wait_for_ever("written");
-        }
-        _ => panic!("{what}"),
-    }
-    wait_for_ever("ready");
-}
-
-fn wait_for_ever(line: &str) {
-    say(line);
-    loop {
-        std::thread::sleep(Duration::from_secs(1000));
-    }
-}
-
-fn connect(address: &str) -> std::io::Result<OwnedFd> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let at = match address.strip_prefix('@') {
-        Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-        None => SocketAddrUnix::new(address)?,
-    };
-    rustix::net::connect(&socket, &at)?;
-    Ok(socket)
-}
-
-/// Listens where a keeper is looked for, takes what it is sent, and never answers.
-fn impostor_role(address: &str) {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let flags = SocketFlags::CLOEXEC;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    let name = address.strip_prefix('@').unwrap();
-    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap())
-        .unwrap();
-    rustix::net::listen(&socket, 16).unwrap();
-    say("ready");
-    let visitor = rustix::net::accept(&socket).unwrap();
-    let mut bytes = [0; 64];
-    let count = rustix::io::read(&visitor, &mut bytes).unwrap_or(0);
-    say(&format!("got {count}"));
-    told();
-}
-
-/// Goes to a keeper's door.
-fn intruder_role(address: &str, how: &str) {
-    match how {
-        "list" => {
-            let directory = Path::new(address).parent().unwrap();
-            let listed =
-                std::fs::read_dir(directory.parent().unwrap()).err().map(|error| error.kind());
-            let shown = std::fs::read_to_string("/proc/net/unix").unwrap();
-            let secret = directory.file_name().unwrap().to_str().unwrap();
-            say("ready");
-            say(&format!("seen {listed:?} {}", shown.contains(secret)));
-        }
-        // The door is found all the same.
-        "crowd" => {
-            let sockets: Vec<_> = (0..600).filter_map(|_| connect(address).ok()).collect();
-            // Nothing of it is received.
-            let message = [0u64; 8].map(u64::to_ne_bytes).concat();
-            let sent = sockets.iter().filter(|socket| rustix::io::write(socket, &message).is_ok());
-            let _ = sent.count();
-            wait_for_ever("ready");
-        }
-        _ => panic!("{how}"),
-    }
-}
-
-/// Becomes another user once it has an engine.
-fn turncoat_role(address: &str, path: &Path) {
-    let engine = builder(address).build().unwrap();
-    let file = engine.open(path, &write_back()).unwrap();
-    // SAFETY: no memory involved.
-    unsafe {
-        assert_eq!(libc::setresgid(STRANGER, STRANGER, STRANGER), 0);
-        assert_eq!(libc::setresuid(STRANGER, STRANGER, STRANGER), 0);
-    }
-    file.write_all_at(&[7; PAGE], 0).unwrap();
-    let at_once = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    wait_for_ever(&format!("ready {at_once}"));
-}
-
+#[track_caller]
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        println!("skipped: needs to be root, to have another user");
+        common::skip("needs to be root, to have another user");
     }
     is_root
 }
@@ -579,7 +354,9 @@ fn reserved_space_is_given_back() {
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "grown"], None);
     let reserved = path.metadata().unwrap().blocks() * 512;
     if reserved < (8 << 20) + (128 << 10) {
-        return println!("skipped: {reserved} bytes: the file system has nothing reserved ahead");
+        return common::skip(format_args!(
+            "{reserved} bytes: the file system has nothing reserved ahead"
+        ));
     }
     writer.kill();
     let report = keeper.hears("report");
@@ -602,7 +379,7 @@ fn what_has_no_room_is_kept() {
     let mounted =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(&small).status();
     if !mounted.is_ok_and(|status| status.success()) {
-        return println!("skipped: can't mount a file system");
+        return common::skip("can't mount a file system");
     }
     let unmount = Unmount(small.clone());
     let path = small.join("file");

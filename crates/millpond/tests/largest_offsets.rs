@@ -19,11 +19,18 @@ use common::{block_on, engine, has_uring, read_write};
 const MAX: u64 = i64::MAX as u64;
 
 /// A directory on tmpfs.
+#[track_caller]
 fn in_memory() -> Option<tempfile::TempDir> {
-    let dir = tempfile::tempdir_in("/dev/shm").ok()?;
+    let dir = match tempfile::tempdir_in("/dev/shm") {
+        Ok(dir) => dir,
+        Err(error) => {
+            common::skip(format_args!("/dev/shm: {error}"));
+            return None;
+        }
+    };
     let file = std::fs::File::create(dir.path().join("probe")).unwrap();
     if let Err(error) = file.set_len(MAX) {
-        println!("skipped: /dev/shm has no files of 2^63 - 1 bytes: {error}");
+        common::skip(format_args!("/dev/shm has no files of 2^63 - 1 bytes: {error}"));
         return None;
     }
     Some(dir)
@@ -59,7 +66,7 @@ fn each_case(test: impl Fn(&str, &Path, &Arc<File>, &millpond::Engine)) {
         let engine = engine(4 << 20, backend);
         match engine.open(&path, &options) {
             Ok(file) => test(&name, &path, &Arc::new(file), &engine),
-            Err(error) => println!("skipped: {name}: {error}"),
+            Err(error) => common::skip(format_args!("{name}: {error}")),
         }
     }
 }
@@ -164,7 +171,7 @@ fn direct_handles_reach_the_last_byte() {
     let options = read_write().direct(true).bounce(true);
     let file = match engine.open(dir.path().join("direct"), &options) {
         Ok(file) => file,
-        Err(error) => return println!("skipped: {error}"),
+        Err(error) => return common::skip(error),
     };
     file.write_all_at(b"last", MAX - 4).unwrap();
     let mut bytes = [0; 6];

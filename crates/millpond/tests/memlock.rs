@@ -39,18 +39,18 @@ fn buffers_beyond_the_limit_of_locked_memory() {
             return;
         }
         if !drop_ipc_lock() || !set_limit(libc::RLIMIT_MEMLOCK, LIMIT, LIMIT) {
-            return println!("skipped: the limit can't be set");
+            return common::skip("the limit can't be set");
         }
         let dir = temp_dir();
         let path = dir.path().join("file");
         let engine = engine(1 << 20, BackendChoice::Uring);
         let file = match engine.open(&path, &read_write().direct(true)) {
             Ok(file) => file,
-            Err(error) => return println!("skipped: {error}"),
+            Err(error) => return common::skip(error),
         };
         let mut pipeline = match engine.pipeline(8) {
             Ok(pipeline) => pipeline,
-            Err(error) => return println!("skipped: no ring within the limit: {error}"),
+            Err(error) => return common::skip(format_args!("no ring within the limit: {error}")),
         };
         for round in 0..2u8 {
             let mut buffers = engine.alloc_buffers(COUNT, EACH).unwrap();

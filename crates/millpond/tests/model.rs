@@ -5,6 +5,8 @@
 //! first in every later run; `PROPTEST_RNG_SEED` fixes all others. `MILLPOND_TEST_SCALE` makes the
 //! tests longer.
 
+#[path = "model/case.rs"]
+mod case;
 mod common;
 
 use std::io::{IoSlice, IoSliceMut};
@@ -15,154 +17,12 @@ use millpond::{
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
+use case::{Case, Span, Step, SyncKind, cases};
 use common::{builder, cache_for, has_uring, scaled, temp_dir};
 
 /// Pages that a file of a model may have; more than fit into the cache.
 const FILE_PAGES: usize = 24;
 const HANDLES: usize = 3;
-
-/// A range, in shares of the largest file, so that it fits every page size.
-#[derive(Debug, Clone, Copy)]
-struct Span {
-    page: usize,
-    /// Of 256: where in the page it starts; near both ends more often than between.
-    within: u32,
-    nudge: i32,
-    len: u32,
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Open(usize),
-    Close(usize),
-    Read { handle: usize, span: Span, pieces: usize },
-    View { handle: usize, span: Span },
-    Write { handle: usize, span: Span, pieces: usize },
-    Append { handle: usize, len: u32, pieces: usize },
-    Truncate { handle: usize, span: Span },
-    Punch { handle: usize, span: Span },
-    Zero { handle: usize, span: Span },
-    Allocate { handle: usize, span: Span },
-    Seek { handle: usize, span: Span },
-    Invalidate { handle: usize, span: Span },
-    Advise { handle: usize, span: Span, advice: Advice },
-    HitPath(bool),
-    DropViews,
-    Errors(bool),
-    WriteBack { handle: usize },
-    Sync { handle: usize, kind: SyncKind, span: Span },
-    WriteDurably { handle: usize, span: Span },
-}
-
-#[derive(Debug, Clone, Copy)]
-enum SyncKind {
-    All,
-    Data,
-    Range,
-}
-
-fn spans() -> impl Strategy<Value = Span> {
-    let lens = prop_oneof![
-        3 => Just(0u32),
-        20 => 1u32..2000,
-        10 => prop_oneof![Just(4096u32), Just(8192), Just(65536), Just(512)],
-        10 => 1u32..100_000,
-        4 => 1u32..600_000,
-    ];
-    let within = prop_oneof![4 => Just(0u32), 2 => Just(255), 3 => 0u32..256];
-    (0..FILE_PAGES, within, -2i32..3, lens).prop_map(|(page, within, nudge, len)| Span {
-        page,
-        within,
-        nudge,
-        len,
-    })
-}
-
-fn steps() -> impl Strategy<Value = Step> {
-    let handle = || 0..HANDLES;
-    let pieces = || prop_oneof![3 => Just(1usize), 2 => 2usize..6, 1 => Just(1100usize)];
-    let advices = prop_oneof![
-        Just(Advice::Normal),
-        Just(Advice::Sequential),
-        Just(Advice::Random),
-        Just(Advice::WillNeed),
-        Just(Advice::DontNeed),
-    ];
-    let kinds = prop_oneof![Just(SyncKind::All), Just(SyncKind::Data), Just(SyncKind::Range)];
-    prop_oneof![
-        3 => handle().prop_map(Step::Open),
-        3 => handle().prop_map(Step::Close),
-        30 => (handle(), spans(), pieces())
-            .prop_map(|(handle, span, pieces)| Step::Read { handle, span, pieces }),
-        8 => (handle(), spans()).prop_map(|(handle, span)| Step::View { handle, span }),
-        30 => (handle(), spans(), pieces())
-            .prop_map(|(handle, span, pieces)| Step::Write { handle, span, pieces }),
-        6 => (handle(), 0u32..40_000, pieces())
-            .prop_map(|(handle, len, pieces)| Step::Append { handle, len, pieces }),
-        8 => (handle(), spans()).prop_map(|(handle, span)| Step::Truncate { handle, span }),
-        6 => (handle(), spans()).prop_map(|(handle, span)| Step::Punch { handle, span }),
-        6 => (handle(), spans()).prop_map(|(handle, span)| Step::Zero { handle, span }),
-        4 => (handle(), spans()).prop_map(|(handle, span)| Step::Allocate { handle, span }),
-        4 => (handle(), spans()).prop_map(|(handle, span)| Step::Seek { handle, span }),
-        3 => (handle(), spans()).prop_map(|(handle, span)| Step::Invalidate { handle, span }),
-        5 => (handle(), spans(), advices)
-            .prop_map(|(handle, span, advice)| Step::Advise { handle, span, advice }),
-        2 => any::<bool>().prop_map(Step::HitPath),
-        2 => Just(Step::DropViews),
-        3 => any::<bool>().prop_map(Step::Errors),
-        3 => handle().prop_map(|handle| Step::WriteBack { handle }),
-        4 => (handle(), kinds, spans())
-            .prop_map(|(handle, kind, span)| Step::Sync { handle, kind, span }),
-        2 => (handle(), spans()).prop_map(|(handle, span)| Step::WriteDurably { handle, span }),
-    ]
-}
-
-#[derive(Debug, Clone)]
-struct Case {
-    page_shift: u32,
-    /// Pages that fit into the cache; 0: the smallest limit that an engine takes.
-    cache_pages: u64,
-    direct: bool,
-    /// Writes wait in the cache.
-    back: bool,
-    hit_path: bool,
-    readahead: bool,
-    /// Pages that may be dirty.
-    dirty_pages: u64,
-    keep_views: bool,
-    seed: u64,
-    delays: bool,
-    short_per_mille: u64,
-    steps: Vec<Step>,
-}
-
-fn cases() -> impl Strategy<Value = Case> {
-    let pages = prop_oneof![1 => Just(0u64), 3 => Just(3u64), 4 => 4u64..40];
-    let sizes = (12u32..17, pages, 1u64..30);
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    let sim = (any::<u64>(), any::<bool>(), 0u64..600);
-    (sizes, flags, sim, prop::collection::vec(steps(), 1..80)).prop_map(
-        |(
-            (page_shift, cache_pages, dirty_pages),
-            (direct, back, hit_path, readahead, keep_views),
-            (seed, delays, short_per_mille),
-            steps,
-        )| Case {
-            page_shift,
-            cache_pages,
-            direct,
-            back,
-            hit_path,
-            readahead,
-            dirty_pages,
-            keep_views,
-            seed,
-            delays,
-            short_per_mille,
-            steps,
-        },
-    )
-}
 
 /// What the file holds, and what it may hold where a write failed.
 struct Model {

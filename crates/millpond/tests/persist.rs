@@ -191,7 +191,7 @@ fn renames_that_fail() {
             let outcome = file.persist(&new, other.path().join("current"));
             assert_eq!(failed(outcome), (PersistStep::Rename, libc::EXDEV));
         }
-        _ => println!("skipped: there is no other file system at /dev/shm"),
+        _ => common::skip("there is no other file system at /dev/shm"),
     }
     assert_eq!(fs::read(&new).unwrap(), b"new", "synced, and of its old name");
 }

@@ -35,6 +35,15 @@ fn use_the_driver(file: &File) {
     panic!("the threads do not come to rest");
 }
 
+/// The threads of an engine that is gone end.
+fn all_end(name: &str) {
+    let started = Instant::now();
+    while !ours().is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(10), "{name}: outlive it: {:?}", ours());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn back_ends() -> Vec<(&'static str, BackendChoice)> {
     let mut all = vec![("threads", BackendChoice::Threads)];
     if has_uring() {
@@ -46,6 +55,7 @@ fn back_ends() -> Vec<(&'static str, BackendChoice)> {
 /// Goal: an engine that has nothing to do takes no CPU, also after its threads were used.
 /// Method: the context switches and the CPU time of its threads do not grow for 2 seconds.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn an_idle_engine_does_nothing() {
     in_own_process("an_idle_engine_does_nothing", Duration::from_secs(30), || {
         for (name, backend) in back_ends() {
@@ -67,13 +77,7 @@ fn an_idle_engine_does_nothing() {
             file.advise(12 << 20, 1 << 20, Advice::WillNeed).unwrap();
             drop(file);
             drop(engine);
-            for _ in 0..500 {
-                if ours().is_empty() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            assert_eq!(ours(), [], "{name}: threads outlive the engine");
+            all_end(name);
         }
     });
 }
@@ -81,6 +85,7 @@ fn an_idle_engine_does_nothing() {
 /// Goal: what was dirty is written back when it is old, and then nothing runs any more.
 /// Method: pages grow old, twice; then no thread of the engine runs for 2 seconds.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn an_engine_that_wrote_back_does_nothing_more() {
     const AGE: Duration = Duration::from_millis(200);
     in_own_process("an_engine_that_wrote_back_does_nothing_more", Duration::from_secs(60), || {
@@ -117,6 +122,7 @@ fn an_engine_that_wrote_back_does_nothing_more() {
 /// Method: random reads, of one page and of several with holes between cached ones, through caches
 /// that miss; the process's threads stay the same, and those that exist do not run.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn a_synchronous_miss_wakes_no_thread() {
     in_own_process("a_synchronous_miss_wakes_no_thread", Duration::from_secs(60), || {
         for (name, backend) in back_ends() {
@@ -161,9 +167,7 @@ fn a_synchronous_miss_wakes_no_thread() {
                 assert_eq!(switches(), slept, "{name}: a thread was woken");
                 assert_eq!(threads().len(), count, "{name}");
                 drop((file, engine));
-                while !ours().is_empty() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                all_end(name);
             }
         }
     });
@@ -171,6 +175,7 @@ fn a_synchronous_miss_wakes_no_thread() {
 
 /// Goal: building an engine and opening files starts no thread.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn building_and_opening_start_no_thread() {
     in_own_process("building_and_opening_start_no_thread", Duration::from_secs(20), || {
         let before = threads().len();

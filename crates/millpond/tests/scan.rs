@@ -112,6 +112,7 @@ fn scan(piece: usize, advice: Advice, scattered: bool) -> (f64, f64) {
 /// read-ahead (pages come before their first read) and without; a hot set in one place, and
 /// scattered over the file that is scanned. The LRU sees the same trace.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn a_scan_leaves_the_hot_set_alone() {
     let mut failed = Vec::new();
     for advice in [Advice::Random, Advice::Normal, Advice::Sequential] {

@@ -1,20 +1,22 @@
 //! First things first: what is written is read, through every back end and page size.
 
+mod common;
+
 use millpond::{BackendChoice, Backing, Engine, OpenOptions, SimOptions};
 
 #[test]
 fn what_is_written_is_read() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for (number, backend) in [
+    let dir = common::temp_dir();
+    let mut back_ends = vec![
         BackendChoice::Auto,
-        BackendChoice::Uring,
         BackendChoice::Threads,
         BackendChoice::Memory,
         BackendChoice::Sim(SimOptions::new(1).short_per_mille(300)),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    ];
+    if common::has_uring() {
+        back_ends.push(BackendChoice::Uring);
+    }
+    for (number, backend) in back_ends.into_iter().enumerate() {
         for backing in [Backing::Buffered, Backing::Direct, Backing::DirectInPlace] {
             for page_bytes in [4096, 16384, 65536] {
                 let path = dir.path().join(format!("{number}-{backing:?}-{page_bytes}"));

@@ -12,10 +12,7 @@ use std::time::{Duration, Instant};
 
 use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, SimOptions, WriteMode};
 
-use common::{
-    Random, back_ends, cache_for, engine, engine_with, range_locks, read_write, stress_time,
-    temp_dir, within,
-};
+use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
 
 const GROUPS: u64 = 24;
 
@@ -164,7 +161,6 @@ struct Setup {
     name: String,
     backend: BackendChoice,
     backing: Backing,
-    range_lock: String,
     page_bytes: u64,
     cache_pages: u64,
     files: usize,
@@ -181,7 +177,7 @@ fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
         .page_bytes(setup.page_bytes as u32)
         .backing(setup.backing)
         .write_mode(setup.write_mode);
-    let engine = engine_with(cache_bytes, setup.backend.clone(), &setup.range_lock);
+    let engine = engine(cache_bytes, setup.backend.clone());
     let paths: Vec<_> = (0..setup.files).map(|i| dir.path().join(format!("file-{i}"))).collect();
     let groups: Vec<Groups> = paths.iter().map(|_| Groups::new(bytes)).collect();
     let open = |which: usize| engine.open(&paths[which], &options).unwrap();
@@ -261,7 +257,6 @@ fn reads_are_atomic_and_current() {
                 name: format!("{name}, pages of {page_bytes}"),
                 backend: backend.clone(),
                 backing: if random.chance(500) { Backing::Direct } else { Backing::Buffered },
-                range_lock: "striped".into(),
                 page_bytes,
                 cache_pages: [3, 12, 100][round],
                 files: [1, 1, 3][round],
@@ -299,7 +294,6 @@ fn the_end_of_the_file_moves_in_whole_records() {
                 name: format!("{name}, pages of {page_bytes}"),
                 backend: backend.clone(),
                 backing: Backing::Buffered,
-                range_lock: "striped".into(),
                 page_bytes,
                 cache_pages,
                 files: 1,
@@ -314,38 +308,10 @@ fn the_end_of_the_file_moves_in_whole_records() {
     }
 }
 
-/// Goal: reads and writes are atomic and current, and the end of the file moves in whole records,
-/// whichever range lock the engine has.
-/// Method: both of the above with each lock, on a cache of a few pages, where everything passes
-/// the lock.
-#[test]
-fn every_range_lock_keeps_operations_apart() {
-    let mut random = Random::from_environment();
-    let (_, backend) = back_ends(random.next()).swap_remove(0);
-    for range_lock in range_locks() {
-        let setup = Setup {
-            name: range_lock.clone(),
-            backend: backend.clone(),
-            backing: Backing::Buffered,
-            range_lock,
-            page_bytes: 4096,
-            cache_pages: 8,
-            files: 1,
-            write_mode: WriteMode::Through,
-        };
-        let time = stress_time(0.6);
-        let mut random = random.fork();
-        within(2 * time + Duration::from_secs(60), "a range lock", move || {
-            readers_and_writers(&setup, &mut random, time);
-            records(&setup, &mut random, time);
-        });
-    }
-}
-
 fn records(setup: &Setup, random: &mut Random, time: Duration) {
-    let Setup { name, backend, range_lock, page_bytes, cache_pages, write_mode, .. } = setup;
+    let Setup { name, backend, page_bytes, cache_pages, write_mode, .. } = setup;
     let dir = temp_dir();
-    let engine = engine_with(cache_for(*cache_pages, *page_bytes), backend.clone(), range_lock);
+    let engine = engine(cache_for(*cache_pages, *page_bytes), backend.clone());
     let options = read_write().page_bytes(*page_bytes as u32).write_mode(*write_mode);
     let file = engine.open(dir.path().join("file"), &options).unwrap();
     let end = Instant::now() + time;

@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 
 use crate::guard::{Guard, OwnedGuard};
 use crate::lock::RangeLock;
+use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
 
 /// Where a request stands.
 enum Stage<L: RawRangeLock> {

@@ -1,14 +1,15 @@
 //! Held ranges: [`Guard`] and [`OwnedGuard`].
 //!
-//! A guard belongs to an operation, not to a thread: it is `Send`, and whoever ends the
+//! A guard belongs to an operation, not to a thread: it is `Send`, and the thread that ends the
 //! operation drops it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::lock::RangeLock;
+use crate::range::{ByteRange, Mode};
 use crate::raw::RawRangeLock;
-use crate::{ByteRange, Mode, Striped};
+use crate::striped::Striped;
 
 /// A held range of a borrowed [`RangeLock`]; dropping it releases the range.
 ///
@@ -72,7 +73,7 @@ impl<L: RawRangeLock> Hold<L> {
 
     #[inline(always)]
     fn release(&mut self, lock: &RangeLock<L>) {
-        // Before the release: nobody who gets the range next is told about us.
+        // Before the release: the next holder is not told about us.
         #[cfg(debug_assertions)]
         lock.holders.remove(self.number);
         if let Some(held) = self.held.take() {

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::{ByteRange, Mode};
+use crate::range::{ByteRange, Mode};
 
 /// How long a wait is before it is looked into.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);

@@ -38,13 +38,13 @@
 //!   all of the table, so a lock that has once held tens of thousands of ranges has dear whole-file
 //!   requests.
 //! - No allocation for a lock or unlock, once a lock has held as many as it is going to hold; save that a
-//!   lock with a budget keeps room for four who wait while nobody does.
+//!   lock with a budget keeps room for four waiters while nobody waits.
 //!
 //! # What to look out for
 //!
 //! A guard belongs to an operation and not to a thread: a thread that waits for a range that
-//! overlaps one that it holds waits for ever. Debug builds say so on standard error. Who needs
-//! several ranges at once should lock them in ascending order, or one range around all of them.
+//! overlaps one that it holds waits for ever. Debug builds say so on standard error. A caller
+//! that needs several ranges at once should lock them in ascending order, or one range around all of them.
 //!
 //! A future of [`RangeLock::lock_async`] that has been granted and is not polled is passed over
 //! after [`OFFER_GRACE`], and keeps its place.
@@ -53,27 +53,23 @@
 //!
 //! Linux file systems that make reads atomic with respect to writes lock the whole file for it;
 //! the range locks that were proposed instead lost more in the lock around their tree than they
-//! won. Those are here too, in [`peers`], behind the same face. What is different here: the ranges
-//! that are held are spread over stripes by where they are in the file, and only requests that
-//! have to wait meet in one place. (Kogan, Dice and Issa, "Scalable range locks for scalable
+//! won. What is different here: the ranges that are held are spread over stripes by where they are in
+//! the file, and only requests that have to wait meet in one place. (Kogan, Dice and Issa, "Scalable range locks for scalable
 //! address spaces and beyond", EuroSys 2020, spread theirs over a list without a lock, at a cost
 //! that grows with the number held.)
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks, missing_docs)]
 
-#[cfg(feature = "bench")]
-pub mod bench;
 mod budget;
+mod face;
+mod front;
 mod future;
 mod guard;
 #[cfg(debug_assertions)]
 mod holders;
 mod lock;
-pub mod peers;
 mod queue;
 mod range;
 mod raw;
-#[cfg(all(test, shuttle))]
-mod shuttle_tests;
 mod striped;
 mod sync;
 mod wait;
@@ -86,3 +82,16 @@ pub use range::{ByteRange, Mode, RangeError};
 pub use raw::{RawRangeLock, Request};
 pub use striped::Striped;
 pub use wait::Notify;
+
+/// What this crate's lock is built from, for other locks with the same face: the queue of
+/// waiting requests, and the primitives that loom and shuttle replace. Feature `parts`; not covered by the version.
+#[cfg(feature = "parts")]
+pub mod parts {
+    pub use crate::queue::{Queue, Ticket, unlock_and_tell};
+    pub use crate::wait::Notify;
+
+    /// `std`'s primitives, or those of loom or shuttle under the `cfg` of that name.
+    pub mod sync {
+        pub use crate::sync::{Mutex, MutexGuard, atomic, lock, relax};
+    }
+}

@@ -7,8 +7,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use crate::range::{ByteRange, Mode};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
 
 /// The answer to a request that may queue.
 #[derive(Debug)]
@@ -21,8 +21,7 @@ pub enum Request<H, W> {
 
 /// A byte-range lock without guards.
 ///
-/// Implemented by [`Striped`](crate::Striped) and by the [`peers`](crate::peers). Not
-/// meant to be implemented outside of this crate.
+/// Implemented by [`Striped`](crate::Striped), and by the locks that it is compared with.
 ///
 /// Contract: a `Held` or a `Queued` is passed back exactly once (to `release`, `cancel`,
 /// or to a `poll` that grants), with the lock, the range and the mode that it came from.
@@ -53,7 +52,7 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether spinning on `claim` would be unfair to those who wait already, or futile: a hint.
+    /// Whether spinning on `claim` would be unfair to requests that wait already, or futile: a hint.
     fn is_crowded(&self) -> bool {
         true
     }

@@ -4,7 +4,8 @@
 #[cfg(not(any(loom, shuttle)))]
 mod imp {
     pub(crate) use std::hint::spin_loop as spin_hint;
-    pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic};
+    pub(crate) use std::sync::Arc;
+    pub use std::sync::{Mutex, MutexGuard, atomic};
     pub(crate) use std::thread::yield_now;
 
     use std::time::Duration;
@@ -25,7 +26,7 @@ mod imp {
 
     /// Waits for another thread that is between two instructions; patiently, should it have been
     /// taken off its processor there.
-    pub(crate) fn relax(tries: &mut u32) {
+    pub fn relax(tries: &mut u32) {
         *tries += 1;
         match *tries {
             0..=50 => std::hint::spin_loop(),
@@ -42,7 +43,8 @@ mod imp {
 
 #[cfg(loom)]
 mod imp {
-    pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, atomic};
+    pub(crate) use loom::sync::Arc;
+    pub use loom::sync::{Mutex, MutexGuard, atomic};
     pub(crate) use loom::thread::yield_now;
 
     use std::time::Duration;
@@ -59,7 +61,8 @@ mod imp {
         loom::thread::yield_now();
     }
 
-    pub(crate) fn relax(_tries: &mut u32) {
+    /// Waits for another thread that is between two instructions.
+    pub fn relax(_tries: &mut u32) {
         loom::thread::yield_now();
     }
 
@@ -69,7 +72,8 @@ mod imp {
 #[cfg(shuttle)]
 mod imp {
     pub(crate) use shuttle::hint::spin_loop as spin_hint;
-    pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard, atomic};
+    pub(crate) use shuttle::sync::Arc;
+    pub use shuttle::sync::{Mutex, MutexGuard, atomic};
     pub(crate) use shuttle::thread::yield_now;
 
     use std::time::Duration;
@@ -83,18 +87,20 @@ mod imp {
         yield_now();
     }
 
-    pub(crate) fn relax(_tries: &mut u32) {
+    /// Waits for another thread that is between two instructions.
+    pub fn relax(_tries: &mut u32) {
         yield_now();
     }
 
     pub(crate) fn futex_wake_one(_word: &atomic::AtomicU32) {}
 }
 
-pub(crate) use imp::*;
+pub(crate) use imp::{Arc, futex_wait, futex_wake_one, spin_hint, yield_now};
+pub use imp::{Mutex, MutexGuard, atomic, relax};
 
 /// Locks, whatever a panicking thread left behind: no code under these mutexes panics
 /// between two states that are not both valid.
 #[inline]
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }

@@ -14,7 +14,7 @@
 //!   have 30 bits: the waker would have to be late by 2^30 waits of that thread.
 //! - S3. The wake is the waker's last touch, and the signal is reference-counted, so it
 //!   outlives that touch whatever the waiter does.
-//! - S4. Everything here is Relaxed: the signal only says when to look. Who is told takes the grant
+//! - S4. Everything here is Relaxed: the signal only says when to look. The waiter takes the grant
 //!   under the mutex of the lock, and that is what orders it after the last holder.
 
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! The public face: what a caller relies on, one behaviour per test.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -14,13 +14,18 @@ fn r(start: u64, end: u64) -> ByteRange {
 fn a_release_by_another_thread_wakes_the_waiter() {
     let lock = Arc::new(RangeLock::new());
     let guard = lock.lock_owned(r(0, 10), Mode::Exclusive);
-    let waiter = thread::spawn({
+    let (woken, has_it) = mpsc::channel();
+    thread::spawn({
         let lock = Arc::clone(&lock);
-        move || lock.lock(r(5, 6), Mode::Shared).range()
+        move || woken.send(lock.lock(r(5, 15), Mode::Exclusive).range())
     });
-    thread::sleep(Duration::from_millis(20));
+    // It waits as soon as nobody overtakes it.
+    while lock.try_lock(r(12, 13), Mode::Exclusive).is_some() {
+        thread::yield_now();
+    }
+    assert!(has_it.try_recv().is_err(), "it did not wait");
     thread::spawn(move || drop(guard)).join().unwrap();
-    assert_eq!(waiter.join().unwrap(), r(5, 6));
+    assert_eq!(has_it.recv_timeout(Duration::from_secs(30)), Ok(r(5, 15)), "nobody wakes it");
 }
 
 #[test]

@@ -23,8 +23,9 @@ use rustix::fs::OFlags;
 
 use super::data::{self, TestFile};
 use super::fio_aio;
-use super::harness::{Engine, Outcome, Plan, Reader, Slice, compare};
+use super::harness::{Engine, Plan, Reader, Slice, compare};
 use super::load::Load;
+use super::outcome::Outcome;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond, queue";
@@ -67,7 +68,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let load = Load::random(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(500, 200));
     let length = plan.slice(300, 150);
     let builder = millpond::Engine::builder().cache_bytes(file.bytes / CACHE_SHARE);
-    let engine = builder.range_lock(plan.range_lock).build().context("building an engine")?;
+    let engine = builder.build().context("building an engine")?;
     let options = OpenOptions::new().read(true);
     let pond = engine
         .open(file.path(), &options.clone().backing(Backing::Direct))
@@ -102,13 +103,8 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             uring(FORCED, OFlags::empty(), true),
         ];
         let mut measure = |peer: &dyn Engine| -> Result<()> {
-            let mut rows = compare(COLD, &subject, peer, &load, plan, length)?;
-            rows.iter_mut().for_each(|row| {
-                row.queue_depth = Some(depth);
-                // From start to end of one, while others go on.
-                row.ns_per_op *= f64::from(depth);
-            });
-            outcome.rows.extend(rows);
+            let rows = compare(COLD, &subject, peer, &load, plan, length)?;
+            outcome.rows.extend(rows.map(|row| row.in_flight(depth)));
             Ok(())
         };
         let mut skipped = Vec::new();
@@ -266,7 +262,7 @@ impl<R: Reads> Engine for InFlight<'_, R> {
 fn hit(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = TestFile::create(&plan.dir, plan.bytes(CACHED_BYTES))?;
     let builder = millpond::Engine::builder().cache_bytes(file.bytes * 2 + (32 << 20));
-    let engine = builder.range_lock(plan.range_lock).build().context("building an engine")?;
+    let engine = builder.build().context("building an engine")?;
     let opened = engine.open(file.path(), &OpenOptions::new().read(true));
     let pond = AsyncFile::from(opened.context("opening the file in Millpond")?);
     let load = Load::random(file.bytes, BLOCK_BYTES, 1);

@@ -9,17 +9,17 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use millpond::keeper::{Address, Server};
-use millpond::{Backing, EngineBuilder, OpenOptions, RangeLockKind};
+use millpond::{Backing, EngineBuilder, OpenOptions};
 use millpond_bench_peers::{Arena, Mapped};
 use rustix::fs::OFlags;
 
-use super::data::TestFile;
+use super::data::{MIB, TestFile};
 use super::fio;
-use super::harness::{Engine, Outcome, Plan, Reader, compare};
+use super::harness::{Engine, Plan, Reader, compare};
 use super::load::Load;
+use super::outcome::Outcome;
 use crate::failure::{Context, Result};
 
-const MIB: u64 = 1 << 20;
 const MILLPOND: &str = "millpond";
 const MEMCPY: &str = "memcpy";
 const MMAP: &str = "mmap";
@@ -152,8 +152,7 @@ fn cached(
     // Room for the file, its tables, and whatever an eviction policy holds in reserve.
     let cache_bytes = file.bytes + file.bytes / 4 + 32 * MIB;
     let options = OpenOptions::new().read(true).page_bytes(case.page_bytes);
-    let pond =
-        Pond::open(file, millpond::Engine::builder().cache_bytes(cache_bytes), &options, plan)?;
+    let pond = Pond::open(file, millpond::Engine::builder().cache_bytes(cache_bytes), &options)?;
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);
@@ -182,7 +181,7 @@ fn cached(
         let (address, stopper) = (keeper.address().clone(), keeper.stopper());
         let keeper = std::thread::spawn(move || keeper.serve(|_| ()));
         let engine = millpond::Engine::builder().cache_bytes(cache_bytes).keeper(address);
-        let shared = Pond::open(&copy, engine, &options, plan)?;
+        let shared = Pond::open(&copy, engine, &options)?;
         let peer = shared.reader(WITH_KEEPER, true);
         outcome.rows.extend(compare(case.name, &subject, &peer, &load, plan, length)?);
         drop(peer);
@@ -207,7 +206,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 500));
     let options = OpenOptions::new().read(true).backing(Backing::Direct);
     let engine = millpond::Engine::builder().cache_bytes(file.bytes / COLD_CACHE_SHARE);
-    let pond = Pond::open(&file, engine, &options, plan)?;
+    let pond = Pond::open(&file, engine, &options)?;
     let subject = pond.reader(MILLPOND, true);
     let peer = pread(PREAD_DIRECT, direct);
     outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 150))?);
@@ -225,20 +224,13 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 struct Pond {
     engine: millpond::Engine,
     file: millpond::File,
-    range_lock: RangeLockKind,
 }
 
 impl Pond {
-    fn open(
-        file: &TestFile,
-        engine: EngineBuilder,
-        options: &OpenOptions,
-        plan: &Plan,
-    ) -> Result<Self> {
-        let engine =
-            engine.range_lock(plan.range_lock).build().context("building a Millpond engine")?;
+    fn open(file: &TestFile, engine: EngineBuilder, options: &OpenOptions) -> Result<Self> {
+        let engine = engine.build().context("building a Millpond engine")?;
         let file = engine.open(file.path(), options).context("opening the file in Millpond")?;
-        Ok(Self { engine, file, range_lock: plan.range_lock })
+        Ok(Self { engine, file })
     }
 
     fn reader(&self, name: &'static str, hit_path: bool) -> impl Engine {
@@ -249,8 +241,7 @@ impl Pond {
 
     fn back_end(&self) -> String {
         let stats = self.engine.stats();
-        let lock = self.range_lock;
-        format!("back end {} ({}), range lock {lock}", stats.back_end, stats.back_end_reason)
+        format!("back end {} ({})", stats.back_end, stats.back_end_reason)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The files that benchmarks read, and random numbers.
+//! The files that benchmarks read, and random numbers; units.
 //!
 //! A file has no name from the moment it is made, so that nothing stays behind however the
 //! benchmark ends; every engine opens it anew through `/proc/self/fd`. fio, another process, needs
@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use rustix::fs::OFlags;
 
 use crate::failure::{Context, Result};
+
+pub const KIB: u32 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
 
 /// Bytes are generated, and compared, in pieces of this size.
 const WORD_BYTES: u64 = 8;

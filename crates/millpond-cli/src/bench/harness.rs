@@ -15,12 +15,11 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millpond::RangeLockKind;
 use millpond_bench_peers::Usage;
-use serde::Serialize;
 
 use super::data;
 use super::load::Load;
+use super::outcome::{Outcome, Row};
 use crate::failure::{Context, Result};
 
 /// How much to measure, and where.
@@ -29,8 +28,6 @@ pub struct Plan {
     pub dir: PathBuf,
     pub rounds: u32,
     pub quick: bool,
-    /// Of the engines of Millpond's that are measured.
-    pub range_lock: RangeLockKind,
     shrink: u32,
     only: Option<String>,
     threads_max: u32,
@@ -44,8 +41,7 @@ impl Plan {
             (_, true) => 5,
             (_, false) => 15,
         };
-        let range_lock = RangeLockKind::default();
-        Self { dir, rounds, quick, range_lock, shrink, only, threads_max: cores.max(2) }
+        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
     }
 
     pub fn wants(&self, case: &str) -> bool {
@@ -247,75 +243,6 @@ impl AlignedBuffer {
     }
 }
 
-/// One engine in one case. The names are those of the JSON report, where null says that a figure
-/// does not apply.
-#[derive(Debug, Clone, Serialize)]
-pub struct Row {
-    pub case: &'static str,
-    pub engine: String,
-    pub threads: u32,
-    pub block_bytes: Option<u32>,
-    pub queue_depth: Option<u32>,
-    pub ops_per_s: f64,
-    /// From start to end of one operation: with several threads, several go on at once.
-    pub ns_per_op: f64,
-    /// Of the whole process, helpers included.
-    pub cpu_ns_per_op: f64,
-    pub context_switches_per_op: f64,
-    pub p50_ns: Option<f64>,
-    pub p99_ns: Option<f64>,
-    pub p999_ns: Option<f64>,
-    pub torn_reads: Option<u64>,
-    pub rounds: u32,
-    /// The peer that the ratios compare this engine's ops/s with.
-    pub ratio_to: Option<String>,
-    pub ratio_median: Option<f64>,
-    pub ratio_q1: Option<f64>,
-    pub ratio_q3: Option<f64>,
-    /// The peer's processor time per operation over this engine's: more is better, as with the others.
-    #[serde(skip)]
-    pub cpu_ratio_median: Option<f64>,
-}
-
-/// An engine that could not be measured, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Skipped {
-    pub case: &'static str,
-    pub engine: String,
-    pub reason: String,
-}
-
-/// What a suite found.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    pub rows: Vec<Row>,
-    pub skipped: Vec<Skipped>,
-    pub notes: Vec<String>,
-}
-
-impl Outcome {
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.skipped.is_empty()
-    }
-
-    pub fn extend(&mut self, other: Self) {
-        self.rows.extend(other.rows);
-        self.skipped.extend(other.skipped);
-        self.notes.extend(other.notes);
-    }
-
-    pub fn note(&mut self, note: String) {
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
-        }
-    }
-
-    pub fn skip(&mut self, case: &'static str, engine: &str, reason: impl ToString) {
-        let reason = reason.to_string();
-        self.skipped.push(Skipped { case, engine: engine.to_owned(), reason });
-    }
-}
-
 /// Measures `subject` against `peer` on the same load; returns a row for each.
 pub fn compare(
     case: &'static str,
@@ -325,16 +252,28 @@ pub fn compare(
     plan: &Plan,
     length: Duration,
 ) -> Result<[Row; 2]> {
-    let slice = |engine: &dyn Engine| {
-        engine.slice(load, length).context(format!("{case}: {}", engine.name()))
-    };
     for engine in [subject, peer] {
         engine.warm_up(load).context(format!("{case}: warming up {}", engine.name()))?;
-        slice(engine)?;
+        engine.slice(load, length).context(format!("{case}: {}", engine.name()))?;
     }
     let (threads, block_bytes) = (load.threads(), Some(load.block_bytes));
     let pair = Pair { case, threads, block_bytes, subject: subject.name(), peer: peer.name() };
-    pair.measure(plan.rounds, || slice(subject), || slice(peer))
+    pair.measure(plan.rounds, || subject.slice(load, length), || peer.slice(load, length))
+}
+
+/// Takes slices of both sides in the order A B B A (B1), so many rounds: those of each.
+pub fn alternate<S>(
+    rounds: u32,
+    mut subject: impl FnMut() -> Result<S>,
+    mut peer: impl FnMut() -> Result<S>,
+) -> Result<[Vec<S>; 2]> {
+    let (mut own, mut other) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        own.push(subject()?);
+        other.extend([peer()?, peer()?]);
+        own.push(subject()?);
+    }
+    Ok([own, other])
 }
 
 /// Two engines in one case, and what their rows have in common.
@@ -348,38 +287,56 @@ pub struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Takes slices of both in the order A B B A (B1); returns a row for each.
+    /// Whether the peer takes a slice, which does not count; if not, that is told.
+    pub fn try_peer<S>(&self, slice: io::Result<S>, outcome: &mut Outcome) -> bool {
+        let error = slice.err();
+        if let Some(error) = &error {
+            outcome.skip(self.case, self.peer, error);
+        }
+        error.is_none()
+    }
+
+    /// Takes rounds of slices; returns a row for each side.
     pub fn measure(
         &self,
         rounds: u32,
-        mut subject: impl FnMut() -> Result<Slice>,
-        mut peer: impl FnMut() -> Result<Slice>,
+        mut subject: impl FnMut() -> io::Result<Slice>,
+        mut peer: impl FnMut() -> io::Result<Slice>,
     ) -> Result<[Row; 2]> {
-        let (mut subject_slices, mut peer_slices) = (Vec::new(), Vec::new());
-        let (mut ratios, mut cpu_ratios) = (Vec::new(), Vec::new());
-        for _ in 0..rounds {
-            let [a1, b1] = [subject()?, peer()?];
-            let [b2, a2] = [peer()?, subject()?];
-            ratios.push((a1.ops_per_s + a2.ops_per_s) / (b1.ops_per_s + b2.ops_per_s));
-            cpu_ratios.push((cpu_ns(&b1) + cpu_ns(&b2)) / (cpu_ns(&a1) + cpu_ns(&a2)));
-            subject_slices.extend([a1, a2]);
-            peer_slices.extend([b1, b2]);
-        }
-        let mut subject_row = self.row(self.subject, rounds, &subject_slices);
-        subject_row.ratio_to = Some(self.peer.to_owned());
-        subject_row.ratio_median = Some(quantile(&mut ratios, 0.5));
-        subject_row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
-        subject_row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
-        subject_row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
-        Ok([subject_row, self.row(self.peer, rounds, &peer_slices)])
+        let slices = alternate(
+            rounds,
+            || subject().context(format!("{}: {}", self.case, self.subject)),
+            || peer().context(format!("{}: {}", self.case, self.peer)),
+        )?;
+        Ok(self.rows(&slices))
     }
 
-    fn row(&self, engine: &str, rounds: u32, slices: &[Slice]) -> Row {
+    /// The rows of slices that [`alternate`].
+    pub fn rows(&self, [own, other]: &[Vec<Slice>; 2]) -> [Row; 2] {
+        // A round's slices lie side by side in both.
+        let sum =
+            |slices: &[Slice], figure: fn(&Slice) -> f64| slices.iter().map(figure).sum::<f64>();
+        let rate = |slice: &Slice| slice.ops_per_s;
+        let rounds = || own.chunks(2).zip(other.chunks(2));
+        let mut ratios: Vec<f64> = rounds().map(|(a, b)| sum(a, rate) / sum(b, rate)).collect();
+        let mut cpu_ratios: Vec<f64> =
+            rounds().map(|(a, b)| sum(b, cpu_ns) / sum(a, cpu_ns)).collect();
+        let mut row = self.row(self.subject, own);
+        row.ratio_to = Some(self.peer.to_owned());
+        row.ratio_median = Some(quantile(&mut ratios, 0.5));
+        row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
+        row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
+        row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
+        [row, self.row(self.peer, other)]
+    }
+
+    fn row(&self, engine: &str, slices: &[Slice]) -> Row {
         let median = |figure: fn(&Slice) -> f64| {
             quantile(&mut slices.iter().map(figure).collect::<Vec<_>>(), 0.5)
         };
         let ops_per_s = median(|slice| slice.ops_per_s);
         Row {
+            suite: "",
             case: self.case,
             engine: engine.to_owned(),
             threads: self.threads,
@@ -389,13 +346,13 @@ impl Pair<'_> {
             ns_per_op: f64::from(self.threads) * 1e9 / ops_per_s,
             cpu_ns_per_op: median(cpu_ns),
             context_switches_per_op: median(|slice| {
-                slice.context_switches as f64 / slice.ops as f64
+                slice.context_switches as f64 / slice.ops.max(1) as f64
             }),
             p50_ns: None,
             p99_ns: None,
             p999_ns: None,
             torn_reads: None,
-            rounds,
+            rounds: slices.len() as u32 / 2,
             ratio_to: None,
             ratio_median: None,
             ratio_q1: None,
@@ -406,7 +363,7 @@ impl Pair<'_> {
 }
 
 fn cpu_ns(slice: &Slice) -> f64 {
-    slice.cpu.as_nanos() as f64 / slice.ops as f64
+    slice.cpu.as_nanos() as f64 / slice.ops.max(1) as f64
 }
 
 /// The value below which the share `q` of `values` lies, between two of them where it falls there.

@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::harness::Row;
+use super::outcome::Row;
 use super::report::{COLUMNS, Report, cells, unmeasured};
 use crate::failure::{Context, Result};
 
@@ -13,7 +13,7 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;ma
     dt{color:#5b6b75}dd{margin:0}.wide{overflow-x:auto}\
     table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap}\
     td,th{padding:.2rem .7rem;text-align:left;border-bottom:1px solid #dde4e8}\
-    td:nth-child(n+3):nth-child(-n+9){text-align:right}svg{max-width:100%;height:auto}";
+    td:nth-child(n+4):nth-child(-n+11){text-align:right}svg{max-width:100%;height:auto}";
 
 /// Colours told apart by people with any colour vision (Okabe and Ito), the subject's first.
 const SUBJECT: RGBColor = RGBColor(0, 114, 178);
@@ -31,11 +31,10 @@ pub fn page(report: &Report) -> Result<String> {
         page += &format!("<dt>{name}</dt><dd>{}</dd>\n", escaped(&value));
     }
     page += "</dl>\n";
-    let mut cases: Vec<&str> = report.rows.iter().map(|row| row.case).collect();
-    cases.dedup();
-    for case in cases {
-        let rows: Vec<&Row> = report.rows.iter().filter(|row| row.case == case).collect();
-        page += &format!("<h2>{}</h2>\n{}\n", escaped(case), chart(&rows)?);
+    for (suite, case) in cases(&report.rows) {
+        let is_of = |row: &&Row| (row.suite, row.case) == (suite, case);
+        let rows: Vec<&Row> = report.rows.iter().filter(is_of).collect();
+        page += &format!("<h2>{suite}: {}</h2>\n{}\n", escaped(case), chart(&rows)?);
     }
     page += "<h2>Figures</h2>\n<div class=\"wide\"><table><thead><tr>";
     for column in COLUMNS {
@@ -51,7 +50,7 @@ pub fn page(report: &Report) -> Result<String> {
     }
     page += "</tbody></table></div>\n<ul>\n";
     for skipped in &report.skipped {
-        let text = format!("Not measured: {}: {}", skipped.case, unmeasured(skipped));
+        let text = format!("Not measured: {}", unmeasured(skipped));
         page += &format!("<li>{}</li>\n", escaped(&text));
     }
     for note in &report.notes {
@@ -61,7 +60,19 @@ pub fn page(report: &Report) -> Result<String> {
     Ok(page)
 }
 
-/// A bar for each engine and number of threads: operations per second.
+/// Each case once, however its rows lie.
+fn cases(rows: &[Row]) -> Vec<(&str, &str)> {
+    let mut cases = Vec::new();
+    for row in rows {
+        let case = (row.suite, row.case);
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// A bar for each engine, number of threads and depth: operations per second.
 fn chart(rows: &[&Row]) -> Result<String> {
     let mut bars = bars(rows);
     // The axis goes up, and the first bar belongs on top.
@@ -81,7 +92,10 @@ fn bars(rows: &[&Row]) -> Vec<Bar> {
     let mut bars: Vec<(String, Vec<f64>, bool)> = Vec::new();
     for row in rows {
         let plural = if row.threads == 1 { "" } else { "s" };
-        let label = format!("{}, {} thread{plural}", row.engine, row.threads);
+        let mut label = format!("{}, {} thread{plural}", row.engine, row.threads);
+        if let Some(depth) = row.queue_depth {
+            label += &format!(", depth {depth}");
+        }
         match bars.iter_mut().find(|(existing, ..)| *existing == label) {
             Some((_, figures, _)) => figures.push(row.ops_per_s),
             None => bars.push((label, vec![row.ops_per_s], row.ratio_to.is_some())),
@@ -161,5 +175,18 @@ mod tests {
         let bars = bars(&twice);
         assert_eq!(bars.len(), 2);
         assert!(bars[0].2 && !bars[1].2);
+    }
+
+    #[test]
+    fn cases_of_two_suites_and_depths_stay_apart() {
+        let mut rows = report::tests::sample().rows;
+        let [deeper, mut elsewhere] =
+            [Row { queue_depth: Some(16), ..rows[0].clone() }, rows[0].clone()];
+        elsewhere.suite = "async-read";
+        rows.extend([elsewhere, deeper]);
+        assert_eq!(cases(&rows), [("cached-read", "random-4k"), ("async-read", "random-4k")]);
+        let bars = bars(&[&rows[0], &rows[3]]);
+        let labels: Vec<&str> = bars.iter().map(|bar| &*bar.0).collect();
+        assert_eq!(labels, ["millpond, 2 threads, depth 8", "millpond, 2 threads, depth 16"]);
     }
 }

@@ -1,12 +1,12 @@
 //! `millpond bench`: Millpond and its peers, measured side by side on this machine.
 //!
-//! - [`harness`]: what a suite is made of: engines, slices, pairs, rows.
+//! - [`harness`]: what a suite is made of: engines, slices, pairs. [`outcome`]: what is found.
 //! - [`data`], [`load`]: the files that are read and written, and the order in which.
 //! - [`cached_read`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`], [`stalls`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
-//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and an arm in [`run`].
+//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and a line in [`SUITES`].
 
 mod async_read;
 mod cached_read;
@@ -14,11 +14,13 @@ mod data;
 mod fio;
 mod fio_aio;
 mod harness;
+mod histogram;
 mod html;
 mod load;
 mod machine;
 mod mixed;
 mod no_copy;
+mod outcome;
 mod range_lock;
 mod report;
 mod stalls;
@@ -29,9 +31,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use millpond::RangeLockKind;
 
-use self::harness::{Outcome, Plan};
+use self::harness::Plan;
+use self::outcome::Outcome;
 use self::report::Report;
 use crate::failure::{Context, Failure, REFUSED, Result};
 
@@ -60,11 +62,6 @@ pub struct Args {
     /// Write a report with charts to FILE, one self-contained page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-
-    /// Build Millpond's engines with this range lock: striped (the default), whole-file,
-    /// interval-tree, mutex-btree or olc-btree
-    #[arg(long, value_name = "KIND", default_value_t, hide_default_value = true)]
-    range_lock: RangeLockKind,
 
     /// Measure only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
@@ -98,6 +95,20 @@ enum Suite {
     All,
 }
 
+type Run = fn(&Plan) -> Result<Outcome>;
+
+/// All suites, in the order in which they run.
+const SUITES: [(Suite, Run); 8] = [
+    (Suite::CachedRead, cached_read::run),
+    (Suite::AsyncRead, async_read::run),
+    (Suite::Wakeups, wakeups::run),
+    (Suite::Write, write::run),
+    (Suite::NoCopy, no_copy::run),
+    (Suite::Mixed, mixed::run),
+    (Suite::Stalls, stalls::run),
+    (Suite::RangeLock, range_lock::run),
+];
+
 impl Suite {
     fn name(self) -> &'static str {
         match self {
@@ -125,33 +136,13 @@ pub fn run(args: &Args) -> Result<()> {
     for file in [&args.json, &args.html].into_iter().flatten() {
         fs::write(file, []).context(file.display())?;
     }
-    let mut plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
-    plan.range_lock = args.range_lock;
+    let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
-    if matches!(args.suite, Suite::CachedRead | Suite::All) {
-        outcome.extend(cached_read::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::AsyncRead | Suite::All) {
-        outcome.extend(async_read::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::Wakeups | Suite::All) {
-        outcome.extend(wakeups::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::Write | Suite::All) {
-        outcome.extend(write::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::NoCopy | Suite::All) {
-        outcome.extend(no_copy::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::Mixed | Suite::All) {
-        outcome.extend(mixed::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::Stalls | Suite::All) {
-        outcome.extend(stalls::run(&plan)?);
-    }
-    if matches!(args.suite, Suite::RangeLock | Suite::All) {
-        outcome.extend(range_lock::run(&plan)?);
+    for (suite, run) in SUITES {
+        if args.suite == suite || args.suite == Suite::All {
+            outcome.extend(suite.name(), run(&plan)?);
+        }
     }
     if outcome.is_empty() {
         return Err(Failure::new(REFUSED, "--case: no case has such a name"));

@@ -4,8 +4,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::harness::{Outcome, Row, Skipped};
 use super::machine::Machine;
+use super::outcome::{Outcome, Row, Skipped};
 use crate::failure::{Context, Result};
 
 /// Everything that is known when the measuring is over; serialized, it is the JSON report.
@@ -18,12 +18,14 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-/// The table's columns; those after the case's and the engine's names hold numbers.
-pub const COLUMNS: [&str; 11] = [
+/// The table's columns; those after the engine's name hold numbers.
+pub const COLUMNS: [&str; 13] = [
+    "suite",
     "case",
     "engine",
     "threads",
     "block",
+    "depth",
     "ops/s",
     "ns/op",
     "CPU ns/op",
@@ -48,7 +50,7 @@ impl Report {
     pub fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING).set_header(COLUMNS);
-        for column in table.column_iter_mut().skip(2).take(7) {
+        for column in table.column_iter_mut().skip(3).take(8) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         for row in &self.rows {
@@ -62,7 +64,7 @@ impl Report {
             text += &format!("\n{}\n", table.trim_fmt());
         }
         for skipped in &self.skipped {
-            text += &format!("\nnot measured: {}: {}", skipped.case, unmeasured(skipped));
+            text += &format!("\nnot measured: {}", unmeasured(skipped));
         }
         for note in &self.notes {
             text += &format!("\nnote: {note}");
@@ -72,7 +74,8 @@ impl Report {
 }
 
 pub fn unmeasured(skipped: &Skipped) -> String {
-    format!("{}: {}", skipped.engine, skipped.reason)
+    let Skipped { suite, case, engine, reason } = skipped;
+    format!("{suite}: {case}: {engine}: {reason}")
 }
 
 /// A row's cells, in the order of [`COLUMNS`].
@@ -89,11 +92,14 @@ pub fn cells(row: &Row) -> [String; COLUMNS.len()] {
         }
         _ => String::new(),
     };
+    let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
     [
+        row.suite.into(),
         row.case.into(),
         row.engine.clone(),
         row.threads.to_string(),
-        row.block_bytes.map_or_else(String::new, |bytes| bytes.to_string()),
+        number(row.block_bytes),
+        number(row.queue_depth),
         grouped(row.ops_per_s),
         format!("{:.1}", row.ns_per_op),
         format!("{:.1}", row.cpu_ns_per_op),
@@ -124,11 +130,12 @@ pub mod tests {
 
     pub fn sample() -> Report {
         let peer = Row {
+            suite: "",
             case: "random-4k",
             engine: "kernel <pread>".into(),
             threads: 2,
             block_bytes: Some(4096),
-            queue_depth: None,
+            queue_depth: Some(8),
             ops_per_s: 1_234_567.8,
             ns_per_op: 810.0,
             cpu_ns_per_op: 805.5,
@@ -156,17 +163,22 @@ pub mod tests {
         let mut outcome = Outcome { rows: vec![subject, peer], ..Outcome::default() };
         outcome.skip("cold", "kernel pread", "no O_DIRECT here");
         outcome.note("back end threads".into());
-        Report::new("cached-read", Machine::of(Path::new("/")), outcome)
+        let mut all = Outcome::default();
+        all.extend("cached-read", outcome);
+        Report::new("all", Machine::of(Path::new("/")), all)
     }
 
     #[test]
     fn json_has_the_agreed_names() {
         let report: serde_json::Value = serde_json::from_str(&sample().json().unwrap()).unwrap();
-        assert_eq!(report["suite"], "cached-read");
+        assert_eq!(report["suite"], "all");
+        assert_eq!(report["rows"][1]["suite"], "cached-read");
+        assert_eq!(report["skipped"][0]["suite"], "cached-read");
         assert!(report["machine"].is_object());
         let keys: Vec<&str> =
             report["rows"][0].as_object().unwrap().keys().map(String::as_str).collect();
         let mut agreed = vec![
+            "suite",
             "case",
             "engine",
             "threads",
@@ -198,7 +210,10 @@ pub mod tests {
         assert!(table.contains("2.50 x kernel <pread> (2.25-2.75)"), "{table}");
         assert!(table.contains("1,234,568"), "{table}");
         assert!(table.contains("800 / 2,000 / 41,000"), "{table}");
-        assert!(table.contains("not measured: cold: kernel pread: no O_DIRECT here"), "{table}");
+        assert!(
+            table.contains("not measured: cached-read: cold: kernel pread: no O_DIRECT here"),
+            "{table}"
+        );
         assert!(table.contains("note: back end threads"), "{table}");
     }
 

@@ -20,7 +20,8 @@ use millpond_bench_peers::{Aio, Usage};
 use rustix::fs::OFlags;
 
 use super::data::{Random, TestFile};
-use super::harness::{Outcome, Pair, Plan, Slice};
+use super::harness::{Pair, Plan, Slice};
+use super::outcome::Outcome;
 use crate::failure::{Context, Result};
 
 const BATCHED: &str = "millpond, one wake-up per batch";
@@ -159,7 +160,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                 continue;
             }
         };
-        let engine = millpond::Engine::builder().cache_bytes(8 << 20).range_lock(plan.range_lock);
+        let engine = millpond::Engine::builder().cache_bytes(8 << 20);
         let engine = engine.build().context("building an engine")?;
         let opened = engine.open(file.path(), &OpenOptions::new().read(true).backing(backing));
         let pond = Arc::new(opened.context("opening the file in Millpond")?);
@@ -187,8 +188,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             let mut seen = Seen::default();
             let rows = pair.measure(
                 plan.rounds,
-                || slice(&subject, minima, feed, blocks, length, &mut seen).context(case),
-                || slice(peer, minima, feed, blocks, length, &mut Seen::default()).context(case),
+                || slice(&subject, minima, feed, blocks, length, &mut seen),
+                || slice(peer, minima, feed, blocks, length, &mut Seen::default()),
             )?;
             outcome.rows.extend(rows);
             if peer_name == PER_EVENT {

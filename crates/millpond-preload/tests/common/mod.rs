@@ -1,6 +1,11 @@
 //! Running programs under the preload library, and reading what it reports.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
+
+#[path = "../../../millpond/tests/common/skip.rs"]
+mod skip;
+
+pub mod table;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,6 +13,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use millpond::keeper::{Address, Server};
+
+pub use skip::skip;
 
 /// The preload library, built with the profile of this test: cargo does not build a cdylib for
 /// the tests of its own package.

@@ -5,7 +5,10 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
+#include <fts.h>
+#include <ftw.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -20,8 +23,10 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 static char buf[1 << 16];
+static long sizes;
 /* The compiler does not know how much memory this points to, so it lets every length pass. */
 static char *volatile unsized = buf;
 
@@ -293,6 +298,56 @@ static void by_number(void)
 	SAY(syscall(SYS_close_range, 3, 100, 0)); SAY(read(fd, buf, 1)); SAY(syscall(SYS_getppid) > 0); SAY(syscall(-1));
 }
 
+static int visit(const char *path, const struct stat *st, int kind)
+{
+	if (kind == FTW_F)
+		sizes += st->st_size;
+	return 0;
+}
+
+static int visit_more(const char *path, const struct stat *st, int kind, struct FTW *place)
+{
+	return visit(path, st, kind);
+}
+
+/* What looks at files, writes them or gives them away inside libc. */
+static void inside_libc(void)
+{
+	int fd, status;
+	char *const here[] = { "tree", NULL };
+	FTSENT *entry;
+	wordexp_t words;
+	void *frames[1] = { (void *)visit };
+	mkdir("tree", 0755);
+	OPEN(fd, open("tree/f", O_RDWR | O_CREAT | O_TRUNC, 0644));
+	SAY(write(fd, buf, 5000)); sizes = 0; SAY(ftw("tree", visit, 5)); printf("%ld\n", sizes);
+	SAY(write(fd, buf, 3000)); sizes = 0; SAY(nftw("tree", visit_more, 5, FTW_PHYS)); printf("%ld\n", sizes);
+	SAY(write(fd, buf, 2000)); sizes = 0;
+	FTS *tree = fts_open(here, FTS_PHYSICAL, NULL);
+	while ((entry = fts_read(tree)))
+		if (entry->fts_info == FTS_F)
+			sizes += entry->fts_statp->st_size;
+	fts_close(tree);
+	printf("%ld\n", sizes); SAY(lchmod("tree/f", 0600)); SAY(lchmod("none", 0600));
+	SAY(lseek(fd, 100, SEEK_SET)); SAY(pread(fd, buf, 300, 0)); backtrace_symbols_fd(frames, 1, fd);
+	/* The rest has an address. */
+	SAY(lseek(fd, 0, SEEK_CUR) > 110); SAY(ftruncate(fd, 110)); SAY(pread(fd, buf, 200, 0)); close(fd);
+	OPEN(fd, open("a", O_RDONLY)); SAY(read(fd, buf, 10)); sprintf(buf, "$(head -c 4096 <&%d | wc -c)", fd);
+	printf("%d", wordexp(buf, &words, 0)); printf(" %s\n", words.we_wordv[0]); wordfree(&words);
+	SAY(read(fd, buf, 10)); position(fd); close(fd);
+	OPEN(fd, open("a", O_RDONLY)); SAY(read(fd, buf, 10));
+	pid_t child = _Fork();
+	if (child == 0)
+		_exit(syscall(SYS_lseek, fd, 5L, SEEK_CUR) == 15 ? 7 : 8);
+	waitpid(child, &status, 0);
+	printf("child %d\n", WEXITSTATUS(status)); position(fd); SAY(read(fd, buf, 10)); close(fd);
+	FILE *(*open_stream)(const char *, const char *) = dlsym(RTLD_DEFAULT, "_IO_fopen");
+	int (*close_stream)(FILE *) = dlsym(RTLD_DEFAULT, "_IO_fclose");
+	FILE *f = open_stream("tree/f", "r+");
+	printf("%zu ", fread(buf, 1, 50, f)); printf("%d %ld\n", fputs("old name", f), ftell(f));
+	printf("%d\n", close_stream(f)); contents("tree/f");
+}
+
 static void streams(void)
 {
 	FILE *f = fopen("s", "w+");
@@ -329,6 +384,7 @@ int main(void)
 	extents();
 	kernel_calls();
 	by_number();
+	inside_libc();
 	streams();
 	return 0;
 }

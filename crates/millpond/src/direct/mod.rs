@@ -16,11 +16,9 @@
 //! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
 //!   the handle says so, served through a bounce buffer and counted.
 
-pub(crate) mod unattended;
-
 use std::io;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy::Source;
 use crate::error::{Error, Op, Result};
@@ -30,7 +28,6 @@ use crate::io::backend::Alignment;
 use crate::io::request;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
-use crate::range_lock::Guard;
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::Ticket;
 

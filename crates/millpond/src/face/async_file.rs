@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::buffers::Buffer;
-use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
+use crate::face::unattended;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::read::miss::{Miss, Pace, Step, Wanted};

@@ -100,7 +100,6 @@ impl Engine {
                 cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend,
-                range_lock: options.range_lock,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),

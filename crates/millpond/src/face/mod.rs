@@ -10,4 +10,6 @@ pub(crate) mod persist;
 
 pub(crate) mod async_file;
 
+pub(crate) mod unattended;
+
 pub(crate) mod pipeline;

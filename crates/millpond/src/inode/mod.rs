@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-use millpond_rangelock::{Budget, ByteRange, Mode};
+use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
 use crate::cache::parked;
@@ -45,7 +45,6 @@ use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::options::WriteMode;
-use crate::range_lock::{Guard, Kind, LOCK_BYTES, Ranges};
 use crate::survival::Survival;
 use crate::survival::changes::Told;
 use crate::writeback::{Flusher, Writeback, untold};
@@ -53,8 +52,12 @@ use crate::writeback::{Flusher, Writeback, untold};
 /// What an open file costs beside its core: its object and range lock, with what that keeps for those who
 /// wait; its backing, its entry in the registry and what the allocator adds, rounded up; and in debug builds
 /// what the range lock remembers of its holders.
-const FILE_BYTES: u64 = (size_of::<CachedFile>() + LOCK_BYTES + 1024) as u64
+const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
+
+/// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
+/// regions, many readers of one would share a word.
+const REGION_BYTES: u64 = 64 << 10;
 
 /// Whether the caller may be made to wait: for range guards, for a flush, for others' syncs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,7 +71,6 @@ pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
     pub(crate) backend: Backend,
-    pub(crate) range_lock: Kind,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher<CachedFile>>,
@@ -105,7 +107,7 @@ impl Budget for Shared {
 pub(crate) struct CachedFile {
     core: NonNull<FileCore>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) ranges: Ranges,
+    pub(crate) ranges: Arc<RangeLock>,
     pub(crate) backing: Arc<dyn BackingFile>,
     /// Appends take turns, so that each finds the end where it looked for it.
     pub(crate) appending: Turns,
@@ -185,7 +187,7 @@ impl CachedFile {
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),
-            ranges: shared.range_lock.lock(budget),
+            ranges: Arc::new(RangeLock::with_region_bytes(REGION_BYTES).with_budget(budget)),
             backing,
             appending: Turns::default(),
             attaching: Mutex::new(()),

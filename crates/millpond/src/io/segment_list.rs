@@ -60,66 +60,73 @@ mod sealed {
 /// nor go before the list does:
 ///
 /// ```compile_fail,E0597
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline) {
-/// let mut request = None;
+/// let mut first;
 /// {
 ///     let memory = vec![0; 4096];
-///     request = Some(Request::write(file, SegmentList::from_slice(&memory), 0));
+///     first = Some(DirectRequest::write(file, SegmentList::from_slice(&memory), 0));
 /// } // borrowed by the request
-/// pipeline.run(|_done| request.take());
+/// pipeline.run(|lane| {
+///     *lane.request = first.take();
+///     lane.request.is_some()
+/// });
 /// # }
 /// ```
 ///
 /// nor be looked at while it may change, nor the array of slices that says where it is:
 ///
 /// ```compile_fail,E0502
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline, mut buffer: millpond::Buffer) {
-/// let mut first = Some(Request::read(file, SegmentList::from_buffer_mut(&mut buffer), 0));
-/// pipeline.run(|_done| {
+/// let mut first = Some(DirectRequest::read(file, SegmentList::from_buffer_mut(&mut buffer), 0));
+/// pipeline.run(|lane| {
 ///     let _peek = buffer[0]; // borrowed by the request
-///     first.take()
+///     *lane.request = first.take();
+///     lane.request.is_some()
 /// });
 /// # }
 /// ```
 ///
 /// ```compile_fail,E0506
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// use std::io::IoSlice;
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline, memory: &[u8]) {
 /// let mut slices = [IoSlice::new(memory)];
-/// let mut first = Some(Request::write(file, SegmentList::from_io_slices(&slices), 0));
+/// let mut first = Some(DirectRequest::write(file, SegmentList::from_io_slices(&slices), 0));
 /// slices[0] = IoSlice::new(&[]); // borrowed by the request
-/// pipeline.run(|_done| first.take());
+/// pipeline.run(|lane| {
+///     *lane.request = first.take();
+///     lane.request.is_some()
+/// });
 /// # }
 /// ```
 ///
 /// Buffers that a list owns are the request's until it has ended:
 ///
 /// ```compile_fail,E0382
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline, buffers: Vec<millpond::Buffer>) {
-/// let mut first = Some(Request::read(file, SegmentList::from_buffers(buffers), 0));
-/// pipeline.run(|_done| first.take());
-/// let _byte = buffers[0][0]; // moved into the list; `Done` gives them back
+/// let mut first = Some(DirectRequest::read(file, SegmentList::from_buffers(buffers), 0));
+/// pipeline.run(|lane| {
+///     *lane.request = first.take();
+///     lane.request.is_some()
+/// });
+/// let _byte = buffers[0][0]; // moved into the list; `into_buffers` gives them back
 /// # }
 /// ```
 ///
 /// A file stays open while it has requests:
 ///
 /// ```compile_fail,E0505
-/// use millpond::{Request, SegmentList};
+/// use millpond::{DirectRequest, SegmentList};
 /// # fn demo(file: millpond::File, mut pipeline: millpond::Pipeline, buffers: Vec<millpond::Buffer>) {
-/// let mut first = Some(Request::read(&file, SegmentList::from_buffers(buffers), 0));
-/// pipeline.run(|_done| {
-///     let request = first.take();
-///     request
-/// });
-/// let later = Request::write(&file, SegmentList::from_slice(&[]), 0);
+/// let mut first = Some(DirectRequest::read(&file, SegmentList::from_buffers(buffers), 0));
 /// drop(file); // borrowed by the request
-/// pipeline.run(|_done| None::<Request<'_>>);
-/// drop(later);
+/// pipeline.run(|lane| {
+///     *lane.request = first.take();
+///     lane.request.is_some()
+/// });
 /// # }
 /// ```
 ///

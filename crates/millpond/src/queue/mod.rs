@@ -25,9 +25,7 @@ mod inner;
 
 mod request;
 
-mod task;
-
-mod raw;
+pub(crate) mod task;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -45,8 +43,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
-use crate::direct::unattended;
 use crate::error::{Error, Op, Result};
+use crate::face::unattended;
 use crate::io::backend::driver::Driver;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::batch;
@@ -59,7 +57,6 @@ use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Deadlines, Waiting};
 use crate::read::miss::{Pace, Wanted};
 
-pub use crate::queue::raw::{Aside, ReadDone};
 pub use crate::queue::request::{Completion, Request};
 
 /// The largest capacity of a queue.

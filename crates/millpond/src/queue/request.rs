@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::buffers::Buffer;
-use crate::direct::unattended::{read_buffers, write_buffers};
 use crate::error::{Error, Op, Result};
 use crate::face::file::File;
+use crate::face::unattended::{read_buffers, write_buffers};
 
 /// Something for a [`Queue`](crate::Queue) to do.
 ///

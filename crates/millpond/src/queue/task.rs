@@ -39,7 +39,7 @@ const RUNNING: u8 = 1;
 const AGAIN: u8 = 2;
 
 /// What a task reads, and whom it tells.
-pub(super) trait Reading: Send + Sized + 'static {
+pub(crate) trait Reading: Send + Sized + 'static {
     fn file(&self) -> &Arc<File>;
 
     /// Goes on with `miss`, which is always the one of this read.
@@ -50,7 +50,7 @@ pub(super) trait Reading: Send + Sized + 'static {
 }
 
 /// A read under way.
-pub(super) struct Task<R> {
+pub(crate) struct Task<R> {
     state: AtomicU8,
     body: Mutex<Option<Body<R>>>,
 }
@@ -113,7 +113,7 @@ impl Reading for OfQueue {
 }
 
 /// Drops a handle where a fill may be ending (T5).
-pub(super) fn let_go(file: Arc<File>) {
+pub(crate) fn let_go(file: Arc<File>) {
     let workers = Arc::clone(&file.cached.shared.workers);
     if let Some(last) = Arc::into_inner(file) {
         workers.run(Box::new(move || drop(last)));
@@ -122,7 +122,7 @@ pub(super) fn let_go(file: Arc<File>) {
 
 impl<R: Reading> Task<R> {
     /// A task that the caller is to [`Task::run`].
-    pub(super) fn of(reading: R) -> Arc<Task<R>> {
+    pub(crate) fn of(reading: R) -> Arc<Task<R>> {
         Arc::new(Task {
             state: AtomicU8::new(RUNNING),
             body: Mutex::new(Some(Body { reading, miss: Miss::new() })),
@@ -130,7 +130,7 @@ impl<R: Reading> Task<R> {
     }
 
     /// Steps until the task is pending or done. The caller is the runner (T1).
-    pub(super) fn run(self: &Arc<Self>, pace: Pace) {
+    pub(crate) fn run(self: &Arc<Self>, pace: Pace) {
         let waker = Waker::from(Arc::clone(self));
         loop {
             match self.step(&waker, pace) {

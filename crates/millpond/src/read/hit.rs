@@ -25,7 +25,7 @@ use crate::cache::copy::{self, Source};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::step;
 use crate::cache::table::FileCore;
-use crate::inode::Shared;
+use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::Slot;
 
@@ -51,128 +51,190 @@ enum Attempt {
     Fault,
 }
 
-/// Reads into one piece of memory without locks, if all is cached, in at most `tries` attempts, and
-/// counts in `slot`. `None`: take the slow path.
-///
-/// # Safety
-///
-/// `dst` must be valid for writes of `len` bytes, save that it may fault where a handler consults
-/// [`crate::fault`]; that gives `None`, too.
-#[inline]
-pub(crate) unsafe fn try_hit(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
+/// Where a lock-free read looks, what it counts in, and how many attempts it has.
+#[derive(Clone, Copy)]
+pub(crate) struct HitPath<'f> {
+    shared: &'f Shared,
+    slot: &'f Slot,
+    core: &'f FileCore,
     tries: u32,
-    dst: *mut u8,
-    len: usize,
-    offset: u64,
-) -> Option<usize> {
-    if !shared.hit_path.load(Relaxed) {
-        return None;
+}
+
+impl<'f> HitPath<'f> {
+    #[inline]
+    pub(crate) fn new(file: &'f CachedFile, slot: &'f Slot, tries: u32) -> HitPath<'f> {
+        HitPath { shared: &file.shared, slot, core: file.core(), tries }
     }
-    // SAFETY: the caller's promise is the same.
-    let segment = unsafe { [Segment::new(dst, len)] };
-    let in_page = offset as usize & (core.page_bytes() - 1);
-    let attempt = if in_page + len <= core.page_bytes() {
+
+    /// Reads into one piece of memory without locks, if all is cached, and
+    /// counts. `None`: take the slow path.
+    ///
+    /// # Safety
+    ///
+    /// `dst` must be valid for writes of `len` bytes, save that it may fault where a handler consults
+    /// [`crate::fault`]; that gives `None`, too.
+    #[inline]
+    pub(crate) unsafe fn try_read(self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
+        if !self.shared.hit_path.load(Relaxed) {
+            return None;
+        }
         // SAFETY: the caller's promise is the same.
-        unsafe { attempt_page(shared, slot, core, dst, len, offset) }
-    } else {
-        attempt_pages(shared, slot, core, (&segment).into(), offset)
-    };
-    match attempt {
-        Attempt::Read(moved) => Some(moved),
-        Attempt::Retry(copied) => {
-            try_again(shared, slot, core, tries, (&segment).into(), offset, copied)
+        let segment = unsafe { [Segment::new(dst, len)] };
+        let in_page = offset as usize & (self.core.page_bytes() - 1);
+        let attempt = if in_page + len <= self.core.page_bytes() {
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.attempt_page(dst, len, offset) }
+        } else {
+            self.attempt_pages((&segment).into(), offset)
+        };
+        match attempt {
+            Attempt::Read(moved) => Some(moved),
+            Attempt::Retry(copied) => self.try_again((&segment).into(), offset, copied),
+            Attempt::Miss | Attempt::Fault => None,
         }
-        Attempt::Miss | Attempt::Fault => None,
     }
-}
 
-/// Goes on after a first attempt that failed having copied so many bytes. Leaves none of what no attempt
-/// has vouched for.
-#[cold]
-fn try_again(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    tries: u32,
-    dst: SegmentIter<'_>,
-    offset: u64,
-    mut copied: usize,
-) -> Option<usize> {
-    slot.retried();
-    let mut read = None;
-    for _ in 1..tries {
-        match attempt_pages(shared, slot, core, dst, offset) {
-            Attempt::Read(moved) => {
-                read = Some(moved);
-                break;
+    /// Goes on after a first attempt that failed having copied so many bytes. Leaves none of what no attempt
+    /// has vouched for.
+    #[cold]
+    fn try_again(self, dst: SegmentIter<'_>, offset: u64, mut copied: usize) -> Option<usize> {
+        self.slot.retried();
+        let mut read = None;
+        for _ in 1..self.tries {
+            match self.attempt_pages(dst, offset) {
+                Attempt::Read(moved) => {
+                    read = Some(moved);
+                    break;
+                }
+                Attempt::Retry(more) => {
+                    self.slot.retried();
+                    copied = copied.max(more);
+                }
+                Attempt::Miss | Attempt::Fault => break,
             }
-            Attempt::Retry(more) => {
-                slot.retried();
-                copied = copied.max(more);
+        }
+        wipe(dst, read.unwrap_or(0) as u64, copied as u64);
+        read
+    }
+
+    /// Reads into several pieces of memory without locks, if all is cached.
+    pub(crate) fn try_read_vectored(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
+        if !self.shared.hit_path.load(Relaxed) {
+            return None;
+        }
+        match self.attempt_pages(dst, offset) {
+            Attempt::Read(moved) => Some(moved),
+            Attempt::Retry(copied) => self.try_again(dst, offset, copied),
+            Attempt::Miss | Attempt::Fault => None,
+        }
+    }
+
+    /// The common case: all within one page.
+    ///
+    /// # Safety
+    ///
+    /// As for [`HitPath::try_read`].
+    #[inline]
+    unsafe fn attempt_page(self, dst: *mut u8, len: usize, offset: u64) -> Attempt {
+        let HitPath { shared, slot, core, .. } = self;
+        let frames = &shared.cache.frames;
+        let begun = core.epoch.begin();
+        let Some((word, guess)) = core.lookup(frames, offset >> core.page_shift) else {
+            return at_end(core, offset);
+        };
+        let seen = word.load();
+        if !seen.is_hit() {
+            return at_end(core, offset);
+        }
+        let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
+            return Attempt::Retry(0);
+        };
+        // The linearization point; after the word, whose load is an acquire.
+        let size = core.size.get();
+        let len = (len as u64).min(size.saturating_sub(offset)) as usize;
+        let in_page = offset as usize & (core.page_bytes() - 1);
+        let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
+        // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
+        // a page's; it may change under the copy. `dst` is the caller's promise.
+        let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
+        if !step::is_one_moment([(word, seen)], &core.epoch, begun) {
+            return Attempt::Retry(len);
+        }
+        if left > 0 {
+            return Attempt::Fault;
+        }
+        word.mark_referenced(seen);
+        slot.hit(1, len as u64);
+        Attempt::Read(len)
+    }
+
+    /// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
+    fn attempt_pages(self, mut dst: SegmentIter<'_>, offset: u64) -> Attempt {
+        let HitPath { shared, slot, core, .. } = self;
+        let len = dst.left();
+        let frames = &shared.cache.frames;
+        let begun = core.epoch.begin();
+        let hint = core.size.hint();
+        let first = offset >> core.page_shift;
+        let hinted_end = (offset + len).min(hint);
+        // Set up to `pages`: to clear all of it would cost as much as a page.
+        let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
+            [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
+        let mut pages = 0;
+        if hinted_end > offset {
+            let last = (hinted_end - 1) >> core.page_shift;
+            if last - first >= HIT_PAGES_MAX as u64 {
+                return Attempt::Miss;
             }
-            Attempt::Miss | Attempt::Fault => break,
+            for page in first..=last {
+                let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
+                let seen = word.load();
+                if !seen.is_hit() {
+                    return Attempt::Miss;
+                }
+                if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
+                    // While the other words are looked for, and the pages before are copied.
+                    frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
+                }
+                words[pages].write((word, seen));
+                pages += 1;
+            }
         }
-    }
-    wipe(dst, read.unwrap_or(0) as u64, copied as u64);
-    read
-}
-
-/// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
-pub(super) fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
-    for piece in dst.slice(from, to.saturating_sub(from)) {
-        // SAFETY: the segments are valid for writes, or may fault, as their maker vouched.
-        if unsafe { copy::copy_zeros(piece.base(), piece.len()) } > 0 {
-            return;
+        // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
+        let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
+        // The linearization point; after all words.
+        let size = core.size.get();
+        let end = (offset + len).min(size);
+        if end <= offset {
+            return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
         }
+        if (end - 1) >> core.page_shift >= first + pages as u64 {
+            return Attempt::Retry(0);
+        }
+        let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
+        let mut at = offset;
+        let mut faulted = false;
+        for (_, seen) in words {
+            let Some(frame) = frames.address(seen.frame()) else {
+                return Attempt::Retry((at - offset) as usize);
+            };
+            let in_page = at as usize & (core.page_bytes() - 1);
+            let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
+            // SAFETY: as in `attempt_page`.
+            let copied = unsafe { copy_out(dst.split(part), frame.add(in_page), source) };
+            faulted |= copied.is_err();
+            at += part;
+        }
+        if !step::is_one_moment(words.iter().copied(), &core.epoch, begun) {
+            return Attempt::Retry((end - offset) as usize);
+        }
+        if faulted {
+            return Attempt::Fault;
+        }
+        words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
+        slot.hit(pages as u64, end - offset);
+        Attempt::Read((end - offset) as usize)
     }
-}
-
-/// The common case: all within one page.
-///
-/// # Safety
-///
-/// As for [`try_hit`].
-#[inline]
-unsafe fn attempt_page(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    dst: *mut u8,
-    len: usize,
-    offset: u64,
-) -> Attempt {
-    let frames = &shared.cache.frames;
-    let begun = core.epoch.begin();
-    let Some((word, guess)) = core.lookup(frames, offset >> core.page_shift) else {
-        return at_end(core, offset);
-    };
-    let seen = word.load();
-    if !seen.is_hit() {
-        return at_end(core, offset);
-    }
-    let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
-        return Attempt::Retry(0);
-    };
-    // The linearization point; after the word, whose load is an acquire.
-    let size = core.size.get();
-    let len = (len as u64).min(size.saturating_sub(offset)) as usize;
-    let in_page = offset as usize & (core.page_bytes() - 1);
-    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-    // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
-    // a page's; it may change under the copy. `dst` is the caller's promise.
-    let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
-    if !step::is_one_moment([(word, seen)], &core.epoch, begun) {
-        return Attempt::Retry(len);
-    }
-    if left > 0 {
-        return Attempt::Fault;
-    }
-    word.mark_referenced(seen);
-    slot.hit(1, len as u64);
-    Attempt::Read(len)
 }
 
 /// Nothing is cached at `offset`: a hit all the same if the file ends before it; unless it has no size
@@ -186,77 +248,14 @@ fn at_end(core: &FileCore, offset: u64) -> Attempt {
     }
 }
 
-/// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
-fn attempt_pages(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    mut dst: SegmentIter<'_>,
-    offset: u64,
-) -> Attempt {
-    let len = dst.left();
-    let frames = &shared.cache.frames;
-    let begun = core.epoch.begin();
-    let hint = core.size.hint();
-    let first = offset >> core.page_shift;
-    let hinted_end = (offset + len).min(hint);
-    // Set up to `pages`: to clear all of it would cost as much as a page.
-    let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
-        [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
-    let mut pages = 0;
-    if hinted_end > offset {
-        let last = (hinted_end - 1) >> core.page_shift;
-        if last - first >= HIT_PAGES_MAX as u64 {
-            return Attempt::Miss;
-        }
-        for page in first..=last {
-            let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
-            let seen = word.load();
-            if !seen.is_hit() {
-                return Attempt::Miss;
-            }
-            if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
-                // While the other words are looked for, and the pages before are copied.
-                frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
-            }
-            words[pages].write((word, seen));
-            pages += 1;
+/// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
+pub(super) fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
+    for piece in dst.slice(from, to.saturating_sub(from)) {
+        // SAFETY: the segments are valid for writes, or may fault, as their maker vouched.
+        if unsafe { copy::copy_zeros(piece.base(), piece.len()) } > 0 {
+            return;
         }
     }
-    // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
-    let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
-    // The linearization point; after all words.
-    let size = core.size.get();
-    let end = (offset + len).min(size);
-    if end <= offset {
-        return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
-    }
-    if (end - 1) >> core.page_shift >= first + pages as u64 {
-        return Attempt::Retry(0);
-    }
-    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-    let mut at = offset;
-    let mut faulted = false;
-    for (_, seen) in words {
-        let Some(frame) = frames.address(seen.frame()) else {
-            return Attempt::Retry((at - offset) as usize);
-        };
-        let in_page = at as usize & (core.page_bytes() - 1);
-        let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
-        // SAFETY: as in `attempt_page`.
-        let copied = unsafe { copy_out(dst.split(part), frame.add(in_page), source) };
-        faulted |= copied.is_err();
-        at += part;
-    }
-    if !step::is_one_moment(words.iter().copied(), &core.epoch, begun) {
-        return Attempt::Retry((end - offset) as usize);
-    }
-    if faulted {
-        return Attempt::Fault;
-    }
-    words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
-    slot.hit(pages as u64, end - offset);
-    Attempt::Read((end - offset) as usize)
 }
 
 /// The caller's memory faulted.
@@ -281,25 +280,6 @@ pub(crate) unsafe fn copy_out(
         done += piece.len();
     }
     Ok(())
-}
-
-/// Reads into several pieces of memory without locks, if all is cached.
-pub(crate) fn try_hit_vectored(
-    shared: &Shared,
-    slot: &Slot,
-    core: &FileCore,
-    tries: u32,
-    dst: SegmentIter<'_>,
-    offset: u64,
-) -> Option<usize> {
-    if !shared.hit_path.load(Relaxed) {
-        return None;
-    }
-    match attempt_pages(shared, slot, core, dst, offset) {
-        Attempt::Read(moved) => Some(moved),
-        Attempt::Retry(copied) => try_again(shared, slot, core, tries, dst, offset, copied),
-        Attempt::Miss | Attempt::Fault => None,
-    }
 }
 
 /// Whether the page at `offset` looks as if it could be read without a guard.

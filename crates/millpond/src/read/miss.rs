@@ -36,12 +36,13 @@
 //!   the limit, too, reads follow each other without another thread, whether or not tasks are polled.
 
 use std::ops::RangeInclusive;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
 use std::task::{Context, Poll, Waker};
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::copy::Source;
 use crate::cache::page::State;
@@ -53,9 +54,8 @@ use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
-use crate::range_lock::{GuardRequest, OwnedGuard, lock_later};
 use crate::read::ahead::Readahead;
-use crate::read::hit::{self, HIT_PAGES_MAX, TRIES_MAX, copy_out};
+use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next};
 use crate::read::{self};
 use crate::workers::Outcome;
@@ -95,7 +95,7 @@ pub(crate) enum Step {
 enum Wait {
     Nothing,
     Page(Parked),
-    Guard(GuardRequest),
+    Guard(Pin<Box<dyn Future<Output = OwnedGuard> + Send>>),
     Room(Arc<Shared>, Ticket),
     Worker(Outcome<Result<Vec<u8>>>),
 }
@@ -130,17 +130,14 @@ impl Wanted<'_> {
     /// The lock-free read.
     #[inline]
     pub(crate) fn try_hit(&self) -> Option<usize> {
-        let shared = &*self.file.shared;
-        let slot = shared.cache.counters.mine();
-        let (core, offset) = (self.file.core(), self.offset);
+        let slot = self.file.cache().counters.mine();
+        let path = HitPath::new(self.file, slot, TRIES_MAX);
         match self.dst.front(2) {
             Front::One(one) if one.len() as u64 == self.dst.left() => {
                 // SAFETY: the segment is valid for writes, as its maker vouched.
-                unsafe {
-                    hit::try_hit(shared, slot, core, TRIES_MAX, one.base(), one.len(), offset)
-                }
+                unsafe { path.try_read(one.base(), one.len(), self.offset) }
             }
-            _ => hit::try_hit_vectored(shared, slot, core, TRIES_MAX, self.dst, offset),
+            _ => path.try_read_vectored(self.dst, self.offset),
         }
     }
 
@@ -238,9 +235,9 @@ impl Miss {
             let guard = match guard.flatten() {
                 Some(guard) => guard,
                 None => {
-                    let mut waiting = request
-                        .take()
-                        .unwrap_or_else(|| lock_later(&file.ranges, range, Mode::Shared));
+                    let mut waiting = request.take().unwrap_or_else(|| {
+                        Box::pin(file.ranges.lock_owned_async(range, Mode::Shared))
+                    });
                     match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
                         Poll::Ready(guard) => guard,
                         Poll::Pending => {

@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::inode::CachedFile;
 use crate::io::segment::SegmentIter;
 use crate::read::fill::{Came, Stopped};
-use crate::read::hit::{TRIES_MAX, may_hit, try_hit_vectored, wipe};
+use crate::read::hit::{HitPath, TRIES_MAX, may_hit, wipe};
 
 /// Times that a read starts over because the file below shrank under it.
 const SHRUNK_MAX: usize = 8;
@@ -94,7 +94,7 @@ pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
     while at < offset + len {
         let mut end = page_end(at);
         let page = dst.slice(at - offset, end - at);
-        let hit = try_hit_vectored(shared, slot, core, TRIES_MAX, page, at);
+        let hit = HitPath::new(file, slot, TRIES_MAX).try_read_vectored(page, at);
         let moved = match hit {
             Some(moved) => moved,
             None => {

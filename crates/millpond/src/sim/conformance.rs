@@ -97,7 +97,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
                 });
                 all.push(Subject { name, file, path, stop, _dir: dir });
             }
-            Err(error) => println!("skipped: {name}: {error}"),
+            Err(error) => crate::skip::skip(format_args!("{name}: {error}")),
         }
     };
     for (name, backing) in [
@@ -329,7 +329,7 @@ fn punched_and_zeroed_bytes_are_zero() {
             let outcome = file.zero(offset as u64, len as u64, number % 2 == 1);
             if let Err(error) = outcome {
                 assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{name}: {error}");
-                println!("skipped: {name}: {error}");
+                crate::skip::skip(format_args!("{name}: {error}"));
                 continue;
             }
             expected[offset.min(LEN)..(offset + len).min(LEN)].fill(0);
@@ -405,7 +405,7 @@ fn seeks_use_a_description_of_their_own() {
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
             let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &threads, &Arc::default()) else {
-                println!("skipped: {backing:?}");
+                crate::skip::skip(format_args!("{backing:?}"));
                 continue;
             };
             file.attach(fd.try_clone().unwrap(), offered(read, write)).unwrap();

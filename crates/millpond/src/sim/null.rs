@@ -1,6 +1,6 @@
 //! A back end that completes at once and moves no bytes: what is left is the cost of the way there.
 //!
-//! Like the kernel's null block device, after which the figures of S2 were taken. A file has the
+//! Like the kernel's null block device. A file has the
 //! length that it had when it was opened; reads leave the caller's memory as it is, and writes are
 //! taken and forgotten.
 

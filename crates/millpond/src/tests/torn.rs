@@ -119,7 +119,8 @@ fn only_the_handles_own_reads_are_torn_and_never_within_a_page() {
         };
         bytes.chunks(PAGE).map(page_stamp).collect()
     };
-    let mixtures = std::thread::scope(|scope| {
+    let mixtures = AtomicU64::new(0);
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             for stamp in 1.. {
                 file.write_all_at(&block(stamp), 0).unwrap();
@@ -140,9 +141,9 @@ fn only_the_handles_own_reads_are_torn_and_never_within_a_page() {
                 if number == 2 {
                     handle.advise(0, 0, Advice::AtomicReads).unwrap();
                 }
-                let (ended, stop) = (&ended, &stop);
+                let (ended, stop, mixtures) = (&ended, &stop, &mixtures);
                 scope.spawn(move || {
-                    let (mut bytes, mut mixtures) = (vec![0; PAGES * PAGE], 0);
+                    let mut bytes = vec![0; PAGES * PAGE];
                     while !stop.load(SeqCst) {
                         let before = ended.load(SeqCst);
                         assert_eq!(handle.read_at(&mut bytes, 0).unwrap(), bytes.len());
@@ -150,21 +151,27 @@ fn only_the_handles_own_reads_are_torn_and_never_within_a_page() {
                         assert!(seen.iter().all(|&stamp| stamp >= before), "{seen:?}, {before}");
                         let mixed = seen.iter().any(|&stamp| stamp != seen[0]);
                         assert!(torn || !mixed, "a mixture: {seen:?}");
-                        mixtures += u64::from(mixed);
+                        mixtures.fetch_add(u64::from(mixed), SeqCst);
                         // What is missing is fetched by itself: torn reads get what others write between.
                         if torn {
                             handle.advise(PAGE as u64, 1, Advice::DontNeed).unwrap();
                         }
                     }
-                    mixtures
                 })
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(300));
+        // For a while, and until a read was torn.
+        let started = Instant::now();
+        let is_over =
+            |limit| started.elapsed() > limit || readers.iter().any(|it| it.is_finished());
+        while !is_over(Duration::from_millis(300))
+            || mixtures.load(SeqCst) == 0 && !is_over(Duration::from_secs(30))
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         stop.store(true, SeqCst);
-        readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>()
     });
-    println!("{mixtures} mixtures in torn reads");
+    assert!(mixtures.into_inner() > 0, "no read was torn: the test shows nothing");
 }
 
 /// Goal: a read whose validation fails again and again takes its turn at the range lock, after at

@@ -10,13 +10,13 @@
 //!
 //! Each takes exactly its range, from the end of the file on where it moves that; I/O elsewhere goes
 //! on. No fill can begin under an exclusive guard (W3), so none can put a page in place between the
-//! start of its invalidation and the end of its removal (S3's rule). Only pages that have a leaf are
+//! start of its invalidation and the end of its removal (as XFS does it). Only pages that have a leaf are
 //! visited, so the length of a range costs nothing by itself.
 
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -30,7 +30,6 @@ use crate::io::backend::Seek;
 use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
-use crate::range_lock::Guard;
 use crate::survival::Intent;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{Copy, LAST_PAGE};

@@ -29,7 +29,7 @@ pub(crate) mod extent;
 
 use std::io;
 
-use millpond_rangelock::Mode;
+use millpond_rangelock::{Guard, Mode};
 
 use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
@@ -41,7 +41,6 @@ use crate::io::request;
 use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::WriteMode;
-use crate::range_lock::Guard;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::writeback::{Epoch, Failure, Pass};
 

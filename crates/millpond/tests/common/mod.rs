@@ -1,8 +1,9 @@
 //! What the tests of this directory share.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
 
 pub mod mount;
 pub mod requests;
+mod skip;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 use millpond::{
     BackendChoice, Engine, EngineBuilder, File, OpenOptions, SimDevice, SimOptions, WriteMode,
 };
+
+pub use skip::skip;
 
 /// A directory on a real disk, removed at the end.
 pub fn temp_dir() -> tempfile::TempDir {
@@ -88,16 +91,18 @@ pub fn direct() -> OpenOptions {
     read_write().direct(true)
 }
 
-/// Whether io_uring works here; says so where it does not.
+/// Whether io_uring works here; where it does not, that is a skip.
+#[track_caller]
 pub fn has_uring() -> bool {
     let built = Engine::builder().cache_bytes(16384).backend(BackendChoice::Uring).build();
     if let Err(error) = &built {
-        println!("skipped: io_uring: {error}");
+        skip(format_args!("io_uring: {error}"));
     }
     built.is_ok()
 }
 
 /// Every back end that works here, by name.
+#[track_caller]
 pub fn back_ends(seed: u64) -> Vec<(&'static str, BackendChoice)> {
     let sim = SimOptions::new(seed).delay_us_max(100).short_per_mille(200);
     let mut all = vec![
@@ -111,7 +116,8 @@ pub fn back_ends(seed: u64) -> Vec<(&'static str, BackendChoice)> {
     all
 }
 
-/// The back ends that have direct I/O here, by name; those without are told of.
+/// The back ends that have direct I/O here, by name; the others are skips.
+#[track_caller]
 pub fn back_ends_with_direct(seed: u64) -> Vec<(&'static str, BackendChoice)> {
     let dir = temp_dir();
     let mut all = back_ends(seed);
@@ -119,7 +125,7 @@ pub fn back_ends_with_direct(seed: u64) -> Vec<(&'static str, BackendChoice)> {
         let path = dir.path().join(name);
         let opened = engine(1 << 20, backend.clone()).open(&path, &direct());
         if let Err(error) = &opened {
-            println!("skipped: {name}: {error}");
+            skip(format_args!("{name}: {error}"));
         }
         opened.is_ok()
     });
@@ -137,24 +143,6 @@ pub fn engine(cache_bytes: u64, backend: BackendChoice) -> Engine {
 
 pub fn builder(cache_bytes: u64, backend: BackendChoice) -> EngineBuilder {
     Engine::builder().cache_bytes(cache_bytes).backend(backend)
-}
-
-/// The names of the range locks that an engine can have; with the feature `range-lock-peers` all.
-pub fn range_locks() -> Vec<String> {
-    #[cfg(feature = "range-lock-peers")]
-    return millpond::RangeLockKind::ALL.iter().map(ToString::to_string).collect();
-    #[cfg(not(feature = "range-lock-peers"))]
-    vec!["striped".into()]
-}
-
-/// As [`engine`], with the range lock of that name.
-pub fn engine_with(cache_bytes: u64, backend: BackendChoice, range_lock: &str) -> Engine {
-    let builder = builder(cache_bytes, backend);
-    #[cfg(feature = "range-lock-peers")]
-    let builder = builder.range_lock(range_lock.parse().unwrap());
-    #[cfg(not(feature = "range-lock-peers"))]
-    assert_eq!(range_lock, "striped", "the others need the feature range-lock-peers");
-    builder.build().unwrap()
 }
 
 pub fn write_back() -> OpenOptions {
@@ -247,8 +235,9 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
-            outputs.into_iter().for_each(|output| output.join().unwrap());
+            let ran = outputs.map(|output| output.join().unwrap()).contains(&true);
             assert!(status.success(), "{test}: {status}");
+            assert!(ran, "there is no test {test}");
             return;
         }
         if started.elapsed() > limit {
@@ -260,11 +249,15 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     }
 }
 
-/// Prints what a child says.
-fn pass_on(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<()> {
+/// Prints what a child says; whether it says that it runs its test.
+fn pass_on(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<bool> {
     std::thread::spawn(move || {
-        let lines = BufReader::new(output.expect("a pipe")).lines();
-        lines.map_while(Result::ok).for_each(|line| println!("{line}"));
+        let mut runs = false;
+        for line in BufReader::new(output.expect("a pipe")).lines().map_while(Result::ok) {
+            println!("{line}");
+            runs |= line == "running 1 test";
+        }
+        runs
     })
 }
 

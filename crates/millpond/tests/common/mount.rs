@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::temp_dir;
+use super::{skip, temp_dir};
 
 /// A file system of its own, unmounted in the end.
 pub struct Mount {
@@ -12,7 +12,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// None where this needs rights or programs that are missing.
+    /// None where this needs rights or programs that are missing, which is a skip.
+    #[track_caller]
     pub fn ext4(bytes: u64) -> Option<Mount> {
         // With smaller blocks ext4 refuses writes into space that it has allocated: it finds none
         // for the extents' own blocks (57 of 127 writes of 64 KiB, on 6 MiB, by plain system calls).
@@ -20,10 +21,12 @@ impl Mount {
     }
 
     /// With reflinks.
+    #[track_caller]
     pub fn xfs(bytes: u64) -> Option<Mount> {
         Mount::of("mkfs.xfs", &["-q", "-m", "reflink=1"], bytes)
     }
 
+    #[track_caller]
     pub fn btrfs(bytes: u64) -> Option<Mount> {
         Mount::of("mkfs.btrfs", &["-q"], bytes)
     }
@@ -37,11 +40,11 @@ impl Mount {
             Ok(output) if output.status.success() => true,
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
-                println!("skipped: {command:?}: {text}");
+                skip(format_args!("{command:?}: {text}"));
                 false
             }
             Err(error) => {
-                println!("skipped: {command:?}: {error}");
+                skip(format_args!("{command:?}: {error}"));
                 false
             }
         };

@@ -120,10 +120,11 @@ fn unmount(mount_point: &Path) {
 
 impl Disk {
     /// A disk with an empty file system, mounted; none where that can't be, which is said. `recorder`
-    /// is the test of this binary that calls [`recorder::serve_if_asked`].
+    /// is the test of this binary that calls [`recorder::run`].
+    #[track_caller]
     pub fn start(recorder: &str) -> Option<Disk> {
         if let Some(reason) = missing() {
-            println!("skipped: a disk whose power can be cut: {reason}");
+            crate::common::skip(format_args!("a disk whose power can be cut: {reason}"));
             return None;
         }
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

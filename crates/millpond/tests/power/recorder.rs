@@ -110,10 +110,9 @@ impl Disk {
     }
 }
 
-/// In the recorder's process: serves until the control socket ends, and does not return. In any
-/// other: nothing.
-pub fn serve_if_asked() {
-    let Some(dir) = std::env::var_os(ROLE) else { return };
+/// The recorder's process: serves until the control socket ends, and does not return.
+pub fn run() {
+    let dir = std::env::var_os(ROLE).expect("started by `Disk::start`");
     let dir = Path::new(&dir);
     let control = UnixStream::connect(dir.join(CONTROL)).unwrap();
     let image = fs::read(dir.join(IMAGE)).unwrap();

@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock, RawRangeLock, Striped, peers};
+use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock, RawRangeLock, Striped};
+use millpond_rangelock_peers::{IntervalTree, MutexBTree, OlcBTree};
 
 fn run<L: RawRangeLock>(steps: &[u8], unit: u64) {
     let lock = Arc::new(RangeLock::<L>::with_raw());
@@ -52,7 +53,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((&shape, steps)) = input.split_first() else { return };
     let unit = [1, 512, 4096, 10_000][usize::from(shape & 3)];
     run::<Striped>(steps, unit);
-    run::<peers::IntervalTree>(steps, unit);
-    run::<peers::MutexBTree>(steps, unit);
-    run::<peers::OlcBTree>(steps, unit);
+    run::<IntervalTree>(steps, unit);
+    run::<MutexBTree>(steps, unit);
+    run::<OlcBTree>(steps, unit);
 });

@@ -14,8 +14,8 @@
 //! - Q1. A waiting entry counts its *blockers*: the held and offered entries, those in the front,
 //!   and the waiting entries with a lower sequence, that overlap and conflict. When that count
 //!   reaches zero it is held, or offered.
-//! - Q2. Whoever removes an entry, or weakens it (downgrade, expire), takes it out of the count of
-//!   every waiting entry that counted it; whoever strengthens one (upgrade, or a poll that renews a
+//! - Q2. The call that removes an entry, or weakens it (downgrade, expire), takes it out of the count of
+//!   every waiting entry that counted it; the call that strengthens one (upgrade, or a poll that renews a
 //!   lapsed one) adds it. Those that reach zero are granted there and then, in the same
 //!   critical section.
 //! - Q3. Front entries come before every queue entry that they overlap: while a queue entry
@@ -44,20 +44,22 @@
 //! - L3. Nobody runs a timer for it. Offers expire in each `insert`, `poll` and `remove`, wherever
 //!   in the file that is; and a thread that waits behind a request of a task does not sleep for
 //!   longer than that time. (A lock on which only tasks wait, with no request,
-//!   release or poll at all, stays as it is: whoever is going to do something finds it lapsed.)
+//!   release or poll at all, stays as it is: the next call finds it lapsed.)
 //!
 //! Without tasks that costs a test of a flag under the mutex, and nothing outside.
 
+mod entry;
 mod tree;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
-use tree::{Links, NIL, Tree};
+use entry::{Entry, Links, NIL, Stage};
+use tree::Tree;
 
 /// How long a granted [`lock_async`](crate::RangeLock::lock_async) that is not polled keeps
 /// others out, unless [`set_offer_grace`](crate::RangeLock::set_offer_grace) says otherwise.
@@ -72,7 +74,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// For who keeps it among other things in a word.
+    /// For a caller that keeps it with other things in one word.
     pub(crate) fn into_number(self) -> u32 {
         self.at
     }
@@ -82,57 +84,15 @@ impl Ticket {
         Ticket { at: number, patience: None }
     }
 
-    pub(crate) fn patience(&self) -> Option<Duration> {
+    /// How long a thread that waits with it may sleep until it has to `expire` (L3).
+    pub fn patience(&self) -> Option<Duration> {
         self.patience
     }
 }
 
-/// What an entry without blockers is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Of a thread; or held.
-    Taken,
-    /// Of a task that has to take its grant by polling.
-    Pending,
-    /// Granted to a task, at that time.
-    Offered(Instant),
-    Lapsed,
-}
-
-/// One request.
+/// The requests of a lock, held and waiting; under a mutex.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    links: Links,
-    range: ByteRange,
-    sequence: u64,
-    /// Waiting while not 0 (Q1).
-    blockers: u32,
-    stage: Stage,
-    mode: Mode,
-    /// Came from the front when that was rebuilt; its guard does not know its ticket.
-    adopted: bool,
-    /// Whom to tell; only while waiting.
-    notify: Option<Notify>,
-}
-
-impl Entry {
-    fn is_waiting(&self) -> bool {
-        self.blockers > 0
-    }
-
-    fn is_lapsed(&self) -> bool {
-        self.stage == Stage::Lapsed
-    }
-
-    /// Whether others have to wait for it to end (held, offered).
-    fn is_granted(&self) -> bool {
-        !self.is_waiting() && !self.is_lapsed()
-    }
-}
-
-/// See the module.
-#[derive(Debug)]
-pub(crate) struct Queue {
+pub struct Queue {
     tree: Tree,
     sequence: u64,
     waiting: usize,
@@ -163,16 +123,19 @@ impl Queue {
         self.tree.is_thrifty = true;
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
         self.tree.is_empty()
     }
 
     /// Whether any entry, held or waiting, overlaps `range`.
-    pub(crate) fn overlaps(&self, range: ByteRange) -> bool {
+    #[cfg(feature = "parts")]
+    pub fn overlaps(&self, range: ByteRange) -> bool {
         self.tree.first(range) != NIL
     }
 
-    pub(crate) fn waiting(&self) -> usize {
+    /// How many entries wait.
+    pub fn waiting(&self) -> usize {
         self.waiting
     }
 
@@ -195,7 +158,7 @@ impl Queue {
     /// Appends a request that has `in_front` blockers in the front: held if it has none at all,
     /// else waiting, and then it takes `notify`. `None`, and nothing happened, if it would have to
     /// wait and there is nobody to tell.
-    pub(crate) fn insert(
+    pub fn insert(
         &mut self,
         range: ByteRange,
         mode: Mode,
@@ -214,7 +177,7 @@ impl Queue {
         Some(Request::Queued(Ticket { patience: behind_task.then_some(self.grace), ..ticket }))
     }
 
-    /// Takes over a range that was held in the front, and whoever counted it there.
+    /// Takes over a range that was held in the front, with all that counted it there.
     pub(crate) fn adopt(&mut self, range: ByteRange, mode: Mode) {
         let ticket = self.append(range, mode, 0, None);
         let entry = &mut self.tree[ticket.at];
@@ -260,7 +223,7 @@ impl Queue {
     /// Collects a grant, or else has `notify` told of it; what was to be told before comes back in
     /// `notify`, to be dropped outside of the mutex (Q6). A lapsed request has `in_front` blockers
     /// in the front now.
-    pub(crate) fn poll(
+    pub fn poll(
         &mut self,
         ticket: Ticket,
         in_front: u32,
@@ -317,7 +280,7 @@ impl Queue {
 
     /// Lets the offers lapse that nobody has taken in time.
     #[inline]
-    pub(crate) fn expire(&mut self) {
+    pub fn expire(&mut self) {
         if let Some(since) = self.offers_since
             && self.has_expired(since)
         {
@@ -359,43 +322,38 @@ impl Queue {
         self.grace.is_zero()
     }
 
-    pub(crate) fn set_grace(&mut self, grace: Duration) {
+    /// How long an offer lasts at least, from now on.
+    pub fn set_grace(&mut self, grace: Duration) {
         self.grace = grace;
     }
 
     /// Whether a poll has to renew it, and to say what is in front of it.
-    pub(crate) fn is_lapsed(&self, ticket: &Ticket) -> bool {
+    pub fn is_lapsed(&self, ticket: &Ticket) -> bool {
         self.tree[ticket.at].is_lapsed()
     }
 
     /// Whether it has been granted, and has not lapsed.
-    pub(crate) fn is_granted(&self, ticket: &Ticket) -> bool {
+    pub fn is_granted(&self, ticket: &Ticket) -> bool {
         self.tree[ticket.at].is_granted()
     }
 
-    /// Ends a hold or a wait (Q2). Who would have been told comes back, to be dropped outside
+    /// Ends a hold or a wait (Q2). The notification that is left comes back, to be dropped outside
     /// of the mutex (Q6).
     #[must_use]
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
+    pub fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
         self.expire();
         let entry = self.tree.remove(ticket.at);
         self.waiting -= usize::from(entry.is_waiting());
         if !entry.is_lapsed() {
-            // Who waits counted every hold, but of those who wait only the earlier (Q1).
+            // A waiting entry counted every hold, but of the waiting entries only the earlier (Q1).
             let after = if entry.is_waiting() { entry.sequence } else { 0 };
             self.unblock(entry.range, after, |mode| mode.conflicts_with(entry.mode));
         }
         entry.notify
     }
 
-    /// Ends a hold (Q2).
-    pub(crate) fn release(&mut self, ticket: Ticket) {
-        let notify = self.remove(ticket);
-        debug_assert!(notify.is_none(), "told when it was granted");
-    }
-
-    /// Shared to exclusive; true if nobody who overlaps holds, or waits from before.
-    pub(crate) fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
+    /// Shared to exclusive; true if no entry that overlaps is held, or waits from before.
+    pub fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
         let Entry { range, sequence, .. } = self.tree[ticket.at];
         let mut at = self.tree.first(range);
         while at != NIL {
@@ -412,7 +370,7 @@ impl Queue {
     }
 
     /// Exclusive to shared (Q2).
-    pub(crate) fn downgrade(&mut self, ticket: &Ticket) {
+    pub fn downgrade(&mut self, ticket: &Ticket) {
         let entry = &mut self.tree[ticket.at];
         entry.mode = Mode::Shared;
         let range = entry.range;
@@ -420,25 +378,13 @@ impl Queue {
     }
 
     /// A range left the front.
-    pub(crate) fn front_released(&mut self, range: ByteRange, mode: Mode) {
+    pub fn front_released(&mut self, range: ByteRange, mode: Mode) {
         // Every overlapping entry is later (Q3): sequence 0.
         self.unblock(range, 0, |other| other.conflicts_with(mode));
     }
 
-    /// Whether an entry that overlaps `range` is held.
-    pub(crate) fn is_held(&self, range: ByteRange) -> bool {
-        let mut at = self.tree.first(range);
-        while at != NIL {
-            if self.tree[at].is_granted() {
-                return true;
-            }
-            at = self.tree.next(at, range);
-        }
-        false
-    }
-
     /// How many entries that overlap `range` are held.
-    pub(crate) fn count_held(&self, range: ByteRange) -> u32 {
+    pub fn count_held(&self, range: ByteRange) -> u32 {
         let mut count = 0;
         let mut at = self.tree.first(range);
         while at != NIL {
@@ -449,12 +395,12 @@ impl Queue {
     }
 
     /// A shared range of the front became exclusive; nothing that overlaps it is held here.
-    pub(crate) fn front_upgraded(&mut self, range: ByteRange) {
+    pub fn front_upgraded(&mut self, range: ByteRange) {
         self.block_shared(range);
     }
 
     /// An exclusive range of the front became shared.
-    pub(crate) fn front_downgraded(&mut self, range: ByteRange) {
+    pub fn front_downgraded(&mut self, range: ByteRange) {
         self.unblock(range, 0, |other| other == Mode::Shared);
     }
 
@@ -520,7 +466,7 @@ impl Queue {
 const TOLD_BATCH: usize = 8;
 
 /// Ends a critical section and tells those that were granted in it (Q5).
-pub(crate) fn unlock_and_tell<'a, T>(
+pub fn unlock_and_tell<'a, T>(
     mutex: &'a Mutex<T>,
     mut guard: MutexGuard<'a, T>,
     queue: impl Fn(&mut T) -> &mut Queue,

@@ -12,31 +12,12 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::Entry;
-use crate::ByteRange;
+use super::entry::{Entry, Links, NIL};
+use crate::range::ByteRange;
 
-/// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that one
-/// who has it for himself, as wide ranges have, does not allocate each time.
+/// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that
+/// wide ranges, one at a time, do not allocate each time.
 const SPARE_MAX: usize = 4;
-
-/// No node.
-pub(super) const NIL: u32 = u32::MAX;
-
-/// The tree's part of an entry.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Links {
-    max_end: u64,
-    left: u32,
-    right: u32,
-    parent: u32,
-    priority: u32,
-}
-
-impl Links {
-    pub(super) const fn new() -> Links {
-        Links { max_end: 0, left: NIL, right: NIL, parent: NIL, priority: 0 }
-    }
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -287,8 +268,9 @@ impl IndexMut<u32> for Tree {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use super::super::entry::Stage;
     use super::*;
-    use crate::Mode;
+    use crate::range::Mode;
     use proptest::prelude::*;
 
     fn entry(start: u64, len: u64) -> Entry {
@@ -297,7 +279,7 @@ mod tests {
             range: ByteRange::raw(start, start + len),
             sequence: 0,
             blockers: 0,
-            stage: crate::queue::Stage::Taken,
+            stage: Stage::Taken,
             mode: Mode::Shared,
             adopted: false,
             notify: None,

@@ -1,26 +1,26 @@
 //! What a stripe alone cannot decide: everything under the lock's mutex.
 //!
 //! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
-//! looks at are gated for as long as it does: by a queue entry that covers them (R1), or by itself.
+//! looks at are gated for as long as it does: by a queue entry that covers them (striped.R1), or by itself.
 
 use std::sync::Weak;
 
 use super::held::{Held, Place};
-use super::stripe::Stripe;
-use super::table::{PIECES_MAX, Table, View};
 use super::{SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
+use crate::front::stripe::Stripe;
+use crate::front::table::{PIECES_MAX, Table, View};
 use crate::queue::{Ticket, unlock_and_tell};
+use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::atomic::Ordering;
 use crate::sync::{MutexGuard, lock};
 use crate::wait::Notify;
-use crate::{ByteRange, Mode};
 
 impl Striped {
-    /// Replaces the table by a larger one, if there is one and nothing stands against it (B3).
+    /// Replaces the table by a larger one, if there is one and nothing stands against it (table.B3).
     pub(super) fn grow(&self, state: &mut State, log2_max: u32) -> bool {
         let old = self.table.view();
-        // Leaving the single stripe cuts ranges in pieces, and those who wait have counted
+        // Leaving the single stripe cuts ranges in pieces, and the waiting requests have counted
         // the whole: so that step waits for an empty queue.
         if old.log2() == 0 && !state.queue.is_empty() {
             return false;
@@ -51,7 +51,7 @@ impl Striped {
         true
     }
 
-    /// Replaces the table by the next larger one, if the budget has room for that (B4) and nothing
+    /// Replaces the table by the next larger one, if the budget has room for that (table.B4) and nothing
     /// stands against it. The budget is asked without the mutex, as it may take its time.
     pub(super) fn grow_if_paid(&self, log2_max: u32) -> bool {
         let Some(log2) = self.table.next_log2(log2_max) else { return false };
@@ -74,7 +74,7 @@ impl Striped {
         grown
     }
 
-    /// Sets the gate of every stripe that `range` covers, one more time (R1).
+    /// Sets the gate of every stripe that `range` covers, one more time (striped.R1).
     pub(super) fn gate(view: View<'_>, range: ByteRange) {
         if view.pieces(range) >= view.stripes().len() as u64 {
             view.stripes().iter().for_each(Stripe::gate);
@@ -155,7 +155,7 @@ impl Striped {
         request
     }
 
-    /// What is in front of a lapsed request (L2), whose gates are still set.
+    /// What is in front of a lapsed request (queue.L2), whose gates are still set.
     #[cold]
     pub(super) fn count_again(&self, state: &mut State, range: ByteRange, mode: Mode) -> u32 {
         self.close_whole(state, range, mode);
@@ -181,7 +181,7 @@ impl Striped {
     }
 
     /// Before a request that is counted in the queue: closes the counter if its holders block
-    /// the request, or if it has none; and removes the bias if nobody is counted (R4).
+    /// the request, or if it has none; and removes the bias if nobody is counted (striped.R4).
     fn close_whole(&self, state: &mut State, range: ByteRange, mode: Mode) {
         if state.bias.is_none() {
             return;
@@ -216,8 +216,8 @@ impl Striped {
         Place::Whole
     }
 
-    /// Removes a queue entry, and opens its gates. Who would have been told is to be dropped
-    /// outside of the mutex (Q6); a held entry has nobody.
+    /// Removes a queue entry, and opens its gates. The notification that is left is to be dropped
+    /// outside of the mutex (queue.Q6); a held entry has nobody.
     pub(super) fn remove(&self, state: &mut State, ticket: Ticket) -> Option<Notify> {
         let range = state.queue.range_of(&ticket);
         let notify = state.queue.remove(ticket);
@@ -225,7 +225,7 @@ impl Striped {
         notify
     }
 
-    /// Releases pieces under the mutex, and unblocks who counted them (R1).
+    /// Releases pieces under the mutex, and unblocks the requests that counted them (striped.R1).
     #[cold]
     pub(super) fn release_gated(&self, range: ByteRange, mode: Mode, log2: u8, slots: u32) {
         let mut state = lock(&self.state);
@@ -253,7 +253,7 @@ impl Striped {
         let view = self.table.view();
         let stayed = view.log2() == u32::from(log2);
         if !stayed && view.pieces(range) > PIECES_MAX as u64 {
-            let ticket = state.queue.find_adopted(range, mode).expect("adopted whole (B3)");
+            let ticket = state.queue.find_adopted(range, mode).expect("adopted whole (table.B3)");
             return f(state, range, Found::Adopted(ticket));
         }
         Striped::gate(view, range);
@@ -265,7 +265,7 @@ impl Striped {
                 Some(slot) => Found::Slot(stripe, slot),
                 None => {
                     let ticket = state.queue.find_adopted(piece, mode);
-                    Found::Adopted(ticket.expect("moved or adopted (B3)"))
+                    Found::Adopted(ticket.expect("moved or adopted (table.B3)"))
                 }
             };
             f(state, piece, found);
@@ -301,7 +301,7 @@ impl Striped {
                 return false;
             }
             // Its only holder takes the bias for its own entry.
-            let bias = state.bias.take().expect("counted (R4)");
+            let bias = state.bias.take().expect("counted (striped.R4)");
             *held = Place::Queue(bias).into();
         }
         match held.place() {
@@ -320,7 +320,7 @@ impl Striped {
         let adopted_whole =
             view.log2() != u32::from(log2) && view.pieces(range) > PIECES_MAX as u64;
         let ours = if adopted_whole { 1 } else { view.pieces(range) };
-        // Alone, if what is held there is as much as our pieces, in the front or adopted (B3).
+        // Alone, if what is held there is as much as our pieces, in the front or adopted (table.B3).
         let held = Striped::count_front(view, range, |_| true) + state.queue.count_held(range);
         let alone = u64::from(held) == ours;
         if alone {

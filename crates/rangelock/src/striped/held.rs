@@ -16,8 +16,8 @@
 
 use std::ptr::{self, NonNull};
 
-use super::stripe::{Claimed, SLOTS, Stripe};
-use super::table::LOG2_MAX;
+use crate::front::stripe::{Claimed, SLOTS, Stripe};
+use crate::front::table::LOG2_MAX;
 use crate::queue::Ticket;
 
 const TAG: usize = align_of::<Stripe>() - 1;

@@ -13,7 +13,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::RangeLock;
+use crate::lock::RangeLock;
 use crate::sync::atomic::AtomicU64;
 
 fn r(start: u64, end: u64) -> ByteRange {
@@ -70,7 +70,7 @@ fn give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
 }
 
 /// Goal: overlapping exclusive claims of one stripe exclude each other and hand over the bytes,
-/// though slots are reused by other ranges in between (P2, P3).
+/// though slots are reused by other ranges in between (stripe.P2, stripe.P3).
 #[test]
 fn loom_claims_exclude() {
     model(|| {
@@ -149,7 +149,7 @@ fn loom_shared_claims_read() {
 }
 
 /// Goal: under the gate a stripe stands still and shows whole ranges, though its owner was about
-/// to release (P1, P3).
+/// to release (stripe.P1, stripe.P3).
 #[test]
 fn loom_gate_meets_claim_and_release() {
     model(|| {
@@ -249,7 +249,7 @@ fn loom_narrow_meets_two_pieces() {
     });
 }
 
-/// Goal: the same of a narrow range against one that takes every gate (R3).
+/// Goal: the same of a narrow range against one that takes every gate (striped.R3).
 #[test]
 fn loom_narrow_meets_wide() {
     model(|| {
@@ -257,7 +257,7 @@ fn loom_narrow_meets_wide() {
     });
 }
 
-/// Goal: two ranges of two pieces that meet in both never wait for each other's half (R2).
+/// Goal: two ranges of two pieces that meet in both never wait for each other's half (striped.R2).
 #[test]
 fn loom_pieces_do_not_deadlock() {
     model(|| {
@@ -266,7 +266,7 @@ fn loom_pieces_do_not_deadlock() {
 }
 
 /// Goal: whole-file shared holders in the counter exclude, and are excluded by, a narrow
-/// exclusive; the bias comes and goes (R4).
+/// exclusive; the bias comes and goes (striped.R4).
 #[test]
 fn loom_whole_shared_meets_exclusive() {
     model(|| {
@@ -468,7 +468,7 @@ fn loom_grow_meets_claim_and_release() {
     });
 }
 
-/// Goal: who takes an offer and who lets it lapse are never the same offer's (L1): a task that is
+/// Goal: who takes an offer and who lets it lapse are never the same offer's (queue.L1): a task that is
 /// told and polls, against a thread behind it that has run out of patience. Both get the range,
 /// one after the other, and the task is told again if it lost.
 #[test]

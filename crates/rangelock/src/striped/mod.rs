@@ -1,6 +1,6 @@
 //! Our own lock: one compare-exchange to take a range, one to give it back.
 //!
-//! A request first tries the *front*, a table of stripes (`table`, `stripe`): a range of up to 10
+//! A request first tries the *front*, a table of stripes (`front`): a range of up to 10
 //! regions is claimed piece by piece, each by one compare-exchange, none of them touching a word
 //! that disjoint requests elsewhere in the file touch. What does not succeed there at once
 //! (conflicts, larger ranges, a full stripe) goes to the *queue*, under the lock's one mutex.
@@ -12,25 +12,25 @@
 //! ```
 //!
 //! - R1. A queue entry, held or waiting, keeps the gate of every stripe that it covers. So nothing
-//!   enters the front over a queue entry (Q3), and front entries under one stand still (P1): they
+//!   enters the front over a queue entry (queue.Q3), and front entries under one stand still (stripe.P1): they
 //!   are counted as blockers piece by piece, and each piece that is released takes itself out of
 //!   those counts, under the mutex.
 //! - R2. A request that meets a conflict holds no piece while it waits: it gives back what it has
-//!   before it queues, as though it had held that and let go. So who waits in the queue waits for
-//!   guards and earlier requests alone, and Q4 excludes cycles.
+//!   before it queues, as though it had held that and let go. So a queued request waits for
+//!   guards and earlier requests alone, and queue.Q4 excludes cycles.
 //! - R3. Narrow and wide are one case: what decides the order of two overlapping requests
 //!   is the mutex if both queue, and the gate if one does not. There is no
 //!   second order (a count, a mark) that could disagree with it.
 //! - R4. Whole-file shared holders are counted in one word while it is OPEN. All of them together
 //!   are one queue entry, the *bias*, which gates every stripe. A conflicting request closes the
-//!   word; whoever lowers a closed count to 0 removes the bias. The word opens and closes only
+//!   word; the thread that lowers a closed count to 0 removes the bias. The word opens and closes only
 //!   under the mutex.
 //!
 //! Why one mutex, when the first design had a lock, a queue and a tree in each stripe and a count
-//! of wide requests beside them: who waits is about to sleep or has just woken, so that is not
+//! of wide requests beside them: a waiter is about to sleep or has just woken, so that is not
 //! where the time goes; and all that has to be decided together (order, counts, grants,
 //! cancellation, upgrades, growing) is then decided in one critical section. What stays in a
-//! stripe is what does not wait, and that needs no lock there at all, only P2. Measured with 2
+//! stripe is what does not wait, and that needs no lock there at all, only stripe.P2. Measured with 2
 //! threads that fight for one range, the mutex is not what limits them: they mostly take turns in
 //! the front.
 //!
@@ -43,30 +43,28 @@
 //! Locks: the mutex; nothing is acquired under it, and nobody sleeps under it.
 //!
 //! Trade-offs. A long-held wide range sends all requests under it through the mutex and the
-//! queue's tree: correct, fair, and about as fast as `peers::IntervalTree`. Taking a range wider
+//! queue's tree: correct, fair, and about as fast as an interval tree under a mutex. Taking a range wider
 //! than 10 regions sets and clears a gate for each of its regions, or for every stripe.
 
 mod gated;
 mod held;
 #[cfg(all(test, loom))]
 mod loom_tests;
-mod stripe;
-mod table;
-mod whole;
 
 use std::sync::Weak;
 use std::time::Duration;
 
+use crate::budget::Budget;
+use crate::front::stripe::{Claim, Claimed, Release, SLOTS, Stripe};
+use crate::front::table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
 use crate::queue::{Queue, Ticket};
+use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::wait::Notify;
-use crate::{Budget, ByteRange, Mode};
 pub use held::Held;
 use held::Place;
-use stripe::{Claim, Claimed, Release, SLOTS, Stripe};
-use table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
 
 /// Compare-exchanges that a claim may lose before it queues.
 const RACES_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
@@ -93,7 +91,7 @@ pub struct Striped {
     table: Table,
     /// Lost races since the table last grew.
     lost: AtomicU32,
-    /// How many wait in the queue: a hint for those who would spin.
+    /// How many requests wait in the queue: a hint whether to spin.
     waiting: AtomicU32,
     /// Where the memory of larger tables comes from; it may be gone, as everything it is for.
     budget: Option<Weak<dyn Budget>>,
@@ -117,7 +115,7 @@ unsafe impl Send for State {}
 /// Why a request has to see the mutex.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// Somebody holds some of it, for certain: who does not wait need not go there.
+    /// Some of it is held, for certain: a request that does not wait need not see the mutex.
     Held,
     Conflict,
     Full,
@@ -418,7 +416,7 @@ impl RawRangeLock for Striped {
             return;
         };
         // SAFETY: it is a stripe of this lock, in use or replaced, and those live until the lock is
-        // dropped (B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
+        // dropped (table.B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
         // One that was replaced is gated: the release fails.
         if let Err(control) = unsafe { stripe.as_ref() }.release_first(claimed) {
             self.release_raced(range, mode, held, control);

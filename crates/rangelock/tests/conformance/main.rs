@@ -1,118 +1,12 @@
-//! One suite for every lock: `Striped` and all peers.
-//!
-//! `MILLPOND_OPERATIONS` sets how many operations the stress tests make (default 200,000;
-//! a full run takes 10,000,000), `MILLPOND_SEED` replays one.
+//! The suite of every lock, for this crate's.
 
-mod model;
-mod stress;
+#[macro_use]
+mod suite;
 
-use millpond_rangelock::{RawRangeLock, Striped, peers};
+use millpond_rangelock::Striped;
 
-/// Which ranges an implementation takes a request for.
-trait Subject: RawRangeLock {
-    /// Whether every range counts as the whole file.
-    const WHOLE: bool = false;
-}
-
-impl Subject for Striped {}
-impl Subject for peers::IntervalTree {}
-impl Subject for peers::MutexBTree {}
-impl Subject for peers::OlcBTree {}
-impl Subject for peers::WholeFile {
-    const WHOLE: bool = true;
-}
-
-/// A small generator of random numbers, so that a seed replays a test.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        // splitmix64
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-fn number_from_env(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
-}
-
-fn seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let seed = number_from_env("MILLPOND_SEED", now.map_or(1, |now| now.as_nanos() as u64));
-    println!("MILLPOND_SEED={seed}");
-    seed
-}
-
-macro_rules! for_every_lock {
-    ($($name:ident: $subject:ty,)*) => {$(
-        mod $name {
-            use super::*;
-
-            #[test]
-            fn agrees_with_the_model() {
-                model::agrees::<$subject>(model::PAGES);
-            }
-
-            #[test]
-            fn agrees_with_the_model_within_a_region() {
-                model::agrees::<$subject>(model::BYTES);
-            }
-
-            #[test]
-            fn excludes() {
-                stress::excludes::<$subject>(stress::Mix::Blocking);
-            }
-
-            #[test]
-            fn excludes_with_timeouts() {
-                stress::excludes::<$subject>(stress::Mix::Timeouts);
-            }
-
-            #[test]
-            fn excludes_with_cancelled_futures() {
-                stress::excludes::<$subject>(stress::Mix::Futures);
-            }
-
-            #[test]
-            fn excludes_with_lapsing_offers() {
-                stress::excludes::<$subject>(stress::Mix::Lapses);
-            }
-
-            #[test]
-            fn guards_may_be_released_elsewhere() {
-                stress::released_elsewhere::<$subject>();
-            }
-
-            #[test]
-            fn overtakes_nobody() {
-                stress::overtakes_nobody::<$subject>();
-            }
-
-            #[test]
-            fn exclusives_do_not_starve() {
-                stress::exclusives_do_not_starve::<$subject>();
-            }
-
-            #[test]
-            fn shareds_do_not_starve() {
-                stress::shareds_do_not_starve::<$subject>();
-            }
-        }
-    )*};
-}
+impl suite::Subject for Striped {}
 
 for_every_lock! {
     striped: Striped,
-    interval_tree: peers::IntervalTree,
-    mutex_btree: peers::MutexBTree,
-    olc_btree: peers::OlcBTree,
-    whole_file: peers::WholeFile,
 }

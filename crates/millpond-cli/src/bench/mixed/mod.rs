@@ -11,11 +11,12 @@
 //!   that does not count either, so that nobody writes back what the other one wrote.
 //!
 //! [`work`] has the loops, [`target`] what they call, [`pair`] the order of slices and the rows,
-//! [`place`] the files, [`limit`] the memory cgroup, [`special`] the cases with a shape of their own.
+//! [`place`] the files, [`site`] what every case needs there, [`limit`] the memory cgroup, [`special`] the cases with a shape of their own.
 
 mod limit;
 mod pair;
 mod place;
+mod site;
 mod special;
 mod target;
 mod work;
@@ -23,32 +24,26 @@ mod work;
 use std::io;
 use std::time::Duration;
 
-use millpond::{Advice, Backing, Engine, File, OpenOptions, WriteMode};
+use millpond::{Advice, Engine};
 use rustix::fs::OFlags;
 
 use self::limit::Limit;
 use self::pair::{Names, Pair, Side};
-use self::place::{BlockFile, Place, check_blocks};
+use self::place::{BlockFile, Place};
+use self::site::{Site, names, pond, roomy, rounds, warm_up};
 use self::target::Target;
 use self::work::{Disturbance, Places, Work};
-use super::harness::{Outcome, Plan};
+use super::data::{KIB, MIB};
+use super::harness::Plan;
 use super::machine::Machine;
+use super::outcome::Outcome;
 use crate::failure::{Context, Result};
 
-const KIB: u32 = 1 << 10;
-const MIB: u64 = 1 << 20;
-
-const MILLPOND: &str = "millpond";
 const FILE_BYTES: u64 = 1024 * MIB;
 /// The file is so many times the cache, in the cases beyond it.
 const BEYOND: u64 = 4;
 /// A cgroup with less has no room for this process's threads.
 const LIMIT_BYTES_MIN: u64 = 64 * MIB;
-/// What is dirty stays in a warm cache for longer than a pair takes.
-const DIRTY_AGE_MAX: Duration = Duration::from_secs(120);
-/// Rounds of cases that no bar is set for: full and quick.
-const LISTED_ROUNDS_MAX: [u32; 2] = [2, 2];
-
 /// Which file fits what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cache {
@@ -67,22 +62,6 @@ struct Case {
     /// There is a bar for it, so it takes all rounds.
     barred: bool,
 }
-
-/// The names of a case and of its rows.
-macro_rules! names {
-    ($case:literal) => {
-        Names {
-            case: $case,
-            reads: concat!($case, "-reads"),
-            writes: concat!($case, "-writes"),
-            total: None,
-        }
-    };
-    ($case:literal, total) => {
-        Names { total: Some(concat!($case, "-total")), ..names!($case) }
-    };
-}
-use names;
 
 const fn case(
     names: Names,
@@ -126,35 +105,6 @@ impl Case {
                 Cache::Beyond => plan.slice(500, 400),
             },
         }
-    }
-}
-
-fn rounds(plan: &Plan, barred: bool) -> u32 {
-    let listed = LISTED_ROUNDS_MAX[usize::from(plan.quick)];
-    if barred { plan.rounds } else { plan.rounds.min(listed) }
-}
-
-/// A place, and how it is called in the names of engines.
-struct Site<'a> {
-    place: Place,
-    name: String,
-    plan: &'a Plan,
-}
-
-impl Site<'_> {
-    fn own(&self) -> String {
-        match self.place {
-            Place::Directory => MILLPOND.into(),
-            Place::Loop(_) => format!("{MILLPOND}, {}", self.name),
-        }
-    }
-
-    fn kernel(&self) -> String {
-        format!("kernel, {}", self.name)
-    }
-
-    fn files(&self, bytes: u64, block_bytes: u32) -> std::result::Result<[BlockFile; 2], String> {
-        self.place.files(&self.plan.dir, bytes, block_bytes)
     }
 }
 
@@ -214,32 +164,10 @@ fn group(
     Ok(())
 }
 
-/// An engine with so large a cache, and a file in it.
-fn pond(site: &Site<'_>, cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
-    let engine = Engine::builder()
-        .cache_bytes(cache_bytes)
-        .dirty_age_max(DIRTY_AGE_MAX)
-        .range_lock(site.plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
-    let options = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .write_mode(WriteMode::Back)
-        .backing(Backing::Direct);
-    let opened = engine.open(file.path(), &options).context("opening a file with Millpond")?;
-    Ok((engine, opened))
-}
-
-/// Room for a file of which everything is dirty and yet nothing is written back.
-fn roomy(file_bytes: u64) -> u64 {
-    5 * file_bytes + 64 * MIB
-}
-
-fn note_engine(site: &Site<'_>, engine: &Engine, outcome: &mut Outcome) {
-    let (stats, lock) = (engine.stats(), site.plan.range_lock);
+fn note_engine(engine: &Engine, outcome: &mut Outcome) {
+    let stats = engine.stats();
     let (name, reason) = (stats.back_end, stats.back_end_reason);
-    outcome.note(format!("mixed: back end {name} ({reason}), range lock {lock}"));
+    outcome.note(format!("mixed: back end {name} ({reason})"));
 }
 
 fn warm(
@@ -248,8 +176,8 @@ fn warm(
     cases: &[&Case],
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let (engine, file) = pond(site, roomy(site.plan.bytes(FILE_BYTES)), own)?;
-    note_engine(site, &engine, outcome);
+    let (engine, file) = pond(roomy(site.plan.bytes(FILE_BYTES)), own)?;
+    note_engine(&engine, outcome);
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     for case in cases {
         eprintln!("measuring {} on {}", case.names.case, site.name);
@@ -274,12 +202,6 @@ fn pair<'a>(site: &Site<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
     Pair { names: case.names, work: [work; 2], rounds, length }
 }
 
-/// Makes what is dirty durable, and reads and checks the whole file.
-fn warm_up(target: &impl Target, work: &Work) -> io::Result<()> {
-    target.sync_data()?;
-    check_blocks(work.blocks(), work.block_bytes, |dst, offset| target.read_at(dst, offset))
-}
-
 fn beyond(
     site: &Site<'_>,
     [own, others]: &[BlockFile; 2],
@@ -287,9 +209,9 @@ fn beyond(
     outcome: &mut Outcome,
 ) -> Result<()> {
     let cache_bytes = site.plan.bytes(FILE_BYTES) / BEYOND;
-    let (engine, file) = pond(site, cache_bytes, own)?;
+    let (engine, file) = pond(cache_bytes, own)?;
     file.advise(0, 0, Advice::Random).context(&site.name)?;
-    note_engine(site, &engine, outcome);
+    note_engine(&engine, outcome);
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     rustix::fs::fadvise(&kernel, 0, None, rustix::fs::Advice::Random).context(&site.name)?;
     let limit = Limit::new(cache_bytes.max(LIMIT_BYTES_MIN));

@@ -3,10 +3,10 @@
 use std::io;
 use std::time::Duration;
 
-use millpond_rangelock::bench::Histogram;
-
 use super::work::{MixedSlice, Ops, Work};
-use crate::bench::harness::{Outcome, Row, quantile};
+use crate::bench::harness::{self, Slice, alternate};
+use crate::bench::histogram::Histogram;
+use crate::bench::outcome::{Outcome, Row};
 use crate::failure::{Context, Result};
 
 /// The names of a case's rows: of its reads, of its writes, and of both together.
@@ -56,96 +56,51 @@ impl Pair<'_> {
         outcome: &mut Outcome,
     ) -> Result<()> {
         let case = self.names.case;
-        let mut a = |length| {
+        let mut own = |length| {
             subject.slice(self.work[0], length).context(format!("{case}: {}", subject.name))
         };
-        let mut b =
+        let mut other =
             |length| peer.slice(self.work[1], length).context(format!("{case}: {}", peer.name));
-        a(self.length / 2)?;
-        b(self.length / 2)?;
-        let (mut own, mut other) = (Vec::new(), Vec::new());
-        for _ in 0..self.rounds {
-            own.push(a(self.length)?);
-            other.push(b(self.length)?);
-            other.push(b(self.length)?);
-            own.push(a(self.length)?);
-        }
-        let rows = self.rows([&subject.name, &peer.name], &own, &other);
-        outcome.rows.extend(rows);
-        for (name, slices) in [(&subject.name, &own), (&peer.name, &other)] {
+        own(self.length / 2)?;
+        other(self.length / 2)?;
+        let slices = alternate(self.rounds, || own(self.length), || other(self.length))?;
+        let names = [&*subject.name, &*peer.name];
+        outcome.rows.extend(self.rows(names, &slices));
+        for (name, slices) in names.into_iter().zip(&slices) {
             outcome.notes.extend(self.note_torn(name, slices));
         }
         Ok(())
     }
 
-    fn rows(&self, names: [&str; 2], own: &[MixedSlice], other: &[MixedSlice]) -> Vec<Row> {
-        let mut rows = Vec::new();
+    fn rows(&self, [subject, peer]: [&str; 2], slices: &[Vec<MixedSlice>; 2]) -> Vec<Row> {
         let [work, _] = self.work;
-        let mut add = |kind: Kind, case, threads| {
-            let [mut row, peer] = [(names[0], own), (names[1], other)]
-                .map(|(name, slices)| self.row(kind, case, threads, name, slices));
-            // A round's slices lie side by side in both.
-            let rate = |slices: &[MixedSlice]| kind.rate(&slices[0]) + kind.rate(&slices[1]);
-            let cpu = |slices: &[MixedSlice]| kind.cpu_ns(&slices[0]) + kind.cpu_ns(&slices[1]);
-            let rounds = || own.chunks(2).zip(other.chunks(2));
-            let mut ratios: Vec<f64> = rounds().map(|(a, b)| rate(a) / rate(b)).collect();
-            let mut cpu_ratios: Vec<f64> = rounds().map(|(a, b)| cpu(b) / cpu(a)).collect();
-            row.ratio_to = Some(names[1].to_owned());
-            row.ratio_median = Some(quantile(&mut ratios, 0.5));
-            row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
-            row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
-            row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
-            rows.extend([row, peer]);
-        };
+        let mut kinds = Vec::new();
         if work.readers > 0 {
-            add(Kind::Reads, self.names.reads, work.readers);
+            kinds.push((Kind::Reads, self.names.reads, work.readers));
         }
         if work.writers > 0 {
-            add(Kind::Writes, self.names.writes, work.writers);
+            kinds.push((Kind::Writes, self.names.writes, work.writers));
         }
         if let Some(total) = self.names.total {
-            add(Kind::Both, total, work.readers + work.writers);
+            kinds.push((Kind::Both, total, work.readers + work.writers));
+        }
+        let block_bytes = Some(work.block_bytes);
+        let mut rows = Vec::new();
+        for (kind, case, threads) in kinds {
+            let of_kind =
+                [0, 1].map(|side: usize| slices[side].iter().map(|s| kind.slice(s)).collect());
+            let pair = harness::Pair { case, threads, block_bytes, subject, peer };
+            for (mut row, slices) in pair.rows(&of_kind).into_iter().zip(slices) {
+                let latencies = kind.latencies(slices).latencies();
+                row.p50_ns = Some(latencies.p50_ns);
+                row.p99_ns = Some(latencies.p99_ns);
+                row.p999_ns = Some(latencies.p999_ns);
+                let torn = || slices.iter().map(|slice| slice.torn).sum();
+                row.torn_reads = (kind == Kind::Reads).then(torn);
+                rows.push(row);
+            }
         }
         rows
-    }
-
-    fn row(
-        &self,
-        kind: Kind,
-        case: &'static str,
-        threads: u32,
-        engine: &str,
-        slices: &[MixedSlice],
-    ) -> Row {
-        let median = |figure: &dyn Fn(&MixedSlice) -> f64| {
-            quantile(&mut slices.iter().map(figure).collect::<Vec<_>>(), 0.5)
-        };
-        let ops_per_s = median(&|slice| kind.rate(slice));
-        let latencies = kind.latencies(slices).latencies();
-        let torn = slices.iter().map(|slice| slice.torn).sum();
-        Row {
-            case,
-            engine: engine.to_owned(),
-            threads,
-            block_bytes: Some(self.work[0].block_bytes),
-            queue_depth: None,
-            ops_per_s,
-            ns_per_op: f64::from(threads) * 1e9 / ops_per_s,
-            cpu_ns_per_op: median(&|slice| kind.cpu_ns(slice)),
-            context_switches_per_op: median(&|slice| {
-                slice.context_switches as f64 / (slice.reads.ops + slice.writes.ops) as f64
-            }),
-            p50_ns: Some(latencies.p50_ns),
-            p99_ns: Some(latencies.p99_ns),
-            p999_ns: Some(latencies.p999_ns),
-            torn_reads: (kind == Kind::Reads).then_some(torn),
-            rounds: self.rounds,
-            ratio_to: None,
-            ratio_median: None,
-            ratio_q1: None,
-            ratio_q3: None,
-            cpu_ratio_median: None,
-        }
     }
 
     /// How many reads were torn, of those that were looked through.
@@ -179,13 +134,16 @@ impl Kind {
         }
     }
 
-    fn rate(self, slice: &MixedSlice) -> f64 {
-        self.sum(slice, |ops| ops.ops_per_s)
-    }
-
-    fn cpu_ns(self, slice: &MixedSlice) -> f64 {
+    /// The operations of this kind, with their share of all context switches.
+    fn slice(self, slice: &MixedSlice) -> Slice {
         let ops = self.sum(slice, |ops| ops.ops as f64);
-        self.sum(slice, |ops| ops.cpu.as_nanos() as f64) / ops.max(1.0)
+        let share = ops / Kind::Both.sum(slice, |ops| ops.ops as f64).max(1.0);
+        Slice {
+            ops: ops as u64,
+            ops_per_s: self.sum(slice, |ops| ops.ops_per_s),
+            cpu: Duration::from_secs_f64(self.sum(slice, |ops| ops.cpu.as_secs_f64())),
+            context_switches: (slice.context_switches as f64 * share) as u64,
+        }
     }
 
     fn latencies(self, slices: &[MixedSlice]) -> Histogram {

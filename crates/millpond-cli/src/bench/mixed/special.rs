@@ -7,9 +7,10 @@ use rustix::fs::OFlags;
 
 use super::pair::{Names, Pair, Side};
 use super::place::Place;
+use super::site::{MILLPOND, Site, names, pond, roomy, rounds, warm_up};
 use super::work::{self, Disturbance, MixedSlice, Places, Work};
-use super::{KIB, MIB, MILLPOND, Site, names, pond, roomy, rounds, warm_up};
-use crate::bench::harness::Outcome;
+use crate::bench::data::{KIB, MIB};
+use crate::bench::outcome::Outcome;
 use crate::failure::{Context, Result};
 
 const HAMMER: Names = names!("hammer-4k-1+1");
@@ -52,7 +53,7 @@ fn hammer(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         Ok(files) => files,
         Err(reason) => return Ok(Some(reason)),
     };
-    let (_engine, file) = pond(site, roomy(work.file_bytes), &own)?;
+    let (_engine, file) = pond(roomy(work.file_bytes), &own)?;
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     warm_up(&file, &work).context(site.own())?;
     warm_up(&kernel, &work).context(site.kernel())?;
@@ -82,9 +83,9 @@ fn extents(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         Ok(files) => files,
         Err(reason) => return Ok(Some(reason)),
     };
-    let (_engine, file) = pond(site, 2 * roomy(work.file_bytes), &own)?;
+    let (_engine, file) = pond(2 * roomy(work.file_bytes), &own)?;
     warm_up(&file, &work).context(site.own())?;
-    let (_engine, another) = pond(site, 2 * roomy(work.file_bytes), &other)?;
+    let (_engine, another) = pond(2 * roomy(work.file_bytes), &other)?;
     warm_up(&another, &work).context(site.own())?;
     let mut turns = [0, 0];
     let [here, there] = &mut turns;
@@ -126,7 +127,7 @@ fn synced(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         Ok(files) => files,
         Err(reason) => return Ok(Some(reason)),
     };
-    let (_engine, file) = pond(site, roomy(work.file_bytes), &own)?;
+    let (_engine, file) = pond(roomy(work.file_bytes), &own)?;
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     warm_up(&file, &work).context(site.own())?;
     warm_up(&kernel, &work).context(site.kernel())?;
@@ -144,7 +145,7 @@ fn synced(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
         pair.measure(&mut synced, &mut alone, outcome)?;
     }
     let rows = outcome.rows[from..].chunks(2);
-    let ratio = |rows: &[crate::bench::harness::Row]| {
+    let ratio = |rows: &[crate::bench::outcome::Row]| {
         let [synced, alone] = [&rows[0], &rows[1]].map(|row| row.p999_ns.unwrap_or(f64::NAN));
         format!(
             "{}: {}: p99.9 {:.2} times the quiet one",

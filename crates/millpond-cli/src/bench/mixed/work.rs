@@ -15,12 +15,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millpond_bench_peers::Usage;
-use millpond_rangelock::bench::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::target::Target;
 use crate::bench::data::Random;
 use crate::bench::harness::AlignedBuffer;
+use crate::bench::histogram::Histogram;
 
 /// Of so many reads one is looked through.
 const CHECKED_SHARE: u64 = 64;

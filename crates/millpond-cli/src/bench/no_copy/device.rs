@@ -9,10 +9,10 @@ use std::time::Duration;
 use millpond::{Engine, OpenOptions};
 
 use super::flow::Flow;
-use super::{KIB, MIB};
-use crate::bench::data::{NamedFile, Random};
+use crate::bench::data::{KIB, MIB, NamedFile, Random};
 use crate::bench::fio::{Moved, parse};
-use crate::bench::harness::{Outcome, Pair, Plan, Row, Slice};
+use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::outcome::{Outcome, Row};
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond, direct";
@@ -58,11 +58,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     }
     let bytes = plan.bytes(1024 * MIB);
     let named = NamedFile::create(&plan.dir, bytes)?;
-    let engine = Engine::builder()
-        .cache_bytes(16 * MIB)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+    let engine =
+        Engine::builder().cache_bytes(16 * MIB).build().context("building a Millpond engine")?;
     for case in cases {
         eprintln!("measuring {}", case.name);
         measure(case, &named.path, bytes, &engine, plan, outcome)?;
@@ -100,10 +97,6 @@ fn measure(
     let length = plan.slice(1000, 500).max(Duration::from_millis(50));
     flow.slice(length, 0).context(case.name)?;
     outcome.note(format!("{}: {:?}", case.name, flow.registration()));
-    if let Err(error) = fio(case, path, bytes, length) {
-        outcome.skip(case.name, FIO, error);
-        return Ok(());
-    }
     let pair = Pair {
         case: case.name,
         threads: 1,
@@ -111,12 +104,11 @@ fn measure(
         subject: MILLPOND,
         peer: FIO,
     };
-    let rows = pair.measure(
-        plan.rounds,
-        || flow.slice(length, 0).context(case.name),
-        || fio(case, path, bytes, length).context(case.name),
-    )?;
-    outcome.rows.extend(rows.map(|row| Row { queue_depth: Some(case.depth), ..row }));
+    let fio = || fio(case, path, bytes, length);
+    if pair.try_peer(fio(), outcome) {
+        let rows = pair.measure(plan.rounds, || flow.slice(length, 0), fio)?;
+        outcome.rows.extend(rows.map(|row| Row { queue_depth: Some(case.depth), ..row }));
+    }
     Ok(())
 }
 

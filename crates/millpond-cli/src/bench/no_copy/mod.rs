@@ -10,11 +10,9 @@ mod device;
 mod flow;
 mod null;
 
-use super::harness::{Outcome, Plan};
+use super::harness::Plan;
+use super::outcome::Outcome;
 use crate::failure::Result;
-
-const KIB: u32 = 1 << 10;
-const MIB: u64 = 1 << 20;
 
 /// Measures all cases.
 pub fn run(plan: &Plan) -> Result<Outcome> {

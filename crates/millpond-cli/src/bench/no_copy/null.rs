@@ -12,9 +12,9 @@ use millpond::{
 use millpond_bench_peers::{Nops, Usage, allocations};
 
 use super::flow::Flow;
-use super::{KIB, MIB};
-use crate::bench::data::{NamedFile, Random};
-use crate::bench::harness::{Outcome, Pair, Plan, Row, Slice};
+use crate::bench::data::{KIB, MIB, NamedFile, Random};
+use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::outcome::{Outcome, Row};
 use crate::failure::{Context, Result};
 
 const DEPTH: usize = 128;
@@ -46,7 +46,6 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let named = NamedFile::create(&plan.dir, bytes)?;
     let engine = Engine::builder()
         .cache_bytes(2 * bytes + 32 * MIB)
-        .range_lock(plan.range_lock)
         .backend(BackendChoice::Null)
         .build()
         .context("building a Millpond engine")?;
@@ -112,19 +111,13 @@ fn measure_reads(
         .context("a pipeline with copied vectors")?;
     own.slice(length, 0).context(case)?;
     note_allocations(case, &mut own, length, outcome)?;
-    let rows = pair(COPIED).measure(
-        plan.rounds,
-        || own.slice(length, 0).context(case),
-        || copied.slice(length).context(case),
-    )?;
+    let rows =
+        pair(COPIED).measure(plan.rounds, || own.slice(length, 0), || copied.slice(length))?;
     outcome.rows.extend(rows.map(deep));
     if block_bytes > 4 * KIB {
         let mut small = flow(engine, file, bytes, 4 * KIB)?;
-        let rows = pair(SMALL).measure(
-            plan.rounds,
-            || own.slice(length, 0).context(case),
-            || small.slice(length, 0).context(case),
-        )?;
+        let rows =
+            pair(SMALL).measure(plan.rounds, || own.slice(length, 0), || small.slice(length, 0))?;
         outcome.rows.extend(rows.map(deep));
     }
     if block_bytes == 4 * KIB {
@@ -186,11 +179,8 @@ fn against_nops(
     };
     let length = plan.slice(200, 100);
     let pair = Pair { case, threads: 1, block_bytes: Some(4 * KIB), subject: MILLPOND, peer: NOP };
-    let rows = pair.measure(
-        plan.rounds,
-        || own.slice(length, 0).context(case),
-        || nop_slice(&mut nops, length).context(case),
-    )?;
+    let rows =
+        pair.measure(plan.rounds, || own.slice(length, 0), || nop_slice(&mut nops, length))?;
     outcome.rows.extend(rows.map(deep));
     Ok(())
 }

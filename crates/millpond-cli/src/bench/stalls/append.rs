@@ -15,9 +15,11 @@ use millpond::{Engine, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::{KIB, MIB, Measured, PATIENCE, Side, Times, measure};
+use super::side::{Measured, PATIENCE, Side, Times, measure};
 use crate::bench::data::NamedFile;
-use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::data::{KIB, MIB};
+use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::outcome::Outcome;
 use crate::bench::write::{Target, open};
 use crate::failure::{Context, Result};
 
@@ -96,11 +98,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 
 fn one(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let [own, others] = [NamedFile::create(&plan.dir, 0)?, NamedFile::create(&plan.dir, 0)?];
-    let engine = Engine::builder()
-        .cache_bytes(CACHE_BYTES)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+    let engine =
+        Engine::builder().cache_bytes(CACHE_BYTES).build().context("building a Millpond engine")?;
     let options = OpenOptions::new().read(true).write(true).write_mode(case.mode);
     let file = engine.open(&own.path, &options.dsync(case.dsync)).context(case.name)?;
     let dsync = if case.dsync { OFlags::DSYNC } else { OFlags::empty() };

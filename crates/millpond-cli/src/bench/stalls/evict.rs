@@ -16,9 +16,11 @@ use millpond::{Advice, Backing, Engine, File, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::{KIB, MIB, Measured, Side, measure};
+use super::side::{Measured, Side, measure};
 use crate::bench::data::NamedFile;
-use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::data::{KIB, MIB};
+use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::outcome::Outcome;
 use crate::bench::write::open;
 use crate::failure::{Context, Result};
 
@@ -168,11 +170,8 @@ fn one(
     // All that is cached, and a page for each slice that misses.
     let sparse = open(&named.path, OFlags::empty()).context(case)?;
     sparse.set_len(cache_bytes * 2).context(case)?;
-    let engine = Engine::builder()
-        .cache_bytes(cache_bytes)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+    let engine =
+        Engine::builder().cache_bytes(cache_bytes).build().context("building a Millpond engine")?;
     let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
     let file = match engine.open(&named.path, &options.backing(Backing::Direct)) {
         Ok(file) => file,

@@ -16,9 +16,11 @@ use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::{KIB, MIB, Measured, PATIENCE, Side, measure};
+use super::side::{Measured, PATIENCE, Side, measure};
+use crate::bench::data::{KIB, MIB};
 use crate::bench::data::{Random, TestFile};
-use crate::bench::harness::{AlignedBuffer, Outcome, Plan, Slice};
+use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::outcome::Outcome;
 use crate::bench::write::{Target, open};
 use crate::failure::{Context, Result};
 
@@ -67,7 +69,6 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let engine = Engine::builder()
         .cache_bytes(bytes * 2)
         .dirty_bytes_max(limit)
-        .range_lock(plan.range_lock)
         .build()
         .context("building a Millpond engine")?;
     let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);

@@ -24,13 +24,11 @@ use rustix::fs::OFlags;
 
 use self::target::{Dsync, Stamped, check, drop_kernel_cache, timed};
 pub(super) use self::target::{Target, open};
-use super::data::{NamedFile, TestFile};
-use super::harness::{Outcome, Pair, Plan, Row, Slice, quantile};
+use super::data::{KIB, MIB, NamedFile, TestFile};
+use super::harness::{Pair, Plan, Slice, quantile};
 use super::load::Load;
+use super::outcome::{Outcome, Row};
 use crate::failure::{Context, Result};
-
-const KIB: u32 = 1 << 10;
-const MIB: u64 = 1 << 20;
 
 const BACK: &str = "millpond, back, direct";
 const THROUGH_DIRECT: &str = "millpond, through, direct";
@@ -40,6 +38,8 @@ const PWRITE: &str = "kernel pwrite";
 const PWRITE_SYNC: &str = "kernel pwrite, fdatasync";
 const PWRITE_DSYNC: &str = "kernel pwrite, O_DIRECT, O_DSYNC";
 
+const SEQUENTIAL: &[&str] = &[BACK, FIO, PWRITE_SYNC];
+
 /// Rounds against a peer that no bar is set against, where a slice takes seconds: full and quick.
 const LISTED_ROUNDS_MAX: [u32; 2] = [5, 2];
 
@@ -47,20 +47,38 @@ const LISTED_ROUNDS_MAX: [u32; 2] = [5, 2];
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     type Measure = fn(&'static str, &Plan, &mut Outcome) -> Result<()>;
-    let cases: [(&str, Measure); 5] = [
-        ("sequential-1m", |case, plan, outcome| sequential(case, true, plan, outcome)),
-        ("sequential-1m-overwrite", |case, plan, outcome| sequential(case, false, plan, outcome)),
-        ("random-4k-sync", random_sync),
-        ("commit", commit),
-        ("through-4k", through),
+    /// A case, and its engines if they need O_DIRECT.
+    type Case = (&'static str, Measure, &'static [&'static str]);
+    let cases: [Case; 5] = [
+        ("sequential-1m", |case, plan, outcome| sequential(case, true, plan, outcome), SEQUENTIAL),
+        (
+            "sequential-1m-overwrite",
+            |case, plan, outcome| sequential(case, false, plan, outcome),
+            SEQUENTIAL,
+        ),
+        ("random-4k-sync", random_sync, &[BACK, PWRITE_SYNC]),
+        ("commit", commit, &[BACK, THROUGH_DIRECT, PWRITE_SYNC, PWRITE_DSYNC]),
+        ("through-4k", through, &[]),
     ];
-    for (case, measure) in cases {
-        if plan.wants(case) {
-            eprintln!("measuring {case}");
-            measure(case, plan, &mut outcome)?;
+    let refused = no_direct(plan)?;
+    for (case, measure, direct) in cases.into_iter().filter(|(case, ..)| plan.wants(case)) {
+        match &refused {
+            Some(error) if !direct.is_empty() => direct.iter().for_each(|engine| {
+                outcome.skip(case, engine, format!("no O_DIRECT here: {error}"))
+            }),
+            _ => {
+                eprintln!("measuring {case}");
+                measure(case, plan, &mut outcome)?;
+            }
         }
     }
     Ok(outcome)
+}
+
+/// Why no file in the directory can be opened with O_DIRECT, if none can.
+fn no_direct(plan: &Plan) -> Result<Option<io::Error>> {
+    let named = NamedFile::create(&plan.dir, 0)?;
+    Ok(target::open(&named.path, OFlags::DIRECT).err())
 }
 
 /// One side of a pair: makes its file ready, then writes it against the clock.
@@ -86,38 +104,24 @@ fn measure(
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    if let Err(error) = (subject.slice)() {
-        outcome.skip(case, subject.name, &error);
-        for peer in peers {
-            outcome.skip(case, peer.name, format!("{} failed: {error}", subject.name));
-        }
-        return Ok(());
-    }
+    (subject.slice)().context(format!("{case}: {}", subject.name))?;
     for mut peer in peers {
-        if let Err(error) = (peer.slice)() {
-            outcome.skip(case, peer.name, error);
-            continue;
-        }
         let (name, block_bytes) = (peer.name, Some(block_bytes));
         let pair = Pair { case, threads: 1, block_bytes, subject: subject.name, peer: name };
+        if !pair.try_peer((peer.slice)(), outcome) {
+            continue;
+        }
         let rounds = plan.rounds.min(peer.rounds_max);
-        let [own, other] = pair.measure(
-            rounds,
-            || (subject.slice)().context(format!("{case}: {}", subject.name)),
-            || (peer.slice)().context(format!("{case}: {name}")),
-        )?;
+        let [own, other] = pair.measure(rounds, || (subject.slice)(), || (peer.slice)())?;
         let queue_depth = peer.queue_depth;
         outcome.rows.extend([own, Row { queue_depth, ..other }]);
     }
     Ok(())
 }
 
-fn engine(case: &str, cache_bytes: u64, plan: &Plan, outcome: &mut Outcome) -> Result<Engine> {
-    let engine = Engine::builder()
-        .cache_bytes(cache_bytes)
-        .range_lock(plan.range_lock)
-        .build()
-        .context("building a Millpond engine")?;
+fn engine(case: &str, cache_bytes: u64, outcome: &mut Outcome) -> Result<Engine> {
+    let engine =
+        Engine::builder().cache_bytes(cache_bytes).build().context("building a Millpond engine")?;
     let stats = engine.stats();
     outcome.note(format!("{case}: back end {} ({})", stats.back_end, stats.back_end_reason));
     Ok(engine)
@@ -141,7 +145,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
         }
         drop_kernel_cache(&file)
     };
-    let engine = engine(case, 512 * MIB, plan, outcome)?;
+    let engine = engine(case, 512 * MIB, outcome)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
     let [own_bytes, peer_bytes] = &mut bytes_of;
     let subject = Side::new(BACK, || {
@@ -172,17 +176,9 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
     // A file each: direct writes would take the kernel's peer out of its cache.
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
     own.drop_kernel_cache().context(case)?;
-    let engine = engine(case, 1024 * MIB, plan, outcome)?;
+    let engine = engine(case, 1024 * MIB, outcome)?;
     let (own_path, peer_path) = (own.path(), others.path());
-    let opened = engine.open(&own_path, &options(WriteMode::Back, Backing::Direct));
-    let file = match opened {
-        Ok(file) => file,
-        Err(error) => {
-            outcome.skip(case, BACK, &error);
-            outcome.skip(case, PWRITE_SYNC, format!("{BACK} failed: {error}"));
-            return Ok(());
-        }
-    };
+    let file = engine.open(&own_path, &options(WriteMode::Back, Backing::Direct)).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
     let [own_bytes, peer_bytes] = &mut bytes_of;
     let subject = Side::new(BACK, || {
@@ -205,7 +201,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     let load = Load::random(bytes, BLOCK_BYTES, 1);
     let shared = TestFile::create(&plan.dir, bytes)?;
     let path = shared.path();
-    let engine = engine(case, bytes + bytes / 4 + 32 * MIB, plan, outcome)?;
+    let engine = engine(case, bytes + bytes / 4 + 32 * MIB, outcome)?;
     let own = engine.open(&path, &options(WriteMode::Through, Backing::Buffered)).context(case)?;
     let peer = target::open(&path, OFlags::empty()).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
@@ -230,7 +226,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
 /// 4 KiB at the end of a file, durable before the next: what a database does for a transaction.
 fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let commits = plan.count(100, 30);
-    let engine = engine(case, 64 * MIB, plan, outcome)?;
+    let engine = engine(case, 64 * MIB, outcome)?;
     let own = |mode| {
         let engine = &engine;
         move |path: &Path| Ok(engine.open(path, &options(mode, Backing::Direct))?)

@@ -10,8 +10,9 @@ use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::Direction;
+use crate::read;
 use crate::read::ahead;
-use crate::read::{self, hit};
+use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
@@ -78,11 +79,10 @@ impl File {
         if len == 0 {
             return Ok(0);
         }
-        let shared = &*self.cached.shared;
-        let slot = shared.cache.counters.mine();
-        let (at, core, tries) = (dst.as_mut_ptr(), self.cached.core(), hit::TRIES_MAX);
+        let slot = self.cached.cache().counters.mine();
+        let path = HitPath::new(&self.cached, slot, TRIES_MAX);
         // SAFETY: an exclusive slice is valid for writes of its length.
-        let hit = unsafe { hit::try_hit(shared, slot, core, tries, at, dst.len(), offset) };
+        let hit = unsafe { path.try_read(dst.as_mut_ptr(), dst.len(), offset) };
         hit.ok_or(Error::WouldBlock { op: Op::Read, offset, len })
     }
 
@@ -161,8 +161,8 @@ impl File {
                 file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
             }
             // Relaxed: guards nothing; a read that is under way may go by either.
-            Advice::TornReads => self.tries.store(hit::TRIES_TORN, Relaxed),
-            Advice::AtomicReads => self.tries.store(hit::TRIES_MAX, Relaxed),
+            Advice::TornReads => self.tries.store(TRIES_TORN, Relaxed),
+            Advice::AtomicReads => self.tries.store(TRIES_MAX, Relaxed),
         }
         Ok(())
     }
@@ -181,11 +181,10 @@ impl File {
     #[inline]
     pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
         if self.hits && in_range(offset, len as u64) {
-            let shared = &*self.cached.shared;
-            let slot = shared.cache.counters.mine();
-            let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
+            let slot = self.cached.cache().counters.mine();
+            let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
             // SAFETY: the caller's promise is the same.
-            let hit = unsafe { hit::try_hit(shared, slot, core, tries, dst, len, offset) };
+            let hit = unsafe { path.try_read(dst, len, offset) };
             if let Some(moved) = hit {
                 return Ok(moved);
             }
@@ -214,11 +213,10 @@ impl File {
         if !self.hits || !in_range(offset, len as u64) {
             return None;
         }
-        let shared = &*self.cached.shared;
-        let slot = shared.cache.counters.mine_if_known();
-        let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
+        let slot = self.cached.cache().counters.mine_if_known();
+        let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
-        unsafe { hit::try_hit(shared, slot, core, tries, dst, len, offset) }
+        unsafe { path.try_read(dst, len, offset) }
     }
 
     /// [`File::read_vectored_at`] into memory that need not be initialised.
@@ -235,11 +233,9 @@ impl File {
         let list = unsafe { RawList::from_iovecs(dst) };
         let len = list.total();
         if self.hits && in_range(offset, len) {
-            let shared = &self.cached.shared;
-            let slot = shared.cache.counters.mine();
-            let (core, tries) = (self.cached.core(), self.tries.load(Relaxed));
-            let hit = hit::try_hit_vectored(shared, slot, core, tries, list.iter(), offset);
-            if let Some(moved) = hit {
+            let slot = self.cached.cache().counters.mine();
+            let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
+            if let Some(moved) = path.try_read_vectored(list.iter(), offset) {
                 return Ok(moved);
             }
         }
@@ -259,7 +255,7 @@ impl File {
         }
         let file = &self.cached;
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
-        if self.tries.load(Relaxed) == hit::TRIES_TORN {
+        if self.tries.load(Relaxed) == TRIES_TORN {
             return read::read_torn(file, dst, offset);
         }
         read::read_slow(file, dst, offset)

@@ -228,7 +228,7 @@ mod tests {
         options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
         let file = match options.open(dir.path().join("file")) {
             Ok(file) => file,
-            Err(error) => return println!("skipped: no direct I/O here: {error}"),
+            Err(error) => return crate::skip::skip(format_args!("no direct I/O here: {error}")),
         };
         let contexts = Contexts::default();
         let mut memory = vec![0u8; (BLOCKS + 1) * BLOCK];
@@ -263,7 +263,7 @@ mod tests {
             true
         };
         if !check(contexts.try_all(&requests(Direction::Write, BLOCKS - 1)), None) {
-            return println!("skipped: no AIO here");
+            return crate::skip::skip("no AIO here");
         }
         assert!(check(contexts.try_all(&requests(Direction::Read, BLOCKS)), Some(0)));
         assert_eq!(contexts.free.lock().unwrap().len(), 1);

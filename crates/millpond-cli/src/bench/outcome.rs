@@ -1,0 +1,87 @@
+//! What is found: rows, gaps and notes.
+
+use serde::Serialize;
+
+/// One engine in one case. The names are those of the JSON report, where null says that a figure
+/// does not apply.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Which suite found it; set by [`Outcome::extend`].
+    pub suite: &'static str,
+    pub case: &'static str,
+    pub engine: String,
+    pub threads: u32,
+    pub block_bytes: Option<u32>,
+    pub queue_depth: Option<u32>,
+    pub ops_per_s: f64,
+    /// From start to end of one operation: with several threads, several go on at once.
+    pub ns_per_op: f64,
+    /// Of the whole process, helpers included.
+    pub cpu_ns_per_op: f64,
+    pub context_switches_per_op: f64,
+    pub p50_ns: Option<f64>,
+    pub p99_ns: Option<f64>,
+    pub p999_ns: Option<f64>,
+    pub torn_reads: Option<u64>,
+    pub rounds: u32,
+    /// The peer that the ratios compare this engine's ops/s with.
+    pub ratio_to: Option<String>,
+    pub ratio_median: Option<f64>,
+    pub ratio_q1: Option<f64>,
+    pub ratio_q3: Option<f64>,
+    /// The peer's processor time per operation over this engine's: more is better, as with the others.
+    #[serde(skip)]
+    pub cpu_ratio_median: Option<f64>,
+}
+
+/// An engine that could not be measured, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// As a row's.
+    pub suite: &'static str,
+    pub case: &'static str,
+    pub engine: String,
+    pub reason: String,
+}
+
+/// What a suite found.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub rows: Vec<Row>,
+    pub skipped: Vec<Skipped>,
+    pub notes: Vec<String>,
+}
+
+impl Row {
+    /// The same, of operations of which `depth` were in flight: one takes so much longer from start to end
+    /// than a throughput says.
+    #[must_use]
+    pub fn in_flight(self, depth: u32) -> Self {
+        let ns_per_op = self.ns_per_op * f64::from(depth);
+        Self { queue_depth: Some(depth), ns_per_op, ..self }
+    }
+}
+
+impl Outcome {
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.skipped.is_empty()
+    }
+
+    /// Takes in what `suite` found.
+    pub fn extend(&mut self, suite: &'static str, other: Self) {
+        self.rows.extend(other.rows.into_iter().map(|row| Row { suite, ..row }));
+        self.skipped.extend(other.skipped.into_iter().map(|gap| Skipped { suite, ..gap }));
+        self.notes.extend(other.notes);
+    }
+
+    pub fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    pub fn skip(&mut self, case: &'static str, engine: &str, reason: impl ToString) {
+        let reason = reason.to_string();
+        self.skipped.push(Skipped { suite: "", case, engine: engine.to_owned(), reason });
+    }
+}

@@ -1,0 +1,147 @@
+//! The suite `range-lock`: locks on byte ranges, without files.
+//!
+//! The subject is Millpond's own lock, the peers are those of the crate `millpond-rangelock-peers`,
+//! `parking_lot::RwLock` (where ranges don't overlap, taken shared: the limit) and a `BTreeMap` under a
+//! `Mutex`, the floor of what keeps ranges in a tree. An operation is a pair of lock and unlock. [`case`]
+//! has the loads, [`slice()`] carries one out.
+
+mod case;
+mod slice;
+
+use std::thread;
+use std::time::Duration;
+
+use self::case::{Case, Lock};
+use self::slice::{latencies, slice};
+use super::harness::{Pair, Plan};
+use super::histogram::Latencies;
+use super::outcome::{Outcome, Row, Skipped};
+use crate::failure::Result;
+
+/// Slices that are taken to see how long single operations take: the longest are rare.
+const LATENCY_SLICES: u32 = 4;
+
+/// With less than this part of the processors, threads don't meet as they would: the figures say
+/// little.
+const PROCESSORS_SHARE_MIN: f64 = 0.9;
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut occupied = Occupied::default();
+    for case in case::cases(&case::thread_counts()) {
+        if plan.wants(case.load.name) {
+            eprintln!("measuring {} with {} thread(s)", case.load.name, case.threads);
+            outcome.note(format!("{} is Millpond's own lock", Lock::Striped.name()));
+            compare(&case, plan, &mut outcome, &mut occupied)?;
+        }
+    }
+    outcome.notes.extend(occupied.note());
+    Ok(outcome)
+}
+
+fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
+    let length = plan.slice(50, 15);
+    let latencies = all_latencies(case, length * LATENCY_SLICES);
+    let subject = Lock::Striped;
+    for &peer in case.locks.iter().filter(|lock| **lock != subject) {
+        for lock in [subject, peer] {
+            slice(lock, case, length);
+        }
+        let pair = Pair {
+            case: case.load.name,
+            threads: case.threads as u32,
+            block_bytes: None,
+            subject: subject.name(),
+            peer: peer.name(),
+        };
+        let measure = |lock| move || Ok(slice(lock, case, length));
+        let [own, other] = pair.measure(plan.rounds, measure(subject), measure(peer))?;
+        if !case.is_contended() {
+            occupied.look_at(&own);
+        }
+        outcome.rows.push(with_latencies(own, subject, &latencies));
+        outcome.rows.push(with_latencies(other, peer, &latencies));
+    }
+    for (lock, reason) in &case.gaps {
+        // Once for all numbers of threads.
+        let told = |gap: &Skipped| gap.case == case.load.name && gap.engine == lock.name();
+        if !outcome.skipped.iter().any(told) {
+            outcome.skip(case.load.name, lock.name(), reason);
+        }
+    }
+    Ok(())
+}
+
+/// How long operations take where threads wait for each other, measured apart from the rest: reading
+/// the clock costs as much as some locks do.
+fn all_latencies(case: &Case, length: Duration) -> Vec<(Lock, Latencies)> {
+    if !case.is_contended() {
+        return Vec::new();
+    }
+    case.locks.iter().map(|&lock| (lock, latencies(lock, case, length))).collect()
+}
+
+fn with_latencies(row: Row, lock: Lock, latencies: &[(Lock, Latencies)]) -> Row {
+    match latencies.iter().find(|known| known.0 == lock) {
+        Some((_, Latencies { p50_ns, p99_ns, p999_ns })) => {
+            Row { p50_ns: Some(*p50_ns), p99_ns: Some(*p99_ns), p999_ns: Some(*p999_ns), ..row }
+        }
+        None => row,
+    }
+}
+
+/// Whether other programs used the processors meanwhile.
+#[derive(Debug, Default)]
+struct Occupied {
+    pairs: u32,
+    short_of_processors: u32,
+}
+
+impl Occupied {
+    /// `row` is of a lock that never sleeps in its case.
+    fn look_at(&mut self, row: &Row) {
+        let cores = thread::available_parallelism().map_or(1, usize::from) as f64;
+        let used = row.cpu_ns_per_op * row.ops_per_s / 1e9;
+        self.pairs += 1;
+        if used < PROCESSORS_SHARE_MIN * cores.min(f64::from(row.threads)) {
+            self.short_of_processors += 1;
+        }
+    }
+
+    fn note(&self) -> Option<String> {
+        let Self { pairs, short_of_processors } = self;
+        (*short_of_processors > 0).then(|| {
+            format!(
+                "other programs used the processors: in {short_of_processors} of {pairs} pairs \
+                 without contention more than a tenth of them was missing"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::case::cases;
+    use super::*;
+
+    /// Goal: every lock runs every case that it is listed for, and the others say why not.
+    #[test]
+    fn every_lock_runs_or_says_why_not() {
+        let (cases, length) = (cases(&[1, 2, 3]), Duration::from_millis(1));
+        assert_eq!(cases.iter().filter(|case| case.threads == 2).count(), 9);
+        for case in &cases {
+            assert_eq!(case.locks[0], Lock::Striped);
+            assert_eq!(case.locks.len() + case.gaps.len(), 7 + usize::from(case.is_contended()));
+            for &lock in &case.locks {
+                let slice = slice(lock, case, length);
+                assert!(slice.ops > 0 && slice.ops_per_s > 0.0, "{case:?}: {lock:?}");
+                if case.is_contended() {
+                    let took = latencies(lock, case, length);
+                    assert!(took.p50_ns <= took.p99_ns && took.p99_ns <= took.p999_ns);
+                    assert!(took.p50_ns > 0.0, "{case:?}: {lock:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A5`: see the
+//! folder.
+//!
+//! ```text
+//!   begin -> slot -> Ending::end -> stand-in, in the kernel's queue -> take -> slot free
+//! ```
+//!
+//! Locks: what has ended of a context, a leaf.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicU32};
+
+use millpond::File;
+
+use crate::aio::block::{Block, Event, HAS_EVENTFD, PREAD};
+use crate::aio::places::{self, Places};
+use crate::aio::slots::{Links, Refused, Slots};
+use crate::files::table::{self, Known};
+use crate::files::unfinished;
+use crate::runtime::lock::Lock;
+use crate::runtime::sys::sys;
+use crate::runtime::{config, thread};
+
+const HEADER_BYTES: usize = 4096;
+
+/// A request for a served file.
+#[repr(C)]
+struct Slot {
+    stand_in: Block,
+    /// Where the program's block is, and what it wants to be told.
+    block: u64,
+    data: u64,
+    result: i64,
+    /// See [`Links`].
+    next: AtomicU32,
+}
+
+pub struct Context {
+    /// The kernel's handle.
+    pub kernel: usize,
+    /// Our handle: a zero page, and the slots behind it.
+    memory: NonNull<u8>,
+    slots: Slots,
+    /// Stand-ins to be submitted (aio.A5).
+    ended: Lock<Vec<StandIn>>,
+}
+
+#[repr(transparent)]
+pub struct StandIn(*mut Block);
+
+// SAFETY: a slot's, which the holder has (aio.A1).
+unsafe impl Send for StandIn {}
+
+// SAFETY: the memory is shared by aio.A1.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// What stand-ins read nothing of; -1 before the first context.
+static NOTHING: AtomicI32 = AtomicI32::new(-1);
+
+/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files
+/// makes those the kernel's, too.
+const PLACES: usize = 1024;
+
+static CONTEXTS: Places<Context, PLACES> = Places::new();
+
+/// A context that lives as long as this does.
+pub type InUse = places::InUse<'static, Context>;
+
+/// The context of a handle; `None` for one of the kernel's.
+pub fn find(handle: usize) -> Option<InUse> {
+    if handle == 0 || thread::record().is_inside() {
+        return None;
+    }
+    CONTEXTS.find(handle)
+}
+
+/// Puts a context where it can be found; its handle. `None`: there are too many.
+pub fn place(context: Context) -> Option<usize> {
+    CONTEXTS.place(context.handle(), context)
+}
+
+/// Frees the contexts that were removed, and are not used any more (aio.A4).
+pub fn free_removed() {
+    CONTEXTS.free_removed();
+}
+
+/// The library's own descriptor here, for a forked child to close.
+pub fn internal_fd() -> Option<i32> {
+    Some(NOTHING.load(Relaxed)).filter(|fd| *fd >= 0)
+}
+
+impl Context {
+    pub fn new(kernel: usize, capacity: u32) -> Option<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let bytes = memory_bytes(capacity);
+        // SAFETY: memory wherever there is some.
+        let memory = unsafe { sys!(libc::SYS_mmap, 0, bytes, protection, flags, usize::MAX, 0) };
+        if memory < 0 {
+            return None;
+        }
+        Some(Self {
+            kernel,
+            memory: NonNull::new(std::ptr::with_exposed_provenance_mut(memory as usize))?,
+            slots: Slots::new(capacity),
+            ended: Lock::new(Vec::new()),
+        })
+    }
+
+    pub fn handle(&self) -> usize {
+        self.memory.as_ptr().addr()
+    }
+
+    fn slot(&self, index: u32) -> *mut Slot {
+        let first = self.memory.as_ptr().wrapping_add(HEADER_BYTES).cast::<Slot>();
+        first.wrapping_add(index as usize)
+    }
+
+    /// The slot whose stand-in this is.
+    fn slot_of(&self, block: u64) -> Option<u32> {
+        let from_first = (block as usize).checked_sub(self.slot(0).addr())?;
+        let index = from_first / size_of::<Slot>();
+        (index < self.slots.capacity() as usize).then_some(index as u32)
+    }
+
+    /// Has the kernel take blocks as they are, as many as there is room for (aio.A2); says what it
+    /// says.
+    pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Block) -> isize {
+        let wanted = count.clamp(0, i32::MAX as isize) as u64;
+        let room = self.slots.admit_others(wanted);
+        if room == 0 && wanted > 0 {
+            return -(libc::EAGAIN as isize);
+        }
+        let count = if wanted == 0 { count } else { room as isize };
+        // SAFETY: the caller's duty; the kernel checks the addresses.
+        let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, count, blocks) };
+        let taken = submitted.max(0) as u64;
+        self.slots.discount(0, room - taken);
+        submitted
+    }
+
+    /// A slot for a request; an errno if there is no room for one more (aio.A2), or the context is
+    /// being destroyed (aio.A4).
+    pub fn begin(&self, at: *mut Block, block: &Block) -> Result<u32, i32> {
+        let index = self.slots.begin(self).map_err(|refused| match refused {
+            Refused::Full => libc::EAGAIN,
+            Refused::Closed => libc::EINVAL,
+        })?;
+        let has_eventfd = block.aio_flags & HAS_EVENTFD != 0;
+        // SAFETY: a slot of this context that nobody else has (aio.A1).
+        unsafe {
+            let stand_in = stand_in(has_eventfd.then_some(block.aio_resfd));
+            let block_at = at.expose_provenance() as u64;
+            let slot = self.slot(index);
+            // Not `next`, which who is late may look at.
+            (&raw mut (*slot).stand_in).write(stand_in);
+            (&raw mut (*slot).block).write(block_at);
+            (&raw mut (*slot).data).write(block.aio_data);
+        }
+        Ok(index)
+    }
+
+    /// What the kernel says of the eventfd of a request: of one that it refuses for another reason.
+    pub fn check_eventfd(&self, fd: u32) -> Result<(), i32> {
+        let mut block = stand_in(Some(fd));
+        // Not a flag that there is.
+        block.aio_rw_flags = 1 << 30;
+        let refused = self.submit_block(&mut block);
+        if refused == -(libc::EOPNOTSUPP as isize) { Ok(()) } else { Err(-refused as i32) }
+    }
+
+    fn submit_block(&self, block: *mut Block) -> isize {
+        // SAFETY: a valid block that names no memory.
+        unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
+    }
+
+    /// Submits the stand-ins of requests that have ended (aio.A1).
+    pub fn submit_stand_ins(&self, ended: &[StandIn]) {
+        let mut rest = ended;
+        while let Some(first) = rest.first() {
+            let blocks = rest.as_ptr().cast::<*mut Block>();
+            // SAFETY: valid blocks, which name no memory.
+            let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
+            match usize::try_from(submitted) {
+                Ok(taken) => rest = &rest[taken..],
+                // SAFETY: the stand-in was not taken, so it is still ours (aio.A1).
+                Err(_) => unsafe { mend(&mut *first.0, -submitted as i32) },
+            }
+        }
+        self.slots.end(ended.len() as u32);
+    }
+
+    /// Refuses requests from now on, and waits for those that have begun (aio.A4).
+    pub fn close(&self) {
+        self.slots.close();
+    }
+
+    /// Puts the completions of requests for served files in the place of their stand-ins'.
+    pub fn take(&self, events: &mut [Event]) {
+        let mut served = 0;
+        for event in &mut *events {
+            let Some(index) = self.slot_of(event.block) else { continue };
+            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. Who submitted it
+            // did that after it had filled the slot, and a system call on both sides is between.
+            let (block, data, result) = unsafe {
+                let slot = self.slot(index);
+                ((*slot).block, (*slot).data, (*slot).result)
+            };
+            *event = Event { data, block, result, more: 0 };
+            self.slots.free(index, self);
+            served += 1;
+        }
+        let others = events.len() as u64 - served;
+        self.slots.discount(served, others);
+    }
+}
+
+impl Links for Context {
+    fn next(&self, slot: u32) -> &AtomicU32 {
+        // SAFETY: a slot of this context; what is there is zero at first, and atomic.
+        unsafe { &(*self.slot(slot)).next }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the context any more (aio.A4).
+        unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.slots.capacity())) };
+    }
+}
+
+fn memory_bytes(capacity: u32) -> usize {
+    HEADER_BYTES + capacity as usize * size_of::<Slot>()
+}
+
+/// A read of nothing.
+fn stand_in(eventfd: Option<u32>) -> Block {
+    // SAFETY: an iocb is of integers.
+    let mut block: Block = unsafe { std::mem::zeroed() };
+    block.aio_lio_opcode = PREAD;
+    block.aio_fildes = NOTHING.load(Relaxed) as u32;
+    if let Some(fd) = eventfd {
+        block.aio_flags = HAS_EVENTFD;
+        block.aio_resfd = fd;
+    }
+    block
+}
+
+/// Makes a stand-in one that the kernel takes, if it did not for `errno`.
+#[cold]
+fn mend(block: &mut Block, errno: i32) {
+    match errno {
+        // There is memory in a moment (aio.A2: there is room).
+        libc::EAGAIN | libc::ENOMEM | libc::EINTR => {
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        // The program has closed its eventfd, or has another file by that number.
+        _ if block.aio_flags & HAS_EVENTFD != 0 => block.aio_flags = 0,
+        // Or closed ours, past all hooks.
+        _ => {
+            NOTHING.store(-1, Relaxed);
+            block.aio_fildes = nothing().unwrap_or(-1) as u32;
+        }
+    }
+}
+
+/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the
+/// same time as another makes one more.
+pub fn nothing() -> Option<i32> {
+    let fd = NOTHING.load(Relaxed);
+    if fd >= 0 {
+        return Some(fd);
+    }
+    // SAFETY: the name is NUL-terminated; no other memory is involved.
+    let copy = unsafe {
+        let fd = sys!(libc::SYS_memfd_create, c"millpond".as_ptr(), libc::MFD_CLOEXEC);
+        let first = config::get().internal_fd_min;
+        let copy = sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first);
+        sys!(libc::SYS_close, fd);
+        copy as i32
+    };
+    if copy < 0 {
+        return None;
+    }
+    if !table::set(copy, Known::Internal) {
+        // SAFETY: the duplicate made above, which nobody has seen.
+        unsafe { sys!(libc::SYS_close, copy) };
+        return None;
+    }
+    NOTHING.store(copy, Relaxed);
+    Some(copy)
+}
+
+/// The end of a request that is still to come: to be called once.
+pub struct Ending {
+    context: InUse,
+    slot: u32,
+    /// Counted in `unfinished`.
+    writes: bool,
+}
+
+impl Ending {
+    /// Of the request that has `slot` since [`Context::begin`].
+    pub fn new(context: &InUse, slot: u32) -> Self {
+        Self { context: context.clone(), slot, writes: false }
+    }
+
+    /// A write, or a sync: who ends the process waits for it.
+    pub fn counted(mut self) -> Self {
+        unfinished::begin();
+        self.writes = true;
+        self
+    }
+
+    /// Notes the result; returns the stand-in, which the caller is to submit.
+    pub fn fill(&self, result: isize) -> StandIn {
+        let slot = self.context.slot(self.slot);
+        // SAFETY: aio.A1: the request is at its end, and its stand-in not submitted.
+        unsafe {
+            (*slot).result = result as i64;
+            StandIn(&raw mut (*slot).stand_in)
+        }
+    }
+
+    /// The request has ended with `result`: bytes, or a negative errno. In a section.
+    pub fn end(self, result: isize) {
+        let stand_in = self.fill(result);
+        let mut ended = self.context.ended.lock();
+        ended.push(stand_in);
+        let is_first = ended.len() == 1;
+        drop(ended);
+        let (context, writes) = (self.context, self.writes);
+        if is_first {
+            // aio.A5.
+            File::at_end(Box::new(move || {
+                let ended = std::mem::take(&mut *context.ended.lock());
+                context.submit_stand_ins(&ended);
+            }));
+        }
+        if writes {
+            unfinished::end();
+        }
+    }
+}
+
+/// In a forked child: the parent's descriptor is closed, and its contexts are the parent's.
+///
+/// # Safety
+///
+/// No other thread exists.
+pub unsafe fn after_fork() {
+    // SAFETY: the caller's duty.
+    unsafe { CONTEXTS.after_fork() };
+    NOTHING.store(-1, Relaxed);
+}

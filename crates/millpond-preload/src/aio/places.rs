@@ -1,0 +1,182 @@
+//! Where contexts of Linux AIO are found by their handles, without a lock: `aio.A4`.
+//!
+//! ```text
+//!   find:   users += 1 -> the handle stands? -> in use -> drop: users -= 1
+//!   remove: in use -> the handle is 0 -> drop
+//!   free:   the handle is 0 -> users is 0 -> the place is empty
+//! ```
+//!
+//! - **U1** Who wants to use a context counts himself, and then looks whether the handle stands.
+//! - **U2** Who takes the handle away is counted, and stays so until after. In the order of the
+//!   changes of `users`, who counts himself later than that one's going acquires it, and so finds
+//!   the handle gone; who does so earlier is seen by whoever sees that one gone.
+//! - **U3** Who frees a context has acquired the end of its handle, so that he sees the count of
+//!   who took it away, or his going; and then the end of each use.
+//!
+//! Locks: who makes or destroys a context holds one, a leaf.
+
+use std::ops::Deref;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::runtime::sync::{AtomicPtr, AtomicU32, AtomicUsize, Lock};
+
+/// Places of so many contexts.
+pub struct Places<T, const COUNT: usize> {
+    places: [Place<T>; COUNT],
+    /// One more than the highest place ever used.
+    used: AtomicUsize,
+    /// Held by who makes or destroys a context.
+    making: Lock<()>,
+}
+
+/// Where a context can be found.
+struct Place<T> {
+    /// 0 where there is none, or none any more.
+    handle: AtomicUsize,
+    users: AtomicU32,
+    context: AtomicPtr<T>,
+}
+
+/// A context that lives as long as this does.
+pub struct InUse<'a, T> {
+    place: &'a Place<T>,
+}
+
+impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        let places = [const {
+            Place {
+                handle: AtomicUsize::new(0),
+                users: AtomicU32::new(0),
+                context: AtomicPtr::new(null_mut()),
+            }
+        }; COUNT];
+        Self { places, used: AtomicUsize::new(0), making: Lock::new(()) }
+    }
+
+    fn used(&self) -> &[Place<T>] {
+        // Relaxed: who knows a handle has been told of it, and so of this.
+        &self.places[..self.used.load(Relaxed)]
+    }
+
+    /// The context of a handle.
+    pub fn find(&self, handle: usize) -> Option<InUse<'_, T>> {
+        self.used()
+            .iter()
+            .filter(|place| place.handle.load(Relaxed) == handle)
+            .find_map(|place| InUse::of(place, handle))
+    }
+
+    /// Puts a context where it can be found; its handle, or `None` if there are too many.
+    pub fn place(&self, handle: usize, context: T) -> Option<usize> {
+        let _making = self.making.lock();
+        self.free_all();
+        let at = self.places.iter().position(|place| place.context.load(Relaxed).is_null())?;
+        self.used.fetch_max(at + 1, Relaxed);
+        self.places[at].fill(handle, Box::into_raw(Box::new(context)));
+        Some(handle)
+    }
+
+    /// Frees the contexts that were removed, and are not used any more.
+    pub fn free_removed(&self) {
+        let _making = self.making.lock();
+        self.free_all();
+    }
+
+    /// `making` is held.
+    fn free_all(&self) {
+        for place in self.used() {
+            let context = place.take_unused();
+            if !context.is_null() {
+                // SAFETY: made by `Box::into_raw`, and nobody finds or uses it.
+                drop(unsafe { Box::from_raw(context) });
+            }
+        }
+    }
+
+    /// In a forked child: the contexts are the parent's, and left behind.
+    ///
+    /// # Safety
+    ///
+    /// No other thread exists.
+    pub unsafe fn after_fork(&self) {
+        // SAFETY: the caller's duty.
+        unsafe { self.making.reset(()) };
+        for place in &self.places[..self.used.swap(0, Relaxed)] {
+            place.handle.store(0, Relaxed);
+            place.users.store(0, Relaxed);
+            place.context.store(null_mut(), Relaxed);
+        }
+    }
+}
+
+impl<T> Place<T> {
+    fn fill(&self, handle: usize, context: *mut T) {
+        self.context.store(context, Relaxed);
+        // Release: who finds the handle finds the context.
+        self.handle.store(handle, Release);
+    }
+
+    /// Empties it if its context was removed and is not used; null if not.
+    fn take_unused(&self) -> *mut T {
+        let context = self.context.load(Relaxed);
+        // Acquire: pairs with the Release in `remove` (U3).
+        if context.is_null() || self.handle.load(Acquire) != 0 {
+            return null_mut();
+        }
+        // Acquire: pairs with the Release of each who used it.
+        if self.users.load(Acquire) != 0 {
+            return null_mut();
+        }
+        self.context.store(null_mut(), Relaxed);
+        context
+    }
+}
+
+impl<'a, T> InUse<'a, T> {
+    fn of(place: &'a Place<T>, handle: usize) -> Option<Self> {
+        // Acquire: pairs with the Release of who took the handle away, and has gone (U2).
+        place.users.fetch_add(1, Acquire);
+        let in_use = Self { place };
+        // Acquire: pairs with the Release in `fill`.
+        (place.handle.load(Acquire) == handle).then_some(in_use)
+    }
+
+    /// Takes the handle away from its context; whether it had it still. From then on nobody finds
+    /// it.
+    pub fn remove(&self, handle: usize) -> bool {
+        // Release: who finds it gone sees that this one is counted (U3).
+        self.place.handle.compare_exchange(handle, 0, Release, Relaxed).is_ok()
+    }
+}
+
+impl<T> Clone for InUse<'_, T> {
+    fn clone(&self) -> Self {
+        // Relaxed: it is counted already.
+        self.place.users.fetch_add(1, Relaxed);
+        Self { place: self.place }
+    }
+}
+
+impl<T> Deref for InUse<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // Relaxed: the handle was found.
+        // SAFETY: aio.A4: counted while the handle stood.
+        unsafe { &*self.place.context.load(Relaxed) }
+    }
+}
+
+impl<T> Drop for InUse<'_, T> {
+    fn drop(&mut self) {
+        // Release: all that was done with the context comes before it is freed; and pairs with the
+        // Acquire in `of` (U2).
+        self.place.users.fetch_sub(1, Release);
+    }
+}
+
+#[cfg(all(test, loom))]
+#[path = "places/loom_tests.rs"]
+mod loom_tests;

@@ -1,0 +1,245 @@
+//! A request for a served file, from its preparation to its end.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use millpond::{File, ReadDone};
+
+use crate::aio::context::Ending;
+use crate::files::io::{Outcome, enterable, find, outcome_of};
+use crate::files::pin::Pin;
+use crate::files::registry;
+use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
+use crate::files::table::{self, Known};
+use crate::report::reason::Reason;
+use crate::runtime::section;
+use crate::runtime::thread::record;
+
+/// A request for a served file that ends later . It holds its description, and its vectors are
+/// copies.
+pub struct Request {
+    pin: Pin,
+    segments: Segments,
+    offset: u64,
+    direction: Direction,
+    /// Of a write in mode back: durable, and if so, whether but for the file's times.
+    durable: Option<bool>,
+}
+
+// SAFETY: the memory is valid, for whatever thread, until the request has ended: see
+// `Request::prepare`.
+unsafe impl Send for Request {}
+
+/// Why there is no [`Request`].
+pub enum Unserved {
+    /// What the kernel says of it.
+    Fail(i32),
+    /// It is for the kernel; bytes count as passed for this reason, if the file counts.
+    Kernel(Option<Reason>),
+}
+
+impl Request {
+    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps
+    /// in [`File::start_together`].
+    ///
+    /// # Safety
+    ///
+    /// The memory is the caller's to give until the request has ended; it may be any address.
+    pub unsafe fn prepare(
+        fd: RawFd,
+        memory: Memory,
+        offset: i64,
+        direction: Direction,
+        flags: i32,
+    ) -> Result<Self, Unserved> {
+        const DURABLE: i32 = libc::RWF_DSYNC | libc::RWF_SYNC;
+        if enterable(fd).is_none() {
+            return Err(Unserved::Kernel(None));
+        }
+        if matches!(table::get(fd), Known::Unknown) {
+            // To describe it the registry is locked.
+            File::start_now();
+        }
+        let pin = find(fd).map_err(Unserved::Kernel)?;
+        let access = pin.access();
+        let is_durable =
+            direction == Direction::Write && flags & !DURABLE == 0 && pin.late_file().is_some();
+        if flags != 0 && !is_durable {
+            // Passing waits for the file's reads.
+            File::start_now();
+            registry::lock().pass_fd(fd, Reason::Changed);
+            return Err(Unserved::Kernel(Some(Reason::Changed)));
+        }
+        if pin.file().is_none() {
+            return Err(Unserved::Kernel(Some(Reason::Engine)));
+        }
+        let is_permitted = if direction == Direction::Read { access.read } else { access.write };
+        if !is_permitted {
+            return Err(Unserved::Fail(libc::EBADF));
+        }
+        let from = u64::try_from(offset).map_err(|_| Unserved::Fail(libc::EINVAL))?;
+        if let Memory::One(_, len) = memory
+            && offset.checked_add_unsigned(len as u64).is_none()
+        {
+            return Err(Unserved::Fail(libc::EINVAL));
+        }
+        let memory = match memory {
+            Memory::One(start, len) => Memory::One(start, len.min(TRANSFER_BYTES_MAX)),
+            many => many,
+        };
+        // SAFETY: the caller's duty.
+        let segments = unsafe { Segments::of(memory) }.map_err(Unserved::Fail)?;
+        if offset.checked_add_unsigned(segments.bytes() as u64).is_none() {
+            return Err(Unserved::Fail(libc::EINVAL));
+        }
+        let durable = (flags != 0).then_some(flags & libc::RWF_SYNC == 0);
+        Ok(Self { pin, segments, offset: from, direction, durable })
+    }
+
+    /// For [`Request::sync`], if there may be something that waits. In a section.
+    pub fn to_sync(fd: RawFd) -> Option<Self> {
+        let pin = Pin::of(fd)?;
+        pin.late_file()?;
+        let segments = Segments::One(std::ptr::null_mut(), 0);
+        Some(Self { pin, segments, offset: 0, direction: Direction::Write, durable: None })
+    }
+
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.segments.bytes()
+    }
+
+    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one
+    /// that needs nothing from the device.
+    pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
+        const PAGE_BYTES: u64 = 4096;
+        let bytes = self.bytes();
+        self.direction == Direction::Write
+            && self.durable.is_none()
+            && !self.pin.access().append
+            && bytes <= bytes_max
+            && (self.offset | bytes as u64).is_multiple_of(PAGE_BYTES)
+    }
+
+    /// Carries it out, waiting for what it needs; the result in the kernel's form. In a section.
+    ///
+    /// # Safety
+    ///
+    /// It was prepared so.
+    pub unsafe fn carry_out(&self) -> isize {
+        let description = &*self.pin;
+        let append = self.direction == Direction::Write && description.access().append;
+        let file = description.file().filter(|_| description.is_served());
+        // SAFETY: the caller's duty.
+        let moved = unsafe {
+            match file {
+                Some(file) => {
+                    let moved = self.segments.transfer(
+                        description,
+                        file,
+                        self.offset,
+                        self.direction,
+                        append,
+                    );
+                    match outcome_of(record(), moved.map(|(_, bytes)| bytes)) {
+                        Outcome::Done(result) => result,
+                        Outcome::Kernel(_) => -(libc::EIO as isize),
+                    }
+                }
+                // Passed since: `description.D3`.
+                None => self.segments.through_kernel(description, self.offset, self.direction),
+            }
+        };
+        match self.durable {
+            Some(data_only) if moved > 0 => match self.sync(data_only) {
+                0 => moved,
+                failed => failed,
+            },
+            _ => moved,
+        }
+    }
+
+    /// `fsync` or `fdatasync` of what may wait. In a section.
+    pub fn sync(&self, data_only: bool) -> isize {
+        let synced = self
+            .pin
+            .late_file()
+            .map_or(Ok(()), |file| if data_only { file.sync_data() } else { file.sync_all() });
+        synced.map_or_else(|error| -(error.errno() as isize), |()| 0)
+    }
+
+    /// Has a thread of the engine do `work`, which may wait, and tell its result. In a section.
+    pub fn aside(self, ending: Ending, work: impl FnOnce(&Self) -> isize + Send + 'static) {
+        let Some(aside) = self.pin.file().map(File::aside) else {
+            return ending.end(-(libc::EBADF as isize));
+        };
+        aside.run(Box::new(move || {
+            section::run(|_| {
+                let result = work(&self);
+                // Before it is told: a file that was closed meanwhile is closed then.
+                drop(self);
+                ending.end(result);
+            });
+        }));
+    }
+
+    /// A read that does not wait: its result if it hits; else `ending` is told. In a section.
+    ///
+    /// # Safety
+    ///
+    /// It was prepared so.
+    pub unsafe fn start(self, ending: Ending) -> Option<(Ending, isize)> {
+        let Some(file) = self.pin.shared_file().map(Arc::clone) else {
+            return Some((ending, -(libc::EBADF as isize)));
+        };
+        file.prepare_thread();
+        let offset = self.offset;
+        let vectors = match &self.segments {
+            Segments::One(start, len) => {
+                // SAFETY: the caller's duty; a fault gives None.
+                if let Some(bytes) = unsafe { file.try_read_hit_raw(*start, *len, offset) } {
+                    record().count_served(bytes as u64);
+                    return Some((ending, bytes as isize));
+                }
+                vec![libc::iovec { iov_base: start.cast(), iov_len: *len }]
+            }
+            Segments::Many(vectors) => vectors.clone(),
+        };
+        let mut parts = Some((self, ending));
+        let done = || -> ReadDone {
+            let (request, ending) = parts.take().expect("called once");
+            Box::new(move |result| request.told(ending, result))
+        };
+        // SAFETY: the caller's duty.
+        let result = unsafe { file.start_read_raw(&vectors, offset, done) }?;
+        let (request, ending) = parts.take().expect("not told otherwise");
+        match result {
+            Ok(bytes) => {
+                record().count_served(bytes as u64);
+                Some((ending, bytes as isize))
+            }
+            Err(error) => {
+                request.told(ending, Err(error));
+                None
+            }
+        }
+    }
+
+    /// A read has ended, on whatever thread: nothing here may wait.
+    fn told(self, ending: Ending, result: millpond::Result<usize>) {
+        let Ok(bytes) = result else {
+            // The kernel answers as the kernel does.
+            // SAFETY: it was prepared so.
+            return self.aside(ending, |request| unsafe { request.carry_out() });
+        };
+        let aside = self.pin.file().map(File::aside);
+        if let (Err(last), Some(aside)) = (self.pin.try_give_up(), aside) {
+            aside.run(Box::new(move || section::run(|_| drop(last))));
+        }
+        record().count_served(bytes as u64);
+        ending.end(bytes as isize);
+    }
+}

@@ -1,0 +1,343 @@
+//! The calls of Linux AIO. Rules `aio.A1` to `A5`: see the folder.
+
+use millpond::File;
+
+use crate::aio::block::{
+    Block, Event, FDSYNC, FSYNC, HAS_EVENTFD, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
+};
+use crate::aio::context::{Context, Ending, InUse, StandIn, find, free_removed, nothing, place};
+use crate::aio::request::{Request, Unserved};
+use crate::files::segments::{Direction, Memory};
+use crate::files::table::{self, Known};
+use crate::files::{late, registry};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::sys::sys;
+use crate::runtime::{fault, section, thread};
+
+/// Reads of more are carried out by a thread, which reads to the program's memory.
+const START_BYTES_MAX: usize = 64 * 4096;
+/// Whole pages up to so many bytes are written at once.
+const WRITE_BYTES_MAX: usize = 64 * 4096;
+
+/// `io_setup`.
+///
+/// # Safety
+///
+/// As the system call; `handle` may be any address.
+pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
+    // SAFETY: the kernel checks the address.
+    let made = unsafe { sys!(libc::SYS_io_setup, capacity, handle) };
+    if made < 0 || thread::record().is_inside() {
+        return made;
+    }
+    section::run(|_| {
+        // SAFETY: the kernel has read and written it.
+        let kernel = unsafe { handle.read() };
+        // Where there is no memory or no descriptor for it, the kernel's it stays.
+        if nothing().is_some()
+            && let Some(ours) = Context::new(kernel, capacity).and_then(place)
+        {
+            // SAFETY: as above.
+            unsafe { handle.write(ours) };
+        }
+    });
+    made
+}
+
+/// `io_destroy`.
+pub fn destroy(handle: usize) -> isize {
+    let Some(context) = find(handle) else {
+        // SAFETY: no memory involved.
+        return unsafe { sys!(libc::SYS_io_destroy, handle) };
+    };
+    section::run(|_| {
+        if !context.remove(handle) {
+            // Another thread was faster.
+            return -(libc::EINVAL as isize);
+        }
+        context.close();
+        // Who waits in it finds it gone.
+        // SAFETY: no memory involved.
+        let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
+        drop(context);
+        free_removed();
+        destroyed
+    })
+}
+
+/// `io_cancel`: the kernel knows no request for a served file, and says so; those that it has for
+/// other files it can't cancel, either.
+///
+/// # Safety
+///
+/// As the system call; the pointers may be any address.
+pub unsafe fn cancel(handle: usize, block: *mut Block, result: *mut Event) -> isize {
+    let context = find(handle);
+    let kernel = context.as_ref().map_or(handle, |context| context.kernel);
+    // SAFETY: the kernel checks the addresses.
+    unsafe { sys!(libc::SYS_io_cancel, kernel, block, result) }
+}
+
+/// What `io_getevents` is asked for.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub min: isize,
+    pub max: isize,
+    pub events: *mut Event,
+    pub timeout: *const libc::timespec,
+    /// Of `io_pgetevents`, as the system call takes it.
+    pub signals: Option<usize>,
+}
+
+/// `io_getevents` and `io_pgetevents`.
+///
+/// # Safety
+///
+/// As the system calls; the pointers may be any address.
+pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
+    let context = find(handle);
+    let kernel = context.as_ref().map_or(handle, |context| context.kernel);
+    let Wanted { min, max, events, timeout, signals } = wanted;
+    // SAFETY: the kernel checks the addresses.
+    let got = unsafe {
+        match signals {
+            None => sys!(libc::SYS_io_getevents, kernel, min, max, events, timeout),
+            Some(signals) => {
+                sys!(SYS_IO_PGETEVENTS, kernel, min, max, events, timeout, signals)
+            }
+        }
+    };
+    if let Some(context) = context
+        && got > 0
+    {
+        // SAFETY: the kernel has written so many.
+        context.take(unsafe { std::slice::from_raw_parts_mut(events, got as usize) });
+    }
+    got
+}
+
+/// `io_submit`.
+///
+/// # Safety
+///
+/// As the system call, aio.A3 included; the pointers may be any address.
+pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> isize {
+    let Some(context) = find(handle) else {
+        if !thread::record().is_inside() {
+            // SAFETY: the caller's duty.
+            section::run(|_| unsafe { leave_all(count, blocks) });
+        }
+        // SAFETY: as above; the kernel checks the addresses.
+        return unsafe { sys!(libc::SYS_io_submit, handle, count, blocks) };
+    };
+    section::run(|_| {
+        if !fault::is_installed() || count <= 0 || blocks.is_null() {
+            // SAFETY: the caller's duty. Nothing was served yet.
+            unsafe { context.pass_on(count, blocks) }
+        } else {
+            let mut submission = Submission::new(&context);
+            // SAFETY: as above.
+            File::start_together(|| unsafe { submission.run(count as usize, blocks) })
+        }
+    })
+}
+
+/// Requests that go past us: the kernel is to find and to keep what it reads and writes.
+unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
+    if !fault::is_installed() {
+        return;
+    }
+    for index in 0..count.max(0) as usize {
+        // SAFETY: the caller's duty.
+        let Some((_, block)) = (unsafe { read_block(blocks, index) }) else { return };
+        let fd = block.aio_fildes as i32;
+        match block.aio_lio_opcode {
+            PREAD | PREADV => late::go_through_inside(fd),
+            PWRITE | PWRITEV => registry::lock().pass_fd(fd, Reason::InLibc),
+            _ => {}
+        }
+    }
+}
+
+/// A block of the program's and where it is; `None` if the kernel could not read it, either.
+unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Block, Block)> {
+    let mut at: *mut Block = std::ptr::null_mut();
+    // SAFETY: an iocb is of integers.
+    let mut block: Block = unsafe { std::mem::zeroed() };
+    // SAFETY: what is copied to is ours; what from may be any address, as the handlers are
+    // installed.
+    let copied = unsafe {
+        fault::copy_in(
+            (&raw mut at).cast(),
+            blocks.wrapping_add(index).cast(),
+            size_of::<*mut Block>(),
+        ) && fault::copy_in((&raw mut block).cast(), at.cast(), size_of::<Block>())
+    };
+    copied.then_some((at, block))
+}
+
+/// One `io_submit` under way.
+struct Submission<'a> {
+    context: &'a InUse,
+    /// Blocks for the kernel, in a row, that it was not told of yet.
+    run: Vec<*mut Block>,
+    /// Stand-ins of requests that ended at once.
+    ended: Vec<StandIn>,
+    submitted: usize,
+}
+
+/// Whose a request is.
+enum Plan {
+    Kernel,
+    Request(Request),
+    Sync(Request, bool),
+}
+
+impl<'a> Submission<'a> {
+    fn new(context: &'a InUse) -> Self {
+        Self { context, run: Vec::new(), ended: Vec::new(), submitted: 0 }
+    }
+
+    /// # Safety
+    ///
+    /// As [`submit`].
+    unsafe fn run(&mut self, count: usize, blocks: *const *mut Block) -> isize {
+        let mut failed = None;
+        for index in 0..count {
+            // SAFETY: the caller's duty.
+            let tried = unsafe { self.one(blocks, index) };
+            if let Err(errno) = tried {
+                failed = Some(errno);
+                break;
+            }
+        }
+        // What came before the one that failed.
+        if let Err(errno) = self.end_run() {
+            failed = Some(errno);
+        }
+        self.context.submit_stand_ins(&self.ended);
+        match failed {
+            Some(errno) if self.submitted == 0 => -(errno as isize),
+            _ => self.submitted as isize,
+        }
+    }
+
+    unsafe fn one(&mut self, blocks: *const *mut Block, index: usize) -> Result<(), i32> {
+        // SAFETY: the caller's duty.
+        let (at, block) = unsafe { read_block(blocks, index) }.ok_or(libc::EFAULT)?;
+        // SAFETY: as above.
+        let request = match unsafe { plan(&block) }? {
+            Plan::Kernel => {
+                self.run.push(at);
+                return Ok(());
+            }
+            request => request,
+        };
+        self.end_run()?;
+        if block.aio_flags & HAS_EVENTFD != 0 {
+            self.context.check_eventfd(block.aio_resfd)?;
+        }
+        if block.aio_key != 0 {
+            // The kernel writes its key there, by which it knows the block again.
+            // SAFETY: a faulting address gives false, as the handlers are installed.
+            let written =
+                unsafe { fault::copy_in((&raw mut (*at).aio_key).cast(), [0; 4].as_ptr(), 4) };
+            if !written {
+                return Err(libc::EFAULT);
+            }
+        }
+        let slot = self.context.begin(at, &block)?;
+        self.submitted += 1;
+        let ending = Ending::new(self.context, slot);
+        let ended = match request {
+            Plan::Kernel => None,
+            Plan::Sync(request, data_only) => {
+                request.aside(ending.counted(), move |request| request.sync(data_only));
+                None
+            }
+            Plan::Request(request) if request.is_write_of_pages(WRITE_BYTES_MAX) => {
+                // It may wait for a moment, as in the kernel, which writes to its cache before it
+                // returns; not for a read from the device.
+                File::start_now();
+                // SAFETY: aio.A3.
+                let result = unsafe { request.carry_out() };
+                Some((ending, result))
+            }
+            Plan::Request(request) if request.direction() == Direction::Write => {
+                // SAFETY: aio.A3.
+                request.aside(ending.counted(), |request| unsafe { request.carry_out() });
+                None
+            }
+            Plan::Request(request) if request.bytes() > START_BYTES_MAX => {
+                // SAFETY: aio.A3.
+                request.aside(ending, |request| unsafe { request.carry_out() });
+                None
+            }
+            // SAFETY: aio.A3.
+            Plan::Request(request) => unsafe { request.start(ending) },
+        };
+        if let Some((ending, result)) = ended {
+            self.ended.push(ending.fill(result));
+        }
+        Ok(())
+    }
+
+    /// Tells the kernel of the blocks that are its own.
+    fn end_run(&mut self) -> Result<(), i32> {
+        if self.run.is_empty() {
+            return Ok(());
+        }
+        let run = std::mem::take(&mut self.run);
+        // Of a file in its cache, or not open for direct I/O, the kernel reads before it returns.
+        File::start_now();
+        // SAFETY: the program's blocks, as it gave them.
+        let submitted = unsafe { self.context.pass_on(run.len() as isize, run.as_ptr()) };
+        match usize::try_from(submitted) {
+            Err(_) => Err(-submitted as i32),
+            Ok(taken) => {
+                self.submitted += taken;
+                // The rest has something that the kernel tells when it is the first.
+                if taken < run.len() { Err(libc::EAGAIN) } else { Ok(()) }
+            }
+        }
+    }
+}
+
+/// Decides whose a request is; an error is what the kernel says of it at once.
+unsafe fn plan(block: &Block) -> Result<Plan, i32> {
+    let fd = block.aio_fildes as i32;
+    if matches!(table::get(fd), Known::Internal) {
+        return Err(libc::EBADF);
+    }
+    let (at, len) = (block.aio_buf as usize as *mut u8, block.aio_nbytes as usize);
+    let (direction, memory) = match block.aio_lio_opcode {
+        PREAD => (Direction::Read, Memory::One(at, len)),
+        PWRITE => (Direction::Write, Memory::One(at, len)),
+        PREADV => (Direction::Read, Memory::Many(at as *const libc::iovec, len)),
+        PWRITEV => (Direction::Write, Memory::Many(at as *const libc::iovec, len)),
+        FSYNC | FDSYNC => {
+            let data_only = block.aio_lio_opcode == FDSYNC;
+            // What is not late the kernel has.
+            return Ok(
+                Request::to_sync(fd).map_or(Plan::Kernel, |request| Plan::Sync(request, data_only))
+            );
+        }
+        _ => return Ok(Plan::Kernel),
+    };
+    if (len as isize) < 0 {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's duty.
+    match unsafe { Request::prepare(fd, memory, block.aio_offset, direction, block.aio_rw_flags) } {
+        Ok(request) => Ok(Plan::Request(request)),
+        Err(Unserved::Fail(errno)) => Err(errno),
+        Err(Unserved::Kernel(reason)) => {
+            if let (Some(reason), PREAD | PWRITE) = (reason, block.aio_lio_opcode) {
+                // As many as asked for: what is moved is known when nobody looks at the block.
+                counts::count_bytes_passed(reason, len as isize);
+            }
+            Ok(Plan::Kernel)
+        }
+    }
+}

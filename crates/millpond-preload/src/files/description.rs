@@ -1,0 +1,304 @@
+//! An open file description: what `open` makes, and `dup` shares.
+//!
+//! ```text
+//! FREE -> acquire -> SERVED -> pass -> PASSED      (registry lock)
+//!                    SERVED, PASSED -> retire -> .. last unpin -> FREE
+//! ```
+//!
+//! - D1. Descriptions are pooled and type-stable: a late reader may look at one that was closed
+//!   and even reused, never at memory that is something else.
+//! - D2. `references` counts the table (one for all its slots together) and every pin. A pin is
+//!   taken inside a reading section; the table's reference is given up only after every reading
+//!   section that may have seen a slot is over. So the count of a description that a reader found
+//!   in a slot is never zero, and at zero nobody can find it.
+//! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
+//!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
+//!   After that unpin, too, it is closed only when that ends none: see `process_locks`.
+//! - D4. `hit` is non-null only while SERVED, readable and findable; a reading section that
+//!   loaded it may use it to its end (D2, D3).
+//! - D5. SERVED -> PASSED happens with the offset locked, after the kernel was told the offset.
+//!   Who locks the offset and then finds SERVED has the offset to itself and may use it; an
+//!   operation at an explicit offset that was under way meanwhile has overlapped the change, and
+//!   may be ordered before it.
+//!
+//! Close racing with a read on another thread: the read found the slot before it was cleared and
+//! works on the file that was open then, or finds it cleared and asks the kernel, which knows the
+//! number or not. Neither ever sees the file that is opened under the number next, unless that
+//! open came first.
+
+use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+
+use millpond::File;
+
+use crate::files::identity::FileId;
+use crate::files::mode_back;
+use crate::files::offset::Offset;
+use crate::report::reason::Reason;
+use crate::runtime::lock::Lock;
+
+const FREE: u32 = 0;
+const SERVED: u32 = 1;
+const PASSED: u32 = 2;
+
+/// How the program opened the file.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Access {
+    pub read: bool,
+    pub write: bool,
+    pub append: bool,
+}
+
+impl Access {
+    pub fn of_flags(flags: i32) -> Self {
+        let mode = flags & libc::O_ACCMODE;
+        Self {
+            read: mode == libc::O_RDONLY || mode == libc::O_RDWR,
+            write: mode == libc::O_WRONLY || mode == libc::O_RDWR,
+            append: flags & libc::O_APPEND != 0,
+        }
+    }
+
+    fn to_bits(self) -> u32 {
+        u32::from(self.read) | u32::from(self.write) << 1 | u32::from(self.append) << 2
+    }
+
+    fn of_bits(bits: u32) -> Self {
+        Self { read: bits & 1 != 0, write: bits & 2 != 0, append: bits & 4 != 0 }
+    }
+}
+
+/// What only the holder of the registry lock touches.
+#[derive(Default)]
+pub struct Cold {
+    pub id: FileId,
+    /// Slots that point here.
+    pub slots: u32,
+    /// The program has locked it by flock or an open-file-description lock, which must end with
+    /// the program's last descriptor, not with ours.
+    pub is_locked: bool,
+    /// Where the offset was when it was left to the kernel, to see what libc has moved since.
+    pub offset_given: Option<u64>,
+}
+
+/// See the module header.
+#[repr(align(128))]
+pub struct Description {
+    hit: AtomicPtr<File>,
+    pub offset: Offset,
+    state: AtomicU32,
+    access: AtomicU32,
+    reason: AtomicU32,
+    kernel_fd: AtomicI32,
+    /// Opened in mode back: what is written may wait in the cache; see `late`.
+    late: AtomicBool,
+    /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
+    moved_in_kernel: AtomicU64,
+    references: AtomicU32,
+    file: UnsafeCell<Option<Arc<File>>>,
+    cold: UnsafeCell<Cold>,
+}
+
+// SAFETY: `file` changes only in `acquire` and at the last unpin, when nobody else can reach the
+// description (D2); `cold` is touched under the registry lock only. The rest is atomic.
+unsafe impl Sync for Description {}
+
+static POOL: Lock<Vec<&'static Description>> = Lock::new(Vec::new());
+
+impl Description {
+    /// A fresh description of the file `id`, not yet in the table: served where there is a
+    /// `file`, passed for `reason` else. The registry is locked.
+    pub fn acquire(
+        id: FileId,
+        access: Access,
+        offset: u64,
+        internal_fd: RawFd,
+        file: Result<File, Reason>,
+    ) -> &'static Self {
+        let description = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
+        // SAFETY: taken from the pool, so nobody else can reach it (D2).
+        unsafe {
+            *description.cold.get() = Cold { id, slots: 1, ..Cold::default() };
+            *description.file.get() = None;
+        }
+        description.moved_in_kernel.store(0, Relaxed);
+        description.late.store(false, Relaxed);
+        description.kernel_fd.store(internal_fd, Relaxed);
+        description.access.store(access.to_bits(), Relaxed);
+        description.offset.reset(offset);
+        description.references.store(1, Relaxed);
+        match file {
+            Ok(file) => {
+                let file = Arc::new(file);
+                let pointer = std::ptr::from_ref(&*file).cast_mut();
+                // SAFETY: as above.
+                unsafe { *description.file.get() = Some(file) };
+                description.state.store(SERVED, Relaxed);
+                let hit = if access.read { pointer } else { std::ptr::null_mut() };
+                // Release: pairs with the Acquire in `hit`; a late reader of the previous life may
+                // look here without the table's Release.
+                description.hit.store(hit, Release);
+            }
+            Err(reason) => {
+                description.reason.store(reason as u32, Relaxed);
+                description.state.store(PASSED, Relaxed);
+            }
+        }
+        description
+    }
+
+    fn blank() -> Self {
+        Self {
+            hit: AtomicPtr::new(std::ptr::null_mut()),
+            offset: Offset::new(),
+            state: AtomicU32::new(FREE),
+            access: AtomicU32::new(0),
+            reason: AtomicU32::new(0),
+            kernel_fd: AtomicI32::new(-1),
+            late: AtomicBool::new(false),
+            moved_in_kernel: AtomicU64::new(0),
+            references: AtomicU32::new(0),
+            file: UnsafeCell::new(None),
+            cold: UnsafeCell::new(Cold::default()),
+        }
+    }
+
+    /// The file, for a read that may hit. The caller is in a reading section and uses it only
+    /// there.
+    #[inline]
+    pub fn hit(&self) -> Option<&File> {
+        // SAFETY: D4.
+        unsafe { self.hit.load(Acquire).as_ref() }
+    }
+
+    pub fn is_served(&self) -> bool {
+        self.state.load(Acquire) == SERVED
+    }
+
+    pub fn access(&self) -> Access {
+        Access::of_bits(self.access.load(Relaxed))
+    }
+
+    /// Why the kernel has it; meaningful once passed.
+    pub fn reason(&self) -> Reason {
+        Reason::of_bits(self.reason.load(Relaxed))
+    }
+
+    /// The engine's duplicate of the program's descriptor, which carries the lease; -1 if the
+    /// file was never served. Valid while pinned.
+    pub fn kernel_fd(&self) -> RawFd {
+        self.kernel_fd.load(Relaxed)
+    }
+
+    /// The file, if what is written to it may wait in the cache: also after it was passed, since
+    /// what could not be written back then waits still. As for [`Description::file`].
+    pub fn late_file(&self) -> Option<&File> {
+        if self.late.load(Relaxed) { self.file() } else { None }
+    }
+
+    /// The registry is locked, and nobody has found the description yet.
+    pub fn set_late(&self) {
+        self.late.store(true, Relaxed);
+        mode_back::opened();
+    }
+
+    pub fn moved_in_kernel(&self) -> u64 {
+        self.moved_in_kernel.load(Relaxed)
+    }
+
+    pub fn add_moved_in_kernel(&self, bytes: u64) {
+        self.moved_in_kernel.fetch_add(bytes, Relaxed);
+    }
+
+    /// The fields that the registry lock protects.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the registry lock, and no other reference from here.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn cold(&self) -> &mut Cold {
+        // SAFETY: the caller's duty.
+        unsafe { &mut *self.cold.get() }
+    }
+
+    /// The file. The caller holds a pin, or the registry lock with the description in it.
+    pub fn file(&self) -> Option<&File> {
+        // SAFETY: `file` does not change while anybody can reach the description.
+        unsafe { (*self.file.get()).as_deref() }
+    }
+
+    /// [`Description::file`], for who has it longer than his pin.
+    pub fn shared_file(&self) -> Option<&Arc<File>> {
+        // SAFETY: as in `file`.
+        unsafe { (*self.file.get()).as_ref() }
+    }
+
+    /// SERVED -> PASSED (D5). The offset is locked; the registry too.
+    pub fn set_passed(&self, reason: Reason) {
+        self.reason.store(reason as u32, Relaxed);
+        self.hit.store(std::ptr::null_mut(), Relaxed);
+        // Release: pairs with the Acquire in `is_served`.
+        self.state.store(PASSED, Release);
+    }
+
+    /// One more reference. Relaxed: there is one already (D2); who found the description in a slot
+    /// has acquired its fields.
+    pub fn pin(&self) {
+        self.references.fetch_add(1, Relaxed);
+    }
+
+    /// Gives up a reference; whether it was the last. Then [`Description::end`] follows.
+    #[must_use]
+    pub fn unpin(&self) -> bool {
+        // AcqRel: all that others did with the description comes before it ends.
+        self.references.fetch_sub(1, AcqRel) == 1
+    }
+
+    /// Gives up a reference unless it is the last; whether it was given up.
+    pub fn try_unpin(&self) -> bool {
+        // AcqRel: as in `unpin`.
+        self.references
+            .fetch_update(AcqRel, Acquire, |count| (count > 1).then(|| count - 1))
+            .is_ok()
+    }
+
+    /// Ends it, which nobody else can reach any more (D2): which file it was, and the engine's part
+    /// of it.
+    ///
+    /// # Safety
+    ///
+    /// The last reference is gone.
+    pub unsafe fn end(&self) -> (FileId, Option<Arc<File>>) {
+        self.state.store(FREE, Relaxed);
+        if self.late.swap(false, Relaxed) {
+            mode_back::closed();
+        }
+        // SAFETY: the caller's duty.
+        unsafe { ((*self.cold.get()).id, (*self.file.get()).take()) }
+    }
+
+    /// Back to the pool, after its end.
+    pub fn recycle(&self) {
+        // SAFETY: descriptions are leaked boxes.
+        let this: &'static Self = unsafe { &*std::ptr::from_ref(self) };
+        POOL.lock().push(this);
+    }
+
+    /// Takes the fast way to `hit` away; the slots are cleared already.
+    pub fn stop_hits(&self) {
+        self.hit.store(std::ptr::null_mut(), Relaxed);
+    }
+}
+
+/// In a forked child: the parent's descriptions are left behind, with all they point to.
+///
+/// # Safety
+///
+/// No other thread exists.
+pub unsafe fn after_fork() {
+    // SAFETY: the caller's duty.
+    unsafe { POOL.reset(Vec::new()) };
+}

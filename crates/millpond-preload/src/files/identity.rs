@@ -1,0 +1,105 @@
+//! What a descriptor or a path is: which file, where it lies, and what its file system can do.
+//!
+//! All by system calls of our own, without memory from the heap: an answer may be needed anywhere.
+
+use std::os::fd::RawFd;
+
+use crate::runtime::sys::sys;
+use crate::runtime::{config, link};
+
+/// Device and inode: which file it is.
+pub type FileId = (u64, u64);
+
+/// What `fstat` says of a descriptor, as far as it matters here.
+pub struct Identity {
+    pub id: FileId,
+    pub is_regular: bool,
+}
+
+pub fn identify(fd: RawFd) -> Option<Identity> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
+    unsafe {
+        (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0)
+            .then(|| Identity::of(stat.assume_init_ref()))
+    }
+}
+
+pub fn identify_path(dir: RawFd, path: *const libc::c_char, follow: bool) -> Option<Identity> {
+    let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: as in `identify`; a bad `path` makes the kernel return EFAULT.
+    unsafe {
+        (sys!(libc::SYS_newfstatat, dir, path, stat.as_mut_ptr(), flags) == 0)
+            .then(|| Identity::of(stat.assume_init_ref()))
+    }
+}
+
+impl Identity {
+    fn of(stat: &libc::stat64) -> Self {
+        Self {
+            id: (stat.st_dev, stat.st_ino),
+            is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
+        }
+    }
+}
+
+/// Whether the file behind `fd` lies in a served directory, whatever path it was opened by.
+pub fn is_in_served_directory(fd: RawFd) -> bool {
+    let path = &mut [0; libc::PATH_MAX as usize];
+    let path = link::path_of(fd, path);
+    !path.is_empty() && config::is_served_path(path)
+}
+
+/// Whether the kernel can write at an offset to a descriptor with `O_APPEND` (Linux 6.9).
+pub fn can_ignore_append(fd: RawFd) -> bool {
+    const RWF_NOAPPEND: i32 = 0x20;
+    // SAFETY: no vectors, so no memory is touched.
+    unsafe { sys!(libc::SYS_pwritev2, fd, 0, 0, 0, 0, RWF_NOAPPEND) == 0 }
+}
+
+/// Whether the file behind `fd` can be read and written with `O_DIRECT`, as far as that is known.
+pub fn knows_direct(fd: RawFd) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58F6;
+    let is_in_memory = file_system(fd).is_none_or(|kind| [TMPFS, RAMFS].contains(&kind));
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path is NUL-terminated, and the kernel fills `stat`.
+    let told = unsafe {
+        let flags = libc::AT_EMPTY_PATH;
+        let mask = libc::STATX_DIOALIGN;
+        sys!(libc::SYS_statx, fd, c"".as_ptr(), flags, mask, stat.as_mut_ptr()) == 0
+            && stat.assume_init_ref().stx_mask & mask != 0
+    };
+    // SAFETY: zeroed, and all integers.
+    let alignment = unsafe { stat.assume_init_ref() }.stx_dio_offset_align;
+    !is_in_memory && (!told || (1..=4096).contains(&alignment))
+}
+
+/// Whether the file system behind `fd` is a local one, whose files change only through this
+/// kernel's system calls, and which knows leases.
+pub fn is_local(fd: RawFd) -> bool {
+    const LOCAL: &[i64] = &[
+        0xEF53,      // ext2, ext3, ext4
+        0x5846_5342, // XFS
+        0x9123_683E, // btrfs
+        0x0102_1994, // tmpfs
+        0x794C_7630, // overlay
+        0xF2F5_2010, // F2FS
+        0x2FC1_2FC1, // ZFS
+        0xCA45_1A4E, // bcachefs
+        0x3153_464A, // JFS
+        0x5265_4973, // ReiserFS
+        0x8584_58F6, // ramfs
+    ];
+    file_system(fd).is_some_and(|kind| LOCAL.contains(&kind))
+}
+
+/// What kind of file system is behind `fd`, by its magic number.
+fn file_system(fd: RawFd) -> Option<i64> {
+    let mut info = std::mem::MaybeUninit::<libc::statfs64>::uninit();
+    // SAFETY: the kernel fills `info`.
+    unsafe {
+        (sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) == 0).then(|| info.assume_init_ref().f_type)
+    }
+}

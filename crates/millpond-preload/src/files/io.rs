@@ -1,0 +1,276 @@
+//! Reads and writes that the lock-free hit did not settle.
+//!
+//! Each runs in a section, holds a pin on the description, and locks the offset if it uses it. The
+//! outcome is either settled here, or left to the kernel: because the file is passed, because the
+//! call is one that only the kernel can refuse as the kernel would, or because the engine could not
+//! do it (the caller's memory faulted, no frame was free). That is always possible: writes are
+//! through, or made to be, so the kernel has every byte; after a write that went past the engine,
+//! what the engine has cached of the range is dropped.
+
+use std::os::fd::RawFd;
+
+use crate::files::description::{Access, Description};
+use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
+use crate::files::pin::Pin;
+use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
+use crate::files::table::{self, Known};
+use crate::files::{identity, registry};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::section;
+use crate::runtime::sys::sys;
+use crate::runtime::thread::{self, Record};
+
+/// What became of a call.
+#[derive(Clone, Copy)]
+pub enum Outcome {
+    /// The result in the kernel's form: bytes, or a negative errno.
+    Done(isize),
+    /// For the kernel; bytes count as passed for this reason, if the file counts.
+    Kernel(Option<Reason>),
+}
+
+/// Where in the file.
+#[derive(Clone, Copy)]
+pub enum At {
+    /// The description's offset, which moves.
+    Offset,
+    /// This byte.
+    Byte(i64),
+}
+
+/// A lock-free read that hits; the fast half of `read` and `pread`.
+///
+/// # Safety
+///
+/// As `read`: `dst` is the caller's to give; it may be any address.
+#[inline]
+pub unsafe fn try_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usize> {
+    let record = thread::record();
+    if !record.is_warm() {
+        return None;
+    }
+    record.enter();
+    // SAFETY: the caller's duty.
+    let done = unsafe { try_hit_inner(fd, dst, len, at) };
+    record.exit();
+    if let Some(bytes) = done {
+        record.count_served(bytes as u64);
+    }
+    done
+}
+
+/// The same in a section, by a thread that the engine may not know yet.
+unsafe fn try_first_hit(fd: RawFd, memory: Memory, at: At, record: &Record) -> Option<usize> {
+    let Memory::One(dst, len) = memory else { return None };
+    if record.is_warm() {
+        return None;
+    }
+    table::description(fd)?.hit()?.prepare_thread();
+    record.request().warm_up();
+    // SAFETY: the caller's duty.
+    unsafe { try_hit_inner(fd, dst, len, at) }
+}
+
+#[inline]
+unsafe fn try_hit_inner(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usize> {
+    let description = table::description(fd)?;
+    if len > TRANSFER_BYTES_MAX {
+        return None;
+    }
+    match at {
+        At::Byte(offset) => {
+            let offset = u64::try_from(offset).ok()?;
+            let file = description.hit()?;
+            // SAFETY: the caller's duty; a fault in `dst` gives None (see `fault`).
+            unsafe { file.try_read_hit_raw(dst, len, offset) }
+        }
+        At::Offset => loop {
+            let offset = description.offset.peek()?;
+            // After the offset: one that `pass` left behind is met by no file.
+            let file = description.hit()?;
+            // SAFETY: as above.
+            let bytes = unsafe { file.try_read_hit_raw(dst, len, offset) }?;
+            let end = offset + bytes as u64;
+            if end >= OFFSET_END {
+                return None;
+            }
+            if description.offset.try_advance(offset, end) {
+                return Some(bytes);
+            }
+        },
+    }
+}
+
+/// A read by the slow path.
+///
+/// # Safety
+///
+/// As `readv`: the memory is the caller's to give; it may be any address.
+#[cold]
+pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
+    let Some(record) = enterable(fd) else { return Outcome::Kernel(None) };
+    if record.is_inside() {
+        return Outcome::Kernel(None);
+    }
+    section::run(|record| {
+        let pin = match find(fd) {
+            Ok(pin) => pin,
+            Err(reason) => return Outcome::Kernel(reason),
+        };
+        // SAFETY: the caller's duty.
+        let outcome = unsafe {
+            match try_first_hit(fd, memory, at, record) {
+                Some(bytes) => Ok(bytes),
+                None => transfer(&pin, memory, at, Direction::Read),
+            }
+        };
+        outcome_of(record, outcome)
+    })
+}
+
+/// A write.
+///
+/// # Safety
+///
+/// As `writev`: the memory is the caller's to give; it may be any address.
+pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
+    let Some(record) = enterable(fd) else { return Outcome::Kernel(None) };
+    if record.is_inside() {
+        return Outcome::Kernel(None);
+    }
+    section::run(|record| {
+        let pin = match find(fd) {
+            Ok(pin) => pin,
+            Err(reason) => return Outcome::Kernel(reason),
+        };
+        // SAFETY: the caller's duty.
+        let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
+        outcome_of(record, outcome)
+    })
+}
+
+/// The thread's record, if `fd` is worth a closer look.
+pub fn enterable(fd: RawFd) -> Option<&'static Record> {
+    match table::get(fd) {
+        Known::Foreign | Known::Internal => None,
+        Known::Unknown | Known::File(_) => Some(thread::record()),
+    }
+}
+
+/// The description at `fd`, pinned. Finds out what an unknown number is.
+pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
+    loop {
+        if let Some(pin) = Pin::of(fd) {
+            return if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) };
+        }
+        // Somebody else may have described it meanwhile, and the kernel does not have it then.
+        if !describe(fd) {
+            return Err(None);
+        }
+    }
+}
+
+/// Describes a number that was not seen opened: a regular file in a served directory is counted as
+/// passed, anything else is foreign. In a section. Whether there was something to do.
+#[cold]
+pub fn describe(fd: RawFd) -> bool {
+    if !matches!(table::get(fd), Known::Unknown) || !table::is_initialised() {
+        return false;
+    }
+    let Some(identity) = identity::identify(fd) else { return false };
+    if !identity.is_regular || !identity::is_in_served_directory(fd) {
+        table::note_foreign(fd);
+        return true;
+    }
+    // SAFETY: no memory involved.
+    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    let mut registry = registry::lock();
+    if matches!(table::get(fd), Known::Unknown) && flags >= 0 {
+        let access = Access::of_flags(flags as i32);
+        registry.before_open(identity.id, access, false);
+        registry.adopt(fd, identity.id, flags as i32, Some(Reason::Inherited));
+    }
+    flags >= 0
+}
+
+pub fn outcome_of(record: &Record, result: Result<usize, Step>) -> Outcome {
+    match result {
+        Ok(bytes) => {
+            record.count_served(bytes as u64);
+            Outcome::Done(bytes as isize)
+        }
+        Err(Step::Fail(errno)) => Outcome::Done(-(errno as isize)),
+        Err(Step::Passed(bytes)) => {
+            counts::count_bytes_passed(Reason::Engine, bytes);
+            Outcome::Done(bytes)
+        }
+        Err(Step::Kernel(reason)) => Outcome::Kernel(Some(reason)),
+    }
+}
+
+unsafe fn transfer(
+    description: &Description,
+    memory: Memory,
+    at: At,
+    direction: Direction,
+) -> Result<usize, Step> {
+    let file = description.file().ok_or(Step::Kernel(Reason::Engine))?;
+    let access = description.access();
+    if (direction == Direction::Read && !access.read)
+        || (direction == Direction::Write && !access.write)
+    {
+        return Err(Step::Fail(libc::EBADF));
+    }
+    if let At::Byte(offset) = at
+        && offset < 0
+    {
+        return Err(Step::Fail(libc::EINVAL));
+    }
+    // SAFETY: the caller's duty.
+    let segments = unsafe { Segments::of(memory) }.map_err(Step::Fail)?;
+    let append = direction == Direction::Write && access.append;
+    match at {
+        At::Byte(offset) => {
+            // SAFETY: the caller's duty.
+            unsafe { segments.transfer(description, file, offset as u64, direction, append) }
+                .map(|(_, bytes)| bytes)
+        }
+        At::Offset => {
+            let locked = description.offset.lock();
+            if !description.is_served() {
+                description.offset.unlock(locked);
+                return Err(Step::Kernel(description.reason()));
+            }
+            let is_kernels = locked == IN_KERNEL;
+            let offset = if is_kernels {
+                kernel_offset(description.kernel_fd()).max(0) as u64
+            } else {
+                locked
+            };
+            // SAFETY: the caller's duty.
+            let result = unsafe { segments.transfer(description, file, offset, direction, append) };
+            let moved = match &result {
+                Ok((start, bytes)) => start + *bytes as u64,
+                Err(Step::Passed(bytes)) if *bytes > 0 && append => file.len().unwrap_or(offset),
+                Err(Step::Passed(bytes)) if *bytes > 0 => offset + *bytes as u64,
+                Err(_) => offset,
+            };
+            let moved = moved.min(OFFSET_END - 1);
+            if is_kernels && moved != offset {
+                push_offset(description.kernel_fd(), moved);
+                description.add_moved_in_kernel(moved.saturating_sub(offset));
+            }
+            description.offset.unlock(if is_kernels { locked } else { moved });
+            result.map(|(_, bytes)| bytes)
+        }
+    }
+}
+
+/// Counts bytes that the kernel moved to or from `fd`, if its file counts.
+pub fn count_passed(fd: RawFd, result: isize) {
+    if let Known::File(description) = table::get(fd) {
+        let reason = if description.is_served() { Reason::Changed } else { description.reason() };
+        counts::count_bytes_passed(reason, result);
+    }
+}

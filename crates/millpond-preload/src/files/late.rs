@@ -1,0 +1,300 @@
+//! Mode back: what is written waits in the cache, and nobody may notice.
+//!
+//! A file that the process may write, and that it alone has open (it holds the write lease), is
+//! opened in mode back if that was asked for. What the program writes then stays in the cache until
+//! it has aged, the cache fills up, or somebody could see that it is not in the file yet:
+//!
+//! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...) or sets what a
+//!   later write would spoil (times, mode, attributes), what waits is written back: [`settle`].
+//! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could
+//!   not do), writes go through, and what is cached is dropped after: [`around`].
+//! - L3. From the moment on at which others look at the file whenever they like (a mapping, a
+//!   stream of libc's), or are given it (pass, exec, the process's end), writes go through for
+//!   good: [`go_through`]. Passing a file begins with it, so a passed file is the kernel's
+//!   altogether.
+//! - L4. At the last close what waits is written back before the lease is given up, and the call
+//!   returns when the engine's descriptors are closed: whoever opens or executes the file next
+//!   finds it whole, and not open for writing.
+//! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as
+//!   another one would cost the lease. While a call reads at the description in the kernel, or
+//!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. Who
+//!   asks for the flags is not told of it: [`hides_direct`].
+//!
+//! What can't be written back stays in the cache. `close`, `fsync` and writes return the error;
+//! where there is no call to return it, a line on standard error names the file. The engine goes on
+//! trying, and the keeper after it.
+//!
+//! A process that is killed leaves the rest to the keeper, `millpond run`. The lease lives as long
+//! as the keeper has the file, so others who open it wait until it is whole. Who asks for size and
+//! times of a file *by path, from another process*, waits for nobody: they may be seen late, by
+//! fifteen seconds.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use millpond::File;
+
+use crate::files::description::Description;
+use crate::files::identity::{self, FileId};
+use crate::files::lingering::is_lingering;
+use crate::files::pin::Pin;
+use crate::files::registry::{self, lock};
+use crate::files::table::{self, Known};
+use crate::files::{mode_back, unfinished};
+use crate::report::lines;
+use crate::runtime::cancel::point::with_cleanup;
+use crate::runtime::sys::sys;
+use crate::runtime::{section, thread};
+
+/// Whether `fd` may be in mode back.
+fn is_candidate(fd: RawFd) -> bool {
+    mode_back::is_any()
+        && !thread::record().is_inside()
+        && matches!(table::get(fd), Known::File(description) if description.access().write)
+}
+
+/// Runs `work` on the file behind `fd` if it is in mode back.
+fn with<R>(fd: RawFd, work: impl FnOnce(&File) -> R) -> Option<R> {
+    if !is_candidate(fd) {
+        return None;
+    }
+    section::run(|_| Pin::of(fd)?.late_file().map(work))
+}
+
+fn errno(result: millpond::Result<()>) -> Result<(), c_int> {
+    result.map_err(|error| error.errno())
+}
+
+/// L1: before the kernel looks at the file behind `fd`.
+pub fn settle(fd: RawFd) {
+    // What fails stays dirty, and is told by fsync or close.
+    let _ = with(fd, |file| file.settle());
+}
+
+/// L1, for a call that tells.
+pub fn write_back(fd: RawFd) -> Option<Result<(), c_int>> {
+    with(fd, |file| errno(file.settle()))
+}
+
+/// L1: before the kernel looks at the file of a path.
+pub fn settle_path(dir: RawFd, path: *const c_char, follow: bool) {
+    if !mode_back::is_any() || thread::record().is_inside() {
+        return;
+    }
+    section::run(|_| {
+        if let Some(identity) = identity::identify_path(dir, path, follow) {
+            settle_inside(identity.id);
+        }
+    });
+}
+
+/// L1, by device and inode. Whether anything may have been written back: then what was learnt of
+/// the file before is old.
+pub fn settle_id(id: FileId) -> bool {
+    if !mode_back::is_any() || thread::record().is_inside() {
+        return false;
+    }
+    section::run(|_| settle_inside(id))
+}
+
+fn settle_inside(id: FileId) -> bool {
+    let Some(pin) = lock().find_late(id) else { return false };
+    if let Some(file) = pin.late_file() {
+        let _ = file.settle();
+    }
+    true
+}
+
+/// L1, for all files.
+pub fn settle_all() {
+    if !mode_back::is_any() || thread::record().is_inside() {
+        return;
+    }
+    section::run(|_| {
+        for pin in registry::late_files() {
+            if let Some(file) = pin.late_file() {
+                let _ = file.settle();
+            }
+        }
+    });
+}
+
+/// L2: has the kernel change the file behind `fd`.
+pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
+    let begin = |file: &File| drop(file.begin_through());
+    let end = |file: &File| {
+        let _ = file.invalidate(0, i64::MAX as u64);
+        file.end_through();
+    };
+    between(fd, begin, end, change)
+}
+
+/// L5: has the kernel read at the description behind `fd`, or change its flags.
+pub fn undirected<R: Copy>(fd: RawFd, call: impl FnOnce() -> R) -> R {
+    between(fd, File::begin_plain, File::end_plain, call)
+}
+
+/// Makes a call between `begin` and `end`, if the file is in mode back; `end` comes also where the
+/// thread ends in the call.
+fn between<R: Copy, E: FnOnce(&File)>(
+    fd: RawFd,
+    begin: impl FnOnce(&File),
+    end: E,
+    call: impl FnOnce() -> R,
+) -> R {
+    struct Held<E> {
+        pin: Option<Pin>,
+        end: Option<E>,
+    }
+    unsafe extern "C" fn give_back<E: FnOnce(&File)>(held: *mut c_void) {
+        // SAFETY: what is made below, which only this looks at while it runs. If it runs again, it
+        // finds nothing.
+        let held = unsafe { &mut *held.cast::<Held<E>>() };
+        section::run(|_| {
+            let (pin, end) = (held.pin.take(), held.end.take());
+            if let (Some(file), Some(end)) = (pin.as_deref().and_then(Description::late_file), end)
+            {
+                end(file);
+            }
+        });
+    }
+    if !is_candidate(fd) {
+        return call();
+    }
+    let mut held = ManuallyDrop::new(Held { pin: None, end: Some(end) });
+    let held = &raw mut *held;
+    let work = || {
+        section::run(|_| {
+            let pin = Pin::of(fd);
+            if let Some(file) = pin.as_deref().and_then(Description::late_file) {
+                begin(file);
+            }
+            // SAFETY: nobody else looks at it now.
+            unsafe { (*held).pin = pin };
+        });
+        call()
+    };
+    // SAFETY: `give_back` takes what is held, for whose type it was made.
+    unsafe { with_cleanup(give_back::<E>, held.cast(), work) }
+}
+
+/// L5: whether `O_DIRECT`, if it is set on the description behind `fd`, is ours and not the
+/// program's: such files are passed.
+pub fn hides_direct(fd: RawFd) -> bool {
+    let is_hidden = |pin: Pin| pin.is_served() && pin.late_file().is_some();
+    is_candidate(fd) && section::run(|_| Pin::of(fd).is_some_and(is_hidden))
+}
+
+/// L3: the kernel may look at the file behind `fd` at any time from now on.
+pub fn go_through(fd: RawFd) {
+    if let Some(Err(errno)) = with(fd, |file| errno(file.begin_through())) {
+        section::run(|_| lines::warn_unwritten(fd, errno));
+    }
+}
+
+/// The same in a section.
+pub fn go_through_inside(fd: RawFd) {
+    if let Some(pin) = Pin::of(fd)
+        && let Some(file) = pin.late_file()
+        && let Err(error) = file.begin_through()
+    {
+        lines::warn_unwritten(fd, error.errno());
+    }
+}
+
+/// `fsync` and its kin: `None` where the kernel does it.
+pub fn sync(fd: RawFd, data_only: bool) -> Option<Result<(), c_int>> {
+    with(fd, |file| errno(if data_only { file.sync_data() } else { file.sync_all() }))
+}
+
+/// After a write that asked to be durable, by whomever it was done.
+pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
+    sync(fd, data_only).unwrap_or_else(|| {
+        let number = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };
+        // SAFETY: no memory involved.
+        let result = unsafe { sys!(number, fd) };
+        if result < 0 { Err(-result as c_int) } else { Ok(()) }
+    })
+}
+
+/// L4, first half: before a number is given up. `None` unless it is the last of a file in mode
+/// back.
+pub fn before_close(fd: RawFd) -> Option<Closing> {
+    if !mode_back::is_any() || thread::record().is_inside() {
+        return None;
+    }
+    section::run(|_| begin_close(fd))
+}
+
+/// The same in a section.
+pub fn begin_close(fd: RawFd) -> Option<Closing> {
+    let pin = Pin::of(fd)?;
+    let file = pin.late_file()?;
+    let id = lock().last_slot_of(fd)?;
+    let failed = errno(file.begin_through()).err();
+    if let Some(errno) = failed {
+        lines::warn_unwritten(fd, errno);
+    }
+    Some(Closing { id, failed })
+}
+
+/// A file whose last number is being given up.
+pub struct Closing {
+    id: FileId,
+    failed: Option<c_int>,
+}
+
+impl Closing {
+    /// L4, second half: waits until the engine has closed the file, unless what stands in its way
+    /// is a read that this very handler has interrupted. Returns what could not be written.
+    pub fn end(self) -> Option<c_int> {
+        const TRIES_MAX: usize = 500;
+        const PAUSE: Duration = Duration::from_micros(200);
+        section::run(|record| {
+            // An error was told already; the engine keeps the file then, and tries again.
+            for _ in 0..TRIES_MAX {
+                let is_open = lock().is_closing(self.id) || is_lingering(self.id);
+                if !is_open || self.failed.is_some() || record.is_reading() {
+                    break;
+                }
+                std::thread::sleep(PAUSE);
+            }
+        });
+        self.failed
+    }
+}
+
+/// L3, for all files: before exec, until it fails, if it does. Returns what [`resume`] needs.
+pub fn pause_all() -> Vec<Pin> {
+    if thread::record().is_inside() {
+        return Vec::new();
+    }
+    mode_back::set_ending(true);
+    section::run(|_| {
+        unfinished::wait();
+        let pins = registry::late_files();
+        for pin in &pins {
+            if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {
+                lines::warn_unwritten(pin.kernel_fd(), errno);
+            }
+        }
+        pins
+    })
+}
+
+/// After an exec that failed.
+pub fn resume(pins: Vec<Pin>) {
+    mode_back::set_ending(false);
+    section::run(|_| {
+        pins.iter().filter_map(|pin| pin.late_file()).for_each(File::end_through);
+        drop(pins);
+    });
+}
+
+/// L3, for all files: the process ends.
+pub fn end() {
+    let pins = pause_all();
+    section::run(|_| drop(pins));
+}

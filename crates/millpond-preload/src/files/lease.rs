@@ -1,0 +1,158 @@
+//! Leases: how the library learns that another process opens a file it serves.
+//!
+//! A file lease (`F_SETLEASE`) is granted only while nobody else has the file open in a way that
+//! could change it (read lease) or at all (write lease). Whoever then opens it in such a way waits
+//! in the kernel until the lease is given up, and the kernel sends us a signal. So:
+//!
+//! - a description opened read-only takes a read lease, which fails while anybody may write;
+//! - a writable one takes a write lease, which fails while anybody has the file open at all;
+//! - on a break, the *watcher* thread passes the file to the kernel, then gives the lease up. The
+//!   opener continues and finds a file that only the kernel serves.
+//!
+//! The signal is real-time, directed at the watcher by thread id, and blocked there: it waits with
+//! `sigwaitinfo`, so no thread of the program is ever interrupted. If the queue of signals is
+//! full the kernel sends a plain SIGIO instead, and the watcher asks every lease how it stands; a
+//! SIGIO that was not about a lease is handed on to the main thread.
+//!
+//! Limits. An opener is let in after `/proc/sys/fs/lease-break-time` (45 s) whether we answer or
+//! not: a process stopped for longer may serve one more hit from before. Only open breaks leases;
+//! a descriptor that another process has held all along would have prevented the lease. Leases
+//! need the file's owner or CAP_LEASE; without, the file is passed.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::files::description::Access;
+use crate::report::reason::Reason;
+use crate::runtime::lock::{wait, wake};
+use crate::runtime::sys::sys;
+
+/// High among the real-time signals, where programs seldom look for one.
+const BREAK_SIGNAL: i32 = 61;
+const F_OWNER_TID: i32 = 0;
+
+const NO_WATCHER: u32 = 0;
+const STARTING: u32 = u32::MAX;
+/// The watcher's thread id, once it waits.
+static WATCHER: AtomicU32 = AtomicU32::new(NO_WATCHER);
+
+#[repr(C)]
+struct OwnerEx {
+    kind: i32,
+    pid: i32,
+}
+
+/// What the watcher calls when somebody waits for a lease of ours: on which descriptor, if the
+/// kernel says so. Returns whether there was one.
+pub type Broken = fn(Option<RawFd>) -> bool;
+
+/// Takes the lease that protects `access` on the description behind `fd`. The registry is locked.
+pub fn take(fd: RawFd, access: Access, broken: Broken) -> Result<(), Reason> {
+    let watcher = watcher(broken).ok_or(Reason::Engine)?;
+    let owner = OwnerEx { kind: F_OWNER_TID, pid: watcher as i32 };
+    let kind = if access.write { libc::F_WRLCK } else { libc::F_RDLCK };
+    const F_SETOWN_EX: i32 = 15;
+    const F_SETSIG: i32 = 10;
+    // SAFETY: fcntl on our own descriptor; `owner` outlives the call that reads it.
+    let result = unsafe {
+        sys!(libc::SYS_fcntl, fd, F_SETSIG, BREAK_SIGNAL);
+        sys!(libc::SYS_fcntl, fd, F_SETOWN_EX, &raw const owner);
+        sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, kind)
+    };
+    match -(result as i32) {
+        0 => Ok(()),
+        libc::EAGAIN => Err(Reason::OpenElsewhere),
+        _ => Err(Reason::NoLease),
+    }
+}
+
+/// Gives the lease up; whoever waits for it continues.
+pub fn give_up(fd: RawFd) {
+    // SAFETY: fcntl on our own descriptor.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK) };
+}
+
+/// Whether the lease on `fd` still stands, and nobody waits for it.
+pub fn stands(fd: RawFd, access: Access) -> bool {
+    let kind = if access.write { libc::F_WRLCK } else { libc::F_RDLCK };
+    // SAFETY: fcntl on our own descriptor.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETLEASE) == kind as isize }
+}
+
+/// The watcher's thread id; starts it on first use.
+fn watcher(broken: Broken) -> Option<u32> {
+    // Acquire: pairs with the Release in `watch`.
+    let mut tid = WATCHER.load(Acquire);
+    if tid == NO_WATCHER {
+        WATCHER.store(STARTING, Relaxed);
+        let started = std::thread::Builder::new()
+            .name("millpond-lease".into())
+            .stack_size(128 << 10)
+            .spawn(move || watch(broken));
+        if started.is_err() {
+            WATCHER.store(NO_WATCHER, Relaxed);
+            return None;
+        }
+        tid = STARTING;
+    }
+    while tid == STARTING {
+        wait(&WATCHER, STARTING);
+        tid = WATCHER.load(Acquire);
+    }
+    Some(tid)
+}
+
+/// In a forked child there is no watcher.
+pub fn after_fork() {
+    WATCHER.store(NO_WATCHER, Relaxed);
+}
+
+fn watch(broken: Broken) {
+    let everything = !0u64;
+    let awaited = 1u64 << (BREAK_SIGNAL - 1) | 1u64 << (libc::SIGIO - 1);
+    // glibc's two internal signals stay open: setuid waits for every thread to take one.
+    let blocked = everything & !(0b11 << 31);
+    // SAFETY: the set is eight bytes, and this thread runs no code but ours.
+    let tid = unsafe {
+        sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const blocked, 0, 8);
+        sys!(libc::SYS_gettid)
+    } as u32;
+    WATCHER.store(tid, Release);
+    wake(&WATCHER);
+    loop {
+        let mut info = std::mem::MaybeUninit::<Info>::zeroed();
+        // SAFETY: the set is eight bytes; `info` is as large as the kernel's siginfo.
+        let signal =
+            unsafe { sys!(libc::SYS_rt_sigtimedwait, &raw const awaited, info.as_mut_ptr(), 0, 8) };
+        // SAFETY: zeroed, then filled by the kernel; all bytes are plain integers.
+        let info = unsafe { info.assume_init() };
+        match signal as i32 {
+            BREAK_SIGNAL if info.code > 0 => {
+                broken(Some(info.fd));
+            }
+            BREAK_SIGNAL => {}
+            libc::SIGIO => {
+                let pid = std::process::id();
+                if !broken(None) {
+                    // SAFETY: signals our own main thread, as the kernel would have.
+                    unsafe { sys!(libc::SYS_tgkill, pid, pid, libc::SIGIO) };
+                }
+                continue;
+            }
+            _ => continue,
+        };
+    }
+}
+
+/// The kernel's siginfo, as far as a lease break fills it.
+#[repr(C)]
+struct Info {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    _padding: i32,
+    band: i64,
+    fd: i32,
+    _rest: [i32; 25],
+}

@@ -1,0 +1,26 @@
+//! The files of a program: which are open, who serves each, and what is done to them.
+//!
+//! ```text
+//! table: number -> description -> io: a hit, or pinned and through the engine
+//! registry: who serves a file, from open to close    late: what waits in the cache
+//! ```
+
+pub mod copy;
+pub mod description;
+pub mod hand_over;
+pub mod identity;
+pub mod io;
+pub mod late;
+pub mod lease;
+pub mod lingering;
+pub mod mode_back;
+pub mod offset;
+pub mod pin;
+pub mod process_locks;
+pub mod registry;
+pub mod seek;
+pub mod segments;
+pub mod serving;
+pub mod streams;
+pub mod table;
+pub mod unfinished;

@@ -1,0 +1,70 @@
+//! Whether a file may be opened in mode back, and whether any is: see `late`.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use millpond::WriteMode;
+
+use crate::runtime::config;
+
+/// Descriptions in mode back that are open, passed ones included: zero means that nothing waits.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// The process ends, or becomes another program: nothing may begin to wait.
+static ENDING: AtomicBool = AtomicBool::new(false);
+/// There should be a keeper, and there is none.
+static UNKEPT: AtomicBool = AtomicBool::new(false);
+
+/// Whether some file here may have bytes that wait.
+#[inline]
+pub fn is_any() -> bool {
+    OPEN.load(Relaxed) != 0
+}
+
+pub fn opened() {
+    OPEN.fetch_add(1, Relaxed);
+}
+
+pub fn closed() {
+    OPEN.fetch_sub(1, Relaxed);
+}
+
+/// The keeper can't be had.
+pub fn give_up() {
+    UNKEPT.store(true, Relaxed);
+}
+
+/// Whether a process that is killed now loses nothing, as far as it should not.
+pub fn is_kept() -> bool {
+    !UNKEPT.load(Relaxed)
+}
+
+/// From now on nothing may begin to wait; or it may again.
+pub fn set_ending(is_ending: bool) {
+    ENDING.store(is_ending, SeqCst);
+}
+
+/// In a forked child.
+pub fn after_fork() {
+    UNKEPT.store(false, Relaxed);
+    OPEN.store(0, Relaxed);
+    ENDING.store(false, Relaxed);
+}
+
+/// Whether a file that was opened for writing with `flags` is one for mode back.
+pub fn is_wanted(flags: i32) -> bool {
+    // O_SYNC has this bit, too. One system call does what such a write asks for.
+    config::get().mode == WriteMode::Back
+        && is_kept()
+        && flags & libc::O_DSYNC == 0
+        && !ENDING.load(SeqCst)
+        && !has_size_limit()
+}
+
+/// With a limit on the size of files it is the write that must fail, and the writer that gets a
+/// signal.
+fn has_size_limit() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is ours to write.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
+    !known || limit.rlim_cur != libc::RLIM_INFINITY
+}

@@ -1,0 +1,72 @@
+//! Holding a description, and its end with the last who does: `description.D2` and `D3`.
+
+use std::os::fd::RawFd;
+
+use crate::files::description::Description;
+use crate::files::{lingering, table};
+use crate::runtime::thread::record;
+
+/// A description that cannot end while this exists. Dropped in a section.
+pub struct Pin {
+    description: &'static Description,
+}
+
+impl Pin {
+    /// The description at `fd`, held.
+    pub fn of(fd: RawFd) -> Option<Self> {
+        let record = record();
+        record.enter();
+        let found = table::description(fd);
+        if let Some(description) = found {
+            description.pin();
+        }
+        record.exit();
+        found.map(|description| Self { description })
+    }
+
+    /// A description of the registry, which is locked.
+    pub fn of_registered(description: &'static Description) -> Self {
+        description.pin();
+        Self { description }
+    }
+
+    /// Gives the pin up, unless that ends the description, which may take its time.
+    pub fn try_give_up(self) -> Result<(), Self> {
+        if self.description.try_unpin() {
+            std::mem::forget(self);
+            return Ok(());
+        }
+        Err(self)
+    }
+}
+
+impl std::ops::Deref for Pin {
+    type Target = Description;
+    fn deref(&self) -> &Description {
+        self.description
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        unpin(self.description);
+    }
+}
+
+/// Gives up a reference; the last one returns the description to the pool. In a section.
+pub fn unpin(description: &Description) {
+    if description.unpin() {
+        end(description);
+    }
+}
+
+#[cold]
+fn end(description: &Description) {
+    // SAFETY: the last reference is gone.
+    let (id, file) = unsafe { description.end() };
+    if file.is_some() {
+        drop(file);
+        lingering::add(description.kernel_fd(), id);
+    }
+    description.recycle();
+}

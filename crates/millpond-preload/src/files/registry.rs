@@ -1,0 +1,552 @@
+//! Which files are open here, and who serves them: decided at open, changed by `pass`.
+//!
+//! The registry lock covers the table's slots of descriptions, the inodes below and the leases. It
+//! is held over short system calls on our own descriptors, never over one that opens a file:
+//! opening may wait for a lease, and the watcher needs this lock to give one up.
+//!
+//! - R1. A file is served only while each of its descriptions here holds a lease, so nobody else
+//!   can change it unnoticed; or else all its descriptions are passed.
+//! - R2. Descriptions of one file are served side by side only if all are read-only: a write lease
+//!   is refused while a second description exists, even our own.
+//! - R3. What has been passed stays passed until its last descriptor is closed here.
+//! - R4. A description takes its lease before the engine looks at the file, and what the engine
+//!   may remember of an earlier time is dropped when the first description of a file is served.
+//!
+//! Order at close: clear the slot, end or share the description, give up the lease, close the
+//! program's number. The engine's duplicate is closed last.
+//!
+//! Lock order: registry -> offset -> (engine's) -> process locks -> pool, heap.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use millpond::{Backing, Engine, File, Stats};
+
+use crate::files::description::{Access, Description};
+use crate::files::hand_over::{count_moved_by_libc, end_locks, pass};
+use crate::files::identity::{self, FileId};
+use crate::files::offset::{IN_KERNEL, push_offset};
+use crate::files::pin::{Pin, unpin};
+use crate::files::serving::{Opened, Serving};
+use crate::files::table::{self, Known};
+use crate::files::{lease, lingering, mode_back, process_locks};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::lock::{Lock, LockGuard};
+use crate::runtime::thread::{self, Snapshot};
+use crate::runtime::{config, section};
+
+/// See the module header.
+pub struct Registry {
+    inodes: BTreeMap<FileId, Inode>,
+    serving: Serving,
+    /// Closed descriptions that a reading section may still look at.
+    closing: Closed,
+    /// Per device, whether its file system is one that can be served.
+    devices: BTreeMap<u64, bool>,
+    /// The program has met the limit of open descriptors.
+    is_crowded: bool,
+}
+
+/// A regular file that the program has open.
+#[derive(Default)]
+struct Inode {
+    descriptions: Vec<&'static Description>,
+    /// Set once the file was left to the kernel.
+    passed: Option<Reason>,
+}
+
+static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
+/// The highest number of a standard stream.
+const STDERR: RawFd = 2;
+/// See [`Registry::leave_all`].
+static IS_BLIND: AtomicBool = AtomicBool::new(false);
+/// Files that hold leases: zero means that an open can't meet one of ours.
+static FILES_LEASED: AtomicUsize = AtomicUsize::new(0);
+
+pub fn lock() -> LockGuard<'static, Registry> {
+    REGISTRY.lock()
+}
+
+/// Before fork: nobody is halfway through a change. The lock is kept, and given back by
+/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile
+/// comes after it in the order of locks.
+pub fn before_fork(registry: LockGuard<'static, Registry>) {
+    std::mem::forget(registry);
+}
+
+pub fn after_fork_parent() {
+    REGISTRY.release();
+}
+
+/// In a forked child: everything of the parent is left alone, and the library starts afresh.
+///
+/// # Safety
+///
+/// No other thread exists.
+pub unsafe fn after_fork_child() {
+    // SAFETY: the caller's duty.
+    unsafe { REGISTRY.reset(Registry::new()) };
+    Engine::forget_parent();
+    FILES_LEASED.store(0, Relaxed);
+}
+
+/// Whether some file here holds a lease, which an open of the program could break.
+#[inline]
+pub fn holds_leases() -> bool {
+    FILES_LEASED.load(Relaxed) != 0
+}
+
+/// The kernel says that somebody waits for a lease of ours; on which descriptor, if it knows.
+/// Returns whether there was one.
+pub fn lease_broken(fd: Option<RawFd>) -> bool {
+    let mut registry = lock();
+    let broken: Vec<FileId> = registry
+        .inodes
+        .iter()
+        .filter(|(_, inode)| {
+            inode.descriptions.iter().any(|description| {
+                description.is_served()
+                    && match fd {
+                        Some(fd) => fd == description.kernel_fd(),
+                        None => !lease::stands(description.kernel_fd(), description.access()),
+                    }
+            })
+        })
+        .map(|(id, _)| *id)
+        .collect();
+    for id in &broken {
+        registry.pass_file(*id, Reason::OpenedElsewhere);
+    }
+    !broken.is_empty()
+}
+
+impl Registry {
+    const fn new() -> Self {
+        Self {
+            inodes: BTreeMap::new(),
+            serving: Serving::new(),
+            closing: Vec::new(),
+            devices: BTreeMap::new(),
+            is_crowded: false,
+        }
+    }
+
+    /// Describes `fd`, which the program has just opened with `flags`, and decides who serves it.
+    /// It is a regular file in a served directory; `refusal` is a reason not to serve it, if there
+    /// is one already.
+    pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
+        self.end_closing();
+        self.serving.tell_lost_keeper();
+        if matches!(table::get(fd), Known::File(_)) {
+            self.forget_lost(fd);
+        }
+        let access = Access::of_flags(flags);
+        let is_late = access.write && mode_back::is_wanted(flags);
+        let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
+            Some(reason) => Err(reason),
+            None => self.serve(fd, id, access, is_late),
+        };
+        if let Err(reason) = &served {
+            self.pass_file(id, *reason);
+        }
+        // Asked again: it may be the first file, and no keeper there.
+        let is_late = is_late && served.is_ok() && mode_back::is_wanted(flags);
+        let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
+        let inode = self.inodes.entry(id).or_default();
+        match &served {
+            Ok(_) => {
+                if inode.descriptions.is_empty() {
+                    FILES_LEASED.fetch_add(1, Relaxed);
+                }
+                counts::count_file_served();
+            }
+            Err(reason) => {
+                inode.passed.get_or_insert(*reason);
+                counts::count_file_passed(*reason);
+            }
+        }
+        let description =
+            Description::acquire(id, access, 0, internal_fd, served.map(|(_, file)| file));
+        inode.descriptions.push(description);
+        if is_late {
+            description.set_late();
+        }
+        table::set(fd, Known::File(description));
+        if fd <= STDERR {
+            self.share_with_libc(fd);
+        }
+    }
+
+    /// Why the file can't be served, as far as can be told without trying.
+    fn refusal(&mut self, fd: RawFd, id: FileId, access: Access, flags: i32) -> Option<Reason> {
+        if IS_BLIND.load(Relaxed) {
+            return Some(Reason::Unseen);
+        }
+        if self.is_crowded && fd >= config::get().internal_fd_min / 2 {
+            return Some(Reason::Descriptors);
+        }
+        if flags & libc::O_DIRECT != 0 {
+            return Some(Reason::Direct);
+        }
+        if !*self.devices.entry(id.0).or_insert_with(|| identity::is_local(fd)) {
+            return Some(Reason::FileSystem);
+        }
+        if access.append && !identity::can_ignore_append(fd) {
+            return Some(Reason::Append);
+        }
+        let inode = self.inodes.get(&id)?;
+        if let Some(reason) = inode.passed {
+            return Some(reason);
+        }
+        let is_written = access.write || inode.descriptions.iter().any(|d| d.access().write);
+        if is_written && !inode.descriptions.is_empty() {
+            // R2. The open has broken the lease already, unless `before_open` came first.
+            self.pass_file(id, Reason::OpenTwice);
+            return Some(Reason::OpenTwice);
+        }
+        None
+    }
+
+    fn serve(
+        &mut self,
+        fd: RawFd,
+        id: FileId,
+        access: Access,
+        is_late: bool,
+    ) -> Result<(RawFd, File), Reason> {
+        let is_first = self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
+        let opened = Opened { fd, id, access, is_late, is_first };
+        let closing = &mut self.closing;
+        self.serving.serve(&opened, lease_broken, || is_closing(closing, id))
+    }
+
+    /// The program is about to open `id`, which would wait for our own lease. Makes way: R2.
+    pub fn before_open(&mut self, id: FileId, access: Access, truncates: bool) {
+        let Some(inode) = self.inodes.get(&id) else { return };
+        let is_written = access.write || inode.descriptions.iter().any(|d| d.access().write);
+        if inode.passed.is_none() && (is_written || truncates) {
+            self.pass_file(id, Reason::OpenTwice);
+        }
+    }
+
+    /// Whether the program has the file open.
+    pub fn is_known(&self, id: FileId) -> bool {
+        self.inodes.contains_key(&id)
+    }
+
+    /// Leaves the file to the kernel, through all its descriptions.
+    pub fn pass_file(&mut self, id: FileId, reason: Reason) {
+        let Some(inode) = self.inodes.get_mut(&id) else { return };
+        if inode.passed.is_some() {
+            return;
+        }
+        inode.passed = Some(reason);
+        FILES_LEASED.fetch_sub(1, Relaxed);
+        for description in &inode.descriptions {
+            pass(description, reason);
+        }
+    }
+
+    /// The program is about to get a way to read and write that no hook sees: it gets all files
+    /// from the kernel from now on, in children of fork too.
+    pub fn leave_all(&mut self) {
+        // Relaxed: read under the registry lock.
+        if !IS_BLIND.swap(true, Relaxed) {
+            self.pass_where(Reason::Unseen, |_| true);
+        }
+    }
+
+    /// Leaves the file behind `fd` to the kernel, if it is served.
+    pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
+        if let Some(description) = table::description(fd) {
+            // SAFETY: the registry is locked.
+            let id = unsafe { description.cold() }.id;
+            self.pass_file(id, reason);
+        }
+    }
+
+    /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
+    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back,
+    /// and moves the offset between the moment at which a hook asks the kernel for it and the one
+    /// at which it writes there: the file is passed.
+    pub fn share_with_libc(&mut self, fd: RawFd) {
+        let Some(description) = table::description(fd) else { return };
+        if !description.is_served() {
+            return;
+        }
+        if description.access().write {
+            self.pass_fd(fd, Reason::Stdio);
+            return;
+        }
+        let offset = description.offset.lock();
+        if offset != IN_KERNEL {
+            push_offset(description.kernel_fd(), offset);
+            // SAFETY: the registry is locked.
+            unsafe { description.cold() }.offset_given = Some(offset);
+        }
+        description.offset.unlock(IN_KERNEL);
+    }
+
+    /// Leaves every served file to the kernel for which `chosen` says so.
+    pub fn pass_where(&mut self, reason: Reason, mut chosen: impl FnMut(FileId) -> bool) {
+        let ids: Vec<FileId> = self
+            .inodes
+            .iter()
+            .filter(|(id, inode)| inode.passed.is_none() && chosen(**id))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.pass_file(id, reason);
+        }
+    }
+
+    /// The program finds no free descriptor: gives it those of the engine's. Their files are
+    /// passed, and described anew without one. Not those that the process may have locked. Returns
+    /// whether there were any.
+    pub fn shed(&mut self) -> bool {
+        self.is_crowded = true;
+        let ids: Vec<FileId> = self
+            .inodes
+            .iter()
+            .filter(|(id, _)| !process_locks::is_noted(**id))
+            .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.kernel_fd() >= 0))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &ids {
+            self.pass_file(*id, Reason::Descriptors);
+            let Some(inode) = self.inodes.get_mut(id) else { continue };
+            for description in &mut inode.descriptions {
+                let old = *description;
+                let fresh = Description::acquire(
+                    *id,
+                    old.access(),
+                    IN_KERNEL,
+                    -1,
+                    Err(Reason::Descriptors),
+                );
+                // SAFETY: the registry is locked.
+                unsafe { fresh.cold().slots = old.cold().slots };
+                for (fd, slot) in table::known(0, u32::MAX) {
+                    if matches!(slot, Known::File(other) if std::ptr::eq(other, old)) {
+                        table::set(fd, Known::File(fresh));
+                    }
+                }
+                *description = fresh;
+                self.closing.push((Snapshot::take(), old));
+            }
+        }
+        self.end_closing();
+        !ids.is_empty()
+    }
+
+    /// The program is about to take a POSIX lock on the file behind `fd`.
+    pub fn note_process_lock(&mut self, fd: RawFd) {
+        let Some(description) = table::description(fd) else { return };
+        // SAFETY: the registry is locked.
+        process_locks::note(unsafe { description.cold() }.id);
+    }
+
+    /// The descriptors of the engine's, retired ones excepted, for a forked child to close.
+    pub fn internal_fds(&self) -> Vec<RawFd> {
+        let of_inode = |inode: &Inode| inode.descriptions.clone();
+        self.inodes
+            .values()
+            .flat_map(of_inode)
+            .chain(self.closing.iter().map(|(_, description)| *description))
+            .map(Description::kernel_fd)
+            .filter(|fd| *fd >= 0)
+            .chain(lingering::fds())
+            .collect()
+    }
+
+    /// The program locks the description at `fd`; see `Cold::is_locked`.
+    pub fn note_lock(&mut self, fd: RawFd) {
+        if let Some(description) = table::description(fd) {
+            // SAFETY: the registry is locked.
+            unsafe { description.cold() }.is_locked = true;
+        }
+    }
+
+    /// A second number for the description at `fd`.
+    pub fn share(&mut self, fd: RawFd, new: RawFd) {
+        match table::get(fd) {
+            Known::File(description) => {
+                // SAFETY: the registry is locked.
+                let cold = unsafe { description.cold() };
+                if table::set(new, Known::File(description)) {
+                    cold.slots += 1;
+                }
+                if new as usize >= table::SLOTS {
+                    let id = cold.id;
+                    self.pass_file(id, Reason::Descriptors);
+                } else if new <= STDERR {
+                    self.share_with_libc(new);
+                }
+            }
+            Known::Foreign => {
+                table::set(new, Known::Foreign);
+            }
+            Known::Unknown | Known::Internal => {
+                table::set(new, Known::Unknown);
+            }
+        }
+    }
+
+    /// The program gives the number `fd` up: its close follows.
+    pub fn forget(&mut self, fd: RawFd) {
+        let slot = table::get(fd);
+        table::set(fd, Known::Unknown);
+        if let Known::File(description) = slot {
+            // SAFETY: the registry is locked.
+            let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
+            self.give_up_slot(description);
+        }
+    }
+
+    /// The number `fd` was closed where no hook saw it.
+    pub fn forget_lost(&mut self, fd: RawFd) {
+        let slot = table::get(fd);
+        table::set(fd, Known::Unknown);
+        if let Known::File(description) = slot {
+            self.give_up_slot(description);
+        }
+    }
+
+    /// `new`, which was something else perhaps, has become a second number for the description at
+    /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
+    pub fn replace(&mut self, fd: RawFd, new: RawFd) {
+        let old = table::get(new);
+        self.share(fd, new);
+        if let Known::File(description) = old {
+            self.give_up_slot(description);
+        }
+    }
+
+    /// A number of the description is no longer in the table.
+    fn give_up_slot(&mut self, description: &'static Description) {
+        // SAFETY: the registry is locked.
+        let cold = unsafe { description.cold() };
+        cold.slots -= 1;
+        if cold.slots > 0 {
+            return;
+        }
+        let (id, is_locked) = (cold.id, cold.is_locked);
+        if let Some(inode) = self.inodes.get_mut(&id) {
+            inode.descriptions.retain(|other| !std::ptr::eq(*other, description));
+            if inode.descriptions.is_empty() {
+                if inode.passed.is_none() {
+                    FILES_LEASED.fetch_sub(1, Relaxed);
+                }
+                self.inodes.remove(&id);
+                process_locks::forget(id);
+            }
+        }
+        count_moved_by_libc(description);
+        if description.is_served() {
+            lease::give_up(description.kernel_fd());
+        }
+        if is_locked && description.kernel_fd() >= 0 {
+            end_locks(description.kernel_fd());
+        }
+        description.stop_hits();
+        self.closing.push((Snapshot::take(), description));
+        self.end_closing();
+    }
+
+    /// The description of a file in mode back, held. Such a file has only one (R2).
+    pub fn find_late(&self, id: FileId) -> Option<Pin> {
+        let descriptions = &self.inodes.get(&id)?.descriptions;
+        descriptions.iter().find(|d| d.late_file().is_some()).map(|d| Pin::of_registered(d))
+    }
+
+    /// The file behind `fd`, if this is the last number of its description.
+    pub fn last_slot_of(&self, fd: RawFd) -> Option<FileId> {
+        let description = table::description(fd)?;
+        // SAFETY: the registry is locked.
+        let cold = unsafe { description.cold() };
+        (cold.slots == 1).then_some(cold.id)
+    }
+
+    /// Whether a closed description of the file may still be looked at; ends those that are not.
+    pub fn is_closing(&mut self, id: FileId) -> bool {
+        is_closing(&mut self.closing, id)
+    }
+
+    fn end_closing(&mut self) {
+        end_closing(&mut self.closing);
+    }
+}
+
+type Closed = Vec<(Snapshot, &'static Description)>;
+
+/// Ends the closed descriptions that no reading section can still look at. The registry is locked.
+fn end_closing(closing: &mut Closed) {
+    let mut index = 0;
+    while index < closing.len() {
+        if closing[index].0.is_over() {
+            let (_, description) = closing.swap_remove(index);
+            unpin(description);
+        } else {
+            index += 1;
+        }
+    }
+}
+
+fn is_closing(closing: &mut Closed, id: FileId) -> bool {
+    end_closing(closing);
+    // SAFETY: the registry is locked.
+    closing.iter().any(|(_, description)| unsafe { description.cold() }.id == id)
+}
+
+/// See [`Registry::leave_all`]; not for the library's own work.
+pub fn leave_all() {
+    if !thread::record().is_inside() {
+        section::run(|_| lock().leave_all());
+    }
+}
+
+/// Before libc reads or writes `fd` by itself.
+pub fn give_to_libc(fd: RawFd) {
+    if is_served(fd) && !thread::record().is_inside() {
+        section::run(|_| lock().share_with_libc(fd));
+    }
+}
+
+/// Whether the file behind `fd` is served just now.
+pub fn is_served(fd: RawFd) -> bool {
+    matches!(table::get(fd), Known::File(description) if description.is_served())
+}
+
+/// Before exec: nothing waits.
+pub fn leave_keeper() {
+    let engine = lock().serving.made().cloned();
+    if let Some(engine) = engine {
+        engine.leave_keeper();
+    }
+}
+
+/// Before the report: counts what was not counted yet, and tells what the engine has done, where
+/// that is asked for. In a section.
+pub fn before_report() -> Option<Stats> {
+    let registry = lock();
+    registry.serving.tell_lost_keeper();
+    registry
+        .inodes
+        .values()
+        .flat_map(|inode| &inode.descriptions)
+        .for_each(|d| count_moved_by_libc(d));
+    let engine = registry.serving.made().cloned();
+    drop(registry);
+    // Takes time in proportion to what is cached.
+    engine.filter(|_| config::get().backing == Backing::Direct).as_ref().map(Engine::stats)
+}
+
+/// All descriptions in mode back, held.
+pub fn late_files() -> Vec<Pin> {
+    let registry = lock();
+    let all = registry.inodes.values().flat_map(|inode| &inode.descriptions);
+    all.filter(|d| d.late_file().is_some()).map(|d| Pin::of_registered(d)).collect()
+}

@@ -1,0 +1,116 @@
+//! The file offset: moved, and told to the kernel.
+
+use std::os::fd::RawFd;
+
+use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
+use crate::files::pin::Pin;
+use crate::files::registry;
+use crate::files::table::{self, Known};
+use crate::report::reason::Reason;
+use crate::runtime::sys::sys;
+use crate::runtime::{section, thread};
+
+type Off = libc::off64_t;
+
+/// Offsets up to here are valid on every file system; beyond, the kernel is asked.
+const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
+
+/// `lseek`; the result in the kernel's form.
+#[inline]
+pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
+    if let Some(moved) = try_seek(fd, offset, whence) {
+        return moved as isize;
+    }
+    if let Known::File(_) = table::get(fd)
+        && !thread::record().is_inside()
+        && let Some(result) = seek_slow(fd, offset, whence)
+    {
+        return result;
+    }
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_lseek, fd, offset, whence) }
+}
+
+/// The common seeks, without a lock.
+#[inline]
+fn try_seek(fd: i32, offset: Off, whence: i32) -> Option<Off> {
+    let record = thread::record();
+    record.enter();
+    let moved = table::description(fd).and_then(|description| {
+        let old = description.offset.peek()?;
+        if !description.is_served() {
+            return None;
+        }
+        let new = match whence {
+            libc::SEEK_SET => offset,
+            libc::SEEK_CUR if offset == 0 => return Some(old as Off),
+            libc::SEEK_CUR => offset.checked_add(old as i64)?,
+            _ => return None,
+        };
+        let is_valid = (0..=OFFSET_SURELY_VALID).contains(&new);
+        (is_valid && description.offset.try_advance(old, new as u64)).then_some(new)
+    });
+    record.exit();
+    moved
+}
+
+fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
+    section::run(|_| {
+        let pin = Pin::of(fd)?;
+        let old = pin.offset.lock();
+        if !pin.is_served() {
+            pin.offset.unlock(old);
+            return None;
+        }
+        let kernel_fd = pin.kernel_fd();
+        if let Some(file) = pin.late_file() {
+            if whence == libc::SEEK_END
+                && old != IN_KERNEL
+                && let Some(new) = offset.checked_add(file.len().ok()? as i64)
+                && (0..=OFFSET_SURELY_VALID).contains(&new)
+            {
+                pin.offset.unlock(new as u64);
+                return Some(new as isize);
+            }
+            // Where its holes are.
+            let _ = file.write_back();
+        }
+        let before = kernel_offset(kernel_fd);
+        // SAFETY: no memory involved. The kernel knows what is valid on this file system, and
+        // where the file ends and its holes are.
+        let result = unsafe {
+            if whence == libc::SEEK_CUR && old != IN_KERNEL {
+                push_offset(kernel_fd, old);
+            }
+            sys!(libc::SYS_lseek, kernel_fd, offset, whence)
+        };
+        if old == IN_KERNEL {
+            if result >= 0 {
+                pin.add_moved_in_kernel(result.wrapping_sub(before) as u64);
+            }
+            pin.offset.unlock(old);
+            return Some(result);
+        }
+        let is_ours = (0..OFFSET_END as isize).contains(&result);
+        pin.offset.unlock(if is_ours { result as u64 } else { old });
+        if result >= 0 && !is_ours {
+            // Farther than offsets reach here: the kernel's from now on.
+            registry::lock().pass_fd(fd, Reason::Changed);
+            return None;
+        }
+        Some(result)
+    })
+}
+
+/// Tells the kernel the offset of a served description, for a call that looks at it.
+pub fn tell_offset(fd: i32) {
+    section::run(|_| {
+        if let Some(pin) = Pin::of(fd) {
+            let offset = pin.offset.lock();
+            if pin.is_served() && offset != IN_KERNEL {
+                push_offset(pin.kernel_fd(), offset);
+            }
+            pin.offset.unlock(offset);
+        }
+    });
+}

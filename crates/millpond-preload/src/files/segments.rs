@@ -1,0 +1,172 @@
+//! The memory of a call, and its transfer: through the engine, or through the kernel in its place.
+
+use millpond::{Error, File};
+
+use crate::files::description::Description;
+use crate::report::reason::Reason;
+use crate::runtime::fault::copy_in;
+use crate::runtime::sys::sys;
+
+/// The kernel transfers at most this much in one call, and so do we.
+pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
+const IOV_MAX: usize = 1024;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Read,
+    Write,
+}
+
+/// The caller's memory, as it came.
+#[derive(Clone, Copy)]
+pub enum Memory {
+    One(*mut u8, usize),
+    Many(*const libc::iovec, usize),
+}
+
+/// The vectors of a call, copied so that they can't change under way.
+pub enum Segments {
+    One(*mut u8, usize),
+    Many(Vec<libc::iovec>),
+}
+
+/// How a transfer went, when not through the engine.
+pub enum Step {
+    /// This errno.
+    Fail(i32),
+    /// The kernel did it in our place, with this result.
+    Passed(isize),
+    /// The kernel has the file since a moment ago.
+    Kernel(Reason),
+}
+
+impl Segments {
+    pub fn bytes(&self) -> usize {
+        match self {
+            Segments::One(_, len) => *len,
+            Segments::Many(vectors) => vectors.iter().map(|vector| vector.iov_len).sum(),
+        }
+    }
+
+    pub unsafe fn of(memory: Memory) -> Result<Self, i32> {
+        match memory {
+            Memory::One(start, len) => Ok(Segments::One(start, len)),
+            Memory::Many(_, count) if count > IOV_MAX => Err(libc::EINVAL),
+            Memory::Many(vectors, count) => {
+                let mut copy: Vec<libc::iovec> = Vec::with_capacity(count);
+                // SAFETY: `copy` has room for `count` vectors; `vectors` may be any address.
+                unsafe {
+                    if !copy_in(
+                        copy.as_mut_ptr().cast(),
+                        vectors.cast(),
+                        count * size_of::<libc::iovec>(),
+                    ) {
+                        return Err(libc::EFAULT);
+                    }
+                    copy.set_len(count);
+                }
+                let mut left = TRANSFER_BYTES_MAX;
+                for vector in &mut copy {
+                    if vector.iov_len > isize::MAX as usize {
+                        return Err(libc::EINVAL);
+                    }
+                    vector.iov_len = vector.iov_len.min(left);
+                    left -= vector.iov_len;
+                }
+                Ok(Segments::Many(copy))
+            }
+        }
+    }
+
+    /// Reads or writes through the engine, or through the kernel where the engine can't. Returns
+    /// where the bytes begin, and how many.
+    pub unsafe fn transfer(
+        &self,
+        description: &Description,
+        file: &File,
+        offset: u64,
+        direction: Direction,
+        append: bool,
+    ) -> Result<(u64, usize), Step> {
+        // SAFETY: the caller's duty; the engine reports memory that faults as `Error::Fault`.
+        let result = unsafe {
+            match (self, direction, append) {
+                // The kernel clips the length, but not before it has checked the whole range.
+                (Segments::One(_, len), _, _) if *len > TRANSFER_BYTES_MAX => None,
+                (Segments::One(start, len), Direction::Read, _) => {
+                    Some(file.read_raw_at(*start, *len, offset).map(|bytes| (offset, bytes)))
+                }
+                (Segments::Many(vectors), Direction::Read, _) => {
+                    Some(file.read_vectored_raw_at(vectors, offset).map(|bytes| (offset, bytes)))
+                }
+                (Segments::One(start, len), Direction::Write, false) => {
+                    Some(file.write_raw_at(*start, *len, offset).map(|bytes| (offset, bytes)))
+                }
+                (Segments::Many(vectors), Direction::Write, false) => {
+                    Some(file.write_vectored_raw_at(vectors, offset).map(|bytes| (offset, bytes)))
+                }
+                (Segments::One(start, len), Direction::Write, true) => {
+                    Some(file.append_raw(*start, *len))
+                }
+                (Segments::Many(vectors), Direction::Write, true) => {
+                    Some(file.append_vectored_raw(vectors))
+                }
+            }
+        };
+        match result {
+            Some(Ok(done)) => Ok(done),
+            Some(Err(Error::Io { source, .. })) if direction == Direction::Write => {
+                Err(Step::Fail(source.raw_os_error().unwrap_or(libc::EIO)))
+            }
+            // The kernel answers as the kernel does: EFAULT after the bytes that fit, EINVAL,
+            // EFBIG.
+            _ => {
+                if let Some(file) = description.late_file() {
+                    // What fails to be written back stays cached, and is told by a sync.
+                    let _ = file.begin_through();
+                }
+                // SAFETY: the kernel checks the addresses.
+                let bytes = unsafe { self.through_kernel(description, offset, direction) };
+                if direction == Direction::Write && bytes > 0 {
+                    let start = if append { 0 } else { offset };
+                    let len = if append { i64::MAX as u64 } else { bytes as u64 };
+                    // If it fails, stale bytes would stay: then nobody may be served them.
+                    if file.invalidate(start, len).is_err() {
+                        description.stop_hits();
+                    }
+                }
+                if let Some(file) = description.late_file() {
+                    file.end_through();
+                }
+                Err(Step::Passed(bytes))
+            }
+        }
+    }
+
+    /// The same transfer as one system call on the engine's duplicate.
+    pub unsafe fn through_kernel(
+        &self,
+        description: &Description,
+        offset: u64,
+        direction: Direction,
+    ) -> isize {
+        let fd = description.kernel_fd();
+        // SAFETY: the kernel checks the addresses.
+        unsafe {
+            match (self, direction) {
+                (Segments::One(start, len), Direction::Read) => {
+                    sys!(libc::SYS_pread64, fd, *start, *len, offset)
+                }
+                (Segments::One(start, len), Direction::Write) => {
+                    sys!(libc::SYS_pwrite64, fd, *start, *len, offset)
+                }
+                (Segments::Many(vectors), Direction::Read) => {
+                    sys!(libc::SYS_preadv, fd, vectors.as_ptr(), vectors.len(), offset, 0)
+                }
+                (Segments::Many(vectors), Direction::Write) => {
+                    sys!(libc::SYS_pwritev, fd, vectors.as_ptr(), vectors.len(), offset, 0)
+                }
+            }
+        }
+    }
+}

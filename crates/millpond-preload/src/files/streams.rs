@@ -1,0 +1,43 @@
+//! The streams that libc calls back for, by their addresses: see `hooks/stdio`.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+
+use libc::FILE;
+
+use crate::runtime::lock::Lock;
+use crate::runtime::section;
+
+/// Descriptors of our streams, by address.
+static STREAMS: Lock<BTreeMap<usize, RawFd>> = Lock::new(BTreeMap::new());
+
+pub fn before_fork() {
+    STREAMS.acquire();
+}
+
+pub fn after_fork() {
+    STREAMS.release();
+}
+
+/// Writes out what our streams hold: their last bytes would otherwise come after the report.
+pub fn flush() {
+    let streams: Vec<usize> = section::run(|_| STREAMS.lock().keys().copied().collect());
+    for stream in &streams {
+        // SAFETY: streams leave the map before they end.
+        unsafe { libc::fflush(std::ptr::with_exposed_provenance_mut(*stream)) };
+    }
+    section::run(|_| drop(streams));
+}
+
+/// The descriptor of a stream of ours; taken out of the map if `take`.
+pub fn lookup(stream: *mut FILE, take: bool) -> Option<RawFd> {
+    section::run(|_| {
+        let mut streams = STREAMS.lock();
+        if take { streams.remove(&stream.addr()) } else { streams.get(&stream.addr()).copied() }
+    })
+}
+
+/// `stream` is one of ours.
+pub fn insert(stream: *mut FILE, fd: RawFd) {
+    section::run(|_| STREAMS.lock().insert(stream.expose_provenance(), fd));
+}

@@ -1,0 +1,151 @@
+//! Which descriptor number belongs to which open description.
+//!
+//! First stop of every call on a descriptor. One word per number:
+//!
+//! ```text
+//! UNKNOWN   not seen opened: inherited, received, or opened where no hook sees it
+//! FOREIGN   not a regular file under the served directories
+//! INTERNAL  the library's own (the engine's duplicate, the report's stderr)
+//! pointer   a `Description`, served or passed
+//! ```
+//!
+//! Reading a slot takes no lock; what it points to stays valid inside a reading section (see
+//! `thread`). Slots of descriptions change under the registry lock only.
+//!
+//! The table lies in memory that the kernel wipes in a forked child (`MADV_WIPEONFORK`), however
+//! the fork was made: in the child every number is UNKNOWN, and [`is_initialised`] is false until
+//! the library has started afresh there.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::files::description::Description;
+use crate::runtime::sys::sys;
+
+/// Highest descriptor number that can be served, plus one: the kernel's default `fs.nr_open`.
+pub const SLOTS: usize = 1 << 20;
+
+const UNKNOWN: usize = 0;
+const FOREIGN: usize = 1;
+const INTERNAL: usize = 2;
+const WORDS_PER_PAGE: usize = 512;
+
+#[repr(C, align(4096))]
+struct Table {
+    initialised: [AtomicUsize; WORDS_PER_PAGE],
+    slots: [AtomicUsize; SLOTS],
+}
+
+static TABLE: Table = Table {
+    initialised: [const { AtomicUsize::new(0) }; WORDS_PER_PAGE],
+    slots: [const { AtomicUsize::new(UNKNOWN) }; SLOTS],
+};
+/// One more than the highest slot ever set.
+static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
+
+/// What is known of a descriptor number.
+#[derive(Clone, Copy)]
+pub enum Known {
+    Unknown,
+    Foreign,
+    Internal,
+    File(&'static Description),
+}
+
+pub fn initialise() {
+    const WIPE_ON_FORK: usize = 18;
+    // SAFETY: advice about our own static, page-aligned and a whole number of pages long. Where
+    // the kernel refuses, the handler of `fork` clears the table instead.
+    unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<Table>(), WIPE_ON_FORK) };
+    TABLE.initialised[0].store(1, Release);
+}
+
+pub fn is_initialised() -> bool {
+    TABLE.initialised[0].load(Acquire) != 0
+}
+
+/// In a forked child: forgets all numbers.
+pub fn after_fork() {
+    for slot in &TABLE.slots[..SLOTS_USED.swap(0, Relaxed)] {
+        if slot.load(Relaxed) != UNKNOWN {
+            slot.store(UNKNOWN, Relaxed);
+        }
+    }
+}
+
+/// The description at `fd`. The caller is in a reading section, or holds the registry lock.
+#[inline]
+pub fn description(fd: RawFd) -> Option<&'static Description> {
+    match get(fd) {
+        Known::File(description) => Some(description),
+        _ => None,
+    }
+}
+
+#[inline]
+pub fn get(fd: RawFd) -> Known {
+    let Some(slot) = TABLE.slots.get(fd as usize) else {
+        return Known::Foreign;
+    };
+    // Acquire: pairs with the Release in `set`, which follows the filling of the description.
+    match slot.load(Acquire) {
+        UNKNOWN => Known::Unknown,
+        FOREIGN => Known::Foreign,
+        INTERNAL => Known::Internal,
+        // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.
+        pointer => Known::File(unsafe { &*(pointer as *const Description) }),
+    }
+}
+
+/// Changes what is known of `fd`; for descriptions under the registry lock. A number past the end
+/// of the table stays foreign.
+pub fn set(fd: RawFd, slot: Known) -> bool {
+    let Some(word) = TABLE.slots.get(fd as usize) else {
+        return false;
+    };
+    let value = match slot {
+        Known::Unknown => UNKNOWN,
+        Known::Foreign => FOREIGN,
+        Known::Internal => INTERNAL,
+        Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
+    };
+    SLOTS_USED.fetch_max(fd as usize + 1, Relaxed);
+    // Release: pairs with the Acquire in `get`.
+    word.store(value, Release);
+    true
+}
+
+/// Forgets `fd` if nothing is known of it but that it is foreign; the cheap half of a close.
+#[inline]
+pub fn forget_foreign(fd: RawFd) {
+    if let Some(slot) = TABLE.slots.get(fd as usize) {
+        // A lost race means that somebody opened the number anew, and described it.
+        let _ = slot.compare_exchange(FOREIGN, UNKNOWN, Relaxed, Relaxed);
+    }
+}
+
+/// Forgets `fd` if it is still marked as the library's own.
+pub fn forget_internal(fd: RawFd) {
+    if let Some(slot) = TABLE.slots.get(fd as usize) {
+        // A lost race means that the program has the number already, and it is described.
+        let _ = slot.compare_exchange(INTERNAL, UNKNOWN, Relaxed, Relaxed);
+    }
+}
+
+/// Marks `fd` as foreign if nothing is known of it.
+pub fn note_foreign(fd: RawFd) {
+    if let Some(slot) = TABLE.slots.get(fd as usize) {
+        SLOTS_USED.fetch_max(fd as usize + 1, Relaxed);
+        let _ = slot.compare_exchange(UNKNOWN, FOREIGN, Relaxed, Relaxed);
+    }
+}
+
+/// The numbers from `first` to `last` that are not UNKNOWN, in order.
+pub fn known(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Known)> {
+    let end = SLOTS_USED.load(Relaxed).min((last as usize).saturating_add(1));
+    (first as usize..end).filter_map(|fd| {
+        let slot = get(fd as RawFd);
+        (!matches!(slot, Known::Unknown)).then_some((fd as RawFd, slot))
+    })
+}

@@ -1,0 +1,128 @@
+//! Fork: parent and child share each description, and the child starts the library afresh.
+//!
+//! A description that another process holds too can change in ways we can't see (its offset, and
+//! its bytes if it is writable). So before a fork, every served file is left to the kernel, with
+//! its offset; what parent and child open afterwards is served again.
+//!
+//! The child leaves the parent's engine alone. A raw `clone` with memory shared and descriptors not
+//! is a documented limit; one without shared memory is noticed by the wiped table
+//! ([`ensure_initialised`]).
+
+use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
+
+use crate::aio::context;
+use crate::files::{
+    description, lease, lingering, mode_back, process_locks, registry, streams, table, unfinished,
+};
+use crate::report;
+use crate::report::reason::Reason;
+use crate::runtime::alloc::HEAP;
+use crate::runtime::section::{self, Section};
+use crate::runtime::sys::sys;
+use crate::runtime::{fault, thread};
+
+/// What the forking thread carries across the fork. The registry lock protects it.
+struct Crossing(UnsafeCell<Option<(Section, Vec<RawFd>)>>);
+
+// SAFETY: touched between `before_fork` and `after_fork_*` only, by the thread that holds the
+// registry lock.
+unsafe impl Sync for Crossing {}
+
+static CROSSING: Crossing = Crossing(UnsafeCell::new(None));
+
+pub fn initialise() {
+    // SAFETY: the three functions may be called around any fork.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+}
+
+/// Leaves to the kernel what a child shares that may not come by [`libc_calls::fork`].
+pub fn give_to_child() {
+    section::run(|_| registry::lock().pass_where(Reason::Forked, |_| true));
+}
+
+/// A fork by system call: it calls nobody.
+pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
+    // SAFETY: they are called around a fork.
+    unsafe {
+        prepare();
+        let child_pid = call();
+        if child_pid == 0 {
+            child()
+        } else {
+            parent()
+        }
+        child_pid
+    }
+}
+
+unsafe extern "C" fn prepare() {
+    let section = Section::enter();
+    if !table::is_initialised() {
+        start_afresh(&[]);
+    }
+    let mut registry = registry::lock();
+    registry.pass_where(Reason::Forked, |_| true);
+    // From here on the engine's threads close nothing.
+    let mut internal_fds = process_locks::before_fork();
+    internal_fds.extend(registry.internal_fds());
+    internal_fds.extend(context::internal_fd());
+    registry::before_fork(registry);
+    // SAFETY: the registry is locked.
+    unsafe { *CROSSING.0.get() = Some((section, internal_fds)) };
+    streams::before_fork();
+    fault::before_fork();
+    HEAP.before_fork();
+}
+
+unsafe extern "C" fn parent() {
+    HEAP.after_fork();
+    fault::after_fork();
+    streams::after_fork();
+    // SAFETY: the registry is locked since `prepare`.
+    let crossing = unsafe { (*CROSSING.0.get()).take() };
+    process_locks::after_fork_parent();
+    registry::after_fork_parent();
+    drop(crossing);
+}
+
+unsafe extern "C" fn child() {
+    HEAP.after_fork();
+    fault::after_fork();
+    streams::after_fork();
+    // SAFETY: the registry is locked since `prepare`.
+    if let Some((_section, internal_fds)) = unsafe { (*CROSSING.0.get()).take() } {
+        start_afresh(&internal_fds);
+    }
+}
+
+/// In a child: forgets the parent's files, engine and locks. The engine's duplicates are closed,
+/// else they would keep the parent's files open here, and their flocks held.
+fn start_afresh(internal_fds: &[RawFd]) {
+    table::after_fork();
+    for fd in internal_fds {
+        // SAFETY: duplicates that the child's program knows nothing of.
+        unsafe { sys!(libc::SYS_close, *fd) };
+    }
+    thread::after_fork();
+    lease::after_fork();
+    // SAFETY: a child of fork has one thread, this one.
+    unsafe {
+        context::after_fork();
+        description::after_fork();
+        lingering::after_fork();
+        registry::after_fork_child();
+        process_locks::after_fork_child();
+    }
+    table::initialise();
+    unfinished::after_fork();
+    mode_back::after_fork();
+    report::after_fork();
+}
+
+/// Called first by hooks that describe files: notices a child of a fork that no handler saw.
+pub fn ensure_initialised() {
+    if !table::is_initialised() {
+        section::run(|_| start_afresh(&[]));
+    }
+}

@@ -1,0 +1,306 @@
+//! Calls on the descriptor itself: `close`, `dup`, `fcntl`, `lseek`, `ftruncate`.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::files::pin::Pin;
+use crate::files::registry::{self, is_served};
+use crate::files::seek::tell_offset;
+use crate::files::table::{self, Known};
+use crate::files::{io, late, process_locks};
+use crate::report::lines;
+use crate::report::reason::Reason;
+use crate::runtime::cancel::point::point;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::{fail, sys, to_libc};
+use crate::runtime::{section, thread};
+
+type Off = libc::off64_t;
+
+pub unsafe fn close(fd: c_int) -> c_int {
+    if thread::record().is_inside() {
+        return to_libc(process_locks::close(fd)) as c_int;
+    }
+    point();
+    match table::get(fd) {
+        Known::Foreign => table::forget_foreign(fd),
+        Known::Internal => return fail(libc::EBADF) as c_int,
+        Known::File(_) => return close_file(fd),
+        Known::Unknown => {}
+    }
+    // SAFETY: no memory involved; the number is the caller's to close.
+    let result = unsafe { libc_calls::close(fd) };
+    process_locks::close_retired();
+    result
+}
+
+fn close_file(fd: c_int) -> c_int {
+    let closing = late::before_close(fd);
+    // In one section: a thread that ends here has closed the number, or not begun to.
+    let result = section::run(|_| {
+        registry::lock().forget(fd);
+        // SAFETY: no memory involved; the number is the caller's to close.
+        unsafe { sys!(libc::SYS_close, fd) }
+    });
+    process_locks::close_retired();
+    match closing.and_then(late::Closing::end) {
+        Some(errno) if result == 0 => fail(errno) as c_int,
+        _ => to_libc(result) as c_int,
+    }
+}
+
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        registry::leave_all();
+    }
+    if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
+        // Ours are close-on-exec already.
+        // SAFETY: no memory involved.
+        return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
+    }
+    section::run(|_| {
+        let known = table::known(first, last);
+        let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
+        let mut registry = registry::lock();
+        // Whatever lies between the library's own numbers.
+        let mut start = first;
+        let mut result = 0;
+        let mut close_up_to = |start: c_uint, end: c_uint| {
+            // SAFETY: no memory involved; the numbers are the caller's to close.
+            result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
+        };
+        for (fd, slot) in table::known(first, last) {
+            match slot {
+                Known::Internal => {
+                    if fd as c_uint > start {
+                        close_up_to(start, fd as c_uint - 1);
+                    }
+                    start = fd as c_uint + 1;
+                }
+                _ => registry.forget(fd),
+            }
+        }
+        if start <= last {
+            close_up_to(start, last);
+        }
+        drop(registry);
+        process_locks::close_retired();
+        for closing in closing {
+            closing.end();
+        }
+        to_libc(result) as c_int
+    })
+}
+
+pub unsafe fn closefrom(first: c_int) {
+    // SAFETY: as the caller vouches to `closefrom`.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+pub unsafe fn dup(fd: c_int) -> c_int {
+    // SAFETY: no memory involved.
+    let new = to_libc(unsafe { sys!(libc::SYS_dup, fd) }) as c_int;
+    describe_duplicate(fd, new);
+    new
+}
+
+fn describe_duplicate(fd: c_int, new: c_int) {
+    if new >= 0 && !thread::record().is_inside() {
+        section::run(|_| registry::lock().share(fd, new));
+    }
+}
+
+pub unsafe fn dup2(fd: c_int, new: c_int) -> c_int {
+    if fd == new {
+        // SAFETY: no memory involved.
+        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+        return if flags < 0 { fail(libc::EBADF) as c_int } else { new };
+    }
+    replace(fd, new, 0)
+}
+
+pub unsafe fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    replace(fd, new, flags)
+}
+
+/// `dup3`: what `new` was is closed, and it becomes `fd`'s.
+///
+/// Another thread may be writing to `new`, as when a log is rotated. It finds the old description
+/// or the new one, never a gap. But if the kernel has what `new` was, its call may be on its way
+/// there already, and come out at the new file: at the kernel's offset, and past the cache. So the
+/// kernel gets the new file, too. (A number that was not open is no such case: a call on it fails,
+/// or races with an open.)
+fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    let closing = if fd == new { None } else { late::before_close(new) };
+    let result = section::run(|record| {
+        let mut registry = registry::lock();
+        // SAFETY: no memory involved.
+        let call = || unsafe { sys!(libc::SYS_dup3, fd, new, flags) };
+        // SAFETY: as above.
+        let is_open = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0;
+        if !is_open || fd == new || new < 0 {
+            // Fails and changes nothing.
+            return to_libc(call()) as c_int;
+        }
+        if matches!(table::get(new), Known::Internal) && record.inside_depth() == 1 {
+            if !lines::is_stderr(new) {
+                // The engine's number. Linux programs must expect this errno of dup2.
+                return fail(libc::EBUSY) as c_int;
+            }
+            // The program wants the number of our stderr for itself.
+            table::set(new, Known::Unknown);
+            if let Some(moved) = lines::keep_stderr(new) {
+                table::set(moved, Known::Internal);
+            }
+        }
+        // SAFETY: as above.
+        let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
+        if replaces && !is_served(new) {
+            if (0..=libc::STDERR_FILENO).contains(&new) {
+                registry.share_with_libc(fd);
+            } else {
+                registry.pass_fd(fd, Reason::Changed);
+            }
+        }
+        let result = call();
+        if result >= 0 {
+            registry.replace(fd, new);
+        }
+        to_libc(result) as c_int
+    });
+    process_locks::close_retired();
+    closing.and_then(late::Closing::end);
+    result
+}
+
+pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
+    // value, which nobody looks at.
+    let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
+    let is_file = matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside();
+    if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
+        note_process_lock(fd);
+    }
+    let result = match command {
+        libc::F_GETFL if is_file => {
+            let hides_direct = late::hides_direct(fd);
+            let flags = call();
+            if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
+        }
+        libc::F_SETFL if is_file => late::undirected(fd, || {
+            before_fcntl(fd, command, arg);
+            call()
+        }),
+        _ => {
+            if is_file {
+                before_fcntl(fd, command, arg);
+            }
+            call()
+        }
+    };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        describe_duplicate(fd, result);
+    }
+    result
+}
+
+fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    match command {
+        libc::F_SETFL => section::run(|_| {
+            // SAFETY: no memory involved.
+            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
+            if (flags ^ arg as c_int) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+                registry::lock().pass_fd(fd, Reason::Changed);
+            }
+        }),
+        // The program's own lease, or signals, on a descriptor that carries ours.
+        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
+            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+        }
+        // Locks may be relative to the file offset.
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
+            tell_offset(fd);
+            section::run(|_| registry::lock().note_lock(fd));
+        }
+        _ => {}
+    }
+}
+
+/// Before a lock on the description.
+pub fn before_flock(fd: c_int) {
+    if let Known::File(_) = table::get(fd) {
+        section::run(|_| registry::lock().note_lock(fd));
+    }
+}
+
+/// `lockf` locks from the file offset on, inside libc.
+pub fn before_lockf(fd: c_int) {
+    if let Known::File(_) = table::get(fd) {
+        tell_offset(fd);
+    }
+    note_process_lock(fd);
+}
+
+/// The standard streams become the terminal `fd`, and it becomes the session's.
+pub unsafe fn login_tty(fd: c_int) -> c_int {
+    // SAFETY: no memory involved; as the caller vouches to `login_tty`.
+    unsafe {
+        libc::setsid();
+        if libc_calls::ioctl(fd, libc::TIOCSCTTY, 0) < 0 {
+            return -1;
+        }
+        for stream in 0..=libc::STDERR_FILENO {
+            dup2(fd, stream);
+        }
+        if fd > libc::STDERR_FILENO {
+            close(fd);
+        }
+    }
+    0
+}
+
+/// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
+fn note_process_lock(fd: c_int) {
+    if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
+        return;
+    }
+    section::run(|_| {
+        io::describe(fd);
+        registry::lock().note_process_lock(fd);
+    });
+}
+
+pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
+    // SAFETY: no memory involved.
+    let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
+    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
+        return to_libc(by_kernel()) as c_int;
+    }
+    let result = section::run(|_| {
+        let Some(pin) = Pin::of(fd) else { return by_kernel() };
+        let Some(file) = pin.file().filter(|_| pin.is_served()) else { return by_kernel() };
+        if len < 0 || !pin.access().write {
+            return -libc::EINVAL as isize;
+        }
+        match file.truncate(len as u64) {
+            Ok(()) => 0,
+            Err(millpond::Error::Io { source, .. }) => {
+                -source.raw_os_error().unwrap_or(libc::EIO) as isize
+            }
+            Err(_) => {
+                let _ = file.begin_through();
+                let result = by_kernel();
+                if file.invalidate(0, i64::MAX as u64).is_err() {
+                    pin.stop_hits();
+                }
+                file.end_through();
+                result
+            }
+        }
+    });
+    to_libc(result) as c_int
+}

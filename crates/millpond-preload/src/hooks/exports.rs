@@ -1,0 +1,60 @@
+//! The functions that a program calls in the place of libc's: one for each name of the table.
+
+use crate::aio::block::{Block, Event, Handle};
+use crate::files::io::At;
+use crate::files::late::{go_through, settle, settle_all};
+use crate::files::registry::{give_to_libc, leave_all};
+use crate::files::seek::seek;
+use crate::fork::fork_by;
+use crate::hooks::jump::{routed, variadic};
+use crate::hooks::metadata::{settle_at, settle_both};
+use crate::hooks::{
+    aio, by_number, cancel, clone, descriptor, io, kernel, lookup, open, process, signal, stat,
+    stdio,
+};
+use crate::runtime::c::*;
+use crate::runtime::cancel::point::point;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::to_libc;
+
+/// One function.
+macro_rules! export {
+    ($name:ident ($($arg:ident: $ty:ty),*) -> $ret:ty => $call:expr $(, $($rest:tt)*)?) => {
+        #[unsafe(no_mangle)]
+        #[allow(unused_unsafe)]
+        pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            // SAFETY: as the caller vouches to the function of this name.
+            unsafe { $call }
+        }
+    };
+    ($name:ident ($($arg:ident: $ty:ty),*) -> $ret:ty; after $before:expr $(, $($rest:tt)*)?) => {
+        export! { $name ($($arg: $ty),*) -> $ret
+            => { $before; libc_calls::$name($($arg),*) } }
+    };
+}
+
+/// Another name of it, for each that there is.
+macro_rules! aliases {
+    ([] $($row:tt)*) => {};
+    ([$alias:ident $($more:ident)*] $name:ident ($($arg:ident: $ty:ty),*) -> $ret:ty
+        $(=> $call:expr)? $(; after $before:expr)? $(, $($rest:tt)*)?) => {
+        export! { $alias ($($arg: $ty),*) -> $ret => $name($($arg),*) }
+        aliases! { [$($more)*] $name ($($arg: $ty),*) -> $ret }
+    };
+}
+
+macro_rules! row {
+    ($class:ident fn $name:ident $(/$alias:ident)* ($($args:tt)*) -> $($rest:tt)*) => {
+        export! { $name ($($args)*) -> $($rest)* }
+        aliases! { [$($alias)*] $name ($($args)*) -> $($rest)* }
+    };
+    ($class:ident variadic $name:ident => $before:path) => {
+        variadic! { $name, $before; }
+    };
+    ($class:ident routed $name:ident $(/$alias:ident)* => $route:path) => {
+        routed! { $name, $route; $($alias, $route;)* }
+    };
+    ($($number_only:tt)*) => {};
+}
+
+calls!(row);

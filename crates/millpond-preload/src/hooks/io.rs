@@ -1,0 +1,136 @@
+//! `read`, `write` and their positional and vectored forms.
+//!
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc.
+//! Each is a cancellation point.
+
+use crate::files::io::{self, At, Outcome};
+use crate::files::segments::Memory;
+use crate::files::{late, mode_back, registry};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::c::{Off, Vectors, c_int, c_void};
+use crate::runtime::cancel::point::point;
+use crate::runtime::section;
+use crate::runtime::sys::{fail, to_libc};
+
+/// The memory of a vectored call.
+pub fn many(vectors: Vectors, count: c_int) -> Memory {
+    // A negative count becomes one above the limit, which is the same error.
+    Memory::Many(vectors, count as usize)
+}
+
+/// The memory of a write, which is only read.
+pub fn one(buf: *const c_void, len: usize) -> Memory {
+    Memory::One(buf.cast_mut().cast(), len)
+}
+
+/// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
+/// kernel's, and the caller vouches for the memory as to libc.
+///
+/// Inlined, as are those below: else what `by_libc` captures would go to the stack before each hit.
+#[inline(always)]
+pub unsafe fn read_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    by_libc: impl FnOnce() -> isize,
+) -> isize {
+    // SAFETY: the caller's duty.
+    if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) } {
+        return bytes as isize;
+    }
+    // SAFETY: as above.
+    unsafe { read(fd, Memory::One(buf.cast(), len), at, by_libc) }
+}
+
+#[inline(always)]
+pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
+    point();
+    // SAFETY: the caller's duty.
+    finish(unsafe { io::read(fd, memory, at) }, by_libc)
+}
+
+#[inline(always)]
+pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
+    point();
+    // SAFETY: the caller's duty.
+    finish(unsafe { io::write(fd, memory, at) }, by_libc)
+}
+
+#[inline(always)]
+fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
+    match outcome {
+        Outcome::Done(result) => to_libc(result),
+        Outcome::Kernel(reason) => {
+            let result = by_libc();
+            if let Some(reason) = reason {
+                counts::count_bytes_passed(reason, result);
+            }
+            result
+        }
+    }
+}
+
+/// Where `preadv2` and `pwritev2` begin: -1 stands for the file offset.
+fn at_or_current(offset: Off) -> At {
+    if offset == -1 { At::Offset } else { At::Byte(offset) }
+}
+
+pub unsafe fn preadv2(
+    fd: c_int,
+    memory: Memory,
+    offset: Off,
+    flags: c_int,
+    by_libc: impl FnOnce() -> isize,
+) -> isize {
+    if flags != 0 {
+        leave_to_kernel(fd);
+    }
+    // SAFETY: the caller's duty.
+    unsafe { read(fd, memory, at_or_current(offset), by_libc) }
+}
+
+/// `by_libc` takes the flags.
+pub unsafe fn pwritev2(
+    fd: c_int,
+    memory: Memory,
+    offset: Off,
+    flags: c_int,
+    by_libc: impl Fn(c_int) -> isize,
+) -> isize {
+    const DURABLE: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+    let at = at_or_current(offset);
+    if flags & !DURABLE == 0 && flags != 0 && mode_back::is_any() {
+        // SAFETY: the caller's duty.
+        let written = unsafe { write(fd, memory, at, || by_libc(0)) };
+        return match late::sync_written(fd, flags & libc::RWF_SYNC == 0) {
+            Err(errno) if written > 0 => fail(errno),
+            _ => written,
+        };
+    }
+    if flags != 0 {
+        leave_to_kernel(fd);
+    }
+    // SAFETY: the caller's duty.
+    unsafe { write(fd, memory, at, || by_libc(flags)) }
+}
+
+/// Flags such as `RWF_NOWAIT` and `RWF_APPEND` mean things that only the kernel does.
+#[cold]
+fn leave_to_kernel(fd: c_int) {
+    point();
+    section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+}
+
+unsafe extern "C" {
+    /// glibc's answer to a buffer that the compiler knows to be too small: ends the program.
+    safe fn __chk_fail() -> !;
+}
+
+/// Ends the program if a read of `len` bytes goes to a buffer that is known to have fewer.
+pub fn check(len: usize, buf_len: usize) {
+    if len > buf_len {
+        __chk_fail();
+    }
+}

@@ -1,0 +1,314 @@
+//! Calls that only the kernel does, on files that may be served.
+//!
+//! Reading ones are coherent as they are, because every write is through, or is written back before
+//! (see `late`). Two things need care:
+//! who reads from the file offset must find it in the kernel, and who changes the file past the
+//! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
+//!
+//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
+//! are holes and reservations, where it has the same operation.
+
+use crate::files::pin::Pin;
+use crate::files::registry::{self, is_served, lock};
+use crate::files::seek::tell_offset;
+use crate::files::table::{self, Known};
+use crate::files::{copy, identity, io, late};
+use crate::report::reason::Reason;
+use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
+use crate::runtime::cancel::point::point;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::{sys, to_libc};
+use crate::runtime::{section, thread};
+
+/// Leaves the file behind `fd` to the kernel.
+fn pass(fd: c_int, reason: Reason) {
+    if let Known::File(description) = table::get(fd)
+        && description.is_served()
+        && !thread::record().is_inside()
+    {
+        section::run(|_| lock().pass_fd(fd, reason));
+    }
+}
+
+pub unsafe fn mmap64(
+    address: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: Off,
+) -> *mut c_void {
+    let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
+    if is_shared
+        && let Known::File(description) = table::get(fd)
+        && description.access().write
+    {
+        // Writable now, or by mprotect at any time. Mappings that can't write are coherent.
+        pass(fd, Reason::Mapped);
+    } else if flags & libc::MAP_ANONYMOUS == 0 {
+        late::go_through(fd);
+    }
+    // SAFETY: as the caller vouches to `mmap64`. Not through libc: programs map memory in their
+    // allocators, before libc's own definition can be looked up.
+    let result = unsafe { sys!(libc::SYS_mmap, address, len, prot, flags, fd, offset) };
+    std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
+}
+
+/// Drops what the engine has cached of the file behind `fd`, which the kernel has just changed.
+fn forget_bytes(fd: c_int, offset: u64, len: u64) {
+    if !is_served(fd) || thread::record().is_inside() {
+        return;
+    }
+    let failed = section::run(|_| {
+        let pin = Pin::of(fd)?;
+        pin.file()?.invalidate(offset, len).err()
+    });
+    if failed.is_some() {
+        pass(fd, Reason::Engine);
+    }
+}
+
+const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: c_int = libc::FALLOC_FL_ZERO_RANGE;
+const ZERO_KEEPING_SIZE: c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// Reserves or punches through the engine, so that readers see it at once. Returns 0 or a negative
+/// errno; `None` where the engine has no operation that is quite the same, or the arguments are
+/// ones that the kernel refuses.
+///
+/// Zeroing is left to the kernel: where a file system can't, the engine would write zeros instead
+/// of saying so.
+fn allocate_in_engine(fd: c_int, mode: c_int, offset: Off, len: Off) -> Option<isize> {
+    let may_be_ours = matches!(mode, 0 | PUNCH) && offset >= 0 && len > 0;
+    if !may_be_ours || !is_served(fd) || thread::record().is_inside() {
+        return None;
+    }
+    section::run(|_| {
+        let pin = Pin::of(fd)?;
+        let file = pin.file().filter(|_| pin.is_served() && pin.access().write)?;
+        let (start, count) = (offset as u64, len as u64);
+        let outcome = if mode == PUNCH {
+            // Beyond the end there may be reserved space, which only the kernel knows of.
+            if start + count > file.len().ok()?.next_multiple_of(4096) {
+                return None;
+            }
+            file.punch_hole(start, count)
+        } else {
+            file.allocate(start, count)
+        };
+        match outcome {
+            Ok(()) => Some(0),
+            Err(millpond::Error::Io { source, .. }) => {
+                Some(-source.raw_os_error().unwrap_or(libc::EIO) as isize)
+            }
+            Err(_) => None,
+        }
+    })
+}
+
+pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
+    point();
+    if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
+        return to_libc(result) as c_int;
+    }
+    // SAFETY: as the caller vouches to `fallocate64`.
+    let result = late::around(fd, || unsafe { libc_calls::fallocate64(fd, mode, offset, len) });
+    if result == 0 {
+        match mode {
+            // Changes no byte.
+            libc::FALLOC_FL_KEEP_SIZE => {}
+            PUNCH | ZERO | ZERO_KEEPING_SIZE => forget_bytes(fd, offset as u64, len as u64),
+            // Modes such as collapse move bytes beyond the range.
+            _ => forget_bytes(fd, offset as u64, i64::MAX as u64 - offset as u64),
+        }
+    }
+    result
+}
+
+pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
+    match allocate_in_engine(fd, 0, offset, len).map(|result| -result as c_int) {
+        // Where the file system can't reserve, libc has a way of its own.
+        None | Some(libc::EOPNOTSUPP) => {}
+        Some(result) => return result,
+    }
+    // SAFETY: as the caller vouches to `posix_fallocate64`.
+    let result = late::around(fd, || unsafe { libc_calls::posix_fallocate64(fd, offset, len) });
+    if offset >= 0 && len > 0 {
+        // Even where it failed, it may have written within libc.
+        forget_bytes(fd, offset as u64, (i64::MAX - offset) as u64);
+    }
+    result
+}
+
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+    const FIGETBSZ: c_ulong = 2;
+    const FIONREAD: c_ulong = 0x541b;
+    const FICLONE: c_ulong = 0x4004_9409;
+    const FICLONERANGE: c_ulong = 0x4020_940d;
+    const FS_IOC_GETFLAGS: c_ulong = 0x8008_6601;
+    const FS_IOC_FIEMAP: c_ulong = 0xc020_660b;
+    let is_file = is_served(fd);
+    if is_file {
+        match request {
+            FIONREAD | FS_IOC_FIEMAP => {
+                late::settle(fd);
+                tell_offset(fd);
+            }
+            FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS => {}
+            // Terminals' requests, and those that every descriptor knows.
+            _ if (request >> 8) & 0xff == 0x54 => {}
+            _ => pass(fd, Reason::Changed),
+        }
+    }
+    // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
+    let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
+    if !matches!(request, FICLONE | FICLONERANGE) {
+        return call();
+    }
+    let source = match request {
+        FICLONE => arg as c_int,
+        // SAFETY: the caller vouches for a structure that begins with the source's descriptor.
+        _ => unsafe { std::ptr::with_exposed_provenance::<i64>(arg).read_unaligned() as c_int },
+    };
+    late::settle(source);
+    let result = late::around(fd, call);
+    if is_file && result == 0 {
+        forget_bytes(fd, 0, i64::MAX as u64);
+    }
+    result
+}
+
+pub unsafe fn copy_file_range(
+    from: c_int,
+    from_offset: *mut Off,
+    to: c_int,
+    to_offset: *mut Off,
+    len: usize,
+    flags: u32,
+) -> isize {
+    point();
+    if flags == 0
+        && is_served(from)
+        && is_served(to)
+        && let Some(copied) = copy::between_served(from, from_offset, to, to_offset, len)
+    {
+        return to_libc(copied);
+    }
+    pass(from, Reason::Changed);
+    pass(to, Reason::Changed);
+    // SAFETY: as the caller vouches to `copy_file_range`.
+    let result =
+        unsafe { libc_calls::copy_file_range(from, from_offset, to, to_offset, len, flags) };
+    io::count_passed(from, result);
+    io::count_passed(to, result);
+    result
+}
+
+pub unsafe fn sendfile64(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
+    if is_served(from)
+        && is_served(to)
+        && let Some(copied) = copy::between_served(from, offset, to, std::ptr::null_mut(), len)
+    {
+        return to_libc(copied);
+    }
+    if offset.is_null() {
+        pass(from, Reason::Changed);
+    }
+    late::settle(from);
+    pass(to, Reason::Changed);
+    // SAFETY: as the caller vouches to `sendfile64`.
+    let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
+    let result = late::undirected(from, call);
+    io::count_passed(from, result);
+    io::count_passed(to, result);
+    result
+}
+
+pub unsafe fn splice(
+    from: c_int,
+    from_offset: *mut Off,
+    to: c_int,
+    to_offset: *mut Off,
+    len: usize,
+    flags: u32,
+) -> isize {
+    point();
+    if from_offset.is_null() {
+        pass(from, Reason::Changed);
+    }
+    late::settle(from);
+    pass(to, Reason::Changed);
+    // SAFETY: as the caller vouches to `splice`.
+    let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
+    let result = late::undirected(from, call);
+    io::count_passed(from, result);
+    io::count_passed(to, result);
+    result
+}
+
+/// Before the kernel would wait for our lease.
+pub fn before_truncate(path: Text) {
+    if registry::holds_leases() && !thread::record().is_inside() {
+        section::run(|_| {
+            if let Some(identity) = identity::identify_path(HERE, path, true) {
+                lock().pass_file(identity.id, Reason::Changed);
+            }
+        });
+    }
+}
+
+pub extern "C" fn before_dprintf(fd: c_int) {
+    registry::give_to_libc(fd);
+}
+
+/// Leaves to the kernel the files whose descriptors a message carries to another process.
+pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
+    if !registry::holds_leases() || message.is_null() {
+        return;
+    }
+    // SAFETY: the macros walk the control data that the caller vouches for.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(control) = header.as_ref() {
+            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+                let bytes = control.cmsg_len - libc::CMSG_LEN(0) as usize;
+                let fds = libc::CMSG_DATA(header).cast::<c_int>();
+                for index in 0..bytes / size_of::<c_int>() {
+                    pass(fds.add(index).read_unaligned(), Reason::Given);
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}
+
+pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
+    if !messages.is_null() {
+        for index in 0..count as usize {
+            // SAFETY: the caller vouches for `count` messages.
+            unsafe { before_sendmsg(&raw const (*messages.add(index)).msg_hdr) };
+        }
+    }
+}
+
+/// Does something to the descriptor of a control block of POSIX AIO, with which that begins. Libc
+/// reads and writes later, on a thread of its own.
+pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
+    // SAFETY: the caller vouches for the block.
+    if let Some(fd) = unsafe { block.cast::<c_int>().as_ref() } {
+        act(*fd);
+    }
+}
+
+pub fn give_to_aio(fd: c_int) {
+    pass(fd, Reason::InLibc);
+}
+
+pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {
+    if !list.is_null() {
+        for index in 0..count.max(0) as usize {
+            // SAFETY: the caller vouches for so many.
+            unsafe { with_block(list.add(index).read(), give_to_aio) };
+        }
+    }
+}

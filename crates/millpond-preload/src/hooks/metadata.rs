@@ -1,0 +1,27 @@
+//! Calls that set what a later write would spoil: times (a write sets them), modes (it strips
+//! setuid bits), attributes (it strips capabilities); and those that put a file in another's place,
+//! after which others read it. Before each, what waits in the cache is written back.
+
+use crate::files::{late, mode_back};
+use crate::runtime::c::{NOFOLLOW, Text, c_int};
+
+/// Before a call on a file that is named in the way of the `*at` calls.
+pub fn settle_at(dir: c_int, path: Text, flags: c_int) {
+    if !mode_back::is_any() {
+        return;
+    }
+    if path.is_null() || flags & libc::AT_EMPTY_PATH != 0 {
+        late::settle(dir);
+    }
+    if !path.is_null() {
+        late::settle_path(dir, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
+    }
+}
+
+/// With `RENAME_EXCHANGE` there are two.
+pub fn settle_both(old_dir: c_int, old: Text, new_dir: c_int, new: Text, flags: u32) {
+    settle_at(old_dir, old, NOFOLLOW);
+    if flags & libc::RENAME_EXCHANGE != 0 {
+        settle_at(new_dir, new, NOFOLLOW);
+    }
+}

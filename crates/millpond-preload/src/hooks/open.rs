@@ -1,0 +1,201 @@
+//! `open` and its kin: after the kernel has opened the file, it is decided who serves it.
+//!
+//! An open of a file that this process has a lease on would wait for that lease; so it is looked
+//! up by path first, and makes way for itself. If the path changes in between, the open does wait,
+//! and the watcher lets it through. No lock is held while the kernel opens.
+//!
+//! A file that a dead process left to its keeper is waited for until it is written. No lock is held
+//! then, either, and signals are taken.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crate::files::description::Access;
+use crate::files::identity::{self, FileId};
+use crate::files::table::{self, Known};
+use crate::files::{io, registry};
+use crate::fork::ensure_initialised;
+use crate::report::reason::Reason;
+use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
+use crate::runtime::cancel::point::point;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::{errno, sys, to_libc};
+use crate::runtime::{fault, section, thread};
+
+/// Opens, and describes what was opened.
+pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
+    if thread::record().is_inside() {
+        // The library's own: large-file semantics are the kernel's only ones on 64-bit targets.
+        // SAFETY: the caller's duty.
+        return to_libc(unsafe { sys!(libc::SYS_openat, dir, path, flags, mode) }) as c_int;
+    }
+    point();
+    ensure_initialised();
+    if registry::holds_leases() {
+        make_way(dir, path, flags);
+    }
+    // SAFETY: the caller's duty.
+    let mut fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    if fd < 0 && errno() == libc::EMFILE && section::run(|_| registry::lock().shed()) {
+        // The numbers that the engine had are free now.
+        // SAFETY: as above.
+        fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    }
+    if fd >= 0 {
+        describe(fd, flags);
+    }
+    fd
+}
+
+/// `openat2`, by number only: libc has no function for it.
+pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) -> isize {
+    ensure_initialised();
+    let mut flags = 0u64;
+    // They come first; the kernel refuses a shorter structure, and one that can't be read.
+    section::run(|_| {
+        fault::install();
+        let wanted = size_of_val(&flags).min(bytes);
+        // SAFETY: `flags` has room; `how` may be any address.
+        unsafe { fault::copy_in((&raw mut flags).cast(), how.cast(), wanted) }
+    });
+    let flags = flags as c_int;
+    if registry::holds_leases() {
+        make_way(dir, path, flags);
+    }
+    // SAFETY: the caller's duty.
+    let fd = to_libc(unsafe { sys!(libc::SYS_openat2, dir, path, how, bytes) });
+    if fd >= 0 {
+        describe(fd as c_int, flags);
+    }
+    fd
+}
+
+pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
+    ensure_initialised();
+    // A lease of ours on the file is given up by the watcher.
+    // SAFETY: as the caller vouches to `open_by_handle_at`.
+    let fd = unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
+    if fd >= 0 && !thread::record().is_inside() {
+        describe(fd, flags);
+    }
+    fd
+}
+
+/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers
+/// elsewhere.
+pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
+    // SAFETY: no memory involved.
+    let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
+    if new >= 0 && !thread::record().is_inside() {
+        section::run(|_| {
+            registry::lock().forget_lost(new);
+            io::describe(new);
+        });
+    }
+    new
+}
+
+#[cold]
+fn make_way(dir: c_int, path: Text, flags: c_int) {
+    if flags & libc::O_PATH != 0 {
+        return;
+    }
+    section::run(|_| {
+        let follow = flags & libc::O_NOFOLLOW == 0;
+        if let Some(identity) = identity::identify_path(dir, path, follow)
+            && identity.is_regular
+        {
+            let truncates = flags & libc::O_TRUNC != 0;
+            registry::lock().before_open(identity.id, Access::of_flags(flags), truncates);
+        }
+    });
+}
+
+/// How long an open waits for a keeper that writes what a dead process left of the file: so many
+/// times so long. Handlers run in between.
+const KEEPER_SLICES: usize = 600;
+const KEEPER_SLICE: Duration = Duration::from_millis(100);
+
+/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked
+/// before the lease, which a keeper's own descriptor keeps from us, and without the registry's
+/// lock.
+fn is_written(fd: c_int, id: FileId) -> bool {
+    if registry::lock().is_known(id) {
+        // The keeper that has it is ours; and who opened it first has waited.
+        return true;
+    }
+    // SAFETY: the caller has just opened it.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let waited = millpond::keeper::await_written(file, KEEPER_SLICE);
+    // Where nobody can be asked there is nobody to wait for.
+    !waited.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+}
+
+/// Describes a descriptor that was just opened with `flags`.
+pub fn describe(fd: c_int, flags: c_int) {
+    let is_directory = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
+    if flags & libc::O_PATH != 0 || is_directory || fd as usize >= table::SLOTS {
+        describe_foreign(fd);
+        return;
+    }
+    for slice in 1..=KEEPER_SLICES {
+        if section::run(|_| try_describe(fd, flags, slice == KEEPER_SLICES)) {
+            break;
+        }
+    }
+}
+
+/// In a section. False if a keeper has to be waited for, unless it was for the last time.
+fn try_describe(fd: c_int, flags: c_int, is_last: bool) -> bool {
+    if let Some(identity) = identity::identify(fd)
+        && identity.is_regular
+        && identity::is_in_served_directory(fd)
+    {
+        let is_written = is_written(fd, identity.id);
+        if !is_written && !is_last {
+            return false;
+        }
+        let refusal = (!is_written).then_some(Reason::Engine);
+        registry::lock().adopt(fd, identity.id, flags, refusal);
+    } else if matches!(table::get(fd), Known::File(_)) {
+        registry::lock().forget_lost(fd);
+    } else {
+        table::set(fd, Known::Foreign);
+    }
+    true
+}
+
+fn describe_foreign(fd: c_int) {
+    if matches!(table::get(fd), Known::File(_)) {
+        // Its last owner was closed where no hook saw it.
+        section::run(|_| registry::lock().forget_lost(fd));
+    }
+    table::set(fd, Known::Foreign);
+}
+
+pub const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+
+unsafe extern "C" {
+    /// glibc's answer to a fortified call that breaks its contract: says so, ends the program.
+    fn __fortify_fail(message: Text) -> !;
+}
+
+/// The fortified names take no mode, and refuse flags that need one.
+pub unsafe fn fortified(dir: c_int, path: Text, flags: c_int) -> c_int {
+    if flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
+        // SAFETY: the message is NUL-terminated.
+        unsafe { __fortify_fail(c"invalid open call: O_CREAT or O_TMPFILE without mode".as_ptr()) };
+    }
+    // SAFETY: the caller's duty.
+    unsafe { open_at(dir, path, flags, 0) }
+}
+
+/// A temporary file: libc makes up the name and opens it, always for reading and writing.
+pub unsafe fn make_temporary(template: *mut c_char, suffix_len: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's duty.
+    let fd = unsafe { libc_calls::mkostemps64(template, suffix_len, flags) };
+    if fd >= 0 && !thread::record().is_inside() {
+        describe(fd, (flags & !libc::O_ACCMODE) | libc::O_RDWR);
+    }
+    fd
+}

@@ -1,0 +1,130 @@
+//! Exec, spawn, exit: where descriptors get a second owner, or the library ends. (For fork see
+//! `fork`.)
+//!
+//! Before exec and spawn the files of descriptors that are not close-on-exec are left to the
+//! kernel: only those reach the new program. `vfork` is `fork`: a child that shares our memory but
+//! not our descriptors would spoil the table.
+
+use std::os::fd::RawFd;
+
+use crate::files::pin::Pin;
+use crate::files::table::{self, Known};
+use crate::files::{late, process_locks, registry};
+use crate::report::reason::Reason;
+use crate::report::{self, tally};
+use crate::runtime::c::{Start, c_int, c_void};
+use crate::runtime::cancel::point::without;
+use crate::runtime::cancel::state::disable;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::sys;
+use crate::runtime::{section, thread};
+
+/// Threads that the engine starts are inside the library for good: what they open, read and close
+/// is its own.
+pub unsafe fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    extern "C" fn run(job: *mut c_void) -> *mut c_void {
+        thread::record().enter_inside();
+        // SAFETY: made below, for this thread alone.
+        let (start, argument) = *unsafe { Box::from_raw(job.cast::<(Start, *mut c_void)>()) };
+        start(argument)
+    }
+    if !thread::record().is_inside() {
+        // SAFETY: as the caller vouches to `pthread_create`.
+        return unsafe { libc_calls::pthread_create(thread, attributes, start, argument) };
+    }
+    let job = Box::into_raw(Box::new((start, argument)));
+    // SAFETY: as above; `run` takes what it is given.
+    let result = unsafe { libc_calls::pthread_create(thread, attributes, run, job.cast()) };
+    if result != 0 {
+        // SAFETY: no thread has taken it.
+        drop(unsafe { Box::from_raw(job) });
+    }
+    result
+}
+
+/// Leaves to the kernel what another program will inherit. What it may look at is in the files.
+pub fn give_inherited() {
+    late::settle_all();
+    section::run(|_| {
+        // An exec that nobody was told had failed.
+        process_locks::after_exec();
+        let mut registry = registry::lock();
+        let fds: Vec<RawFd> = table::known(0, u32::MAX)
+            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.is_served()))
+            .map(|(fd, _)| fd)
+            .collect();
+        for fd in fds {
+            // SAFETY: no memory involved.
+            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+            if flags & libc::FD_CLOEXEC as isize == 0 {
+                registry.pass_fd(fd, Reason::Given);
+            }
+        }
+    });
+}
+
+/// What is written from now on is not for this process to write back later.
+#[cfg(target_arch = "x86_64")]
+pub extern "C" fn before_exec() {
+    let paused = prepare_exec();
+    section::run(|_| drop(paused));
+}
+
+fn prepare_exec() -> Vec<Pin> {
+    let paused = late::pause_all();
+    if !thread::record().is_inside() {
+        give_inherited();
+        // Nothing of this program is left after exec to tell it.
+        report::put_by(registry::before_report);
+        tally::keep_over_exec(true);
+        section::run(|_| {
+            registry::leave_keeper();
+            process_locks::before_exec();
+        });
+    }
+    paused
+}
+
+/// An exec: returns where it failed.
+pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
+    let paused = prepare_exec();
+    let failed = call();
+    tally::keep_over_exec(false);
+    section::run(|_| process_locks::after_exec());
+    late::resume(paused);
+    failed
+}
+
+/// The child of a later spawn gets `fd` under another number, close-on-exec or not.
+pub fn give_spawned(fd: c_int) {
+    section::run(|_| registry::lock().pass_fd(fd, Reason::Given));
+}
+
+/// Descriptors that the calling thread alone has: the library's threads and table have others then.
+pub fn before_unshare(flags: c_int) {
+    if flags & libc::CLONE_FILES != 0 {
+        registry::leave_all();
+    }
+}
+
+/// Handlers of the program's follow, which may be cancelled.
+pub fn before_quick_exit() {
+    without(late::end);
+    report::say(registry::before_report);
+}
+
+pub unsafe fn _exit(status: c_int) -> ! {
+    // For good: the process ends here, whoever has asked this thread to.
+    disable();
+    late::end();
+    report::say(registry::before_report);
+    loop {
+        // SAFETY: ends the process.
+        unsafe { sys!(libc::SYS_exit_group, status) };
+    }
+}

@@ -1,0 +1,88 @@
+//! `stat` and its kin, which tell of writes that wait in the cache; and the calls that make them
+//! durable.
+//!
+//! The kernel answers first. Where the file turns out to be one whose writes wait, they are written
+//! back and the kernel is asked again: its size and its times are those of the last write then.
+
+use crate::files::{late, mode_back};
+use crate::runtime::c::{Off, Stat, Text, c_int};
+use crate::runtime::cancel::point::point;
+use crate::runtime::libc_calls;
+use crate::runtime::sys::{fail, sys, to_libc};
+
+/// Asks until the answer is of a file that has all its bytes.
+fn look(ask: impl Fn() -> isize, id: impl Fn() -> (u64, u64)) -> c_int {
+    let mut result = ask();
+    if result == 0 && mode_back::is_any() && late::settle_id(id()) {
+        result = ask();
+    }
+    to_libc(result) as c_int
+}
+
+pub unsafe fn fstatat64(dir: c_int, path: Text, buf: Stat, flags: c_int) -> c_int {
+    look(
+        // SAFETY: the kernel checks the addresses; its structure is libc's on 64-bit targets.
+        || unsafe { sys!(libc::SYS_newfstatat, dir, path, buf, flags) },
+        // SAFETY: the kernel has filled it.
+        || unsafe { ((*buf).st_dev, (*buf).st_ino) },
+    )
+}
+
+pub unsafe fn fstat64(fd: c_int, buf: Stat) -> c_int {
+    look(
+        // SAFETY: as in `fstatat64`.
+        || unsafe { sys!(libc::SYS_fstat, fd, buf) },
+        // SAFETY: as in `fstatat64`.
+        || unsafe { ((*buf).st_dev, (*buf).st_ino) },
+    )
+}
+
+pub unsafe fn statx(
+    dir: c_int,
+    path: Text,
+    flags: c_int,
+    mask: u32,
+    buf: *mut libc::statx,
+) -> c_int {
+    look(
+        // SAFETY: as in `fstatat64`.
+        || unsafe { sys!(libc::SYS_statx, dir, path, flags, mask, buf) },
+        || {
+            // SAFETY: the kernel has filled it.
+            let (major, minor, inode) =
+                unsafe { ((*buf).stx_dev_major, (*buf).stx_dev_minor, (*buf).stx_ino) };
+            (libc::makedev(major, minor), inode)
+        },
+    )
+}
+
+fn synced(result: Result<(), c_int>) -> c_int {
+    result.map_or_else(|errno| fail(errno) as c_int, |()| 0)
+}
+
+pub unsafe fn fsync(fd: c_int) -> c_int {
+    point();
+    match late::sync(fd, false) {
+        Some(result) => synced(result),
+        // SAFETY: no memory involved.
+        None => unsafe { libc_calls::fsync(fd) },
+    }
+}
+
+pub unsafe fn fdatasync(fd: c_int) -> c_int {
+    point();
+    match late::sync(fd, true) {
+        Some(result) => synced(result),
+        // SAFETY: no memory involved.
+        None => unsafe { libc_calls::fdatasync(fd) },
+    }
+}
+
+pub unsafe fn sync_file_range(fd: c_int, offset: Off, len: Off, flags: u32) -> c_int {
+    point();
+    if let Some(Err(errno)) = late::write_back(fd) {
+        return fail(errno) as c_int;
+    }
+    // SAFETY: no memory involved.
+    unsafe { libc_calls::sync_file_range(fd, offset, len, flags) }
+}

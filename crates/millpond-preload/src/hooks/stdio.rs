@@ -1,0 +1,347 @@
+//! `fopen` and its kin.
+//!
+//! libc's streams read and write inside libc, where no hook sees them. So a stream on a file of
+//! ours is one that libc calls back for: `fopencookie`, with functions that call our own `read`,
+//! `write`, `lseek` and `close`. Two things differ from libc's own streams and are made up for:
+//! `fileno` does not know such a stream's descriptor (ours does), and `freopen` refuses it (ours
+//! does it). One can't be: libc gives such streams no wide characters. A program whose main
+//! executable imports wide stream input gets libc's own streams, and those files are passed.
+//!
+//! The standard streams and streams on other files stay libc's own.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use libc::FILE;
+
+use crate::files::io::At;
+use crate::files::seek::seek;
+use crate::files::table::{self, Known};
+use crate::files::{late, process_locks, registry, streams};
+use crate::hooks::descriptor::{close, dup3};
+use crate::hooks::io;
+use crate::hooks::open::open_at;
+use crate::runtime::cancel::point::without;
+use crate::runtime::libc_calls;
+use crate::runtime::link::format_link;
+use crate::runtime::sys::{fail, set_errno, sys, to_libc};
+use crate::runtime::{section, thread};
+
+#[repr(C)]
+struct CookieFunctions {
+    read: unsafe extern "C-unwind" fn(*mut c_void, *mut c_char, usize) -> isize,
+    write: unsafe extern "C-unwind" fn(*mut c_void, *const c_char, usize) -> isize,
+    seek: unsafe extern "C-unwind" fn(*mut c_void, *mut libc::off64_t, c_int) -> c_int,
+    close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
+}
+
+unsafe extern "C" {
+    fn fopencookie(
+        cookie: *mut c_void,
+        mode: *const c_char,
+        functions: CookieFunctions,
+    ) -> *mut FILE;
+    fn __fpurge(stream: *mut FILE);
+}
+
+/// The cookie is the descriptor itself.
+fn fd_of(cookie: *mut c_void) -> c_int {
+    cookie.addr() as c_int
+}
+
+unsafe extern "C-unwind" fn cookie_read(
+    cookie: *mut c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> isize {
+    // SAFETY: libc gives its stream's buffer.
+    unsafe {
+        let (fd, buf) = (fd_of(cookie), buf.cast());
+        io::read_one(fd, buf, len, At::Offset, || libc_calls::read(fd, buf, len))
+    }
+}
+
+unsafe extern "C-unwind" fn cookie_write(
+    cookie: *mut c_void,
+    buf: *const c_char,
+    len: usize,
+) -> isize {
+    // SAFETY: libc gives its stream's buffer. It takes 0 for a failure, and wants no -1.
+    unsafe {
+        let (fd, buf) = (fd_of(cookie), buf.cast());
+        io::write(fd, io::one(buf, len), At::Offset, || libc_calls::write(fd, buf, len)).max(0)
+    }
+}
+
+unsafe extern "C-unwind" fn cookie_seek(
+    cookie: *mut c_void,
+    offset: *mut libc::off64_t,
+    whence: c_int,
+) -> c_int {
+    // SAFETY: libc gives a pointer to the offset it wants, and to put the new one.
+    unsafe {
+        let moved = to_libc(seek(fd_of(cookie), *offset, whence)) as libc::off64_t;
+        if moved < 0 {
+            return -1;
+        }
+        *offset = moved;
+    }
+    0
+}
+
+unsafe extern "C-unwind" fn cookie_close(cookie: *mut c_void) -> c_int {
+    // Where libc closes the number of its own streams, it is no cancellation point.
+    // SAFETY: the stream owns its descriptor.
+    without(|| unsafe { close(fd_of(cookie)) })
+}
+
+/// What `fopen`'s mode string asks of `open`.
+struct StreamMode {
+    flags: c_int,
+    has_charset: bool,
+}
+
+impl StreamMode {
+    fn parse(mode: &CStr) -> Option<Self> {
+        let text = mode.to_bytes();
+        let (text, has_charset) = match text.iter().position(|byte| *byte == b',') {
+            Some(comma) => (&text[..comma], true),
+            None => (text, false),
+        };
+        let (access, mut flags) = match text.first()? {
+            b'r' => (libc::O_RDONLY, 0),
+            b'w' => (libc::O_WRONLY, libc::O_CREAT | libc::O_TRUNC),
+            b'a' => (libc::O_WRONLY, libc::O_CREAT | libc::O_APPEND),
+            _ => return None,
+        };
+        let mut access = access;
+        // glibc looks at six more characters.
+        for byte in text[1..].iter().take(6) {
+            match byte {
+                b'+' => access = libc::O_RDWR,
+                b'x' => flags |= libc::O_EXCL,
+                b'e' => flags |= libc::O_CLOEXEC,
+                _ => {}
+            }
+        }
+        Some(Self { flags: access | flags, has_charset })
+    }
+}
+
+/// A stream on `fd`: one of ours if the file is, libc's own else.
+unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut FILE {
+    let is_ours = matches!(table::get(fd), Known::File(_)) && !has_charset && !wide::is_used();
+    if !is_ours {
+        registry::give_to_libc(fd);
+        // SAFETY: the caller's duty.
+        return unsafe { libc_calls::fdopen(fd, mode) };
+    }
+    let functions = CookieFunctions {
+        read: cookie_read,
+        write: cookie_write,
+        seek: cookie_seek,
+        close: cookie_close,
+    };
+    let cookie = std::ptr::without_provenance_mut(fd as usize);
+    // SAFETY: the functions accept the cookie; `mode` is the caller's.
+    let stream = unsafe { fopencookie(cookie, mode, functions) };
+    if !stream.is_null() {
+        streams::insert(stream, fd);
+    }
+    stream
+}
+
+pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    if thread::record().is_inside() || mode.is_null() {
+        // SAFETY: as the caller vouches to `fopen64`.
+        return unsafe { libc_calls::fopen64(path, mode) };
+    }
+    // SAFETY: as the caller vouches to `fopen64`.
+    let Some(parsed) = StreamMode::parse(unsafe { CStr::from_ptr(mode) }) else {
+        set_errno(libc::EINVAL);
+        return std::ptr::null_mut();
+    };
+    // SAFETY: as above.
+    let fd = unsafe { open_at(libc::AT_FDCWD, path, parsed.flags, 0o666) };
+    if fd < 0 {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: as above.
+    let stream = unsafe { make_stream(fd, mode, parsed.has_charset) };
+    if stream.is_null() {
+        // SAFETY: opened above.
+        without(|| unsafe { close(fd) });
+    }
+    stream
+}
+
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    // SAFETY: no memory involved.
+    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
+    // SAFETY: as the caller vouches to `fdopen`.
+    unsafe {
+        let parsed = if mode.is_null() { None } else { StreamMode::parse(CStr::from_ptr(mode)) };
+        match parsed {
+            // The mode must not ask for more than the descriptor can do; libc says what it says.
+            Some(parsed)
+                if flags >= 0
+                    && (flags & libc::O_ACCMODE == libc::O_RDWR
+                        || parsed.flags & libc::O_ACCMODE == flags & libc::O_ACCMODE)
+                    && parsed.flags & libc::O_APPEND == flags & libc::O_APPEND =>
+            {
+                make_stream(fd, mode, parsed.has_charset)
+            }
+            _ => {
+                registry::give_to_libc(fd);
+                libc_calls::fdopen(fd, mode)
+            }
+        }
+    }
+}
+
+pub unsafe fn fclose(stream: *mut FILE) -> c_int {
+    let mut closing = None;
+    if !stream.is_null() && streams::lookup(stream, true).is_none() {
+        // libc closes the number of its own streams by itself.
+        // SAFETY: as the caller vouches to `fclose`.
+        let fd = unsafe { libc_calls::fileno(stream) };
+        if let Known::File(_) = table::get(fd) {
+            // SAFETY: the stream is open until libc closes it below.
+            unsafe { libc::fflush(stream) };
+            closing = late::before_close(fd);
+            section::run(|_| registry::lock().forget(fd));
+        }
+    }
+    // SAFETY: as above.
+    let result = unsafe { libc_calls::fclose(stream) };
+    process_locks::close_retired();
+    match closing.and_then(late::Closing::end) {
+        Some(errno) if result == 0 => fail(errno) as c_int,
+        _ => result,
+    }
+}
+
+pub unsafe fn fileno(stream: *mut FILE) -> c_int {
+    // SAFETY: as the caller vouches to `fileno`.
+    let fd = unsafe { libc_calls::fileno(stream) };
+    if fd >= 0 {
+        return fd;
+    }
+    streams::lookup(stream, false).unwrap_or_else(|| fail(libc::EBADF) as c_int)
+}
+
+pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    let Some(old) = streams::lookup(stream, false) else {
+        // SAFETY: as the caller vouches to `freopen64`.
+        unsafe {
+            let fd = libc_calls::fileno(stream);
+            if let Known::File(_) = table::get(fd) {
+                libc::fflush(stream);
+                late::before_close(fd);
+                section::run(|_| registry::lock().forget(fd));
+            }
+            let stream = libc_calls::freopen64(path, mode, stream);
+            process_locks::close_retired();
+            return stream;
+        }
+    };
+    // SAFETY: as above.
+    unsafe { reopen_ours(path, mode, stream, old) }
+}
+
+/// Gives one of our streams another file, under its old number. The stream stays ours even if the
+/// file is not: our functions pass what is not served.
+unsafe fn reopen_ours(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+    fd: c_int,
+) -> *mut FILE {
+    const NO_READS: c_int = 4;
+    const NO_WRITES: c_int = 8;
+    const APPENDING: c_int = 0x1000;
+    // SAFETY: the caller vouches for stream, path and mode. A stream begins with its flags, three
+    // of which say what the mode said.
+    unsafe {
+        libc::fflush(stream);
+        let mut link = [0u8; 32];
+        let path = if path.is_null() { format_link(fd, &mut link).as_ptr().cast() } else { path };
+        let opened = StreamMode::parse(CStr::from_ptr(mode))
+            .map(|parsed| (parsed.flags, open_at(libc::AT_FDCWD, path, parsed.flags, 0o666)));
+        let Some((flags, new)) = opened.filter(|(_, new)| *new >= 0) else {
+            fclose(stream);
+            return std::ptr::null_mut();
+        };
+        dup3(new, fd, flags & libc::O_CLOEXEC);
+        without(|| close(new));
+        __fpurge(stream);
+        libc::clearerr(stream);
+        let word = stream.cast::<c_int>();
+        let mut bits = word.read() & !(NO_READS | NO_WRITES | APPENDING);
+        match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => bits |= NO_WRITES,
+            libc::O_WRONLY => bits |= NO_READS,
+            _ => {}
+        }
+        if flags & libc::O_APPEND != 0 {
+            bits |= APPENDING;
+        }
+        word.write(bits);
+    }
+    stream
+}
+
+mod wide {
+    //! Whether the main executable reads or writes wide characters on streams: then it imports one
+    //! of libc's functions for that.
+
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use crate::runtime::elf;
+
+    const UNKNOWN: u32 = 0;
+    const NO: u32 = 1;
+    const YES: u32 = 2;
+    static USED: AtomicU32 = AtomicU32::new(UNKNOWN);
+
+    pub fn is_used() -> bool {
+        match USED.load(Relaxed) {
+            UNKNOWN => {
+                let used = crate::runtime::section::run(|_| scan());
+                USED.store(if used { YES } else { NO }, Relaxed);
+                used
+            }
+            known => known == YES,
+        }
+    }
+
+    /// Looks for the names among the strings of the executable's dynamic symbols.
+    fn scan() -> bool {
+        const NAMES: &[&[u8]] = &[
+            b"fgetwc",
+            b"getwc",
+            b"fgetws",
+            b"fputwc",
+            b"putwc",
+            b"fputws",
+            b"fwide",
+            b"fwprintf",
+            b"vfwprintf",
+            b"fwscanf",
+            b"vfwscanf",
+            b"ungetwc",
+            b"fgetwc_unlocked",
+            b"getwc_unlocked",
+            b"fputwc_unlocked",
+            b"putwc_unlocked",
+            b"fgetws_unlocked",
+            b"fputws_unlocked",
+            b"__fwprintf_chk",
+            b"__vfwprintf_chk",
+            b"__fgetws_chk",
+            b"__isoc99_fwscanf",
+        ];
+        let strings = elf::main_strings().unwrap_or_default();
+        strings.split(|byte| *byte == 0).any(|name| NAMES.contains(&name))
+    }
+}

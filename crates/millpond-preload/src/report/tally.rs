@@ -1,0 +1,123 @@
+//! One report for a program and all its children.
+//!
+//! The first process that loads the library, the *main* one, keeps a tally: a memory file that it
+//! names to its children in `MILLPOND_TALLY`. Each child appends its own line there when it ends,
+//! and says nothing itself: its standard error may be somebody's input. At its end the main process
+//! adds the lines up. Children that outlive it are not counted.
+//!
+//! A main process that execs another program stays the main one: the memory file goes along.
+
+use std::ffi::CStr;
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::report::lines;
+use crate::runtime::config;
+use crate::runtime::sys::sys;
+
+const VARIABLE: &CStr = c"MILLPOND_TALLY";
+const NONE: RawFd = -1;
+
+/// The memory file, in the main process.
+static OWN: AtomicI32 = AtomicI32::new(NONE);
+
+/// Finds out whether this is the main process, and makes the tally if so: its number.
+pub fn initialise() -> Option<RawFd> {
+    // SAFETY: the name is NUL-terminated; nothing changes the environment while programs load.
+    let named = unsafe {
+        let value = libc::getenv(VARIABLE.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
+    };
+    let fd = match named {
+        None => make()?,
+        Some(path) => {
+            // Before exec this was the main process already.
+            let own = path.strip_prefix(&format!("/proc/{}/fd/", std::process::id()))?;
+            let fd = own.parse().ok()?;
+            set_close_on_exec(fd, true);
+            fd
+        }
+    };
+    OWN.store(fd, Relaxed);
+    Some(fd)
+}
+
+fn make() -> Option<RawFd> {
+    const CLOSE_ON_EXEC: usize = 1;
+    let first = config::get().internal_fd_min;
+    // SAFETY: the name is NUL-terminated; the descriptors are made here.
+    let fd = unsafe {
+        let low = sys!(libc::SYS_memfd_create, c"millpond-tally".as_ptr(), CLOSE_ON_EXEC);
+        if low < 0 {
+            return None;
+        }
+        let fd = sys!(libc::SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, first);
+        sys!(libc::SYS_close, low);
+        fd as RawFd
+    };
+    if fd < 0 {
+        return None;
+    }
+    let path = format!("/proc/{}/fd/{fd}\0", std::process::id());
+    // SAFETY: both are NUL-terminated, and no other thread runs while the program loads.
+    unsafe { libc::setenv(VARIABLE.as_ptr(), path.as_ptr().cast(), 1) };
+    Some(fd)
+}
+
+/// Whether this is the main process.
+pub fn is_own() -> bool {
+    OWN.load(Relaxed) != NONE
+}
+
+/// In a forked child: the tally is the parent's. The descriptor may be closed.
+pub fn after_fork() {
+    let fd = OWN.swap(NONE, Relaxed);
+    if fd != NONE {
+        // SAFETY: the duplicate of the library's own descriptor that fork made.
+        unsafe { sys!(libc::SYS_close, fd) };
+    }
+}
+
+/// Lets the tally survive an exec, or not.
+pub fn keep_over_exec(keep: bool) {
+    let fd = OWN.load(Relaxed);
+    if fd != NONE {
+        set_close_on_exec(fd, !keep);
+    }
+}
+
+fn set_close_on_exec(fd: RawFd, on: bool) {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETFD, if on { libc::FD_CLOEXEC } else { 0 }) };
+}
+
+/// Adds a line to the main process's tally.
+pub fn append(line: &str) {
+    // SAFETY: the name is NUL-terminated; the value is copied by the kernel at once.
+    unsafe {
+        let path = libc::getenv(VARIABLE.as_ptr());
+        if !path.is_null() {
+            lines::append(CStr::from_ptr(path), line);
+        }
+    }
+}
+
+/// The lines so far, emptying the tally.
+pub fn take() -> String {
+    let fd = OWN.load(Relaxed);
+    let mut text = Vec::new();
+    let mut part = [0u8; 4096];
+    loop {
+        // SAFETY: the kernel writes at most the length of `part`.
+        let read =
+            unsafe { sys!(libc::SYS_pread64, fd, part.as_mut_ptr(), part.len(), text.len()) };
+        match usize::try_from(read) {
+            Ok(bytes) if bytes > 0 => text.extend_from_slice(&part[..bytes]),
+            _ => break,
+        }
+    }
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_ftruncate, fd, 0) };
+    String::from_utf8_lossy(&text).into_owned()
+}

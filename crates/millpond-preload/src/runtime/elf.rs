@@ -1,0 +1,229 @@
+//! Loaded objects and their symbols: where the library finds what it replaces.
+//!
+//! To find libc's own `dlsym` there is no `dlsym`: its symbol table is read.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+
+pub type Lookup = unsafe extern "C-unwind" fn(*mut c_void, *const c_char) -> *mut c_void;
+/// libc's own `dlsym`, once found.
+static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The next definition of a symbol after this library.
+pub fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: as in `look_up`. It is called from here, and does not return to somebody else:
+    // `found` is looked at.
+    unsafe {
+        let find = std::mem::transmute::<*mut c_void, Lookup>(libcs(&DLSYM, c"dlsym"));
+        let found = find(libc::RTLD_NEXT, name.as_ptr());
+        if found.is_null() {
+            // Nobody else need hear of it.
+            libc::dlerror();
+        }
+        found
+    }
+}
+
+/// A function of libc's by its own symbol table; remembered in `slot`.
+pub fn libcs(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    // Relaxed, here and below: whoever reads null finds the same address.
+    let mut found = slot.load(Relaxed);
+    if found.is_null() {
+        found = Object::where_(|object| {
+            [b"libc.so.6".as_slice(), b"libdl.so.2"].contains(&object.file_name)
+                && object.find(name).is_some()
+        })
+        .and_then(|object| object.find(name))
+        .unwrap_or_else(|| std::process::abort());
+        slot.store(found, Relaxed);
+    }
+    found
+}
+
+/// Where libc's functions are, and were before glibc 2.34.
+pub const LIBC: &[&[u8]] = &[b"libc.so.6", b"libpthread.so.0", b"libdl.so.2", b"librt.so.1"];
+
+/// The object that an address lies in.
+pub struct Home {
+    pub base: usize,
+    path: &'static CStr,
+}
+
+impl Home {
+    pub fn file_name(&self) -> &[u8] {
+        let path = self.path.to_bytes();
+        path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+    }
+}
+
+pub fn home_of(address: *mut c_void) -> Option<Home> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: libc fills `info` unless it returns 0; the name lives as long as the object, which is
+    // one that the program has just found a symbol in.
+    unsafe {
+        if libc::dladdr(address, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let info = info.assume_init();
+        let path = (!info.dli_fname.is_null()).then(|| CStr::from_ptr(info.dli_fname))?;
+        Some(Home { base: info.dli_fbase.addr(), path })
+    }
+}
+
+/// This library. Never unmapped.
+pub fn own_object() -> Option<Object> {
+    static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+    let [base, dynamic] = OWN.each_ref().map(|word| word.load(Relaxed));
+    if base != 0 && dynamic != 0 {
+        return Some(Object { base, dynamic, file_name: b"" });
+    }
+    let home = home_of(own_object as *mut c_void)?;
+    let object = Object::where_(|object| object.base == home.base)?;
+    OWN[0].store(object.base, Relaxed);
+    OWN[1].store(object.dynamic, Relaxed);
+    Some(object)
+}
+
+/// A loaded object: where it lies, and its dynamic section.
+#[derive(Clone, Copy)]
+pub struct Object {
+    base: usize,
+    dynamic: usize,
+    file_name: &'static [u8],
+}
+
+/// Looks at an object that is loaded; whether that is enough.
+type Look<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> bool;
+
+/// What `look` finds first among the loaded objects, the program's own being the first of them.
+fn find_loaded<R>(
+    mut look: impl FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> Option<R>,
+) -> Option<R> {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        look: *mut c_void,
+    ) -> c_int {
+        // SAFETY: libc describes an object that is loaded, while it keeps it so; `look` is what is
+        // given below.
+        unsafe {
+            let (info, look) = (&*info, &mut *look.cast::<Look<'_>>());
+            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+            c_int::from(look(info, headers))
+        }
+    }
+    let mut found = None;
+    let mut look: Look<'_> = &mut |info, headers| {
+        found = look(info, headers);
+        found.is_some()
+    };
+    // SAFETY: `visit` takes what it is given, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut look).cast()) };
+    found
+}
+
+/// Where the instructions of this library are.
+pub fn own_text() -> Option<Range<usize>> {
+    let own = own_text as *const () as usize;
+    find_loaded(|info, headers| {
+        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let mut ranges = loaded.map(|header| {
+            let start = (info.dlpi_addr + header.p_vaddr) as usize;
+            start..start + header.p_memsz as usize
+        });
+        ranges.find(|range| range.contains(&own))
+    })
+}
+
+/// The strings of the main executable's dynamic symbols.
+pub fn main_strings() -> Option<&'static [u8]> {
+    const DT_STRSZ: i64 = 10;
+    let main = Object::where_(|_| true)?;
+    let (start, bytes) = (main.entry(DT_STRTAB)?, main.word(DT_STRSZ)?);
+    // SAFETY: they are mapped while the program runs.
+    Some(unsafe { std::slice::from_raw_parts(start as *const u8, bytes) })
+}
+
+const DT_STRTAB: i64 = 5;
+
+impl Object {
+    /// The first loaded object that `chosen` takes.
+    fn where_(chosen: impl Fn(&Object) -> bool) -> Option<Object> {
+        find_loaded(|info, headers| {
+            let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+            // SAFETY: the loader's, NUL-terminated.
+            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+            let object = Object {
+                base: info.dlpi_addr as usize,
+                dynamic: (info.dlpi_addr + dynamic.p_vaddr) as usize,
+                file_name: path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
+            };
+            chosen(&object).then_some(object)
+        })
+    }
+
+    /// An entry of the dynamic section.
+    fn word(&self, wanted: i64) -> Option<usize> {
+        let mut entry = self.dynamic as *const [i64; 2];
+        // SAFETY: the dynamic section is mapped while the object is loaded, and ends with a zero
+        // tag.
+        unsafe {
+            while (*entry)[0] != 0 {
+                let [tag, value] = *entry;
+                if tag == wanted {
+                    return Some(value as usize);
+                }
+                entry = entry.add(1);
+            }
+        }
+        None
+    }
+
+    /// The same, of an address.
+    fn entry(&self, wanted: i64) -> Option<usize> {
+        // glibc relocates these addresses in place; not every loader does.
+        self.word(wanted).map(|value| if value < self.base { value + self.base } else { value })
+    }
+
+    /// A function that the object defines, by the hash table that every linker makes today.
+    pub fn find(&self, name: &CStr) -> Option<*mut c_void> {
+        const DT_SYMTAB: i64 = 6;
+        const DT_GNU_HASH: i64 = 0x6fff_fef5;
+        let strings = self.entry(DT_STRTAB)? as *const c_char;
+        let symbols = self.entry(DT_SYMTAB)? as *const libc::Elf64_Sym;
+        let table = self.entry(DT_GNU_HASH)? as *const u32;
+        let wanted = name
+            .to_bytes()
+            .iter()
+            .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
+        // SAFETY: the tables are mapped while the object is loaded, and have the form that the ELF
+        // specification and its GNU extension say: a header of four words, a Bloom filter of words
+        // of 64 bits, the buckets, and a chain entry for each symbol from the first hashed one on.
+        unsafe {
+            let [bucket_count, first, filter_words] = [0, 1, 2].map(|index| *table.add(index));
+            let buckets = table.add(4 + 2 * filter_words as usize);
+            let chain = buckets.add(bucket_count as usize);
+            let mut index = *buckets.add((wanted % bucket_count) as usize);
+            if index < first {
+                return None;
+            }
+            loop {
+                let hash = *chain.add((index - first) as usize);
+                let symbol = &*symbols.add(index as usize);
+                if hash | 1 == wanted | 1
+                    && symbol.st_shndx != 0
+                    && CStr::from_ptr(strings.add(symbol.st_name as usize)) == name
+                {
+                    return Some(std::ptr::with_exposed_provenance_mut(
+                        self.base + symbol.st_value as usize,
+                    ));
+                }
+                if hash & 1 != 0 {
+                    return None;
+                }
+                index += 1;
+            }
+        }
+    }
+}

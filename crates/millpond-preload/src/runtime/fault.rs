@@ -1,0 +1,256 @@
+//! Bad memory: a buffer that can't be read or written must give EFAULT, not kill the program.
+//!
+//! The kernel notices such a buffer while it copies; here the engine copies, in the program's own
+//! thread, and the processor raises SIGSEGV or SIGBUS. The handler installed here looks whether the
+//! faulting instruction is a copy's ([`millpond::fault`], or [`copy_in`] and [`copy_out`] below),
+//! and if so continues where the copy reports failure. The call is then done again by the kernel,
+//! which answers exactly as it would have.
+//!
+//! Any other fault is the program's. Its handler is remembered when ours is installed (with the
+//! first file served) or when it sets one later, is told back when it asks, and is called with its
+//! own mask and flags. Limit: a program that *blocks* SIGSEGV or SIGBUS and passes bad memory is
+//! killed, where the kernel would have returned EFAULT.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use crate::runtime::libc_calls;
+use crate::runtime::lock::Lock;
+use crate::runtime::section;
+use crate::runtime::sys::sys;
+
+const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// What the program wants done on SIGSEGV and SIGBUS. Touched in sections only, where no fault is
+/// the program's; so the handler may lock it.
+static PROGRAM: Lock<[Option<libc::sigaction>; 2]> = Lock::new([None; 2]);
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+fn index(signal: c_int) -> Option<usize> {
+    SIGNALS.iter().position(|known| *known == signal)
+}
+
+/// Installs the handlers, once. In a section.
+pub fn install() {
+    // Acquire, Release: who sees the flag finds the program's actions noted.
+    if INSTALLED.load(Acquire) {
+        return;
+    }
+    let mut program = PROGRAM.lock();
+    // Another thread's handlers are ours: they must not be noted as the program's.
+    if INSTALLED.load(Acquire) {
+        return;
+    }
+    for (slot, signal) in program.iter_mut().zip(SIGNALS) {
+        // SAFETY: an all-zero sigaction is valid: the default action, no flags, no mask.
+        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+        ours.sa_sigaction = handle as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART;
+        // SAFETY: as above; both are ours.
+        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: `handle` is a handler of the three-argument form, as the flags say.
+        if unsafe { libc_calls::sigaction(signal, &ours, &mut old) } == 0 {
+            *slot = Some(old);
+        }
+    }
+    INSTALLED.store(true, Release);
+}
+
+/// Whether a file was ever served, so that [`copy_in`] and [`copy_out`] work.
+pub fn is_installed() -> bool {
+    INSTALLED.load(Acquire)
+}
+
+/// `sigaction` for a signal whose handler is ours: `None` if it is not. The old action is the
+/// program's, and so is the new one.
+pub fn exchange(signal: c_int, new: Option<libc::sigaction>) -> Option<libc::sigaction> {
+    let index = index(signal)?;
+    if !INSTALLED.load(Acquire) {
+        return None;
+    }
+    section::run(|_| {
+        let mut program = PROGRAM.lock();
+        let slot = program[index].as_mut()?;
+        let old = *slot;
+        if let Some(new) = new {
+            *slot = new;
+        }
+        Some(old)
+    })
+}
+
+/// Before fork and after, in parent and child: the lock is free in the child.
+pub fn before_fork() {
+    PROGRAM.acquire();
+}
+
+pub fn after_fork() {
+    PROGRAM.release();
+}
+
+/// The program's own handler, called by it, may end the thread: so it may unwind.
+extern "C-unwind" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel calls this with a valid context, which it will restore.
+    let resumed = unsafe { try_resume(context.cast()) };
+    if !resumed {
+        // SAFETY: the arguments are the kernel's.
+        unsafe { call_program(signal, info, context) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn try_resume(context: *mut libc::ucontext_t) -> bool {
+    // SAFETY: the caller's duty.
+    let pc = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+    match resume_address(*pc as usize) {
+        Some(address) => {
+            *pc = address as i64;
+            true
+        }
+        None => false,
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+unsafe fn try_resume(context: *mut libc::ucontext_t) -> bool {
+    // SAFETY: the caller's duty.
+    let pc = unsafe { &mut (*context).uc_mcontext.pc };
+    match resume_address(*pc as usize) {
+        Some(address) => {
+            *pc = address as u64;
+            true
+        }
+        None => false,
+    }
+}
+
+unsafe fn call_program(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let Some(action) = exchange(signal, None) else { return };
+    // SAFETY: `info` is the kernel's. Positive codes are faults, others were sent by somebody.
+    let is_fault = unsafe { (*info).si_code } > 0;
+    match action.sa_sigaction {
+        libc::SIG_IGN if !is_fault => return,
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: an all-zero sigaction is the default action. The instruction faults again
+            // on return, and the kernel does what it would have done without us.
+            unsafe {
+                let default: libc::sigaction = std::mem::zeroed();
+                libc_calls::sigaction(signal, &default, std::ptr::null_mut());
+                if !is_fault {
+                    let (pid, tid) = (sys!(libc::SYS_getpid), sys!(libc::SYS_gettid));
+                    sys!(libc::SYS_tgkill, pid, tid, signal);
+                }
+            }
+            return;
+        }
+        _ => {}
+    }
+    if action.sa_flags & libc::SA_RESETHAND != 0 {
+        // SAFETY: as above.
+        exchange(signal, Some(unsafe { std::mem::zeroed() }));
+    }
+    // SAFETY: the program's own handler, called as the kernel would: with its mask, which the
+    // return from our handler undoes, and with arguments that the one-argument form ignores.
+    unsafe {
+        let mut mask = (&raw const action.sa_mask).cast::<u64>().read();
+        if action.sa_flags & libc::SA_NODEFER == 0 {
+            mask |= 1 << (signal - 1);
+        }
+        sys!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const mask, 0, 8);
+        let handler: extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+            std::mem::transmute(action.sa_sigaction);
+        handler(signal, info, context);
+    }
+}
+
+fn resume_address(pc: usize) -> Option<usize> {
+    millpond::fault::resume_address(pc).or_else(|| own_resume_address(pc))
+}
+
+#[cfg(target_arch = "x86_64")]
+mod copy {
+    //! Copies memory that may fault.
+
+    std::arch::global_asm!(
+        ".pushsection .text",
+        ".hidden millpond_preload_copy_in",
+        ".globl millpond_preload_copy_in",
+        ".type millpond_preload_copy_in, @function",
+        "millpond_preload_copy_in:",
+        ".cfi_startproc",
+        "mov rcx, rdx",
+        ".hidden millpond_preload_copy_in_movs",
+        ".globl millpond_preload_copy_in_movs",
+        "millpond_preload_copy_in_movs:",
+        "rep movsb",
+        "mov eax, 1",
+        "ret",
+        ".hidden millpond_preload_copy_in_fault",
+        ".globl millpond_preload_copy_in_fault",
+        "millpond_preload_copy_in_fault:",
+        "xor eax, eax",
+        "ret",
+        ".cfi_endproc",
+        ".size millpond_preload_copy_in, . - millpond_preload_copy_in",
+        ".popsection",
+    );
+
+    unsafe extern "C" {
+        fn millpond_preload_copy_in(dst: *mut u8, src: *const u8, len: usize) -> u32;
+        static millpond_preload_copy_in_movs: u8;
+        static millpond_preload_copy_in_fault: u8;
+    }
+
+    /// # Safety
+    ///
+    /// `dst` has room for `len` bytes; `src` may be any address, once the handlers are installed.
+    pub unsafe fn copy_in(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's duty; a fault at `src` resumes where false is returned.
+        unsafe { millpond_preload_copy_in(dst, src, len) != 0 }
+    }
+
+    /// # Safety
+    ///
+    /// `src` has `len` bytes; `dst` may be any address, once the handlers are installed, that is
+    /// the caller's to write to if it can be written.
+    pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's duty; the same instruction faults at `dst`, too.
+        unsafe { millpond_preload_copy_in(dst, src, len) != 0 }
+    }
+
+    pub fn own_resume_address(pc: usize) -> Option<usize> {
+        let at = &raw const millpond_preload_copy_in_movs;
+        let fault = &raw const millpond_preload_copy_in_fault;
+        (pc == at.addr()).then(|| fault.addr())
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod copy {
+    //! Copies memory; a fault is the program's to handle.
+
+    /// # Safety
+    ///
+    /// `dst` has room for `len` bytes, and `src` has them.
+    pub unsafe fn copy_in(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's duty.
+        unsafe { std::ptr::copy(src, dst, len) };
+        true
+    }
+
+    /// # Safety
+    ///
+    /// `dst` has room for `len` bytes, and `src` has them.
+    pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's duty.
+        unsafe { copy_in(dst, src, len) }
+    }
+
+    pub fn own_resume_address(_pc: usize) -> Option<usize> {
+        None
+    }
+}
+
+use copy::own_resume_address;
+pub use copy::{copy_in, copy_out};

@@ -1,0 +1,106 @@
+//! libc's own definitions of the functions that this library replaces, found with
+//! `dlsym(RTLD_NEXT)` (see `elf`): a program's call that is passed on goes through them, because a
+//! libc call that may block is also a cancellation point.
+//!
+//! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
+//! hold nothing that needs dropping when they call on: see `cancel`.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::runtime::c::*;
+use crate::runtime::elf;
+use crate::runtime::sys::set_errno;
+
+/// Finds the next definition of a symbol after this library, and remembers it in `slot`.
+#[cold]
+fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let found = elf::next(name);
+    // Relaxed, here and in the wrappers: whoever reads null resolves again, to the same address,
+    // and the code behind it was mapped before this library was.
+    slot.store(found, Relaxed);
+    found
+}
+
+/// A wrapper for each row that calls libc's own.
+macro_rules! row {
+    ($class:ident fn $name:ident $(/$alias:ident)* ($($arg:ident: $ty:ty),*) -> $ret:ty
+        $(=> $call:expr)? $(; after $before:expr)?, else $missing:expr $(, $($rest:tt)*)?) => {
+        /// libc's own; for the arguments' duties see its manual.
+        ///
+        /// # Safety
+        ///
+        /// As the function of the same name in libc.
+        #[inline]
+        #[allow(non_snake_case, unreachable_code)]
+        #[allow(clippy::diverging_sub_expression, clippy::unused_unit)]
+        pub unsafe fn $name($($arg: $ty),*) -> $ret {
+            let mut found = slots::$name.load(Relaxed);
+            if found.is_null() {
+                found = resolve(&slots::$name, name_of(concat!(stringify!($name), "\0")));
+            }
+            if found.is_null() {
+                set_errno(libc::ENOSYS);
+                return $missing;
+            }
+            // SAFETY: libc defines this symbol with this signature; the caller vouches for the
+            // arguments.
+            unsafe {
+                let call: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
+                    std::mem::transmute(found);
+                call($($arg),*)
+            }
+        }
+    };
+    ($($without:tt)*) => {};
+}
+calls!(row);
+
+/// Calls `$then!` with the name, for a row that needs libc's own.
+macro_rules! name_for {
+    ($then:ident $class:ident fn $name:ident $(/$alias:ident)* ($($args:tt)*) -> $ret:ty
+        $(=> $call:expr)? $(; after $before:expr)?, else $($rest:tt)*) => {
+        $then! { $name }
+    };
+    ($then:ident $class:ident variadic $name:ident => $before:path) => {
+        $then! { $name }
+    };
+    ($then:ident $class:ident routed $name:ident $(/$alias:ident)* => $route:path) => {
+        $then! { $name }
+    };
+    ($($without:tt)*) => {};
+}
+
+/// Where libc's own are.
+#[allow(non_upper_case_globals)]
+pub mod slots {
+    use super::*;
+
+    macro_rules! slot {
+        ($name:ident) => {
+            pub static $name: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+        };
+    }
+    macro_rules! row {
+        ($($row:tt)*) => { name_for! { slot $($row)* } };
+    }
+    calls!(row);
+}
+
+/// Looks all of them up: `dlsym` is not async-signal-safe, so it should not be left to their first
+/// use.
+pub fn resolve_all() {
+    macro_rules! look_up {
+        ($name:ident) => {
+            resolve(&slots::$name, name_of(concat!(stringify!($name), "\0")));
+        };
+    }
+    macro_rules! row {
+        ($($row:tt)*) => { name_for! { look_up $($row)* } };
+    }
+    calls!(row);
+}
+
+fn name_of(text: &'static str) -> &'static CStr {
+    CStr::from_bytes_with_nul(text.as_bytes()).unwrap_or(c"")
+}

@@ -1,0 +1,16 @@
+//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to
+//! the kernel.
+
+pub mod alloc;
+pub mod c;
+pub mod cancel;
+pub mod config;
+pub mod elf;
+pub mod fault;
+pub mod libc_calls;
+pub mod link;
+pub mod lock;
+pub mod section;
+pub mod sync;
+pub mod sys;
+pub mod thread;

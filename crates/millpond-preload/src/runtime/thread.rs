@@ -1,0 +1,440 @@
+//! What the library knows of each thread, and how memory that a lock-free reader may still be
+//! looking at is found to be free.
+//!
+//! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
+//! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
+//! Three fields: how deep the thread is in *reading sections*, how deep it is *inside* the
+//! library, and the bytes it served.
+//!
+//! Reading sections are what makes a hit cost no shared write. A hit does
+//!
+//! ```text
+//! enter: active += 1;  load the table slot;  use what it points to;  exit: active -= 1
+//! ```
+//!
+//! and who wants to free what a slot pointed to does
+//!
+//! ```text
+//! clear the slot;  membarrier();  read every record's `active`;  free when each was seen outside
+//! ```
+//!
+//! `membarrier` runs a full fence on every thread of the process. A reader whose increment came
+//! before that fence is seen by the loads after it; a reader whose increment came after it also
+//! loads the slot after it, and finds it cleared. So the reader needs only a compiler fence.
+//! Where the kernel refuses `membarrier`, [`STRONG`] is set and readers fence themselves.
+//!
+//! A signal handler nests in its own thread: the depth counts, and `active` carries a sequence
+//! above the depth that grows whenever the depth returns to zero, so that a reader seen outside
+//! *once* since the slot was cleared is known to be done, however busy it is. A handler that
+//! `longjmp`s out of a hit leaves the depth raised for good: frees are then put off for good,
+//! which costs memory and nothing else.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence, fence,
+};
+
+use crate::runtime::cancel::request::{self, CancelRequest, Mark};
+use crate::runtime::sys::sys;
+
+const DEPTH_MASK: u64 = 0xff;
+const SEQUENCE_ONE: u64 = 0x100;
+
+/// Per-thread state; see the module header. Padded so that two threads never share a line.
+#[repr(align(128))]
+pub struct Record {
+    active: AtomicU64,
+    inside: AtomicU32,
+    claimed: AtomicBool,
+    request: CancelRequest,
+    /// The program has disabled cancellation of the thread.
+    cancel_disabled: AtomicBool,
+    /// The thread's cancel type, as the program has set it.
+    asynchronous: AtomicBool,
+    /// One more than the number of the thread's timer, if it has one; see `cancel`.
+    timer: AtomicI32,
+    tid: AtomicI32,
+    bytes_served: AtomicU64,
+    next: AtomicPtr<Record>,
+}
+
+/// All records ever made, newest first. Records are never freed.
+static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
+/// Readers must issue a full fence themselves.
+static STRONG: AtomicBool = AtomicBool::new(false);
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+
+impl Record {
+    /// Enters a reading section. Paired with [`Record::exit`].
+    #[inline]
+    pub fn enter(&self) {
+        // Relaxed: owner-only counter. Its order before the slot load is the module header's.
+        self.active.store(self.active.load(Relaxed) + 1, Relaxed);
+        compiler_fence(SeqCst);
+        if STRONG.load(Relaxed) {
+            fence(SeqCst);
+        }
+    }
+
+    /// Whether the thread is in a reading section: a signal handler may have interrupted one.
+    pub fn is_reading(&self) -> bool {
+        self.active.load(Relaxed) & DEPTH_MASK != 0
+    }
+
+    /// Leaves a reading section.
+    #[inline]
+    pub fn exit(&self) {
+        let mut active = self.active.load(Relaxed) - 1;
+        if active & DEPTH_MASK == 0 {
+            active = active.wrapping_add(SEQUENCE_ONE);
+        }
+        // Release: what this section read was read before anyone sees it left (partner: the
+        // Acquire loads in `Snapshot`).
+        self.active.store(active, Release);
+    }
+
+    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first
+    /// hit makes the engine set up thread-local state of its own, under a lock: that must happen in
+    /// a section.
+    #[inline]
+    pub fn is_warm(&self) -> bool {
+        self.request.is_warm()
+    }
+
+    /// Whether somebody has asked to cancel the thread, and whether it has hits.
+    pub fn request(&self) -> &CancelRequest {
+        &self.request
+    }
+
+    pub fn is_cancel_disabled(&self) -> bool {
+        self.cancel_disabled.load(Relaxed)
+    }
+
+    pub fn set_cancel_disabled(&self, is_disabled: bool) {
+        self.cancel_disabled.store(is_disabled, Relaxed);
+    }
+
+    pub fn is_asynchronous(&self) -> bool {
+        self.asynchronous.load(Relaxed)
+    }
+
+    /// By the thread itself. Returns what it was.
+    pub fn set_asynchronous(&self, is_asynchronous: bool) -> bool {
+        // SAFETY: no precondition.
+        self.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
+        let was = self.asynchronous.load(Relaxed);
+        self.asynchronous.store(is_asynchronous, Relaxed);
+        was
+    }
+
+    /// Set while the thread is asynchronous.
+    pub fn tid(&self) -> i32 {
+        self.tid.load(Relaxed)
+    }
+
+    pub fn timer(&self) -> Option<i32> {
+        self.timer.load(Relaxed).checked_sub(1).filter(|timer| *timer >= 0)
+    }
+
+    pub fn set_timer(&self, timer: i32) -> i32 {
+        self.timer.store(timer + 1, Relaxed);
+        timer
+    }
+
+    #[inline]
+    pub fn is_inside(&self) -> bool {
+        self.inside.load(Relaxed) != 0
+    }
+
+    pub fn inside_depth(&self) -> u32 {
+        self.inside.load(Relaxed)
+    }
+
+    pub fn enter_inside(&self) {
+        self.inside.store(self.inside.load(Relaxed) + 1, Relaxed);
+        compiler_fence(SeqCst);
+    }
+
+    pub fn exit_inside(&self) {
+        compiler_fence(SeqCst);
+        self.inside.store(self.inside.load(Relaxed) - 1, Relaxed);
+    }
+
+    /// Adds to the bytes that this thread was served. A handler that interrupts between the load
+    /// and the store loses its own addition: a count, nothing that anything depends on.
+    #[inline]
+    pub fn count_served(&self, bytes: u64) {
+        self.bytes_served.store(self.bytes_served.load(Relaxed) + bytes, Relaxed);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod local {
+    //! One thread-local word, reached in two instructions. The initial-exec model is allowed
+    //! because the library is loaded with the program; std offers only the model that calls
+    //! `__tls_get_addr`.
+    use super::Record;
+
+    std::arch::global_asm!(
+        ".pushsection .tbss,\"awT\",@nobits",
+        ".p2align 3",
+        ".hidden millpond_preload_record",
+        ".globl millpond_preload_record",
+        ".type millpond_preload_record, @object",
+        ".size millpond_preload_record, 8",
+        "millpond_preload_record:",
+        ".zero 8",
+        ".popsection",
+    );
+
+    #[inline]
+    pub fn get() -> *const Record {
+        let record;
+        // SAFETY: reads this thread's own word of the variable defined above.
+        unsafe {
+            std::arch::asm!(
+                "mov {0}, qword ptr [rip + millpond_preload_record@GOTTPOFF]",
+                "mov {0}, qword ptr fs:[{0}]",
+                out(reg) record,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        record
+    }
+
+    pub fn set(record: *const Record) {
+        // SAFETY: writes this thread's own word of the variable defined above.
+        unsafe {
+            std::arch::asm!(
+                "mov {0}, qword ptr [rip + millpond_preload_record@GOTTPOFF]",
+                "mov qword ptr fs:[{0}], {1}",
+                out(reg) _,
+                in(reg) record,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod local {
+    //! One thread-local word.
+    use super::Record;
+    use std::cell::Cell;
+
+    thread_local! {
+        static RECORD: Cell<*const Record> = const { Cell::new(std::ptr::null()) };
+    }
+
+    #[inline]
+    pub fn get() -> *const Record {
+        RECORD.with(Cell::get)
+    }
+
+    pub fn set(record: *const Record) {
+        RECORD.with(|word| word.set(record));
+    }
+}
+
+/// This thread's record, if it has one.
+#[inline]
+pub fn try_record() -> Option<&'static Record> {
+    // SAFETY: the word is null or points to a record, and records are never freed.
+    unsafe { local::get().as_ref() }
+}
+
+/// This thread's record; claims one on first use.
+#[inline]
+pub fn record() -> &'static Record {
+    try_record().unwrap_or_else(claim)
+}
+
+#[cold]
+fn claim() -> &'static Record {
+    let mut next = RECORDS.load(Acquire);
+    // SAFETY: list entries are records, which are never freed.
+    while let Some(record) = unsafe { next.as_ref() } {
+        if !record.claimed.load(Relaxed)
+            // Acquire: pairs with the Release in `release`, so the last owner's stores are done.
+            && record.claimed.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+        {
+            return adopt(record);
+        }
+        next = record.next.load(Relaxed);
+    }
+    for record in make_chunk() {
+        loop {
+            let head = RECORDS.load(Relaxed);
+            record.next.store(head, Relaxed);
+            // Release: publishes the record's fields to whoever walks the list (Acquire in
+            // `for_each`). SeqCst on both sides is not needed: a reader that a walk misses
+            // claimed its record after the walk began, hence after the slot was cleared.
+            let new = std::ptr::from_ref(record).cast_mut();
+            if RECORDS.compare_exchange(head, new, Release, Relaxed).is_ok() {
+                break;
+            }
+        }
+    }
+    claim()
+}
+
+/// A page of fresh records. Straight from the kernel: a signal handler may be who needs one.
+fn make_chunk() -> &'static [Record] {
+    const BYTES: usize = 4096;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new private mapping. Zero bytes are a valid, unclaimed `Record`: atomics of zero
+    // and a null pointer. It is never unmapped.
+    unsafe {
+        let chunk = sys!(libc::SYS_mmap, 0, BYTES, prot, flags, -1isize, 0);
+        if (-4095..0).contains(&chunk) {
+            std::process::abort();
+        }
+        std::slice::from_raw_parts(chunk as *const Record, BYTES / size_of::<Record>())
+    }
+}
+
+fn adopt(record: &'static Record) -> &'static Record {
+    // SAFETY: no precondition.
+    record.request.claim(unsafe { libc::pthread_self() } as usize, &UNFOUND);
+    local::set(record);
+    let key = KEY.load(Relaxed);
+    if key != u32::MAX {
+        // SAFETY: the key was created in `initialise`; the value is only handed back to `release`.
+        unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(record).cast()) };
+    }
+    record
+}
+
+unsafe extern "C" fn release(record: *mut libc::c_void) {
+    local::set(std::ptr::null());
+    // SAFETY: the value of the key is a record, which is never freed.
+    let record = unsafe { &*record.cast::<Record>() };
+    if let Some(timer) = record.timer() {
+        // SAFETY: the thread's own timer.
+        unsafe { sys!(libc::SYS_timer_delete, timer) };
+    }
+    record.timer.store(0, Relaxed);
+    record.request.reset();
+    record.asynchronous.store(false, Relaxed);
+    record.cancel_disabled.store(false, Relaxed);
+    record.inside.store(0, Relaxed);
+    // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
+    while record.is_reading() {
+        record.exit();
+    }
+    // Release: pairs with the Acquire in `claim`.
+    record.claimed.store(false, Release);
+}
+
+static UNFOUND: Mark = Mark::new(false);
+
+/// Takes the hits of that thread away, which libc has been asked to cancel. `found` is called with
+/// its record, if it has one.
+pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
+    let ask = || {
+        let mut is_found = false;
+        for_each(|record| {
+            if record.request.is_of(thread as usize) {
+                is_found = true;
+                record.request.ask();
+                found(record);
+            }
+        });
+        is_found
+    };
+    request::ask_until_found(ask, &UNFOUND);
+}
+
+fn for_each(mut visit: impl FnMut(&'static Record)) {
+    let mut next = RECORDS.load(Acquire);
+    // SAFETY: list entries are records, which are never freed.
+    while let Some(record) = unsafe { next.as_ref() } {
+        visit(record);
+        next = record.next.load(Relaxed);
+    }
+}
+
+/// Sets up what the records need; once, when the library is loaded.
+pub fn initialise() {
+    const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
+    // SAFETY: registering for membarrier has no memory effects.
+    if unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) } != 0 {
+        STRONG.store(true, Relaxed);
+    }
+    let mut key = 0;
+    // SAFETY: `key` is ours to write, and `release` accepts what `adopt` stores.
+    if unsafe { libc::pthread_key_create(&mut key, Some(release)) } == 0 {
+        KEY.store(key, Relaxed);
+    }
+}
+
+/// In a forked child: the records of all other threads are free.
+pub fn after_fork() {
+    let own = local::get();
+    for_each(|record| {
+        if !std::ptr::eq(record, own) {
+            record.active.store(0, Relaxed);
+            record.inside.store(0, Relaxed);
+            record.request.reset();
+            record.asynchronous.store(false, Relaxed);
+            record.cancel_disabled.store(false, Relaxed);
+            record.claimed.store(false, Relaxed);
+        }
+        record.request.cool_down();
+        record.timer.store(0, Relaxed);
+        record.bytes_served.store(0, Relaxed);
+    });
+    if let Some(own) = try_record() {
+        // SAFETY: no precondition.
+        own.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
+    }
+    const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
+    // SAFETY: as in `initialise`; the registration is per memory, which the child has its own of.
+    unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };
+}
+
+/// Bytes served to all threads, ended ones included.
+pub fn bytes_served() -> u64 {
+    let mut sum = 0;
+    for_each(|record| sum += record.bytes_served.load(Relaxed));
+    sum
+}
+
+/// The reading sections that were under way at some moment.
+pub struct Snapshot {
+    readers: UnsafeCell<Vec<(&'static Record, u64)>>,
+}
+
+impl Snapshot {
+    /// Notes who is reading now. What was unpublished before this call is unreachable for
+    /// everyone who is not in the snapshot.
+    pub fn take() -> Self {
+        const PRIVATE_EXPEDITED: usize = 1 << 3;
+        fence(SeqCst);
+        if !STRONG.load(Relaxed) {
+            // SAFETY: a fence on all threads; no memory effects.
+            unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) };
+        }
+        let mut readers = Vec::new();
+        for_each(|record| {
+            // Acquire: pairs with the Release in `exit`.
+            let active = record.active.load(Acquire);
+            if active & DEPTH_MASK != 0 {
+                readers.push((record, active & !DEPTH_MASK));
+            }
+        });
+        Self { readers: UnsafeCell::new(readers) }
+    }
+
+    /// Whether all of them have been seen outside since.
+    pub fn is_over(&mut self) -> bool {
+        let readers = self.readers.get_mut();
+        readers.retain(|(record, sequence)| {
+            let active = record.active.load(Acquire);
+            active & DEPTH_MASK != 0 && active & !DEPTH_MASK == *sequence
+        });
+        readers.is_empty()
+    }
+}

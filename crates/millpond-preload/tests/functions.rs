@@ -1,0 +1,94 @@
+//! Functions of libc that were not replaced, because nobody had thought of them, got at files past
+//! the library. So each function that libc exports is in the table of calls, or in a list that says
+//! why it need not be: on this machine's libc, and on another architecture's by a list of its
+//! names.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use common::table::{listed, rows};
+use object::Endianness;
+use object::elf::{FileHeader64, SHT_DYNSYM, STT_FUNC, STT_GNU_IFUNC};
+use object::read::elf::{FileHeader, Sym};
+
+const OTHERS: &str = include_str!("programs/other_functions.txt");
+const AARCH64: &str = include_str!("programs/aarch64_functions.txt");
+
+/// The functions that a library offers to programs: not those for libc's own libraries.
+fn exported(library: &Path) -> BTreeSet<String> {
+    let data = std::fs::read(library).unwrap();
+    let data = data.as_slice();
+    let header = FileHeader64::<Endianness>::parse(data).unwrap();
+    let endian = header.endian().unwrap();
+    let sections = header.sections(endian, data).unwrap();
+    let versions = sections.versions(endian, data).unwrap();
+    let symbols = sections.symbols(endian, data, SHT_DYNSYM).unwrap();
+    let is_private = |index| {
+        let versions = versions.as_ref()?;
+        let version = versions.version(versions.version_index(endian, index).index()).unwrap()?;
+        Some(version.name() == b"GLIBC_PRIVATE")
+    };
+    symbols
+        .enumerate()
+        .filter(|(_, symbol)| [STT_FUNC, STT_GNU_IFUNC].contains(&symbol.st_type()))
+        .filter(|(index, symbol)| {
+            !symbol.is_undefined(endian) && !is_private(*index).unwrap_or_default()
+        })
+        .map(|(_, symbol)| symbols.symbol_name(endian, symbol).unwrap())
+        .map(|name| String::from_utf8(name.to_vec()).unwrap())
+        .collect()
+}
+
+/// The library that `path` is loaded from here.
+fn loaded(name: &str) -> std::path::PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    paths.find(|path| path.ends_with(name)).unwrap_or_else(|| panic!("no {name}")).into()
+}
+
+fn replaced() -> BTreeSet<&'static str> {
+    rows().into_iter().flat_map(|row| row.names).collect()
+}
+
+#[track_caller]
+fn assert_accounted_for<'a>(functions: impl Iterator<Item = &'a str>) {
+    let (replaced, others) = (replaced(), listed(OTHERS).collect::<BTreeSet<_>>());
+    let missing: Vec<_> =
+        functions.filter(|name| !replaced.contains(name) && !others.contains(name)).collect();
+    assert!(missing.is_empty(), "what becomes of {missing:?}?");
+}
+
+/// Goal: libc gets no new way to a file that nobody has thought of.
+#[test]
+fn what_libc_exports_is_accounted_for() {
+    let functions = exported(&loaded("/libc.so.6"));
+    assert!(functions.len() > 2000);
+    assert_accounted_for(functions.iter().map(String::as_str));
+}
+
+/// Goal: nor is there one on AArch64 that there is not here.
+#[test]
+fn what_libc_exports_on_aarch64_is_accounted_for() {
+    assert!(listed(AARCH64).count() > 2000);
+    assert_accounted_for(listed(AARCH64));
+}
+
+/// Goal: the library replaces what the table says, and nothing that it does not say.
+#[test]
+fn the_table_is_what_is_exported() {
+    let exported = exported(common::library());
+    let exported: BTreeSet<&str> = exported.iter().map(String::as_str).collect();
+    assert_eq!(exported, replaced());
+}
+
+/// Goal: nothing is said of a name twice.
+#[test]
+fn each_name_is_there_once() {
+    let mut seen = BTreeMap::new();
+    let of_table = rows().into_iter().flat_map(|row| row.names).map(|name| (name, "the table"));
+    for (name, place) in of_table.chain(listed(OTHERS).map(|name| (name, "the list"))) {
+        assert_eq!(seen.insert(name, place), None, "{name}, in {place}, too");
+    }
+}

@@ -1,0 +1,241 @@
+//! What only the preload library calls: hidden from the documentation, and free to change with it.
+//!
+//! Above all a read into memory of the caller's that outlives the call, told of by a callback. The library
+//! has completion queues of its own, and the program's memory is the kernel's to write to until the
+//! completion was told, which is the contract of Linux AIO.
+//!
+//! ```text
+//!   start -> a hit: the result, at once
+//!         -> else `task`, stepped by who ends the fills it waits for -> the callback
+//! ```
+//!
+//! The back end and the kernel never have the memory: each step copies what is cached (`read::miss`).
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::error::Result;
+use crate::face::file::File;
+use crate::io::batch;
+use crate::io::pool::Pool;
+use crate::io::segment::Segment;
+use crate::options::OpenOptions;
+use crate::queue::task::{Reading, Task, let_go};
+use crate::read::miss::{Miss, Pace, Step, Wanted};
+
+/// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
+#[doc(hidden)]
+pub type ReadDone = Box<dyn FnOnce(Result<usize>) + Send>;
+
+struct RawReading {
+    file: Arc<File>,
+    segments: Box<[Segment<'static>]>,
+    offset: u64,
+    done: ReadDone,
+}
+
+impl RawReading {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            file: &self.file.cached,
+            readahead: &self.file.readahead,
+            dst: (&*self.segments).into(),
+            offset: self.offset,
+            ring: None,
+        }
+    }
+}
+
+impl Reading for RawReading {
+    fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step {
+        miss.step(&self.wanted(), waker, pace)
+    }
+
+    fn end(self, result: Result<usize>) {
+        let_go(self.file);
+        (self.done)(result);
+    }
+}
+
+/// Threads for what has to wait.
+#[doc(hidden)]
+pub struct Aside {
+    workers: Arc<Pool>,
+}
+
+impl Aside {
+    /// Has one of them carry out `job`, which may wait; the calling thread, if there is no other to be
+    /// had.
+    pub fn run(&self, job: Box<dyn FnOnce() + Send>) {
+        self.workers.run(job);
+    }
+}
+
+impl File {
+    /// [`File::read_vectored_raw_at`] that does not wait: returns the result of a read that hits, or
+    /// is refused; else `None`, and `done` is told the result. Does not block, save for locks that are
+    /// held for moments.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`], for each buffer, and until the result was told.
+    ///
+    /// # Panics
+    ///
+    /// If the handle's reads are direct.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_raw_at`].
+    #[doc(hidden)]
+    pub unsafe fn start_read_raw(
+        self: &Arc<File>,
+        dst: &[libc::iovec],
+        offset: u64,
+        done: impl FnOnce() -> ReadDone,
+    ) -> Option<Result<usize>> {
+        assert!(self.hits || !self.read, "reads go through the cache");
+        let segments: Box<[Segment<'static>]> = (dst.iter())
+            .filter(|one| one.iov_len > 0)
+            // SAFETY: the caller's promise: the memory is valid until the read has ended, and nobody
+            // has the segments then.
+            .map(|one| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) })
+            .collect();
+        let len = segments.iter().map(|one| one.len() as u64).sum();
+        if let Err(error) = self.check_read(offset, len) {
+            return Some(Err(error));
+        }
+        if len == 0 {
+            return Some(Ok(0));
+        }
+        let (cached, readahead) = (&self.cached, &self.readahead);
+        let dst = (&*segments).into();
+        let wanted = Wanted { file: cached, readahead, dst, offset, ring: None };
+        if let Some(moved) = wanted.try_hit() {
+            return Some(Ok(moved));
+        }
+        let reading = RawReading { file: Arc::clone(self), segments, offset, done: done() };
+        Task::of(reading).run(Pace::Full);
+        None
+    }
+
+    /// The threads of the file's engine.
+    #[doc(hidden)]
+    pub fn aside(&self) -> Aside {
+        Aside { workers: Arc::clone(&self.cached.shared.workers) }
+    }
+
+    /// Carries out `work`, which starts several reads: they go to the back end together, when it
+    /// returns. It must not wait for anything unless it has called [`File::start_now`] before: what it
+    /// waits for may wait for one of those reads.
+    #[doc(hidden)]
+    pub fn start_together<R>(work: impl FnOnce() -> R) -> R {
+        let batch = batch::open();
+        let result = work();
+        drop(batch);
+        result
+    }
+
+    /// Has `telling` called when this thread has started, or ended, all that it does together; at once
+    /// if it does nothing such.
+    #[doc(hidden)]
+    pub fn at_end(telling: Box<dyn FnOnce()>) {
+        batch::at_end(telling);
+    }
+
+    /// The reads that were started so far in [`File::start_together`] go to the back end.
+    #[doc(hidden)]
+    pub fn start_now() {
+        batch::tell_now();
+    }
+}
+
+impl OpenOptions {
+    /// The caller has waited for keepers itself, by [`crate::keeper::await_written`], and an open of this
+    /// process that has the file must not wait for long.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn awaited(mut self, on: bool) -> Self {
+        self.awaited = on;
+        self
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::{BackendChoice, Backing, Engine};
+
+    const BLOCK: usize = 4096;
+
+    /// Goal: reads that miss end once, with their bytes, also of a cache that holds few of them; those
+    /// that hit are told at once; what is beyond the end, or not permitted, is told so.
+    #[test]
+    fn raw_reads_end_once() {
+        const BLOCKS: usize = 200;
+        let content: Vec<u8> = (0..BLOCKS * BLOCK).map(|at| (at / BLOCK + at) as u8).collect();
+        let dir = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, &content).unwrap();
+        for backing in [Backing::Buffered, Backing::Direct] {
+            let builder = Engine::builder().backend(BackendChoice::Threads);
+            let engine = builder.cache_bytes(256 << 10).build().unwrap();
+            let options = OpenOptions::new().read(true).backing(backing);
+            let file = match engine.open(&path, &options) {
+                Ok(file) => Arc::new(file),
+                Err(error) => return crate::skip::skip(error),
+            };
+            let mut memory = vec![0u8; BLOCKS * BLOCK];
+            let (send, ended) = mpsc::channel();
+            let (mut hits, mut started) = (0, 0);
+            let base = memory.as_mut_ptr();
+            let start = |block: usize| {
+                let at = block * 7 % BLOCKS * BLOCK;
+                let half = |from| libc::iovec {
+                    // SAFETY: within `memory`.
+                    iov_base: unsafe { base.add(at + from) }.cast(),
+                    iov_len: BLOCK / 2,
+                };
+                let send = send.clone();
+                let done = move |moved| send.send(moved).unwrap();
+                // SAFETY: `memory` is used by the reads alone, until all have ended.
+                unsafe {
+                    let halves = [half(0), half(BLOCK / 2)];
+                    file.start_read_raw(&halves, at as u64, || Box::new(done))
+                }
+            };
+            for first in (0..BLOCKS).step_by(20) {
+                File::start_together(|| {
+                    for block in first..first + 20 {
+                        match start(block) {
+                            Some(moved) => {
+                                assert_eq!(moved.unwrap(), BLOCK);
+                                hits += 1;
+                            }
+                            None => started += 1,
+                        }
+                    }
+                });
+            }
+            assert!(started > BLOCKS / 2, "{hits} hits of a cold cache");
+            for _ in 0..started {
+                assert_eq!(ended.recv().unwrap().unwrap(), BLOCK);
+            }
+            assert!(ended.try_recv().is_err(), "told twice");
+            assert!(memory == content);
+            let none = || -> ReadDone { unreachable!("told at once") };
+            let end = content.len() as u64;
+            let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: BLOCK };
+            // SAFETY: as above.
+            let read = |offset| unsafe { file.start_read_raw(&[vector], offset, none) };
+            assert_eq!(read(end).unwrap().unwrap(), 0);
+            assert_eq!(read(u64::MAX - 1).unwrap().unwrap_err().errno(), libc::EINVAL);
+        }
+    }
+}

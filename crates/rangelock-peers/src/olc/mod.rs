@@ -1,0 +1,236 @@
+//! A B-tree with optimistic lock coupling: Dave Chinner's second one, after Leis and others.
+//!
+//! Requests descend by comparing versions, without writing to any node above the leaf, and lock
+//! just the leaf that they change; freed nodes wait for readers. So requests in different leaves
+//! run at the same time; but with few ranges held there is one leaf, and everybody writes to its
+//! version.
+//!
+//! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there
+//! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
+//! of the tree is made under the mutex too: so blockers can be counted (queue.Q3).
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+mod node;
+mod tree;
+
+use std::time::Duration;
+
+use millpond_rangelock::parts::sync::atomic::Ordering;
+use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
+use node::EXCLUSIVE;
+use tree::{Outcome, Tree};
+
+/// A B-tree with optimistic lock coupling.
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock};
+/// use millpond_rangelock_peers::OlcBTree;
+/// let lock = RangeLock::<OlcBTree>::with_raw();
+/// let guard = lock.lock(ByteRange::ALL, Mode::Shared);
+/// ```
+#[derive(Debug)]
+pub struct OlcBTree {
+    tree: Tree,
+    queue: Mutex<Queue>,
+}
+
+/// Where a guard's range is held.
+#[derive(Debug)]
+pub enum Held {
+    /// In the tree.
+    Tree,
+    /// In the queue.
+    Queue(Ticket),
+}
+
+impl Default for OlcBTree {
+    fn default() -> OlcBTree {
+        OlcBTree { tree: Tree::new(), queue: Mutex::new(Queue::default()) }
+    }
+}
+
+impl OlcBTree {
+    /// The mutex, with the gate set.
+    fn gated(&self) -> MutexGuard<'_, Queue> {
+        let queue = lock(&self.queue);
+        // Relaxed: the leaf locks carry it (tree.O5).
+        self.tree.gate.store(1, Ordering::Relaxed);
+        queue
+    }
+
+    /// Ends a critical section: opens the gate if nobody is left in the queue.
+    fn settle(&self, queue: MutexGuard<'_, Queue>) {
+        if queue.is_empty() {
+            // Release: pairs with the Acquire in `Tree::insert`.
+            self.tree.gate.store(0, Ordering::Release);
+        }
+        unlock_and_tell(&self.queue, queue, |queue| queue);
+    }
+
+    fn conflicts(&self, range: ByteRange, mode: Mode) -> u32 {
+        let mut count = 0;
+        self.tree.for_each_overlap(range, |record| {
+            count += match (record.shares, mode) {
+                (EXCLUSIVE, _) => 1,
+                (shares, Mode::Exclusive) => shares,
+                (_, Mode::Shared) => 0,
+            };
+        });
+        count
+    }
+
+    #[cold]
+    fn enqueue(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: &mut Option<Notify>,
+    ) -> Option<Request<Held, Ticket>> {
+        let mut queue = self.gated();
+        // Nothing enters the tree over a queue entry (queue.Q3).
+        if !queue.overlaps(range) && self.tree.insert(range, mode, true) == Outcome::Done {
+            self.settle(queue);
+            return Some(Request::Granted(Held::Tree));
+        }
+        let in_front = self.conflicts(range, mode);
+        let request = queue.insert(range, mode, in_front, notify);
+        self.settle(queue);
+        Some(match request? {
+            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Queued(ticket) => Request::Queued(ticket),
+        })
+    }
+
+    #[cold]
+    fn release_gated(&self, range: ByteRange, mode: Mode) {
+        let mut queue = self.gated();
+        let removed = self.tree.remove(range, true);
+        debug_assert_eq!(removed, Outcome::Done);
+        queue.front_released(range, mode);
+        self.settle(queue);
+    }
+}
+
+impl RawRangeLock for OlcBTree {
+    type Held = Held;
+    type Queued = Ticket;
+
+    const NAME: &'static str = "olc-btree";
+
+    #[inline]
+    fn request(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Held, Ticket> {
+        match self.tree.insert(range, mode, false) {
+            Outcome::Done => Request::Granted(Held::Tree),
+            _ => self.enqueue(range, mode, &mut Some(notify())).expect("somebody to tell"),
+        }
+    }
+
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
+        if self.tree.insert(range, mode, false) == Outcome::Done {
+            return Some(Held::Tree);
+        }
+        match self.enqueue(range, mode, &mut None)? {
+            Request::Granted(held) => Some(held),
+            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+        }
+    }
+
+    fn patience(queued: &Ticket) -> Option<Duration> {
+        queued.patience()
+    }
+
+    fn set_offer_grace(&self, grace: Duration) {
+        lock(&self.queue).set_grace(grace);
+    }
+
+    fn expire(&self) {
+        let mut queue = self.gated();
+        queue.expire();
+        self.settle(queue);
+    }
+
+    fn poll(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        queued: Ticket,
+        notify: impl FnOnce() -> Notify,
+    ) -> Request<Held, Ticket> {
+        let mut notify = Some(notify());
+        let mut queue = self.gated();
+        let in_front = if queue.is_lapsed(&queued) { self.conflicts(range, mode) } else { 0 };
+        let request = queue.poll(queued, in_front, &mut notify);
+        self.settle(queue);
+        match request {
+            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Queued(ticket) => Request::Queued(ticket),
+        }
+    }
+
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
+        let mut queue = self.gated();
+        if queue.is_granted(&queued) {
+            return Some(Held::Queue(queued));
+        }
+        let notify = queue.remove(queued);
+        self.settle(queue);
+        drop(notify);
+        None
+    }
+
+    #[inline]
+    fn release(&self, range: ByteRange, mode: Mode, held: Held) {
+        match held {
+            Held::Tree => {
+                if self.tree.remove(range, false) == Outcome::Gated {
+                    self.release_gated(range, mode);
+                }
+            }
+            Held::Queue(ticket) => {
+                let mut queue = self.gated();
+                drop(queue.remove(ticket));
+                self.settle(queue);
+            }
+        }
+    }
+
+    fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
+        let mut queue = self.gated();
+        let upgraded = match held {
+            Held::Tree => {
+                let upgraded =
+                    queue.count_held(range) == 0 && self.tree.replace_shares(range, 1, EXCLUSIVE);
+                if upgraded {
+                    queue.front_upgraded(range);
+                }
+                upgraded
+            }
+            Held::Queue(ticket) => {
+                self.conflicts(range, Mode::Exclusive) == 0 && queue.try_upgrade(ticket)
+            }
+        };
+        self.settle(queue);
+        upgraded
+    }
+
+    fn downgrade(&self, range: ByteRange, held: &mut Held) {
+        let mut queue = self.gated();
+        match held {
+            Held::Tree => {
+                let replaced = self.tree.replace_shares(range, EXCLUSIVE, 1);
+                debug_assert!(replaced);
+                queue.front_downgraded(range);
+            }
+            Held::Queue(ticket) => queue.downgrade(ticket),
+        }
+        self.settle(queue);
+    }
+}

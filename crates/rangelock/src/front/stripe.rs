@@ -1,0 +1,416 @@
+//! A stripe: the ranges held in some regions of the file, in two cache lines.
+//!
+//! The first stop of every request. One word, `control`, says which slots are occupied, and
+//! every transition is one compare-exchange or other RMW of it:
+//!
+//! ```text
+//! control = version | CROWDED | exclusive bit per slot | occupied bit per slot | GATE
+//!
+//! slot:    FREE -> claim -> CLAIMED -> (end stored) -> HELD -> release -> FREE
+//! stripe:  OPEN -> gate -> GATED -> ungate -> OPEN
+//! ```
+//!
+//! - P1. While GATE is clear, slots are claimed and released by compare-exchange alone. While it is
+//!   set they change only under the lock's mutex, which is also needed to set and clear it. So
+//!   under the mutex a gated stripe stands still.
+//! - P2. The version grows with every claim. A claim's compare-exchange therefore proves that the
+//!   occupied slots are the same, held by the same, as those that were looked at before it: no
+//!   conflicting range came in between. (A release in between changes the occupied bits; to bring
+//!   them back takes a claim.) The version has 48 bits: a claimer would have to stand still for
+//!   exactly 2^48 claims of its stripe, 30 days at 100 million a second.
+//! - P3. `end` is 0 exactly while a slot is not HELD: its owner has claimed it and not yet
+//!   stored the range, or is about to release it. A thread that meets an occupied slot with end 0
+//!   knows nothing about it: a claimer gives up, and the holder of the gate waits, for either the
+//!   range is stored, or the release fails at the gate and the range is put back.
+//! - P4. A slot belongs to one guard, which alone releases it; it knows the slot by number.
+//!
+//! Orderings. All RMWs of `control` form one release sequence, so an Acquire load of it sees
+//! everything before each Release in it: a claimer sees what the last holder wrote.
+
+use crate::range::{ByteRange, Mode};
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{relax, spin_hint};
+
+/// Ranges in a stripe: with the header, two cache lines.
+pub(crate) const SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
+
+const GATE: u64 = 1;
+const OCCUPIED_SHIFT: u32 = 1;
+const EXCLUSIVE_SHIFT: u32 = 8;
+/// Lately several ranges were held here at once: a hint for `release_first`.
+const CROWDED: u64 = 1 << 15;
+const VERSION: u64 = 1 << 16;
+const SLOT_MASK: u64 = (1 << SLOTS) - 1;
+
+/// A pair of cache lines (adjacent lines are fetched in pairs). The first slots are in the line of
+/// `control`: few are held at once, mostly.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Stripe {
+    control: AtomicU64,
+    /// Queue entries that cover this stripe; GATE is set while it is not 0. Under the mutex.
+    gates: AtomicU32,
+    /// Slots that were filled by a move from a smaller table: their guards know them by another
+    /// number. Under the mutex, and only while gated.
+    moved: AtomicU8,
+    slots: [Slot; SLOTS],
+}
+
+#[derive(Debug)]
+struct Slot {
+    start: AtomicU64,
+    /// 0 while not HELD (P3).
+    end: AtomicU64,
+}
+
+/// A slot that has been claimed, and the word that `control` became by that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) struct Claimed {
+    pub(crate) slot: u32,
+    pub(crate) control: u64,
+}
+
+/// What came of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Claim {
+    /// The slot is ours.
+    Slot(Claimed),
+    /// Held by another in a conflicting mode, at one moment for certain.
+    Held,
+    /// It may be held by another, or was (P3).
+    Conflict,
+    /// No slot is free.
+    Full,
+    /// The gate is set.
+    Gated,
+    /// Others were quicker too often.
+    Raced,
+}
+
+/// What came of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Release {
+    Done,
+    /// The gate is set: release under the mutex.
+    Gated,
+}
+
+fn bits(control: u64, shift: u32) -> u64 {
+    (control >> shift) & SLOT_MASK
+}
+
+fn occupied_bit(slot: u32) -> u64 {
+    1 << (OCCUPIED_SHIFT + slot)
+}
+
+fn exclusive_bit(slot: u32) -> u64 {
+    1 << (EXCLUSIVE_SHIFT + slot)
+}
+
+fn mode_bit(slot: u32, mode: Mode) -> u64 {
+    match mode {
+        Mode::Shared => 0,
+        Mode::Exclusive => exclusive_bit(slot),
+    }
+}
+
+/// The slots that conflict with `mode` where they overlap.
+fn against(control: u64, mode: Mode) -> u64 {
+    match mode {
+        Mode::Exclusive => bits(control, OCCUPIED_SHIFT),
+        Mode::Shared => bits(control, EXCLUSIVE_SHIFT),
+    }
+}
+
+/// The numbers of the bits that are set.
+fn ones(mut mask: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let one = (mask != 0).then(|| mask.trailing_zeros());
+        mask &= mask.wrapping_sub(1);
+        one
+    })
+}
+
+impl Stripe {
+    pub(crate) fn new() -> Stripe {
+        Stripe {
+            control: AtomicU64::new(0),
+            gates: AtomicU32::new(0),
+            moved: AtomicU8::new(0),
+            slots: std::array::from_fn(|_| Slot {
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Claims slot 0 of an empty stripe: what happens when nobody else is near.
+    /// If not, tells whether a race was lost.
+    #[inline(always)]
+    pub(crate) fn claim_first(&self, range: ByteRange, mode: Mode) -> Result<Claimed, u32> {
+        let control = self.control.load(Ordering::Relaxed);
+        if control & (GATE | SLOT_MASK << OCCUPIED_SHIFT) != 0 {
+            return Err(0);
+        }
+        let claimed = control.wrapping_add(VERSION) | occupied_bit(0) | mode_bit(0, mode);
+        // Acquire: as in `claim`. There is no slot to look at, so nothing to keep above it.
+        let exchanged =
+            self.control.compare_exchange(control, claimed, Ordering::Acquire, Ordering::Relaxed);
+        match exchanged {
+            Ok(_) => {
+                self.fill(0, range);
+                Ok(Claimed { slot: 0, control: claimed })
+            }
+            Err(_) => Err(1),
+        }
+    }
+
+    /// Stores the range of a slot that has just been claimed.
+    #[inline(always)]
+    fn fill(&self, slot: u32, range: ByteRange) {
+        let place = &self.slots[slot as usize];
+        place.start.store(range.start(), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `read`, which then sees `start` too.
+        place.end.store(range.end(), Ordering::Release);
+    }
+
+    /// Claims a slot for `range`, unless something conflicting is held: one compare-exchange.
+    /// Gives up after losing `races` of them; the number lost is added to `lost`.
+    pub(crate) fn claim(&self, range: ByteRange, mode: Mode, races: u32, lost: &mut u32) -> Claim {
+        // Acquire: pairs with the Release of the last release, claim or `ungate`.
+        let mut control = self.control.load(Ordering::Acquire);
+        loop {
+            if control & GATE != 0 {
+                return Claim::Gated;
+            }
+            let occupied = bits(control, OCCUPIED_SHIFT);
+            if occupied != 0 && self.may_conflict(control, range, mode) {
+                return self.name_conflict(control, range, mode);
+            }
+            let slot = (!occupied).trailing_zeros();
+            if slot >= SLOTS as u32 {
+                return Claim::Full;
+            }
+            let crowded = if occupied == 0 { 0 } else { CROWDED };
+            let ours = occupied_bit(slot) | mode_bit(slot, mode);
+            let claimed = control.wrapping_add(VERSION) | ours | crowded;
+            // Acquire: pairs with the Release in `release` and `ungate`: we see what the last
+            // holder wrote. (The load is not enough: the word may have been gated and be
+            // back.) Release: keeps the loads of `may_conflict` above it, so that they saw the
+            // slots as they were at this moment (P2); pairs with the Acquire of the next claim,
+            // whose owner overwrites them. Loom cannot show that one: it takes a load that sees a
+            // store that follows from its own later compare-exchange. Acquire on failure: the
+            // next round looks at the slots of that word, and must see the 0 in `end`.
+            let exchanged = self.control.compare_exchange(
+                control,
+                claimed,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match exchanged {
+                Ok(_) => {
+                    self.fill(slot, range);
+                    return Claim::Slot(Claimed { slot, control: claimed });
+                }
+                Err(now) => control = now,
+            }
+            *lost += 1;
+            if *lost > races {
+                return Claim::Raced;
+            }
+            spin_hint();
+        }
+    }
+
+    /// Whether an occupied slot conflicts, or may (P3).
+    #[inline]
+    fn may_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> bool {
+        ones(against(control, mode)).any(|slot| self.read(slot).is_none_or(|r| r.overlaps(range)))
+    }
+
+    /// Whether the conflict that `may_conflict` found is certain.
+    #[cold]
+    fn name_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
+        let conflicts = |slot| self.read(slot).is_some_and(|held| held.overlaps(range));
+        let found = ones(against(control, mode)).any(conflicts);
+        // Acquire: keeps the looks at the slots above the load: if the word is still the same, so
+        // were their owners (P2).
+        fence(Ordering::Acquire);
+        if found && self.control.load(Ordering::Relaxed) == control {
+            Claim::Held
+        } else {
+            Claim::Conflict
+        }
+    }
+
+    /// The range of an occupied slot, if it is HELD (P3).
+    #[inline]
+    fn read(&self, slot: u32) -> Option<ByteRange> {
+        let place = &self.slots[slot as usize];
+        // Acquire: pairs with the Release in `claim` and `release`.
+        let end = place.end.load(Ordering::Acquire);
+        let start = place.start.load(Ordering::Relaxed);
+        // A start beyond the end is of another owner than the end: the claim that follows fails.
+        (start < end).then(|| ByteRange::raw(start, end))
+    }
+
+    /// Releases a slot that we own (P4): one compare-exchange. If that does not do it, since others
+    /// came or went or the gate is set, then `release_from` has to follow, with the word as it was.
+    ///
+    /// Unless the stripe was crowded when we came, we do not look at the word first: a load right
+    /// after the compare-exchange of the claim waits for that to be over, which costs as much
+    /// as half of another (3 of 23 ns a pair, measured); and if nobody came meanwhile, we know the
+    /// word. In a crowd that guess costs as much when it is wrong.
+    #[inline(always)]
+    pub(crate) fn release_first(
+        &self,
+        Claimed { slot, control: claimed }: Claimed,
+    ) -> Result<(), u64> {
+        let mut control = claimed;
+        if claimed & CROWDED != 0 {
+            // Relaxed: nothing is read on its account.
+            control = self.control.load(Ordering::Relaxed);
+        }
+        self.slots[slot as usize].end.store(0, Ordering::Relaxed);
+        if control & GATE != 0 {
+            return Err(control);
+        }
+        // Nobody came: no crowd.
+        let hint = if control == claimed { CROWDED } else { 0 };
+        self.try_free(slot, control, hint).map(drop)
+    }
+
+    #[inline(always)]
+    fn try_free(&self, slot: u32, control: u64, hint: u64) -> Result<u64, u64> {
+        let free = control & !(occupied_bit(slot) | exclusive_bit(slot) | hint);
+        // Release: pairs with the Acquire in `claim` and `gate`: the next holder sees what we
+        // wrote to the bytes, and the 0 in `end`.
+        self.control.compare_exchange(control, free, Ordering::Release, Ordering::Relaxed)
+    }
+
+    /// Releases a slot that we own (P4), unless the gate is set.
+    pub(crate) fn release(&self, slot: u32, range: ByteRange) -> Release {
+        self.slots[slot as usize].end.store(0, Ordering::Relaxed);
+        let control = self.control.load(Ordering::Relaxed);
+        self.release_from(control, slot, range)
+    }
+
+    /// The same, with the 0 in place, and the word as it was last seen.
+    pub(crate) fn release_from(&self, mut control: u64, slot: u32, range: ByteRange) -> Release {
+        while control & GATE == 0 {
+            match self.try_free(slot, control, 0) {
+                Ok(_) => return Release::Done,
+                Err(now) => control = now,
+            }
+        }
+        // Release: its reader must see `start`, which another thread may have stored; pairs
+        // with the Acquire in `read`.
+        self.slots[slot as usize].end.store(range.end(), Ordering::Release);
+        Release::Gated
+    }
+
+    /// Whether some occupied slot holds a range that `other` accepts: a hint.
+    pub(crate) fn any_held(&self, other: impl Fn(ByteRange) -> bool) -> bool {
+        // Relaxed: all that hangs on it is whether to grow.
+        let control = self.control.load(Ordering::Relaxed);
+        ones(bits(control, OCCUPIED_SHIFT)).any(|slot| self.read(slot).is_some_and(&other))
+    }
+}
+
+/// Under the mutex.
+impl Stripe {
+    /// Closes the stripe to claims and releases, for one more queue entry (P1).
+    pub(crate) fn gate(&self) {
+        let gates = self.gates.load(Ordering::Relaxed);
+        self.gates.store(gates + 1, Ordering::Relaxed);
+        if gates == 0 {
+            self.close();
+        }
+    }
+
+    /// Undoes one `gate`.
+    pub(crate) fn ungate(&self) {
+        let gates = self.gates.load(Ordering::Relaxed) - 1;
+        self.gates.store(gates, Ordering::Relaxed);
+        if gates == 0 {
+            // Release: pairs with the Acquire in `claim`: the claimer of what a queue entry
+            // held sees what its holder wrote.
+            self.control.fetch_and(!GATE, Ordering::Release);
+        }
+    }
+
+    /// Closes the stripe; for ever, when its table has been replaced.
+    pub(crate) fn close(&self) {
+        // Acquire: pairs with the Release in `claim` and `release`: from here on we see all
+        // ranges that are held, and what the holders of the others wrote.
+        self.control.fetch_or(GATE, Ordering::Acquire);
+    }
+
+    /// Calls `f(slot, range, mode)` for each range that is held. Gated.
+    pub(crate) fn for_each_held(&self, mut f: impl FnMut(u32, ByteRange, Mode)) {
+        let control = self.control.load(Ordering::Relaxed);
+        debug_assert!(control & GATE != 0, "P1");
+        for slot in ones(bits(control, OCCUPIED_SHIFT)) {
+            // P3: the owner is between two stores, one of which puts the range there.
+            let mut tries = 0;
+            let range = loop {
+                match self.read(slot) {
+                    Some(range) => break range,
+                    None => relax(&mut tries),
+                }
+            };
+            let exclusive = control & exclusive_bit(slot) != 0;
+            f(slot, range, if exclusive { Mode::Exclusive } else { Mode::Shared });
+        }
+    }
+
+    /// Finds a range that was moved here from a smaller table. Two that are equal are
+    /// interchangeable, since no guard knows either by number. Gated.
+    pub(crate) fn find_moved(&self, wanted: ByteRange, mode: Mode) -> Option<u32> {
+        let moved = u64::from(self.moved.load(Ordering::Relaxed));
+        let mut found = None;
+        self.for_each_held(|slot, range, held| {
+            if moved & (1 << slot) != 0 && range == wanted && held == mode {
+                found = Some(slot);
+            }
+        });
+        found
+    }
+
+    /// Frees a slot. Gated.
+    pub(crate) fn clear(&self, slot: u32) {
+        self.slots[slot as usize].end.store(0, Ordering::Relaxed);
+        let moved = self.moved.load(Ordering::Relaxed);
+        self.moved.store(moved & !(1 << slot), Ordering::Relaxed);
+        // Relaxed: nobody claims before `ungate`, under the same mutex.
+        self.control.fetch_and(!(occupied_bit(slot) | exclusive_bit(slot)), Ordering::Relaxed);
+    }
+
+    /// Changes the mode of a slot. Gated.
+    pub(crate) fn set_mode(&self, slot: u32, mode: Mode) {
+        // Relaxed: as in `clear`.
+        match mode {
+            Mode::Exclusive => self.control.fetch_or(exclusive_bit(slot), Ordering::Relaxed),
+            Mode::Shared => self.control.fetch_and(!exclusive_bit(slot), Ordering::Relaxed),
+        };
+    }
+
+    /// Fills a slot of a stripe that nobody else can see yet; false if it is full.
+    pub(crate) fn fill_moved(&self, range: ByteRange, mode: Mode) -> bool {
+        let control = self.control.load(Ordering::Relaxed);
+        let slot = (!bits(control, OCCUPIED_SHIFT)).trailing_zeros();
+        if slot >= SLOTS as u32 {
+            return false;
+        }
+        // Relaxed: publishing the table publishes its stripes.
+        self.slots[slot as usize].start.store(range.start(), Ordering::Relaxed);
+        self.slots[slot as usize].end.store(range.end(), Ordering::Relaxed);
+        let filled = control.wrapping_add(VERSION) | occupied_bit(slot) | mode_bit(slot, mode);
+        self.control.store(filled, Ordering::Relaxed);
+        self.moved.store(self.moved.load(Ordering::Relaxed) | 1 << slot, Ordering::Relaxed);
+        true
+    }
+}
