@@ -46,9 +46,11 @@ const ENGINE: &[&[&str]] = &[
     &["cache"],
     &["survival"],
     &["options.rs"],
+    &["sim", "workers.rs", "stats.rs"],
     &["io"],
-    &["workers.rs", "buffers.rs", "stats.rs"],
-    &["advice.rs", "error.rs", "fault.rs", "file_id.rs", "memory.rs", "range_lock", "sync.rs"],
+    &["buffers.rs"],
+    &["advice.rs", "constants.rs", "error.rs", "fault.rs", "file_id.rs", "memory.rs"],
+    &["prefetch.rs", "range_lock", "sync.rs", "thread.rs"],
 ];
 
 #[test]

@@ -25,6 +25,9 @@
 //! Data flows one way, and each folder knows only those below it: `face` and `queue` -> `direct`, `write`,
 //! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `survival` -> `io` -> back end.
 //!
+//! With the feature `sim` there are back ends without files, too: a device that is slow and faulty on purpose,
+//! for tests, and one that moves no bytes, to measure the way to it.
+//!
 //! A target must be multi-copy atomic (x86-64 and AArch64 are): else two readers could see two
 //! writes in opposite orders.
 

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::MemfdFlags;
 
-use crate::io::backend::aio::{Context, Event, Request};
+use crate::io::backend::aio::{AioRequest, Context, Event};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::readers;
 use crate::io::batch;
@@ -51,7 +51,7 @@ pub(crate) struct Reads {
 
 #[derive(Default)]
 struct ReadsState {
-    queue: Vec<Job>,
+    queue: Vec<AioRead>,
     /// Handed over, or about to be (Q2).
     in_flight: usize,
     context: Option<Arc<Context>>,
@@ -60,19 +60,19 @@ struct ReadsState {
     stopped: bool,
 }
 
-struct Job {
+struct AioRead {
     descriptors: Arc<Descriptors>,
     read: BackgroundRead,
 }
 
-impl Job {
+impl AioRead {
     fn transfer(&self) -> Transfer<'_> {
         self.read.transfer()
     }
 
     /// Where it can't be a request, or is refused, a thread reads.
     fn hand_to(self, readers: &Arc<Pool>) {
-        let Job { descriptors, read } = self;
+        let AioRead { descriptors, read } = self;
         let attempt = move |read: Transfer<'_>| descriptors.try_one(&read);
         if let Err(read) = readers::start(readers, read, attempt) {
             (read.done)(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
@@ -91,7 +91,7 @@ impl Reads {
 
     /// Starts a read of a file whose reads are direct.
     pub(crate) fn start(self: &Arc<Self>, descriptors: Arc<Descriptors>, read: BackgroundRead) {
-        let job = Job { descriptors, read };
+        let job = AioRead { descriptors, read };
         let mut state = self.state();
         if state.refused {
             drop(state);
@@ -148,7 +148,7 @@ impl Reads {
             for event in events[..came].iter().filter(|event| event.number != NUDGE) {
                 let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
                 // SAFETY: Q1: its completion was reaped, just now.
-                let Job { descriptors, read } = *unsafe { Box::<Job>::from_raw(job) };
+                let AioRead { descriptors, read } = *unsafe { Box::<AioRead>::from_raw(job) };
                 (read.done)(event.outcome());
                 files.push(descriptors);
             }
@@ -184,21 +184,21 @@ fn nudge(context: &Context) -> io::Result<usize> {
     // SAFETY: of no length.
     let nothing = unsafe { [Segment::new(std::ptr::null_mut(), 0)] };
     let transfer = Transfer::new(Direction::Read, 0, &nothing);
-    let request = Request::new(&transfer, file.as_raw_fd(), 0);
+    let request = AioRequest::new(&transfer, file.as_raw_fd(), 0);
     let mut block = request.block(NUDGE);
     // SAFETY: it names no memory.
     unsafe { context.submit(&[&raw mut block]) }
 }
 
 /// Hands jobs to the kernel; returns those that it did not take.
-fn submit(context: &Context, jobs: Vec<Job>) -> Vec<Job> {
+fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
     // What `inside` borrows is kept here, as a job may have ended before this returns.
     let files: Vec<Arc<Descriptors>> =
         jobs.iter().map(|job| Arc::clone(&job.descriptors)).collect();
     let mut inside = Vec::new();
     // Some have their segments in themselves: they stay until all were handed over.
     let mut requests = Vec::with_capacity(jobs.len());
-    let mut handed: Vec<*mut Job> = Vec::with_capacity(jobs.len());
+    let mut handed: Vec<*mut AioRead> = Vec::with_capacity(jobs.len());
     let mut refused = Vec::new();
     for (job, file) in jobs.into_iter().zip(&files) {
         let Some((fd, flags, gate)) = file.direct_route(&job.transfer()) else {
@@ -209,7 +209,7 @@ fn submit(context: &Context, jobs: Vec<Job>) -> Vec<Job> {
         let job = Box::into_raw(Box::new(job));
         // SAFETY: Q1: leaked above, and not handed over yet.
         let transfer = unsafe { (*job).transfer() };
-        requests.push(Request::new(&transfer, fd, flags));
+        requests.push(AioRequest::new(&transfer, fd, flags));
         handed.push(job);
     }
     let mut blocks: Vec<libc::iocb> = (requests.iter().zip(&handed))

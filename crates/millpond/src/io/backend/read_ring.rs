@@ -4,8 +4,8 @@
 //!   start -> kept, queued -> submit -> the kernel -> reap -> ended
 //!                 ^                                   |
 //!                 +-- it says nothing of the read ----+
-//!                 |        (R2 of `ring`)
-//!                 +-- the ring is broken -> untaken, for the caller (R3 of `ring`)
+//!                 |        (`ring.R2`)
+//!                 +-- the ring is broken -> untaken, for the caller (`ring.R3`)
 //! ```
 //!
 //! The driver has one, to which it alone submits; so has each queue, to which any thread does
@@ -46,12 +46,12 @@ pub(crate) const BELL: u64 = u64::MAX - 1;
 const TOGETHER_ENDED: usize = 16;
 
 /// A background read, and its file.
-pub(crate) struct Job {
+pub(crate) struct RingRead {
     pub(crate) file: Arc<dyn BackingFile>,
     pub(crate) read: BackgroundRead,
 }
 
-impl Job {
+impl RingRead {
     /// `None`: it can't be in a ring.
     fn entry(&self) -> Option<squeue::Entry> {
         let transfer = self.read.transfer();
@@ -72,7 +72,7 @@ impl Job {
 }
 
 /// Reads that a broken ring has not taken.
-pub(crate) type Untaken = Vec<Job>;
+pub(crate) type Untaken = Vec<RingRead>;
 
 /// How a ring is used.
 pub(crate) struct Use {
@@ -88,7 +88,7 @@ pub(crate) struct Use {
 pub(crate) struct ReadRing {
     pub(super) ring: ManuallyDrop<IoUring>,
     usage: Use,
-    /// R3 of `ring`.
+    /// `ring.R3`.
     broken: AtomicBool,
     /// The user data of entries that were not submitted.
     submission: Mutex<VecDeque<u64>>,
@@ -97,14 +97,14 @@ pub(crate) struct ReadRing {
 
 #[derive(Default)]
 struct Jobs {
-    places: Slab<Job>,
+    places: Slab<RingRead>,
     retired: bool,
 }
 
 /// What was reaped.
 #[derive(Default)]
 pub(crate) struct Reaped {
-    pub(crate) ended: SmallVec<[(Job, io::Result<usize>); TOGETHER_ENDED]>,
+    pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); TOGETHER_ENDED]>,
     pub(crate) untaken: Untaken,
 }
 
@@ -159,7 +159,7 @@ impl ReadRing {
     }
 
     /// Queues a read; gives it back if it can't be in a ring, or this one takes no more.
-    pub(crate) fn start(&self, job: Job) -> Result<Untaken, Job> {
+    pub(crate) fn start(&self, job: RingRead) -> Result<Untaken, RingRead> {
         let Some(entry) = job.entry() else { return Err(job) };
         let mut jobs = self.jobs();
         // Who breaks the ring later has the read among the untaken.
@@ -269,7 +269,7 @@ impl ReadRing {
         reaped
     }
 
-    /// R2 of `ring`.
+    /// `ring.R2`.
     fn says_nothing(&self, result: i32) -> bool {
         match -result {
             libc::EINTR | libc::EAGAIN | libc::ECANCELED => true,

@@ -15,7 +15,7 @@ use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::driver::Driver;
 use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
-use crate::io::backend::read_ring::Job;
+use crate::io::backend::read_ring::RingRead;
 use crate::io::transfer::{BackgroundRead, Transfer, is_transient};
 
 const RING_ENTRIES: u32 = 64;
@@ -34,7 +34,7 @@ impl Carrier for Arc<Driver> {
     }
 
     fn start(file: Arc<UringFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        Arc::clone(&file.carrier).start(Job { file, read })
+        Arc::clone(&file.carrier).start(RingRead { file, read })
     }
 }
 
@@ -76,7 +76,7 @@ fn try_part(ring: &mut LocalRing, descriptors: &Descriptors, part: &mut [Transfe
     for (number, transfer) in part.iter_mut().enumerate() {
         match descriptors.route(transfer) {
             Ok((fd, flags)) => {
-                // SAFETY: R1 of `ring`: the transfers and their memory outlive this call, which returns
+                // SAFETY: `ring.R1`: the transfers and their memory outlive this call, which returns
                 // when all have ended. There is room: the ring was empty, and a part has at most as many
                 // transfers as it has entries.
                 unsafe { ring.push(number as u32, entry(types::Fd(fd), flags, transfer, None)) };

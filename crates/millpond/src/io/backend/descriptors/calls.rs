@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::io::backend::aio::{Contexts, Request};
+use crate::io::backend::aio::{AioRequest, Contexts};
 use crate::io::backend::alignment::Alignment;
 use crate::io::backend::descriptors::{Descriptors, RWF_NOAPPEND, can_ignore_append};
 use crate::io::backend::in_place::Inside;
@@ -85,7 +85,7 @@ impl Descriptors {
         let mut requests = Vec::with_capacity(batch.len());
         for transfer in &*batch {
             let Ok((fd, flags)) = self.plain_route(transfer) else { return false };
-            requests.push(Request::new(transfer, fd, flags));
+            requests.push(AioRequest::new(transfer, fd, flags));
         }
         let Some(outcomes) = contexts.try_all(&requests) else { return false };
         for (transfer, outcome) in batch.iter_mut().zip(outcomes) {
