@@ -48,9 +48,8 @@ const ENGINE: &[&[&str]] = &[
     &["options.rs"],
     &["sim", "workers.rs", "stats.rs"],
     &["io"],
-    &["buffers.rs"],
-    &["advice.rs", "constants.rs", "error.rs", "fault.rs", "file_id.rs", "memory.rs"],
-    &["prefetch.rs", "range_lock", "sync.rs", "thread.rs"],
+    &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
+    &["copy.rs", "error.rs", "file_id.rs", "memory.rs", "sync.rs", "units.rs"],
 ];
 
 #[test]

@@ -9,8 +9,13 @@ mod aio {
     mod places;
     mod slots;
 }
+#[path = "../src/files"]
+mod files {
+    mod references;
+}
 #[path = "../src/runtime"]
 mod runtime {
+    pub mod reading;
     #[path = "cancel/request.rs"]
     mod request;
     pub mod sync;

@@ -19,5 +19,5 @@
 /// ```
 #[must_use]
 pub fn resume_address(pc: usize) -> Option<usize> {
-    crate::cache::copy::resume_address(pc)
+    crate::copy::resume_address(pc)
 }

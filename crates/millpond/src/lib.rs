@@ -62,17 +62,18 @@ mod io;
 
 mod buffers;
 
+mod units;
+
 pub mod fault;
 
 mod workers;
 
 mod advice;
-mod constants;
+mod copy;
 mod error;
 mod file_id;
 mod memory;
 mod options;
-mod prefetch;
 mod stats;
 mod sync;
 mod thread;

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use crate::Engine;
-pub use crate::constants::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::error::{Error, Op, Result};
 pub use crate::io::backend::descriptors::Backing;
 use crate::io::flight;
 #[cfg(feature = "sim")]
 use crate::sim::SimOptions;
-use crate::survival::keeper::Address;
+use crate::survival::Address;
+pub use crate::units::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]

@@ -148,7 +148,8 @@ thread_local! {
 }
 
 /// Changes the engine used last. A signal handler may look at any moment: it finds no engine, or
-/// one with its slot.
+/// one with its slot. Argued: it runs on this very thread, so the compiler's order is enough; loom
+/// has no signals.
 fn set_last(engine: u64, slot: *const ThreadCounts) {
     LAST_ENGINE.set(0);
     compiler_fence(SeqCst);
@@ -163,6 +164,8 @@ impl Drop for Taken {
     fn drop(&mut self) {
         set_last(0, std::ptr::null());
         for (_, slot) in &self.0 {
+            // Argued: pairs with the swap in `take_slot`, whose owner goes on with counters that only
+            // it adds to, by a load and a store.
             slot.taken.store(false, std::sync::atomic::Ordering::Release);
         }
     }
@@ -236,7 +239,7 @@ impl Counters {
     fn take_slot(&self) -> Arc<CachePadded<ThreadCounts>> {
         let mut slots = self.slots.lock().expect("no panic under the lock");
         // Acquire: pairs with the release of the thread that gave the slot back; its last adds
-        // come before our first.
+        // come before our first. Argued: that is all there is to it.
         let is_free = |slot: &&Arc<CachePadded<ThreadCounts>>| {
             !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
         };

@@ -130,43 +130,6 @@ fn misses_bring_the_files_bytes() {
 }
 
 #[test]
-fn every_operation_has_an_asynchronous_form() {
-    let case = open(BackendChoice::Threads, 1 << 20, 0);
-    block_on(async {
-        let file = &case.file;
-        assert_eq!(file.write_at(b"pond", 0).await?, 4);
-        file.write_all_at(&[7; 9000], 4).await?;
-        assert_eq!(file.write_at_dsync(b"dry", 9004).await?, 3);
-        assert_eq!(file.append(b"end").await?, 9007);
-        file.sync_data().await?;
-        file.sync_range(0, 10).await?;
-        let mut bytes = [0; 6];
-        file.read_exact_at(&mut bytes, 9004).await?;
-        assert_eq!(&bytes, b"dryend");
-        let short = file.read_exact_at(&mut bytes, 9005).await.unwrap_err();
-        assert!(matches!(short, Error::Io { source, .. }
-            if source.kind() == std::io::ErrorKind::UnexpectedEof));
-        for outcome in [file.punch_hole(0, 4096).await, file.zero_range(4096, 100).await] {
-            if let Err(error) = outcome {
-                assert_eq!(error.errno(), libc::EOPNOTSUPP);
-            }
-        }
-        file.allocate(0, 20_000).await?;
-        assert_eq!(file.file().len()?, 20_000);
-        assert_eq!(file.seek_hole(20_000).await?, None);
-        file.seek_data(0).await?;
-        file.truncate(5).await?;
-        file.write_back().await?;
-        file.invalidate(0, 5).await?;
-        file.sync_all().await?;
-        assert_eq!(file.file().len()?, 5);
-        Ok::<(), Error>(())
-    })
-    .unwrap();
-    assert_eq!(std::fs::read(case.dir.path().join("file")).unwrap().len(), 5);
-}
-
-#[test]
 fn what_is_not_permitted_is_refused() {
     let case = open(BackendChoice::Threads, 1 << 20, 100);
     let writer = OpenOptions::new().write(true);

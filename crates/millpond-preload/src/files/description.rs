@@ -29,7 +29,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use millpond::File;
@@ -37,6 +37,7 @@ use millpond::File;
 use crate::files::identity::FileId;
 use crate::files::mode_back;
 use crate::files::offset::Offset;
+use crate::files::references::References;
 use crate::report::reason::Reason;
 use crate::runtime::lock::Lock;
 
@@ -97,7 +98,7 @@ pub struct Description {
     late: AtomicBool,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
-    references: AtomicU32,
+    references: References,
     file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
 }
@@ -129,7 +130,7 @@ impl Description {
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
-        description.references.store(1, Relaxed);
+        description.references.begin();
         match file {
             Ok(file) => {
                 let file = Arc::new(file);
@@ -160,7 +161,7 @@ impl Description {
             kernel_fd: AtomicI32::new(-1),
             late: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
-            references: AtomicU32::new(0),
+            references: References::none(),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
         }
@@ -244,25 +245,20 @@ impl Description {
         self.state.store(PASSED, Release);
     }
 
-    /// One more reference. Relaxed: there is one already (D2); who found the description in a slot
-    /// has acquired its fields.
+    /// One more reference, of who has one or found the description in a slot (D2).
     pub fn pin(&self) {
-        self.references.fetch_add(1, Relaxed);
+        self.references.pin();
     }
 
     /// Gives up a reference; whether it was the last. Then [`Description::end`] follows.
     #[must_use]
     pub fn unpin(&self) -> bool {
-        // AcqRel: all that others did with the description comes before it ends.
-        self.references.fetch_sub(1, AcqRel) == 1
+        self.references.unpin()
     }
 
     /// Gives up a reference unless it is the last; whether it was given up.
     pub fn try_unpin(&self) -> bool {
-        // AcqRel: as in `unpin`.
-        self.references
-            .fetch_update(AcqRel, Acquire, |count| (count > 1).then(|| count - 1))
-            .is_ok()
+        self.references.try_unpin()
     }
 
     /// Ends it, which nobody else can reach any more (D2): which file it was, and the engine's part

@@ -17,6 +17,7 @@ pub mod mode_back;
 pub mod offset;
 pub mod pin;
 pub mod process_locks;
+pub mod references;
 pub mod registry;
 pub mod seek;
 pub mod segments;

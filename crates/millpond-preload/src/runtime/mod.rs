@@ -10,6 +10,7 @@ pub mod fault;
 pub mod libc_calls;
 pub mod link;
 pub mod lock;
+pub mod reading;
 pub mod section;
 pub mod sync;
 pub mod sys;

@@ -1,50 +1,22 @@
-//! What the library knows of each thread, and how memory that a lock-free reader may still be
-//! looking at is found to be free.
+//! What the library knows of each thread.
 //!
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
 //! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
-//! Three fields: how deep the thread is in *reading sections*, how deep it is *inside* the
-//! library, and the bytes it served.
-//!
-//! Reading sections are what makes a hit cost no shared write. A hit does
-//!
-//! ```text
-//! enter: active += 1;  load the table slot;  use what it points to;  exit: active -= 1
-//! ```
-//!
-//! and who wants to free what a slot pointed to does
-//!
-//! ```text
-//! clear the slot;  membarrier();  read every record's `active`;  free when each was seen outside
-//! ```
-//!
-//! `membarrier` runs a full fence on every thread of the process. A reader whose increment came
-//! before that fence is seen by the loads after it; a reader whose increment came after it also
-//! loads the slot after it, and finds it cleared. So the reader needs only a compiler fence.
-//! Where the kernel refuses `membarrier`, [`STRONG`] is set and readers fence themselves.
-//!
-//! A signal handler nests in its own thread: the depth counts, and `active` carries a sequence
-//! above the depth that grows whenever the depth returns to zero, so that a reader seen outside
-//! *once* since the slot was cleared is known to be done, however busy it is. A handler that
-//! `longjmp`s out of a hit leaves the depth raised for good: frees are then put off for good,
-//! which costs memory and nothing else.
+//! Three fields: its *reading sections* (see `reading`), how deep it is *inside* the library, and the
+//! bytes it served.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence, fence,
-};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 
 use crate::runtime::cancel::request::{self, CancelRequest, Mark};
+use crate::runtime::reading::{Readers, Sections};
 use crate::runtime::sys::sys;
-
-const DEPTH_MASK: u64 = 0xff;
-const SEQUENCE_ONE: u64 = 0x100;
 
 /// Per-thread state; see the module header. Padded so that two threads never share a line.
 #[repr(align(128))]
 pub struct Record {
-    active: AtomicU64,
+    sections: Sections,
     inside: AtomicU32,
     claimed: AtomicBool,
     request: CancelRequest,
@@ -69,29 +41,18 @@ impl Record {
     /// Enters a reading section. Paired with [`Record::exit`].
     #[inline]
     pub fn enter(&self) {
-        // Relaxed: owner-only counter. Its order before the slot load is the module header's.
-        self.active.store(self.active.load(Relaxed) + 1, Relaxed);
-        compiler_fence(SeqCst);
-        if STRONG.load(Relaxed) {
-            fence(SeqCst);
-        }
+        self.sections.enter(STRONG.load(Relaxed));
     }
 
     /// Whether the thread is in a reading section: a signal handler may have interrupted one.
     pub fn is_reading(&self) -> bool {
-        self.active.load(Relaxed) & DEPTH_MASK != 0
+        self.sections.is_inside()
     }
 
     /// Leaves a reading section.
     #[inline]
     pub fn exit(&self) {
-        let mut active = self.active.load(Relaxed) - 1;
-        if active & DEPTH_MASK == 0 {
-            active = active.wrapping_add(SEQUENCE_ONE);
-        }
-        // Release: what this section read was read before anyone sees it left (partner: the
-        // Acquire loads in `Snapshot`).
-        self.active.store(active, Release);
+        self.sections.exit();
     }
 
     /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first
@@ -375,7 +336,7 @@ pub fn after_fork() {
     let own = local::get();
     for_each(|record| {
         if !std::ptr::eq(record, own) {
-            record.active.store(0, Relaxed);
+            record.sections.reset();
             record.inside.store(0, Relaxed);
             record.request.reset();
             record.asynchronous.store(false, Relaxed);
@@ -404,7 +365,7 @@ pub fn bytes_served() -> u64 {
 
 /// The reading sections that were under way at some moment.
 pub struct Snapshot {
-    readers: UnsafeCell<Vec<(&'static Record, u64)>>,
+    readers: UnsafeCell<Readers<&'static Sections>>,
 }
 
 impl Snapshot {
@@ -412,29 +373,18 @@ impl Snapshot {
     /// everyone who is not in the snapshot.
     pub fn take() -> Self {
         const PRIVATE_EXPEDITED: usize = 1 << 3;
-        fence(SeqCst);
-        if !STRONG.load(Relaxed) {
-            // SAFETY: a fence on all threads; no memory effects.
-            unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) };
-        }
-        let mut readers = Vec::new();
-        for_each(|record| {
-            // Acquire: pairs with the Release in `exit`.
-            let active = record.active.load(Acquire);
-            if active & DEPTH_MASK != 0 {
-                readers.push((record, active & !DEPTH_MASK));
+        let membarrier = || {
+            if !STRONG.load(Relaxed) {
+                // SAFETY: a fence on all threads; no memory effects.
+                unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) };
             }
-        });
+        };
+        let readers = Readers::take(membarrier, |note| for_each(|record| note(&record.sections)));
         Self { readers: UnsafeCell::new(readers) }
     }
 
     /// Whether all of them have been seen outside since.
     pub fn is_over(&mut self) -> bool {
-        let readers = self.readers.get_mut();
-        readers.retain(|(record, sequence)| {
-            let active = record.active.load(Acquire);
-            active & DEPTH_MASK != 0 && active & !DEPTH_MASK == *sequence
-        });
-        readers.is_empty()
+        self.readers.get_mut().is_over()
     }
 }

@@ -8,8 +8,8 @@
 //!
 //! A program that reads a file in pieces smaller than a page hits each page several times at once,
 //! and read-ahead brings pages before their first read. Neither is a second use, as 2Q's
-//! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their
-//! first time in the *young* queue, 1/64 of the cache, and REFERENCED is cleared as they leave it. A
+//! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their first
+//! time in the *young* queue, 1/64 of the frames, and REFERENCED is cleared as they leave it. A
 //! page that read-ahead brought so early that it left the young queue unread goes through the small
 //! queue once more after its first reads.
 //!
@@ -24,33 +24,35 @@
 //!   a file down first removes its frames here, under the lock, and takes the lock once more
 //!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
-//!   keeps (W4). The latter collect in main, since the others leave. A queue that shows little else
-//!   rests for a while.
+//!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
+//!   else rests for a while.
 //! - **E3** Who finds none that can go looks again, until the queues went around once: so it finds
-//!   a page that can go, wherever that lies. The lock is released after each go; what was looked at is
-//!   behind the rest, so the next go on there. A turn in vain that met kept pages is remembered, and
-//!   not repeated before a page was released by write-back or came in clean: until then a few goes must
-//!   do.
+//!   a page that can go, wherever that lies. The lock is released after each go; what was looked at
+//!   is behind the rest, so the next go on there. A turn in vain that met kept pages is remembered,
+//!   and not repeated before a page was released by write-back or came in clean: until then a few
+//!   goes must do.
 //! - **E4** One go looks at [`LOOKS_MAX`] pages of a queue at most, whatever they are: all that is
 //!   cached may have been read again since the last eviction, and would be gone through under the
-//!   lock, which every miss and every overwrite takes. What was looked at has had its second chance,
-//!   and the next go on behind it: a backlog of pages that were read again is worked off by as many
-//!   evictions as it takes. Each of these has to choose among pages of which it knows only that they
-//!   were read again, and some newcomers: the oldest newcomer goes, and is remembered by the ghost, so
-//!   that it returns to main if that was wrong. Taking one of the others instead would cost a sixtieth
-//!   of a hot set, each time that a scan begins. Where there is no newcomer, it is the oldest that was
-//!   looked at.
+//!   lock, which every miss and every overwrite takes. What was looked at has had its second
+//!   chance, and the next go on behind it: a backlog of pages that were read again is worked off by
+//!   as many evictions as it takes. Each of these has to choose among pages of which it knows only
+//!   that they were read again, and some newcomers: the oldest newcomer goes, and is remembered by
+//!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
+//!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
+//!   it is the oldest that was looked at.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::copy;
-use crate::cache::frame::{CLASS_SHIFT, Class, FrameIndex, FrameMeta, Frames};
+use crate::cache::class::Class;
+use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
+use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
-use crate::cache::table::{FileCore, Held, PageIndex};
-use crate::cache::{Cache, ghost::Ghost};
+use crate::cache::table::{FileCore, Held};
+use crate::copy;
+use crate::units::{FrameIndex, PageIndex};
 
 /// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
 /// words and metadata come from memory.
@@ -58,10 +60,10 @@ const LOOKS_MAX: u64 = 64;
 /// Of one go: each queue, the young one for once more, and the page that goes then.
 #[cfg(test)]
 pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 4 * LOOKS_MAX + 1;
-/// So many of those kept by write-back make the queue rest (E2).
+/// So many of those kept by write-back, half of a go's, make the queue rest (E2).
 const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
-/// For so many evictions.
-const REST: u32 = 64;
+/// For so many evictions: looks in vain are half a look for each of them, then.
+const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 
 const QUEUE: u32 = 0b11;
 const PREFETCHED: u32 = 1 << 2;
@@ -199,9 +201,9 @@ impl Queues {
     }
 
     /// Puts a page that became READY into the queues.
-    pub(crate) fn insert(&mut self, cache: &Cache, arrival: &Arrival<'_>) {
+    pub(crate) fn insert(&mut self, frames: &Frames, arrival: &Arrival<'_>) {
         let core: *const FileCore = arrival.core;
-        let meta = cache.frames.meta(arrival.frame);
+        let meta = frames.meta(arrival.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
         meta.page.store(arrival.page, Relaxed);
         let class = Class::page(arrival.core.page_shift);
@@ -212,11 +214,11 @@ impl Queues {
         } else {
             QueueName::Young
         };
-        self.push(&cache.frames, queue, arrival.frame);
+        self.push(frames, queue, arrival.frame);
         if !arrival.kept {
             self.barren = None;
         }
-        self.trim_young(cache);
+        self.trim_young(frames);
     }
 
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
@@ -230,8 +232,8 @@ impl Queues {
         frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
     }
 
-    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the lock
-    /// is not held for it. They may be others by then.
+    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the
+    /// lock is not held for it. They may be others by then.
     pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
         let meta = frames.meta(frame);
         for link in [&meta.previous, &meta.next] {
@@ -266,15 +268,15 @@ impl Queues {
     }
 
     /// Evicts one page and frees its frame, if it meets one that can go (E2, E4).
-    pub(crate) fn evict_one(&mut self, cache: &Cache) -> Go {
+    pub(crate) fn evict_one(&mut self, frames: &Frames) -> Go {
         self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
         let mut looks = Looks::new();
         let mut gone = false;
         while !gone && let Some(name) = self.next_queue(&looks) {
-            gone = self.look(cache, name, false, &mut looks);
+            gone = self.look(frames, name, false, &mut looks);
         }
         if !gone && let Some(first_used) = looks.first_used {
-            gone = self.evict_anyway(cache, first_used, &mut looks);
+            gone = self.evict_anyway(frames, first_used, &mut looks);
         }
         #[cfg(test)]
         {
@@ -290,19 +292,19 @@ impl Queues {
     }
 
     /// The oldest newcomer, or else `first_used` (E4).
-    fn evict_anyway(&mut self, cache: &Cache, first_used: FrameIndex, looks: &mut Looks) -> bool {
+    fn evict_anyway(&mut self, frames: &Frames, first_used: FrameIndex, looks: &mut Looks) -> bool {
         for _ in 0..self.young.frames.min(LOOKS_MAX) {
-            if self.look(cache, QueueName::Young, true, looks) {
+            if self.look(frames, QueueName::Young, true, looks) {
                 return true;
             }
         }
         // Queued all the time: nobody else had the lock.
-        self.look_at(cache, first_used, true, looks)
+        self.look_at(frames, first_used, true, looks)
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue
-    /// is pinned or in transition, or it rests, the next one. None where pages were passed over that
-    /// were read again, if what is left is to be looked at in another way (E4).
+    /// is pinned or in transition, or it rests, the next one. None where pages were passed over
+    /// that were read again, if what is left is to be looked at in another way (E4).
     fn next_queue(&self, looks: &Looks) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
         let nothing_used = looks.first_used.is_none();
@@ -325,34 +327,34 @@ impl Queues {
     }
 
     /// Looks at the head of queue `name`; whether it went.
-    fn look(&mut self, cache: &Cache, name: QueueName, force: bool, looks: &mut Looks) -> bool {
+    fn look(&mut self, frames: &Frames, name: QueueName, force: bool, looks: &mut Looks) -> bool {
         let head = FrameIndex(self.queue(name).head);
-        let gone = self.look_at(cache, head, force, looks);
+        let gone = self.look_at(frames, head, force, looks);
         if gone {
-            self.ask_for_head(cache, name);
+            self.ask_for_head(frames, name);
         } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
-            self.rests[name as usize] = REST;
+            self.rests[name as usize] = REST_EVICTIONS;
         }
         gone
     }
 
-    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue or
-    /// the next one.
+    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue
+    /// or the next one.
     fn look_at(
         &mut self,
-        cache: &Cache,
+        frames: &Frames,
         frame: FrameIndex,
         force: bool,
         looks: &mut Looks,
     ) -> bool {
-        let name = queue_of(cache.frames.meta(frame));
-        let verdict = self.judge(cache, name, frame, force);
-        self.unlink(&cache.frames, frame);
+        let name = queue_of(frames.meta(frame));
+        let verdict = self.judge(frames, name, frame, force);
+        self.unlink(frames, frame);
         looks.all[name as usize] += 1;
         let stays = match verdict {
             Verdict::Evicted => {
-                let class = class_of(cache.frames.meta(frame));
-                cache.frames.release(frame, class);
+                let class = class_of(frames.meta(frame));
+                frames.release(frame, class);
                 return true;
             }
             Verdict::Kept => {
@@ -370,18 +372,24 @@ impl Queues {
             }
             Verdict::Busy => name,
         };
-        self.push(&cache.frames, stays, frame);
+        self.push(frames, stays, frame);
         false
     }
 
-    /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was read
-    /// again.
-    fn judge(&mut self, cache: &Cache, name: QueueName, frame: FrameIndex, force: bool) -> Verdict {
-        let meta = cache.frames.meta(frame);
+    /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was
+    /// read again.
+    fn judge(
+        &mut self,
+        frames: &Frames,
+        name: QueueName,
+        frame: FrameIndex,
+        force: bool,
+    ) -> Verdict {
+        let meta = frames.meta(frame);
         if meta.pins.is_pinned() {
             return Verdict::Busy;
         }
-        with_word(cache, frame, |held, word, seen| {
+        with_word(frames, frame, |held, word, seen| {
             let referenced = seen.is_referenced();
             let prefetched = self.count_prefetched(meta, referenced);
             if referenced && !force {
@@ -405,32 +413,32 @@ impl Queues {
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
-    fn trim_young(&mut self, cache: &Cache) {
+    fn trim_young(&mut self, frames: &Frames) {
         while self.young.bytes > self.young_bytes_max {
             let frame = FrameIndex(self.young.head);
-            let referenced = with_word(cache, frame, |_, word, _| word.take_referenced());
+            let referenced = with_word(frames, frame, |_, word, _| word.take_referenced());
             if referenced == Some(true) {
-                self.count_prefetched(cache.frames.meta(frame), true);
+                self.count_prefetched(frames.meta(frame), true);
             }
-            self.unlink(&cache.frames, frame);
-            self.push(&cache.frames, QueueName::Small, frame);
-            self.ask_for_head(cache, QueueName::Young);
+            self.unlink(frames, frame);
+            self.push(frames, QueueName::Small, frame);
+            self.ask_for_head(frames, QueueName::Young);
         }
     }
 
     /// Has the processor fetch what the next look at the head of a queue will want.
-    fn ask_for_head(&mut self, cache: &Cache, name: QueueName) {
+    fn ask_for_head(&mut self, frames: &Frames, name: QueueName) {
         let frame = FrameIndex(self.queue(name).head);
         if frame == FrameIndex::NONE {
             return;
         }
-        let meta = cache.frames.meta(frame);
+        let meta = frames.meta(frame);
         // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(&cache.frames, meta.page.load(Relaxed));
+        core.ask_for(frames, meta.page.load(Relaxed));
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
-            copy::ask_for_line(cache.frames.meta(next));
+            copy::ask_for_line(frames.meta(next));
         }
     }
 
@@ -510,16 +518,16 @@ fn queue_of(meta: &FrameMeta) -> QueueName {
 /// Calls `then` with the word of the page whose frame is queued as `frame`, unless the page is in
 /// transition.
 fn with_word<R>(
-    cache: &Cache,
+    frames: &Frames,
     frame: FrameIndex,
     then: impl FnOnce(&Held<'_>, &PageWord, Word) -> R,
 ) -> Option<R> {
-    let meta = cache.frames.meta(frame);
+    let meta = frames.meta(frame);
     // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
     // teardown takes first.
     let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
     let page = meta.page.load(Relaxed);
-    let held = core.hold(cache, page, false).ok()?;
+    let held = core.hold(frames, page, false).ok()?;
     let word = held.word(page);
     let seen = word.load();
     (seen.is_ready() && seen.frame() == frame).then(|| then(&held, word, seen))

@@ -5,6 +5,7 @@
 //! what is older than the number of pages that the main queue can hold, and the oldest of a
 //! bucket; a false match (chance about 2^-30) only misplaces a page.
 
+/// Half a line of the processor's caches.
 const WAYS: usize = 4;
 
 pub(crate) struct Ghost {

@@ -1,26 +1,25 @@
 //! Groups: the frames that the system gives and takes back together.
 //!
-//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` concerns whole ones:
-//! of a smaller piece it takes all of the page, or refuses. So frames are committed and decommitted by
-//! groups: a frame that is no smaller than a system page is one, else as many as fill a system page
-//! are. All frames of a committed group count against the limit.
+//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` concerns whole
+//! ones: of a smaller piece it takes all of the page, or refuses. So frames are committed and
+//! decommitted by groups: a frame that is no smaller than a system page is one, else as many as
+//! fill a system page are. All frames of a committed group count against the limit.
 //!
-//! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for each
-//!   group knows, where groups are of several frames; then the free list is linked both ways, so that
-//!   they can be taken off it wherever they are.
+//! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for
+//!   each group knows, where groups are of several frames; then the free list is linked both ways,
+//!   so that they can be taken off it wherever they are.
 //! - **GR2** A group whose count became full is in the list of whole ones, once, until who wants to
 //!   decommit takes it out; some of its frames may be in use again by then.
 //!
 //! Locks: that of the class's free frames, which the caller has.
 
-use std::io;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::frame::{Class, FrameIndex, Frames, FreeList, UNIT_BYTES};
+use crate::cache::class::Class;
+use crate::cache::frame::{Frames, FreeList};
+use crate::units::{FrameIndex, UNIT_BYTES};
 
-/// Units of the largest system page: a count fits below LISTED, and a chunk is a number of them.
-const GROUP_UNITS_MAX: usize = 64;
 /// Beside the count of a group: it is in the list of whole ones.
 const LISTED: u8 = 1 << 7;
 
@@ -69,7 +68,7 @@ impl Frames {
             free_in_group.store(count, Relaxed);
         }
         free.warm = frame.0;
-        self.classes[class.tag() as usize].note_warm();
+        self.free_frames(class).note_warm();
     }
 
     /// Takes a frame off the free list; the first one, where a frame is a group.
@@ -113,25 +112,4 @@ impl Frames {
             return Some(group);
         }
     }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// System pages of engines that the thread builds; 0: as they are.
-    pub(crate) static SYSTEM_PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-/// The size of the system's pages; an error if groups can't be made of it.
-pub(super) fn system_page_bytes() -> io::Result<usize> {
-    // SAFETY: no memory is involved.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize };
-    #[cfg(test)]
-    let bytes = if SYSTEM_PAGE_BYTES.get() > 0 { SYSTEM_PAGE_BYTES.get() } else { bytes };
-    let units = bytes / UNIT_BYTES;
-    if units.is_power_of_two() && units <= GROUP_UNITS_MAX {
-        return Ok(bytes);
-    }
-    let what =
-        format!("the system has memory pages of {bytes} bytes: 4 KiB to 256 KiB are supported");
-    Err(io::Error::new(io::ErrorKind::Unsupported, what))
 }

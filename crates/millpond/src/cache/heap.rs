@@ -1,17 +1,17 @@
 //! What files take of the heap, counted against the memory limit.
 //!
-//! Sets of pages and ranges grow where nothing can be refused: a page is DIRTY, and has to be in the
-//! set. So they grow first, and are counted right after, without the lock that they are under, as that
-//! may evict. Where nothing can go for it, as all pages are kept by write-back or pinned, it takes what
-//! [`Frames`](crate::cache::frame::Frames) spares of the limit, and nobody gets a frame before that is
-//! made up for ([`Cache::take_frame`]): so it is a matter of what was under way. Enough is spared for
-//! files of one leaf, and of limits from 1 MiB for others; below, sets of files whose dirty pages lie more
-//! than 2 MiB (of small pages) apart can pass the limit.
+//! Sets of pages and ranges grow where nothing can be refused: a page is DIRTY, and has to be in
+//! the set. So they grow first, and are counted right after, without the lock that they are under,
+//! as that may evict. Where nothing can go for it, as all pages are kept by write-back or pinned,
+//! it takes what [`Frames`](crate::cache::frame::Frames) spares of the limit, and nobody gets a
+//! frame before that is made up for ([`Cache::take_frame`]): so it is a matter of what was under
+//! way. Enough is spared for files of one leaf, and of limits from 1 MiB for others; below, sets of
+//! files whose dirty pages lie more than 2 MiB (of small pages) apart can pass the limit.
 //!
-//! Not counted is what ends with a request, or an operation under way: its guard where it waits for one
-//! (150 bytes), its waker, the pages that a flush has in hand (8 bytes each); nor a slot of 128 bytes
-//! for each thread that reads. What goes with a file (its entries in the registry and in the flusher's
-//! list) is in what it is charged for when it is opened.
+//! Not counted is what ends with a request, or an operation under way: its guard where it waits for
+//! one (150 bytes), its waker, the pages that a flush has in hand (8 bytes each); nor a slot of 128
+//! bytes for each thread that reads. What goes with a file (its entries in the registry and in the
+//! flusher's list) is in what it is charged for when it is opened.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,9 +26,10 @@ pub(crate) struct HeapCharge {
 }
 
 impl HeapCharge {
-    /// Counts `bytes` from now on, evicting what must go for it. Of several at once one is the last, as
-    /// though they came one after the other: who changes what is counted calls this after it, so a
-    /// number that is not the newest is soon replaced. The caller holds no lock but range guards.
+    /// Counts `bytes` from now on, evicting what must go for it. Of several at once one is the
+    /// last, as though they came one after the other: who changes what is counted calls this after
+    /// it, so a number that is not the newest is soon replaced. The caller holds no lock but range
+    /// guards.
     pub(crate) fn set(&self, cache: &Cache, bytes: u64) {
         self.set_if(cache, bytes, &|more| {
             cache.charge_anyway(more);

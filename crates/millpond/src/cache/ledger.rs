@@ -1,5 +1,5 @@
-//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it; in
-//! all, and of each file.
+//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it;
+//! in all, and of each file.
 //!
 //! Follows from the transitions of page words, each of which is noted once, so the sums are exact
 //! when nobody is in the middle of one.
@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::page::{Change, Word};
-use crate::inode::CachedFile;
 
 #[derive(Default)]
 pub(crate) struct Ledger {
@@ -35,7 +34,7 @@ impl Ledger {
         sum(&self.unstable)
     }
 
-    /// Bytes of pages that can't be evicted for what write-back owes (W4).
+    /// Bytes of pages that can't be evicted for what write-back owes (page.W4).
     pub(crate) fn kept(&self) -> u64 {
         sum(&self.kept)
     }
@@ -45,9 +44,9 @@ impl Ledger {
         self.released.load(Relaxed)
     }
 
-    /// Notes a transition of a page of `page_bytes`, of a file that is no more. Of others, see
-    /// [`CachedFile::note`].
-    pub(super) fn note(&self, change: Change, page_bytes: usize) {
+    /// Notes a transition of a page of `page_bytes`; the [`Share`] of its file, if that is still in
+    /// use, is told, too.
+    pub(crate) fn note(&self, change: Change, page_bytes: usize) {
         let note = |sum: &AtomicU64, is_in: fn(Word) -> bool| {
             add(sum, &change, page_bytes, |word| u64::from(is_in(word)));
         };
@@ -85,26 +84,21 @@ impl Share {
         self.kept().saturating_sub(self.unwritten())
     }
 
+    /// As [`Ledger::note`].
+    pub(crate) fn note(&self, change: Change, page_bytes: usize) {
+        add(&self.unwritten, &change, page_bytes, |word| {
+            u64::from(word.is_dirty()) + u64::from(word.is_under_writeback())
+        });
+        add(&self.kept, &change, page_bytes, |word| u64::from(word.is_kept()));
+        if change.was.is_under_writeback() && !change.now.is_under_writeback() {
+            self.ended.fetch_add(1, Relaxed);
+        }
+    }
+
     /// How many write-backs of a page have ended, well or not: who finds it grown knows that the
     /// device moves.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Relaxed)
-    }
-}
-
-impl CachedFile {
-    /// Notes a transition of a page.
-    pub(crate) fn note(&self, change: Change) {
-        let page_bytes = self.core().page_bytes();
-        let share = &self.writeback.share;
-        add(&share.unwritten, &change, page_bytes, |word| {
-            u64::from(word.is_dirty()) + u64::from(word.is_under_writeback())
-        });
-        add(&share.kept, &change, page_bytes, |word| u64::from(word.is_kept()));
-        if change.was.is_under_writeback() && !change.now.is_under_writeback() {
-            share.ended.fetch_add(1, Relaxed);
-        }
-        self.cache().ledger.note(change, page_bytes);
     }
 }
 

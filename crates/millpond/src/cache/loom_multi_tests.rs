@@ -1,5 +1,5 @@
-//! Loom models of reads of several pages against whatever takes pages away: writes, cuts, eviction and
-//! fills, and frames that move from one page to the other. The pages are those of `loom_tests`.
+//! Loom models of reads of several pages against whatever takes pages away: writes, cuts, eviction
+//! and fills, and frames that move from one page to the other. The pages are those of `loom_tests`.
 //!
 //! Contents tell the page and the time: what page 1 holds is 10 more than what page 0 holds.
 

@@ -10,8 +10,9 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch, PageWord, Shown, State};
+use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
 
@@ -376,9 +377,9 @@ fn loom_a_size_is_seen_by_who_changes_another_next() {
     });
 }
 
-/// Goal: an extending write, and a write of one page beside it, each followed by a read of the other's
-/// page, do not both find what was before.
-/// Method: the first page is overwritten in one step; the second is shown beyond the old end.
+/// Goal: an extending write, and a write of one page beside it, each followed by a read of the
+/// other's page, do not both find what was before. Method: the first page is overwritten in one
+/// step; the second is shown beyond the old end.
 #[test]
 fn loom_an_extension_is_seen_by_who_writes_next() {
     loom::model(|| {
@@ -449,73 +450,46 @@ fn loom_referenced_lands_on_any_state() {
     });
 }
 
-/// Goal: the frame of a view is not freed under it, and is freed exactly once.
-/// Method: a viewer pins, and looks at the word again; the evictor takes the page, and retires the frame.
+/// Goal: what was done to the file below by who hid a page is done before the page is filled again.
+/// Method: a cut that changes the file and drops the page, against a fill that reads the file.
 #[test]
-fn loom_a_pinned_frame_is_freed_once_and_not_early() {
+fn loom_a_fill_comes_after_what_the_last_owner_did() {
     loom::model(|| {
         let pond = Pond::new(Rule::None);
-        let freed = Arc::new(AtomicUsize::new(0));
-        let free = |pond: &Pond, freed: &AtomicUsize| {
-            freed.fetch_add(1, Relaxed);
-            pond.build(1, 99);
-        };
-        let viewer = thread::spawn({
-            let (pond, freed) = (Arc::clone(&pond), Arc::clone(&freed));
+        let below = Arc::new(AtomicUsize::new(0));
+        let mut hiding = Hiding::new(&pond.epoch);
+        hiding.hide(&pond.words[0]);
+        hiding.finish();
+        let cutter = thread::spawn({
+            let (pond, below) = (Arc::clone(&pond), Arc::clone(&below));
             move || {
-                let seen = pond.words[0].load();
-                if !seen.is_ready() {
-                    return;
-                }
-                let pins = &pond.pins[1];
-                pins.pin();
-                if step::copy_kept(&pond.words[0], seen, || ()).is_some() {
-                    assert_eq!(pond.frames[1].load(Relaxed), 0, "the view changed");
-                    assert_eq!(pond.frames[1].load(Relaxed), 0, "the view changed");
-                }
-                if pins.unpin() {
-                    free(&pond, &freed);
-                }
+                below.store(5, Relaxed);
+                let _ = pond.words[0].drop_hidden();
             }
         });
-        let seen = pond.words[0].load();
-        assert!(pond.words[0].try_evict(seen, &pond.epoch));
-        if pond.retire(seen.frame()) {
-            free(&pond, &freed);
+        if pond.words[0].try_fill(FrameIndex(3)).is_ok() {
+            assert_eq!(below.load(Relaxed), 5, "filled with what was there before");
         }
-        viewer.join().unwrap();
-        assert_eq!(freed.load(Relaxed), 1);
+        cutter.join().unwrap();
     });
 }
 
-/// Goal: a page is never put into a leaf that is being recycled.
-/// Method: T2 and T3 of the table: the slot is read, the leaf held, the slot read again, against
-/// who drops the last hold, kills the leaf and unlinks it.
+/// Goal: who sees a size finds the file below as long.
+/// Method: a truncation extends the file, and then the size, against a reader of it.
 #[test]
-fn loom_a_held_leaf_stays_linked() {
+fn loom_a_size_comes_after_the_file_below_is_as_long() {
     loom::model(|| {
-        let slot = Arc::new(AtomicUsize::new(1));
-        let holds = Arc::new(Pins::default());
-        holds.revive();
-        let recycler = thread::spawn({
-            let (slot, holds) = (Arc::clone(&slot), Arc::clone(&holds));
+        let shared = Arc::new((FileSize::new(1), AtomicUsize::new(1)));
+        let truncation = thread::spawn({
+            let shared = Arc::clone(&shared);
             move || {
-                if holds.unhold_or_kill() {
-                    slot.store(0, Release);
-                }
+                shared.1.store(2, Relaxed);
+                shared.0.set(2);
             }
         });
-        if slot.load(Acquire) == 1 && holds.try_hold() {
-            if slot.load(Acquire) == 1 {
-                // Held and linked: stays so until we let go.
-                thread::yield_now();
-                assert_eq!(slot.load(Acquire), 1, "a held leaf was recycled");
-            }
-            if holds.unhold_or_kill() {
-                slot.store(0, Release);
-            }
+        if shared.0.get() == 2 {
+            assert_eq!(shared.1.load(Relaxed), 2, "the file below ends before");
         }
-        recycler.join().unwrap();
-        assert_eq!(slot.load(Acquire), 0, "an empty leaf was left behind");
+        truncation.join().unwrap();
     });
 }

@@ -10,8 +10,9 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
+use crate::cache::epoch::Epoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch, PageWord, Shown, State, WritebackEnd};
+use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
 
@@ -25,11 +26,12 @@ enum Rule {
     Pin,
     /// Who cuts the file waits for write-backs after hiding.
     AwaitEnds,
-    /// The size is read after the claim (B5 of `writeback`).
+    /// The size is read after the claim (writeback.B5).
     SizeAfterClaim,
-    /// Who reads a page back says so, before it is shown (G5).
+    /// Who reads a page back says so, before it is shown (generations.G5).
     ReadBack,
-    /// The page is made DIRTY again under the lock under which it is found in doubt (G5).
+    /// The page is made DIRTY again under the lock under which it is found in doubt
+    /// (generations.G5).
     RedirtyUnderLock,
 }
 
@@ -245,9 +247,9 @@ fn loom_eviction_races_a_flush() {
     });
 }
 
-/// Goal: after a sync that failed, what is made DIRTY again is what the device took, and not what was
-/// read from it since, when it may have lost that (G5).
-/// Method: a page in doubt is made DIRTY, while somebody evicts it and reads it back.
+/// Goal: after a sync that failed, what is made DIRTY again is what the device took, and not what
+/// was read from it since, when it may have lost that (generations.G5). Method: a page in doubt is
+/// made DIRTY, while somebody evicts it and reads it back.
 fn a_failed_sync_races_a_read(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);

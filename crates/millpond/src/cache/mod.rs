@@ -8,15 +8,19 @@ pub(crate) mod table;
 
 pub(crate) mod page;
 
-pub(crate) mod step;
+pub(crate) mod epoch;
 
-pub(crate) mod copy;
+pub(crate) mod step;
 
 pub(crate) mod parked;
 
 pub(crate) mod frame;
 
-pub(crate) mod group;
+pub(crate) mod class;
+
+mod alloc;
+
+mod group;
 
 mod nest;
 
@@ -31,7 +35,7 @@ pub(crate) mod pin;
 pub(crate) mod evict;
 
 mod ghost;
-pub(crate) mod slab;
+mod slab;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -40,26 +44,34 @@ mod loom_tests;
 mod loom_multi_tests;
 
 #[cfg(all(test, loom))]
+mod loom_pin_tests;
+
+#[cfg(all(test, loom))]
 mod loom_writeback_tests;
 
 use std::io;
+use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cache::class::Class;
 use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
-use crate::cache::frame::{Class, FrameIndex, Frames};
+use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
-use crate::cache::table::{FileCore, Held, PageIndex, SLOTS};
+use crate::cache::table::{FileCore, Held, SLOTS};
 use crate::stats::Counters;
-use crate::survival::keeper::Address;
+use crate::survival::Address;
+use crate::units::{FrameIndex, PageIndex};
 
-/// How many goes at the queues must do, where a whole turn was in vain (E3).
+/// How many goes at the queues must do, where a whole turn was in vain (evict.E3): they look at 512
+/// pages of a queue, some tens of microseconds.
 const GOES_MAX: u64 = 8;
-/// The part of the limit that tables of range locks may take.
+/// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
-/// Pages that are put into the queues in one hold of their lock, which every miss takes.
+/// Pages that are put into the queues in one hold of their lock, which every miss takes: half as
+/// many as the evictor looks at in one.
 const QUEUED_MAX: usize = 32;
 
 /// The cache of one engine.
@@ -138,6 +150,16 @@ impl Cache {
         self.take_frame(class)
     }
 
+    /// A core for an empty table; `None` if the memory limit has no room.
+    pub(crate) fn take_core(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
+        loop {
+            if let Some(core) = self.slab.take(size, page_shift) {
+                return Some(core);
+            }
+            self.slab.add(&self.frames, self.take_frame(Class::SLAB)?);
+        }
+    }
+
     /// Counts `bytes` of other memory against the limit, evicting what must go for it.
     pub(crate) fn try_charge(&self, bytes: u64) -> bool {
         loop {
@@ -150,16 +172,16 @@ impl Cache {
         }
     }
 
-    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is passed
-    /// (see `heap`).
+    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is
+    /// passed (see `heap`).
     pub(crate) fn charge_anyway(&self, bytes: u64) {
         if !self.try_charge(bytes) {
             self.frames.charge_over(bytes);
         }
     }
 
-    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open: they
-    /// get a small part of the limit, else those of many files would leave nothing for pages.
+    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open:
+    /// they get a small part of the limit, else those of many files would leave nothing for pages.
     pub(crate) fn try_charge_locks(&self, bytes: u64) -> bool {
         let max = self.frames.limit_bytes() / LOCKS_PART;
         let taken = self
@@ -189,7 +211,7 @@ impl Cache {
             if self.ledger.kept() >= queues.bytes() {
                 return false;
             }
-            match queues.evict_one(self) {
+            match queues.evict_one(&self.frames) {
                 Go::Evicted => break,
                 Go::Nothing => return false,
                 Go::More { any_kept: these } => any_kept |= these,
@@ -214,13 +236,13 @@ impl Cache {
         while arrivals.peek().is_some() {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             for arrival in arrivals.by_ref().take(QUEUED_MAX) {
-                queues.insert(self, &arrival);
+                queues.insert(&self.frames, &arrival);
             }
         }
     }
 
-    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there was
-    /// none.
+    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there
+    /// was none.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
         for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
             let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
@@ -249,7 +271,7 @@ impl Cache {
     /// Evicts the pages from `first` to `last` that are not in use.
     pub(crate) fn evict_range(&self, core: &FileCore, first: PageIndex, last: PageIndex) {
         let class = Class::page(core.page_shift);
-        core.for_each_page(self, first, last, &mut |held, _, word| {
+        core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             let mut queues = self.queues.lock().expect("no panic under the lock");
             let used = word.take_referenced();
             let seen = word.load();
@@ -272,7 +294,7 @@ impl Cache {
         self.queues.lock().expect("no panic under the lock").readahead_use()
     }
 
-    /// The most pages that one hold of the queues' lock looked at (E4 of `evict`), and forgets it.
+    /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
     #[cfg(test)]
     pub(crate) fn take_most_looks(&self) -> u64 {
         std::mem::take(&mut self.queues.lock().unwrap().most_looks)
@@ -281,9 +303,9 @@ impl Cache {
     /// Empties a file that nobody uses any more and gives its nodes back.
     pub(crate) fn tear_down(&self, core: &FileCore) {
         let class = Class::page(core.page_shift);
-        core.for_each_page(self, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
-            // E1: out of the queues before the core goes. Nobody else can touch a READY page of
-            // this file but the evictor, which works under the lock.
+        core.for_each_page(&self.frames, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
+            // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
+            // of this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");
             let used = word.take_referenced();
             if word.load().is_kept() {
@@ -300,6 +322,16 @@ impl Cache {
         // An evictor that emptied a page of ours just before may still be on its way out of the
         // table. It works under the lock all the time, and a later one finds no frame of ours.
         drop(self.queues.lock().expect("no panic under the lock"));
-        core.tear_down(self);
+        core.tear_down(&self.frames);
+    }
+}
+
+impl FrameSource for Cache {
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn take_frame(&self, class: Class) -> Option<FrameIndex> {
+        self.take_frame(class)
     }
 }

@@ -14,8 +14,10 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
-use crate::cache::frame::{CHUNK_UNITS, CLASS_SHIFT, Class, FrameIndex, Frames, NESTED};
-use crate::cache::table::{Held, PageIndex, SLOTS};
+use crate::cache::class::Class;
+use crate::cache::frame::{CLASS_SHIFT, Frames, NESTED};
+use crate::cache::table::{Held, SLOTS};
+use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 
 /// Nests are for pages of one unit: a chunk then has as many frames as a leaf has words.
 const CLASS: Class = Class::UNIT_PAGE;
@@ -36,7 +38,9 @@ impl Frames {
         let first = self.take_chunk(CLASS)?;
         for unit in first..first + CHUNK_UNITS {
             let tags = NESTED | u32::from(CLASS.tag()) << CLASS_SHIFT;
-            // Release: pairs with the claim.
+            // Release: pairs with the claim. Argued: a frame is found by the guess in a link that
+            // is noted after this, by who holds that leaf; and its bytes and metadata are nobody's
+            // until the claim.
             self.meta(FrameIndex(unit)).tags.store(tags, Release);
         }
         self.nests.lock().expect("no panic under the lock").push(first);
@@ -58,7 +62,9 @@ impl Frames {
 
     fn claim_nested(&self, frame: FrameIndex) -> bool {
         let tags = &self.meta(frame).tags;
-        // The first look spares others' frames the write.
+        // The first look spares others' frames the write. Argued: one RMW finds the bit, whatever
+        // the ordering; the chunk was set up under the lock of the frames, and late readers are
+        // told of the reuse by `handed_out`.
         tags.load(Relaxed) & NESTED != 0 && tags.fetch_and(!NESTED, AcqRel) & NESTED != 0
     }
 }

@@ -31,27 +31,30 @@
 //! - **W1** The version grows whenever a page leaves READY. Equal frame and version before and
 //!   after a copy mean one content in between.
 //! - **W2** The bytes of a READY frame never change; a writer puts a fresh frame in place.
+//! - **W3** A page is filled under at least a shared guard over it, and hidden or replaced under an
+//!   exclusive one.
 //! - **W4** A page that is DIRTY, WRITEBACK or UNSTABLE is not evicted.
-//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
-//!   who set it clears it, when the device is done. It forbids a second write-back.
 //! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
 //!   the old value had WAITERS: a plain store would erase a waiter that came meanwhile.
+//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
+//!   who set it clears it, when the device is done. It forbids a second write-back.
+//! - **W9** Single flight: one thread makes an EMPTY page FILLING, and it alone ends that.
 //!
-//! *Wrap-around.* 27 bits of version wrap after 134 million departures from READY, which a reader
-//! that was descheduled in mid-copy could sleep through. So the version alone is not trusted: a
-//! transition that makes a version wrap, or reach half its range, first raises the file's *epoch*
-//! (64 bits: never wraps), and a reader compares the epoch, too. (Twice a round, as a reader may
-//! begin between a raise and the transition that it belongs to.) A word that equals the one seen before the copy was
-//! either never changed or was written after the epoch rose; reading it (Acquire, by the fence
-//! between) makes the new epoch visible, and the reader discards the copy. Recycling a table leaf
-//! raises the epoch for the same reason (see `table`).
+//! *Labels.* A rule is cited by the module that states it, its file or folder, and its label:
+//! `page.W1` (write.W5 and frame.W8 go on with this series). In the module itself the label is
+//! enough. `crates/checks` looks after that.
+//!
+//! Versions wrap around: see `epoch`.
 //!
 //! Locks: none.
 
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use crate::cache::frame::FrameIndex;
+use crate::cache::epoch::Epoch;
 use crate::sync::{AtomicU64, fence};
+use crate::units::{FRAME_BITS, FrameIndex};
 
 const STATE: u64 = 0b111;
 const EMPTY: u64 = 0;
@@ -74,10 +77,7 @@ const VERSION_BITS: u32 = 27;
 #[cfg(loom)]
 const VERSION_BITS: u32 = 1;
 const VERSION: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
-const FRAME_SHIFT: u32 = 36;
-
-/// The number of frames that a word can tell apart.
-pub(crate) const FRAMES_MAX: u64 = 1 << (64 - FRAME_SHIFT);
+const FRAME_SHIFT: u32 = u64::BITS - FRAME_BITS;
 
 /// What decides whether a copy is one content: state, version and frame.
 const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | KEPT);
@@ -153,6 +153,11 @@ impl Word {
         FrameIndex((self.0 >> FRAME_SHIFT) as u32)
     }
 
+    #[cfg(not(loom))]
+    pub(super) fn low_half(self) -> u32 {
+        self.0 as u32
+    }
+
     #[inline]
     pub(crate) fn same_content(self, other: Word) -> bool {
         (self.0 ^ other.0) & CONTENT == 0
@@ -182,9 +187,8 @@ impl Change {
     }
 }
 
-#[cfg(loom)]
 impl Sleepers {
-    pub(crate) fn any(self) -> bool {
+    pub(super) fn any(self) -> bool {
         self.0
     }
 }
@@ -219,39 +223,6 @@ pub(crate) enum WritebackEnd {
     Failed,
 }
 
-/// The epoch of a file: see "Wrap-around" above.
-#[repr(transparent)]
-pub(crate) struct Epoch(AtomicU64);
-
-impl Epoch {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    /// First step of a lock-free read.
-    #[inline]
-    pub(crate) fn begin(&self) -> u64 {
-        // Acquire: the loads of the words stay below.
-        self.0.load(Acquire)
-    }
-
-    /// Last step of a lock-free read, after all words were reloaded.
-    #[inline]
-    pub(crate) fn is_unchanged(&self, begun: u64) -> bool {
-        // Pairs with the release of the RMW that wrote the word which was just reloaded: if that
-        // word came after a wrap, the raise of the epoch is visible here.
-        fence(Acquire);
-        self.0.load(Relaxed) == begun
-    }
-
-    /// Before words of this file can repeat.
-    pub(crate) fn raise(&self) {
-        // SeqCst (a fence on both sides on every target we run on): what follows, a wrapped word
-        // or the reuse of a leaf, is seen by nobody who does not see this.
-        self.0.fetch_add(1, SeqCst);
-    }
-}
-
 /// The word of one page.
 #[repr(transparent)]
 pub(crate) struct PageWord(AtomicU64);
@@ -269,9 +240,9 @@ impl PageWord {
         Word(self.0.load(Acquire))
     }
 
-    /// Whether the content is still what `seen` says. For [`step`](crate::cache::step), which puts a
-    /// `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the frame
-    /// was replaced and reused before the copy ended, a newer word is seen here.
+    /// Whether the content is still what `seen` says. For [`step`](crate::cache::step), which puts
+    /// a `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the
+    /// frame was replaced and reused before the copy ended, a newer word is seen here.
     #[inline]
     pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
         Word(self.0.load(Relaxed)).same_content(seen)
@@ -484,47 +455,15 @@ impl PageWord {
         self.0.compare_exchange(seen.0, armed, AcqRel, Acquire).ok().map(|_| Word(armed))
     }
 
-    /// Sleeps while the low half of the word is that of `armed`; may return early.
+    /// The half of the word that has the flags, for the kernel to compare.
     #[cfg(not(loom))]
-    pub(crate) fn sleep(&self, armed: Word) {
-        use rustix::thread::futex;
-        // The error cases are "changed already" and "interrupted": the caller looks again.
-        let _ = futex::wait(self.futex(), futex::Flags::PRIVATE, armed.0 as u32, None);
-    }
-
-    /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
-    /// task's retry could need (A4 of `parked`). The word may belong to another page by now: they
-    /// look again.
-    #[cfg(not(loom))]
-    pub(crate) fn wake(&self, sleepers: Sleepers) {
-        use rustix::thread::futex;
-        if sleepers.0 {
-            let _ = futex::wake(self.futex(), futex::Flags::PRIVATE, i32::MAX as u32);
-            crate::cache::parked::wake(self);
-        }
-    }
-
-    #[cfg(not(loom))]
-    fn futex(&self) -> &AtomicU32 {
+    pub(super) fn low_half(&self) -> &AtomicU32 {
         const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 1 };
         // SAFETY: the half lies within the word, is aligned for u32, lives as long as `self`, and
         // is only given to the kernel, which reads it atomically.
         unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast::<u32>().add(LOW_HALF)) }
     }
-
-    #[cfg(loom)]
-    pub(crate) fn sleep(&self, _armed: Word) {
-        loom::thread::yield_now();
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn wake(&self, sleepers: Sleepers) {
-        let _ = sleepers.0;
-    }
 }
-
-#[cfg(not(loom))]
-use std::sync::atomic::AtomicU32;
 
 /// The version after `seen`, without state or frame. Raises the epoch before a wrapped one is
 /// used, and half-way to it.
@@ -540,6 +479,7 @@ fn next_version(seen: u64, epoch: &Epoch) -> u64 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::units::FRAMES_MAX;
 
     const F1: FrameIndex = FrameIndex(1);
     const F2: FrameIndex = FrameIndex((FRAMES_MAX - 1) as u32);

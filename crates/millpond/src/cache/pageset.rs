@@ -1,14 +1,15 @@
 //! A set of pages of one file: a bitmap for each table leaf that has a member.
 //!
 //! Ordered, so that what is written back together lies together. 64 bytes for 2 MiB of small pages
-//! at best, and some hundred for a page that is alone in its leaf, which itself takes 4 KiB. That is
-//! counted against the memory limit by the holder of the set, after changes ([`PageSet::heap_bytes`],
-//! [`HeapCharge`](crate::cache::heap::HeapCharge)).
+//! at best, and some hundred for a page that is alone in its leaf, which itself takes 4 KiB. That
+//! is counted against the memory limit by the holder of the set, after changes
+//! ([`PageSet::heap_bytes`], [`HeapCharge`](crate::cache::heap::HeapCharge)).
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::cache::table::{PageIndex, SLOTS};
+use crate::cache::table::SLOTS;
+use crate::units::PageIndex;
 
 const WORDS: usize = SLOTS / 64;
 
@@ -28,8 +29,8 @@ impl PageSet {
         self.leaves() == 0
     }
 
-    /// What it takes of the heap, at most: the only bitmap, else nodes of 11 members each, at least five
-    /// of which are used but in the first, and what the allocator adds.
+    /// What it takes of the heap, at most: the only bitmap, else nodes of 11 members each, at least
+    /// five of which are used but in the first, and what the allocator adds.
     pub(crate) fn heap_bytes(&self) -> u64 {
         const ONLY_BYTES: u64 = (size_of::<(u64, Bitmap)>() + 16) as u64;
         const NODE_BYTES: u64 = 960;
@@ -161,7 +162,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Goal: what a cache of few pages has to keep of a small file fits what is spared of its limit.
+    /// Goal: what a cache of few pages has to keep of a small file fits what is spared of its
+    /// limit.
     #[test]
     fn one_leaf_takes_little_of_the_heap() {
         let mut set = PageSet::default();

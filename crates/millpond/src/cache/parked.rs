@@ -1,4 +1,6 @@
-//! Tasks that wait for a page: what a thread does with a futex on the page word, without a thread.
+//! Who waits for a page: threads, by a futex on its word, and tasks, which leave a waker.
+//!
+//! Both set WAITERS in the word; who ends the state that they wait for wakes them all. Of tasks:
 //!
 //! ```text
 //!   arm:  lock bucket -> look at the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
@@ -10,12 +12,12 @@
 //!   its RMW before the look, which then sees it; or after, when it finds WAITERS, and takes the
 //!   lock after the waker was added. So no wake-up is lost. (Looking again is needed even where
 //!   WAITERS is set already: it may be the bit that the end has just reported.)
-//! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms one
-//!   page at a time, so none is armed twice.
+//! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms
+//!   one page at a time, so none is armed twice.
 //! - **A3** Being woken means to look again: the page may be EMPTY because its fill failed, in
 //!   somebody else's hands, or another page altogether.
-//! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of its
-//!   work: they may not wait for anything but locks that are held for moments.
+//! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of
+//!   its work: they may not wait for anything but locks that are held for moments.
 //!
 //! The key is the address of the word, as a futex's is. One table serves the process: whoever wakes
 //! knows the word and nothing else.
@@ -24,11 +26,14 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::task::Waker;
 
+#[cfg(not(loom))]
+use rustix::thread::futex;
 use smallvec::SmallVec;
 
-use crate::cache::page::{PageWord, State};
+use crate::cache::page::{PageWord, Sleepers, State, Word};
 use crate::sync::{Mutex, fence};
 
+/// More than threads are at it at once, as a rule.
 #[cfg(not(loom))]
 const BUCKETS: usize = 64;
 #[cfg(loom)]
@@ -114,8 +119,9 @@ impl Parking {
 static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
 
 fn found() -> Option<&'static Parking> {
-    // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of a
-    // task sees the table, as the task made it before.
+    // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of
+    // a task sees the table, as the task made it before.
+    // Argued: the model of the first task has a flag for this static, which it can't make anew.
     // SAFETY: tables are never freed.
     unsafe { PARKING.load(Acquire).as_ref() }
 }
@@ -124,6 +130,7 @@ fn found() -> Option<&'static Parking> {
 pub(crate) fn parking() -> &'static Parking {
     found().unwrap_or_else(|| {
         let fresh = Box::into_raw(Box::new(Parking::new()));
+        // Argued: see `found`.
         match PARKING.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
             // SAFETY: tables are never freed.
             Ok(_) => unsafe { &*fresh },
@@ -137,19 +144,46 @@ pub(crate) fn parking() -> &'static Parking {
     })
 }
 
-/// Wakes the tasks that wait for the page of `word`.
-#[cfg(not(loom))]
-pub(crate) fn wake(word: &PageWord) {
-    // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees the
-    // page's end, or this sees the table.
+/// What `found` finds of the table, after the page's state has ended.
+fn found_after_the_end<T>(found: impl FnOnce() -> Option<T>) -> Option<T> {
+    // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees
+    // the page's end, or this sees the table.
     fence(SeqCst);
-    if let Some(parking) = found() {
-        parking.wake(std::ptr::from_ref(word).addr());
+    found()
+}
+
+impl PageWord {
+    /// Sleeps while the low half of the word is that of `armed`; may return early.
+    #[cfg(not(loom))]
+    pub(crate) fn sleep(&self, armed: Word) {
+        // The error cases are "changed already" and "interrupted": the caller looks again.
+        let _ = futex::wait(self.low_half(), futex::Flags::PRIVATE, armed.low_half(), None);
     }
+
+    /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
+    /// task's retry could need (A4). The word may belong to another page by now: they look again.
+    #[cfg(not(loom))]
+    pub(crate) fn wake(&self, sleepers: Sleepers) {
+        if sleepers.any() {
+            let _ = futex::wake(self.low_half(), futex::Flags::PRIVATE, i32::MAX as u32);
+            if let Some(parking) = found_after_the_end(found) {
+                parking.wake(std::ptr::from_ref(self).addr());
+            }
+        }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn sleep(&self, _armed: Word) {
+        loom::thread::yield_now();
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn wake(&self, _sleepers: Sleepers) {}
 }
 
 /// In a forked child: leaves the parent's table behind, whatever state its locks are in.
 pub(crate) fn forget_parent() {
+    // Argued: a child of fork has one thread.
     PARKING.store(std::ptr::null_mut(), Release);
 }
 
@@ -161,8 +195,9 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
+    use crate::cache::epoch::Epoch;
     use crate::cache::frame::FrameIndex;
-    use crate::cache::page::{Epoch, Shown};
+    use crate::cache::page::Shown;
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -225,9 +260,9 @@ mod tests {
         }
     }
 
-    /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is woken by
-    /// the end of that one, once; and what it takes back is the arming that it names, not a later one
-    /// (A2).
+    /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is
+    /// woken by the end of that one, once; and what it takes back is the arming that it names, not
+    /// a later one (A2).
     #[test]
     fn who_arms_again_is_woken_again() {
         let (parking, page) = (Arc::new(Parking::new()), Arc::new(PageWord::new()));
@@ -266,7 +301,7 @@ mod loom_tests {
 
     use super::*;
     use crate::cache::frame::FrameIndex;
-    use crate::cache::page::{Shown, Word};
+    use crate::cache::page::Shown;
 
     #[derive(Default)]
     struct Flag(AtomicBool);
@@ -329,7 +364,8 @@ mod loom_tests {
         });
     }
 
-    /// Goal: a task that takes its waker back while the fill ends is woken or not, and leaves nothing.
+    /// Goal: a task that takes its waker back while the fill ends is woken or not, and leaves
+    /// nothing.
     #[test]
     fn loom_a_task_leaves_a_page_whose_fill_ends() {
         loom::model(|| {
@@ -351,6 +387,36 @@ mod loom_tests {
             shared.0.leave(&parked);
             filler.join().unwrap();
             assert_eq!(std::sync::Arc::strong_count(&flag), 1, "a waker is left");
+        });
+    }
+
+    /// Goal: the first task of a process, which makes the table, is not missed by who ends the
+    /// fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the table is a
+    /// flag.
+    #[test]
+    fn loom_the_first_task_is_not_missed() {
+        loom::model(|| {
+            let made = loom::sync::atomic::AtomicBool::new(false);
+            let shared = Arc::new((Parking::new(), PageWord::new(), made));
+            let word = &shared.1;
+            word.try_fill(FrameIndex(1)).unwrap();
+            assert!(word.arm(word.load()).is_some());
+            let filler = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (parking, word, made) = &*shared;
+                    let _ = word.finish_fill(FrameIndex(1), Shown::default());
+                    let found = || made.load(Acquire).then_some(parking);
+                    if let Some(parking) = found_after_the_end(found) {
+                        parking.wake(std::ptr::from_ref(word).addr());
+                    }
+                }
+            });
+            let flag = std::sync::Arc::<Flag>::default();
+            shared.2.store(true, Release);
+            let parked = shared.0.arm(word, &Waker::from(std::sync::Arc::clone(&flag)));
+            filler.join().unwrap();
+            assert_eq!(parked.is_some(), flag.0.load(SeqCst), "armed, and not woken");
         });
     }
 }

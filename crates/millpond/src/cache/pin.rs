@@ -1,9 +1,9 @@
 //! Two small counting protocols: the pins of a frame, and the holds of a table node.
 //!
-//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; who took
-//! the frame out of the word fences (SeqCst), and then looks at the count ([`Retiring`]). Either the
-//! retirer sees the pin, or the viewer sees that the word changed. A frame with pins becomes an orphan,
-//! and whoever drops the last pin of an orphan frees it: exactly one of them is told to.
+//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; who took the
+//! frame out of the word fences (SeqCst), and then looks at the count ([`Retiring`]). Either the
+//! retirer sees the pin, or the viewer sees that the word changed. A frame with pins becomes an
+//! orphan, and whoever drops the last pin of an orphan frees it: exactly one of them is told to.
 //!
 //! A viewer that came too late raises and drops the count of a frame that may be free or in new
 //! hands: harmless, and if the frame is retired once more in between, that viewer frees it.

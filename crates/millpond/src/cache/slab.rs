@@ -4,14 +4,16 @@
 //! the core included, lies in the frame reservation and counts in the memory limit. Slabs are
 //! never given back: the most files that were open at once decide how many there are.
 //!
-//! Locks: one around the free list; `Cache` may evict before it is taken, not under it.
+//! Locks: one around the free list; a leaf lock.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use crate::cache::Cache;
-use crate::cache::frame::{Class, UNIT_BYTES};
+#[cfg(doc)]
+use crate::cache::class::Class;
+use crate::cache::frame::Frames;
 use crate::cache::table::FileCore;
+use crate::units::{FrameIndex, UNIT_BYTES};
 
 const CORES: usize = UNIT_BYTES / size_of::<FileCore>();
 
@@ -28,28 +30,27 @@ struct CorePointer(NonNull<FileCore>);
 unsafe impl Send for CorePointer {}
 
 impl Slab {
-    /// A core for an empty table, or `None` if the memory limit has no room.
-    pub(crate) fn alloc(cache: &Cache, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
-        let pop = || cache.slab.free.lock().expect("no panic under the lock").pop();
-        let core = loop {
-            if let Some(core) = pop() {
-                break core.0;
-            }
-            let slab = cache.frames.bytes(cache.take_frame(Class::SLAB)?).cast::<FileCore>();
-            let mut free = cache.slab.free.lock().expect("no panic under the lock");
-            free.extend((0..CORES).map(|i| {
-                // SAFETY: the frame has room for CORES cores.
-                CorePointer(unsafe { NonNull::new_unchecked(slab.add(i)) })
-            }));
-        };
+    /// Takes a free core, for an empty table; `None` if there is none.
+    pub(super) fn take(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
+        let CorePointer(core) = self.free.lock().expect("no panic under the lock").pop()?;
         // SAFETY: the core is ours, and within a slab that is never given back. A late reader of
         // the core's former file does not exist: handles keep their core alive.
         unsafe { core.write(FileCore::new(size, page_shift)) };
         Some(core)
     }
 
+    /// Cuts `frame`, of [`Class::SLAB`], into cores. It belongs to the slab from now on.
+    pub(super) fn add(&self, frames: &Frames, frame: FrameIndex) {
+        let slab = frames.bytes(frame).cast::<FileCore>();
+        let mut free = self.free.lock().expect("no panic under the lock");
+        free.extend((0..CORES).map(|i| {
+            // SAFETY: the frame has room for CORES cores.
+            CorePointer(unsafe { NonNull::new_unchecked(slab.add(i)) })
+        }));
+    }
+
     /// Takes back a core whose table was torn down.
-    pub(crate) fn free(cache: &Cache, core: NonNull<FileCore>) {
-        cache.slab.free.lock().expect("no panic under the lock").push(CorePointer(core));
+    pub(crate) fn free(&self, core: NonNull<FileCore>) {
+        self.free.lock().expect("no panic under the lock").push(CorePointer(core));
     }
 }

@@ -6,9 +6,11 @@
 //!
 //! Locks: none.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-use crate::cache::page::{Epoch, PageWord, Word};
+use crate::cache::epoch::Epoch;
+use crate::cache::page::{PageWord, Word};
+use crate::cache::pin::Pins;
 use crate::sync::{AtomicU64, fence};
 
 /// Last step of a lock-free read, after the copy: whether all `words` are still what they were, and
@@ -25,8 +27,8 @@ pub(crate) fn is_one_moment<'a>(
     words.into_iter().all(|(word, seen)| word.is_unchanged(seen)) && epoch.is_unchanged(begun)
 }
 
-/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if the
-/// page was evicted meanwhile, and the frame may have been used again.
+/// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if
+/// the page was evicted meanwhile, and the frame may have been used again.
 #[inline]
 #[must_use]
 pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T) -> Option<T> {
@@ -36,8 +38,9 @@ pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T
     word.is_unchanged(seen).then_some(copied)
 }
 
-/// After a frame was taken, before its first byte is written: a late reader that sees a byte written
-/// from here on also sees, after the acquire fence behind its copy, that the frame left its page.
+/// After a frame was taken, before its first byte is written: a late reader that sees a byte
+/// written from here on also sees, after the acquire fence behind its copy, that the frame left its
+/// page.
 #[inline]
 pub(crate) fn begin_reuse() {
     fence(Release);
@@ -92,7 +95,7 @@ impl FileSize {
         self.0.load(Relaxed)
     }
 
-    /// Caller: holds an exclusive guard to the end of the file (W5).
+    /// Caller: holds an exclusive guard to the end of the file (write.W5).
     pub(crate) fn set(&self, size: u64) {
         // Release: what was hidden before is seen with it.
         self.0.store(size, Release);
@@ -100,4 +103,70 @@ impl FileSize {
         // see none.
         fence(SeqCst);
     }
+}
+
+/// The root of a page table, or a slot of an inner node: where a node is linked.
+#[repr(transparent)]
+pub(crate) struct LinkSlot(AtomicU64);
+
+impl LinkSlot {
+    pub(crate) fn new(link: u64) -> LinkSlot {
+        LinkSlot(AtomicU64::new(link))
+    }
+
+    #[inline]
+    pub(crate) fn follow(&self) -> u64 {
+        // Acquire: pairs with the release of `try_link`, so that the zeroed node is visible.
+        self.0.load(Acquire)
+    }
+
+    /// Of a table that nobody else uses, or a slot that nobody changes.
+    pub(crate) fn peek(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// In a node that is not linked yet.
+    pub(crate) fn init(&self, link: u64) {
+        self.0.store(link, Relaxed);
+    }
+
+    /// Links a node, or unlinks a root; the link that is there if that is not `seen`.
+    pub(crate) fn try_link(&self, seen: u64, link: u64) -> Result<(), u64> {
+        // Release: pairs with `follow`.
+        self.0.compare_exchange(seen, link, AcqRel, Acquire).map(drop)
+    }
+
+    /// Notes a guess in a link (see `table`). If the link changed, it is lost.
+    pub(crate) fn note(&self, seen: u64, link: u64) {
+        // Relaxed: a guess orders nothing.
+        let _ = self.0.compare_exchange(seen, link, Relaxed, Relaxed);
+    }
+
+    /// Caller: has killed the node, and holds the one that the slot is in.
+    pub(crate) fn unlink(&self) {
+        self.0.store(0, Release);
+    }
+
+    /// Caller: the only one who still uses the table.
+    pub(crate) fn take(&self) -> u64 {
+        self.0.swap(0, AcqRel)
+    }
+}
+
+/// Holds the node that `slot` linked; false if it is dead, or not linked there any more (table.T2
+/// of `table`).
+#[must_use]
+pub(crate) fn try_hold_linked(
+    holds: &Pins,
+    slot: &LinkSlot,
+    is_same: impl FnOnce(u64) -> bool,
+) -> bool {
+    if !holds.try_hold() {
+        return false;
+    }
+    let is_linked = is_same(slot.follow());
+    if !is_linked {
+        holds.unhold();
+    }
+    is_linked
 }

@@ -30,27 +30,26 @@
 //!
 //! Locks: none.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-
-use crate::cache::Cache;
-use crate::cache::copy;
-use crate::cache::frame::{Class, FrameIndex, Frames, UNIT_BYTES, UNIT_SHIFT};
-use crate::cache::page::{Epoch, FRAMES_MAX, PageWord, Word};
-use crate::cache::step::FileSize;
+use crate::cache::class::Class;
+use crate::cache::epoch::Epoch;
+use crate::cache::frame::{FrameSource, Frames};
+use crate::cache::page::{PageWord, State, Word};
+use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
+use crate::copy;
+pub(crate) use crate::units::PageIndex;
+#[cfg(not(loom))]
+use crate::units::UNIT_BYTES;
+use crate::units::{FRAME_BITS, FrameIndex, UNIT_SHIFT};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
 const LEVELS: u64 = 0xff;
 const LINK_NODE_SHIFT: u32 = 8;
-const LINK_GUESS_SHIFT: u32 = 36;
-const FRAME_MASK: u64 = (1 << 28) - 1;
-const _: () = assert!(FRAMES_MAX - 1 == FRAME_MASK);
+const LINK_GUESS_SHIFT: u32 = LINK_NODE_SHIFT + FRAME_BITS;
+const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 
-const _: () = assert!(SLOTS * size_of::<AtomicU64>() == UNIT_BYTES);
-
-/// The number of a page within its file.
-pub(crate) type PageIndex = u64;
+#[cfg(not(loom))]
+const _: () = assert!(SLOTS * size_of::<LinkSlot>() == UNIT_BYTES);
 
 /// What a cached read needs to know of a file. Lives in a slab of the frame reservation, so that
 /// its memory counts in the limit, and is not written by cached reads.
@@ -58,12 +57,12 @@ pub(crate) type PageIndex = u64;
 pub(crate) struct FileCore {
     /// In bytes.
     pub(crate) size: FileSize,
-    root: AtomicU64,
+    root: LinkSlot,
     pub(crate) epoch: Epoch,
     pub(crate) page_shift: u32,
 }
 
-type Node = [AtomicU64; SLOTS];
+type Node = [LinkSlot; SLOTS];
 
 /// A link to a node: the root, or a slot of an inner node. 0 is none.
 #[derive(Clone, Copy)]
@@ -118,7 +117,7 @@ impl FileCore {
     pub(crate) fn new(size: u64, page_shift: u32) -> FileCore {
         FileCore {
             size: FileSize::new(size),
-            root: AtomicU64::new(0),
+            root: LinkSlot::new(0),
             epoch: Epoch::new(),
             page_shift,
         }
@@ -161,14 +160,13 @@ impl FileCore {
     /// The link to the leaf of `page`.
     #[inline]
     fn leaf_link(&self, frames: &Frames, page: PageIndex) -> Option<Link> {
-        let mut link = Link(self.root.load(Acquire));
+        let mut link = Link(self.root.follow());
         let levels = link.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
             return None;
         }
         for level in (1..levels).rev() {
-            // Acquire: pairs with the release that linked the child.
-            link = Link(slots(frames, link.node())?[slot_of(page, level)].load(Acquire));
+            link = Link(slots(frames, link.node())?[slot_of(page, level)].follow());
             if link.0 == 0 {
                 return None;
             }
@@ -205,29 +203,29 @@ impl FileCore {
     /// Holds the leaf of `page`, creating it where `create` says so.
     pub(crate) fn hold<'c>(
         &'c self,
-        cache: &'c Cache,
+        source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
-        let holds = |node| &cache.frames.meta(node).pins;
+        let frames = source.frames();
+        let holds = |node| &frames.meta(node).pins;
         'restart: loop {
-            let Some(mut held) = self.try_hold_root(cache, page, create)? else {
+            let Some(mut held) = self.try_hold_root(source, page, create)? else {
                 // Somebody is about to unlink a dead node.
                 std::thread::yield_now();
                 continue;
             };
             while held.level > 0 {
                 let slot = &held.slots()[slot_of(page, held.level)];
-                let mut link = slot.load(Acquire);
+                let mut link = slot.follow();
                 if link == 0 {
                     if !create {
                         return Err(Unheld::Absent);
                     }
                     let class = if held.level == 1 { Class::LEAF } else { Class::INNER };
-                    let new = alloc(cache, class).ok_or(Unheld::NoMemory)?;
+                    let new = alloc(source, class).ok_or(Unheld::NoMemory)?;
                     holds(held.node).hold_again();
-                    // Release: the zeroed node is visible to who follows the link.
-                    match slot.compare_exchange(0, Link::new(new, 0).0, AcqRel, Acquire) {
+                    match slot.try_link(0, Link::new(new, 0).0) {
                         Ok(_) => {
                             held.descend(new);
                             continue;
@@ -235,18 +233,16 @@ impl FileCore {
                         Err(now) => {
                             holds(held.node).unhold();
                             holds(new).bury(1);
-                            cache.frames.free(new, class);
+                            frames.free(new, class);
                             link = now;
                         }
                     }
                 }
                 let child = Link(link).node();
-                if !holds(child).try_hold() {
+                let is_same = |now| Link(now).same_node(Link(link));
+                if !try_hold_linked(holds(child), slot, is_same) {
+                    // Somebody is about to unlink a dead node, or has done so.
                     std::thread::yield_now();
-                    continue 'restart;
-                }
-                if !Link(slot.load(Acquire)).same_node(Link(link)) {
-                    holds(child).unhold();
                     continue 'restart;
                 }
                 held.descend(child);
@@ -258,31 +254,25 @@ impl FileCore {
     /// Holds a root that covers `page`; `None` if the root changed meanwhile.
     fn try_hold_root<'c>(
         &'c self,
-        cache: &'c Cache,
+        source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
     ) -> Result<Option<Held<'c>>, Unheld> {
-        let root = Link(self.root.load(Acquire));
+        let root = Link(self.root.follow());
         let levels = root.levels();
         if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
-            return if create { self.try_grow(cache, root, page) } else { Err(Unheld::Absent) };
+            return if create { self.try_grow(source, root, page) } else { Err(Unheld::Absent) };
         }
-        if !cache.frames.meta(root.node()).pins.try_hold() {
-            return Ok(None);
-        }
-        let held = Held { cache, core: self, node: root.node(), level: levels - 1, page };
-        // T2. Acquire: see `try_hold`.
-        if !Link(self.root.load(Acquire)).same_node(root) {
-            held.give_back();
-            return Ok(None);
-        }
-        Ok(Some(held))
+        let frames = source.frames();
+        let holds = &frames.meta(root.node()).pins;
+        let is_held = try_hold_linked(holds, &self.root, |now| Link(now).same_node(root));
+        Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
     }
 
     /// Puts a root on top of `root`, or makes the first one, high enough for `page`, and holds it.
     fn try_grow<'c>(
         &'c self,
-        cache: &'c Cache,
+        source: &'c impl FrameSource,
         root: Link,
         page: PageIndex,
     ) -> Result<Option<Held<'c>>, Unheld> {
@@ -290,23 +280,24 @@ impl FileCore {
             0 => (u64::BITS - page.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
             levels => levels + 1,
         };
+        let frames = source.frames();
         let class = if levels == 1 { Class::LEAF } else { Class::INNER };
-        let node = alloc(cache, class).ok_or(Unheld::NoMemory)?;
-        let holds = &cache.frames.meta(node).pins;
+        let node = alloc(source, class).ok_or(Unheld::NoMemory)?;
+        let holds = &frames.meta(node).pins;
         let children = u32::from(root.levels() > 0);
         if children > 0 {
             // The old root may be dead already; then who killed it finds it here (`unlink`).
-            let slot = &slots(&cache.frames, node).expect("allocated")[0];
-            slot.store(root.0 & !LEVELS, Relaxed);
+            let slot = &slots(frames, node).expect("allocated")[0];
+            slot.init(root.0 & !LEVELS);
             holds.hold_again();
         }
         let link = Link::new(node, u64::from(levels));
-        if self.root.compare_exchange(root.0, link.0, AcqRel, Relaxed).is_err() {
+        if self.root.try_link(root.0, link.0).is_err() {
             holds.bury(1 + children);
-            cache.frames.free(node, class);
+            frames.free(node, class);
             return Ok(None);
         }
-        let held = Held { cache, core: self, node, level: levels - 1, page };
+        let held = Held { frames, core: self, node, level: levels - 1, page };
         // One level at a time: the next turn adds the next.
         Ok((page >> (NODE_SHIFT * levels) == 0).then_some(held))
     }
@@ -315,20 +306,20 @@ impl FileCore {
     /// leaf. Pages that come or go meanwhile may be missed.
     pub(crate) fn for_each_page(
         &self,
-        cache: &Cache,
+        source: &impl FrameSource,
         first: PageIndex,
         last: PageIndex,
         visit: &mut dyn FnMut(&Held<'_>, PageIndex, &PageWord),
     ) {
         let mut page = first;
         while page <= last {
-            let Some(next) = self.next_leaf(&cache.frames, page) else { return };
+            let Some(next) = self.next_leaf(source.frames(), page) else { return };
             page = next;
             let leaf_end = page | (SLOTS as u64 - 1);
-            if let Ok(held) = self.hold(cache, page, false) {
+            if let Ok(held) = self.hold(source, page, false) {
                 while page <= leaf_end.min(last) {
                     let word = held.word(page);
-                    if word.load().state() != crate::cache::page::State::Empty {
+                    if word.load().state() != State::Empty {
                         visit(&held, page, word);
                     }
                     page += 1;
@@ -341,7 +332,7 @@ impl FileCore {
     /// The first page from `page` on that may have a leaf: `page` itself, or the start of a leaf.
     fn next_leaf(&self, frames: &Frames, mut page: PageIndex) -> Option<PageIndex> {
         'restart: loop {
-            let mut link = Link(self.root.load(Acquire));
+            let mut link = Link(self.root.follow());
             let levels = link.levels();
             if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
                 return None;
@@ -349,7 +340,7 @@ impl FileCore {
             for level in (1..levels).rev() {
                 // A node that was recycled under us may hold anything.
                 let Some(slots) = slots(frames, link.node()) else { continue 'restart };
-                link = Link(slots[slot_of(page, level)].load(Acquire));
+                link = Link(slots[slot_of(page, level)].follow());
                 if link.0 == 0 {
                     // Skip all that this slot stands for.
                     page = ((page >> (NODE_SHIFT * level)) + 1) << (NODE_SHIFT * level);
@@ -361,32 +352,32 @@ impl FileCore {
     }
 
     /// Frees all nodes of a file that nobody uses any more and whose pages are all EMPTY.
-    pub(crate) fn tear_down(&self, cache: &Cache) {
-        let root = Link(self.root.swap(0, AcqRel));
+    pub(crate) fn tear_down(&self, frames: &Frames) {
+        let root = Link(self.root.take());
         if root.levels() > 0 {
-            bury(cache, root.node(), root.levels() - 1);
+            bury(frames, root.node(), root.levels() - 1);
         }
     }
 }
 
-fn bury(cache: &Cache, node: FrameIndex, level: u32) {
+fn bury(frames: &Frames, node: FrameIndex, level: u32) {
     let mut children = 0;
     if level > 0 {
-        for slot in slots(&cache.frames, node).expect("linked") {
-            let link = slot.load(Relaxed);
+        for slot in slots(frames, node).expect("linked") {
+            let link = slot.peek();
             if link != 0 {
                 children += 1;
-                bury(cache, Link(link).node(), level - 1);
+                bury(frames, Link(link).node(), level - 1);
             }
         }
     }
-    cache.frames.meta(node).pins.bury(children);
-    cache.frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
+    frames.meta(node).pins.bury(children);
+    frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
 
 /// A held leaf; during a walk, an inner node.
 pub(crate) struct Held<'c> {
-    cache: &'c Cache,
+    frames: &'c Frames,
     core: &'c FileCore,
     node: FrameIndex,
     level: u32,
@@ -399,7 +390,7 @@ impl<'c> Held<'c> {
     #[inline]
     pub(crate) fn word(&self, page: PageIndex) -> &PageWord {
         debug_assert!(self.covers(page) && self.level == 0);
-        &words(&self.cache.frames, self.node).expect("held")[slot_of(page, 0)]
+        &words(self.frames, self.node).expect("held")[slot_of(page, 0)]
     }
 
     pub(crate) fn core(&self) -> &'c FileCore {
@@ -412,38 +403,32 @@ impl<'c> Held<'c> {
 
     /// Before a word of the leaf leaves EMPTY (T1); [`Held::vacated`] if it does not after all.
     pub(crate) fn occupy(&self) {
-        self.cache.frames.meta(self.node).pins.hold_again();
+        self.frames.meta(self.node).pins.hold_again();
     }
 
     /// After a word of the leaf became EMPTY (T1).
     pub(crate) fn vacated(&self) {
-        let last = self.cache.frames.meta(self.node).pins.unhold();
+        let last = self.frames.meta(self.node).pins.unhold();
         debug_assert!(!last, "we hold the leaf ourselves");
     }
 
     fn slots(&self) -> &'c Node {
-        slots(&self.cache.frames, self.node).expect("held")
+        slots(self.frames, self.node).expect("held")
     }
 
     /// Goes on to a child that was just held for us.
     fn descend(&mut self, child: FrameIndex) {
-        let last = self.cache.frames.meta(self.node).pins.unhold();
+        let last = self.frames.meta(self.node).pins.unhold();
         debug_assert!(!last, "the slot of a held child counts as a hold");
         self.node = child;
         self.level -= 1;
     }
 
-    /// Drops a hold that may be on a node which is not ours any more: never recycles.
-    fn give_back(self) {
-        self.cache.frames.meta(self.node).pins.unhold();
-        std::mem::forget(self);
-    }
-
     /// The frame that `page` may have, or that waits for it: see "Guesses".
     pub(crate) fn guess(&self, page: PageIndex) -> FrameIndex {
-        let root = Link(self.core.root.load(Acquire));
+        let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
-        Link(link.load(Acquire)).guess(slot_of(page, 0), self.core.page_shift)
+        Link(link.follow()).guess(slot_of(page, 0), self.core.page_shift)
     }
 
     pub(crate) fn has_guess(&self) -> bool {
@@ -453,14 +438,14 @@ impl<'c> Held<'c> {
 
     /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".
     pub(crate) fn note_run(&self, page: PageIndex, frame: FrameIndex) {
-        let root = Link(self.core.root.load(Acquire));
+        let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
-        let seen = Link(link.load(Acquire));
+        let seen = Link(link.follow());
         let new = seen.guessing(slot_of(page, 0), self.core.page_shift, frame);
         // Our hold keeps the leaf linked. If the link changes meanwhile, by another note or as the
-        // root grows, this note is lost, no more. Relaxed: a guess orders nothing.
+        // root grows, this note is lost, no more.
         if seen.node() == self.node {
-            let _ = link.compare_exchange(seen.0, new.0, Relaxed, Relaxed);
+            link.note(seen.0, new.0);
         }
     }
 
@@ -468,15 +453,15 @@ impl<'c> Held<'c> {
     /// ours to drop, unless the node was the root.
     fn unlink(&self) -> Option<FrameIndex> {
         loop {
-            let root = self.core.root.load(Acquire);
+            let root = self.core.root.follow();
             if Link(root).node() != self.node {
                 let (parent, slot) = self.parent_slot();
-                debug_assert_eq!(Link(slot.load(Relaxed)).node(), self.node);
-                slot.store(0, Release);
+                debug_assert_eq!(Link(slot.peek()).node(), self.node);
+                slot.unlink();
                 return Some(parent);
             }
             // Fails if somebody puts another root on top.
-            if self.core.root.compare_exchange(root, 0, AcqRel, Relaxed).is_ok() {
+            if self.core.root.try_link(root, 0).is_ok() {
                 return None;
             }
         }
@@ -484,17 +469,17 @@ impl<'c> Held<'c> {
 
     /// Follows the links to the slot that names our node, which is linked and not the root; so all
     /// nodes above are held (T1).
-    fn parent_slot(&self) -> (FrameIndex, &'c AtomicU64) {
-        let root = Link(self.core.root.load(Acquire));
+    fn parent_slot(&self) -> (FrameIndex, &'c LinkSlot) {
+        let root = Link(self.core.root.follow());
         let mut node = root.node();
         let mut level = root.levels() - 1;
         loop {
-            let slots = slots(&self.cache.frames, node).expect("linked");
+            let slots = slots(self.frames, node).expect("linked");
             let slot = &slots[slot_of(self.page, level)];
             if level == self.level + 1 {
                 return (node, slot);
             }
-            node = Link(slot.load(Acquire)).node();
+            node = Link(slot.follow()).node();
             level -= 1;
         }
     }
@@ -503,11 +488,11 @@ impl<'c> Held<'c> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // T3, upwards as long as parents become empty.
-        while self.cache.frames.meta(self.node).pins.unhold_or_kill() {
+        while self.frames.meta(self.node).pins.unhold_or_kill() {
             let parent = self.unlink();
             self.core.epoch.raise();
             let class = if self.level == 0 { Class::LEAF } else { Class::INNER };
-            self.cache.frames.free(self.node, class);
+            self.frames.free(self.node, class);
             let Some(parent) = parent else { return };
             self.node = parent;
             self.level += 1;
@@ -533,11 +518,12 @@ fn words(frames: &Frames, node: FrameIndex) -> Option<&[PageWord; SLOTS]> {
 }
 
 /// A zeroed node with one hold, the caller's.
-fn alloc(cache: &Cache, class: Class) -> Option<FrameIndex> {
-    let node = cache.take_frame(class)?;
-    for slot in slots(&cache.frames, node).expect("allocated") {
-        slot.store(0, Relaxed);
+fn alloc(source: &impl FrameSource, class: Class) -> Option<FrameIndex> {
+    let node = source.take_frame(class)?;
+    let frames = source.frames();
+    for slot in slots(frames, node).expect("allocated") {
+        slot.init(0);
     }
-    cache.frames.meta(node).pins.revive();
+    frames.meta(node).pins.revive();
     Some(node)
 }

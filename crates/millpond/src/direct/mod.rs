@@ -20,7 +20,7 @@ use std::io;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::copy::Source;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
@@ -445,7 +445,7 @@ impl Bounce {
         for piece in part {
             // SAFETY: the buffer has room for all of the part; the source is the caller's promise.
             unsafe {
-                if crate::cache::copy::copy(at, piece.base(), piece.len()) > 0 {
+                if crate::copy::copy(at, piece.base(), piece.len()) > 0 {
                     return false;
                 }
                 at = at.add(piece.len());

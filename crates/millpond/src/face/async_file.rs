@@ -5,16 +5,18 @@
 //! a worker that owns what it needs; the future only waits for the outcome.
 
 use std::future::Future;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::advice::Advice;
 use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
 use crate::face::unattended;
+use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::read::miss::{Miss, Pace, Step, Wanted};
@@ -27,7 +29,8 @@ use crate::workers::Outcome;
 /// copies. No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody
 /// else ever has its buffer, and nobody waits for it.
 ///
-/// What has no asynchronous form here never blocks: see [`AsyncFile::file`].
+/// What has no asynchronous form here never blocks, or is for who has the file's description: see
+/// [`AsyncFile::file`].
 ///
 /// The first operation of an engine that is not a hit starts a thread, on which what has to wait does;
 /// where the system gives none it fails with [`Error::Io`], and has done nothing.
@@ -77,9 +80,8 @@ impl From<Arc<File>> for AsyncFile {
 }
 
 impl AsyncFile {
-    /// The same handle with the methods that block; those that never do, [`File::len`],
-    /// [`File::advise`], [`File::try_read_at`] and [`File::is_empty`], are only there. For requests of a
-    /// [`Queue`](crate::Queue), too.
+    /// The same handle with the methods that block; some that never do, as [`File::len`] and
+    /// [`File::try_read_at`], are only there. For requests of a [`Queue`](crate::Queue), too.
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
@@ -126,6 +128,57 @@ impl AsyncFile {
             return Err(Error::io(Op::Read, offset, len as u64, end));
         }
         Ok(())
+    }
+
+    /// [`File::view`]. What is cached is borrowed at the first poll, without an allocation; else a worker
+    /// fills the page. It pins the page from then on, until view and future are gone.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::view`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+    /// # use millpond::{AsyncFile, Engine, Error, OpenOptions};
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let mut future = pin!(future);
+    /// #     loop {
+    /// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+    /// #             return out;
+    /// #         }
+    /// #     }
+    /// # }
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # std::fs::write(&path, "a pond").unwrap();
+    /// let file = AsyncFile::from(engine.open(&path, &OpenOptions::new().read(true))?);
+    /// # block_on(async {
+    /// assert_eq!(&*file.view(2, 100).await?, b"pond");
+    /// # Ok::<(), Error>(())
+    /// # })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub async fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
+        self.file.check_view(offset, len)?;
+        match self.file.cached.try_view(offset, len) {
+            Err(Error::WouldBlock { .. }) => {}
+            done => return done,
+        }
+        let by_worker = self.by_worker((Op::View, offset, len as u64), move |file| {
+            Ok(file.view(offset, len)?.detach(Arc::clone(&file.cached)))
+        });
+        Ok(by_worker.await?.attach(&self.file.cached))
+    }
+
+    /// [`File::advise`], which never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::advise`].
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.file.advise(offset, len, advice)
     }
 
     /// [`File::read_vectored_at`] into all of `buffers`, in turn, which come back with the outcome: the way
@@ -183,6 +236,19 @@ impl AsyncFile {
         .await
     }
 
+    /// [`File::write_vectored_at`], as [`AsyncFile::write_at`]: of a copy of all buffers, in turn.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_vectored_at`].
+    pub async fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+        let src = gathered(src, offset)?;
+        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
+            file.write_at(&src, offset)
+        })
+        .await
+    }
+
     /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
     ///
     /// # Errors
@@ -216,6 +282,16 @@ impl AsyncFile {
     /// As for [`File::append`].
     pub async fn append(&self, src: &[u8]) -> Result<u64> {
         let src = copied(src, 0)?;
+        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
+    }
+
+    /// [`File::append_vectored`], as [`AsyncFile::write_vectored_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::append_vectored`].
+    pub async fn append_vectored(&self, src: &[IoSlice<'_>]) -> Result<u64> {
+        let src = gathered(src, 0)?;
         self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
     }
 
@@ -395,11 +471,15 @@ fn total(buffers: &[Buffer]) -> u64 {
 
 /// What a worker writes: the caller may drop the future, and with it what it lent.
 fn copied(src: &[u8], offset: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(src.len()).map_err(|_| {
-        Error::io(Op::Write, offset, src.len() as u64, std::io::ErrorKind::OutOfMemory)
-    })?;
-    bytes.extend_from_slice(src);
+    gathered(&[IoSlice::new(src)], offset)
+}
+
+fn gathered(src: &[IoSlice<'_>], offset: u64) -> Result<Vec<u8>> {
+    let (mut bytes, total) = (Vec::new(), src.iter().map(|slice| slice.len()).sum());
+    bytes
+        .try_reserve_exact(total)
+        .map_err(|_| Error::io(Op::Write, offset, total as u64, std::io::ErrorKind::OutOfMemory))?;
+    src.iter().for_each(|slice| bytes.extend_from_slice(slice));
     Ok(bytes)
 }
 

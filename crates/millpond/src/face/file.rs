@@ -181,7 +181,8 @@ impl Drop for File {
             std::mem::forget(Arc::clone(&self.cached));
             return;
         }
-        // AcqRel: what other handles wrote happens before the last one writes it back.
+        // AcqRel: what other handles wrote happens before the last one writes it back. Argued: a count
+        // of handles, as an `Arc` has it; what they wrote is in sets under locks besides.
         if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
             let cached = Arc::clone(&self.cached);
             if batch::is_open() {

@@ -4,8 +4,12 @@
 //! used for anything else, so a view is a snapshot of its page for as long as it lives, whatever
 //! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
 //! may be views of at most half of it.
+//!
+//! A [`Detached`] view is one that a worker took for somebody who waits for it, or does no more: it
+//! keeps the file itself, and unpins when it is dropped.
 
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
@@ -58,9 +62,58 @@ impl Drop for View<'_> {
     }
 }
 
+impl View<'_> {
+    /// To be handed to another thread. `cached` is the file of the view.
+    pub(crate) fn detach(mut self, cached: Arc<CachedFile>) -> Detached {
+        debug_assert!(std::ptr::eq(self.file, &*cached), "another file's view");
+        let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);
+        Detached { cached, frame, from: self.from, len: self.len }
+    }
+}
+
+/// A view that nobody has yet.
+pub(crate) struct Detached {
+    cached: Arc<CachedFile>,
+    frame: FrameIndex,
+    from: usize,
+    len: usize,
+}
+
+impl Detached {
+    /// The view, for who keeps `file`, which is its file.
+    pub(crate) fn attach(mut self, file: &CachedFile) -> View<'_> {
+        debug_assert!(std::ptr::eq(file, &*self.cached), "another file's view");
+        let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);
+        View { file, frame, from: self.from, len: self.len }
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        drop(View { file: &self.cached, frame: self.frame, from: 0, len: 0 });
+    }
+}
+
 impl CachedFile {
     /// A view of the bytes from `offset` on, at most `len` and to the end of the page or file.
     pub(crate) fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
+        self.view_of(offset, len, |file| file.pin(offset))
+    }
+
+    /// [`CachedFile::view`] of what is cached; [`Error::WouldBlock`]: it is not, or is being changed.
+    pub(crate) fn try_view(&self, offset: u64, len: usize) -> Result<View<'_>> {
+        self.view_of(offset, len, |file| match file.try_pin_at(offset) {
+            Some(pinned) => Ok(pinned),
+            None => Err(Error::WouldBlock { op: Op::View, offset, len: len as u64 }),
+        })
+    }
+
+    fn view_of(
+        &self,
+        offset: u64,
+        len: usize,
+        pin: impl FnOnce(&CachedFile) -> Result<Option<(FrameIndex, u64)>>,
+    ) -> Result<View<'_>> {
         let nothing = View { file: self, frame: FrameIndex::NONE, from: 0, len: 0 };
         if len == 0 {
             return Ok(nothing);
@@ -74,7 +127,7 @@ impl CachedFile {
             unbudget();
             return Err(Error::NoBuffers { op: Op::View });
         }
-        let pinned = match self.pin(offset) {
+        let pinned = match pin(self) {
             Ok(Some(pinned)) => pinned,
             other => {
                 unbudget();
@@ -90,24 +143,30 @@ impl CachedFile {
 
     /// Pins the frame of the page at `offset`; the size goes with it. `None`: the file ends before.
     fn pin(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
-        let page = self.page_of(offset);
         for _ in 0..TRIES_MAX {
-            if offset >= self.core().size.get() {
-                return Ok(None);
-            }
-            if let Some(pinned) = self.try_pin(page) {
-                // The size may have shrunk below the offset since.
-                if offset < pinned.1 {
-                    return Ok(Some(pinned));
-                }
-                unpin_only(self, pinned.0);
-                continue;
+            if let Some(pinned) = self.try_pin_at(offset) {
+                return Ok(pinned);
             }
             if let Some(pinned) = self.fill_pinned(offset)? {
                 return Ok(Some(pinned));
             }
         }
         Err(Error::NoBuffers { op: Op::View })
+    }
+
+    /// [`CachedFile::pin`] of a page that is READY; `None`: it is not.
+    fn try_pin_at(&self, offset: u64) -> Option<Option<(FrameIndex, u64)>> {
+        loop {
+            if offset >= self.core().size.get() {
+                return Some(None);
+            }
+            let pinned = self.try_pin(self.page_of(offset))?;
+            if offset < pinned.1 {
+                return Some(Some(pinned));
+            }
+            // It has shrunk below the offset since.
+            unpin_only(self, pinned.0);
+        }
     }
 
     /// Pins the frame of a READY page: raise the pin, fence, re-validate the word.

@@ -231,6 +231,7 @@ impl Flusher<CachedFile> {
         }
         let wait = match next {
             Some(at) => at.saturating_duration_since(Instant::now()),
+            // Argued: see `notice`.
             None if self.awake.swap(false, SeqCst) => {
                 // Something was dirtied since the last look, maybe after it, and maybe written back
                 // by a sync already: who does that a thousand times a second does not wake us.

@@ -204,6 +204,9 @@ pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIn
 /// The caller has a guard over the page.
 fn redirty_page(file: &CachedFile, page: PageIndex) {
     let writeback = &file.writeback;
+    // Argued: who relies on it has a guard that conflicts with the caller's. `leave`, which has none,
+    // asks the generations under their lock besides: it finds the failure there, or was there before,
+    // and `after_redirty` sees that the last handle is gone.
     writeback.begun.store(true, SeqCst);
     // Under one lock, so that nobody has read the page back and not said so (G5), and whoever does not
     // find it among the suspects finds it DIRTY; and in the set, before anybody who syncs or reads past the
@@ -231,6 +234,7 @@ fn after_redirty(file: &CachedFile) {
     if !file.writeback.state().dirty.is_clean() {
         tell_flusher(file);
         // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
+        // Argued: that look and the one above are under one lock.
         if file.handles.load(Acquire) == 0
             && let Some(file) = file.this.upgrade()
         {

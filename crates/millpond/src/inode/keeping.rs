@@ -9,23 +9,29 @@
 //! Locks: `adopting`, under range guards; the keeper or the back end is asked under it, and no guard
 //! is waited for. It keeps a file from being adopted in the middle of a change that was not
 //! announced. Then `sizes`.
+//!
+//! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the
+//! whole file; who looks without those has a guard, and who does not see it looks again under
+//! `adopting`. Release and Acquire are for `kept` alone: what was stored in the tables for the
+//! place comes before. Guards and the keeper are in no model.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::cache::frame::FrameIndex;
 use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
-use crate::survival::{FileSlot, Intent, Survival};
+use crate::survival::{EntryUse, Intent, Survival};
 
 impl CachedFile {
     fn survival(&self) -> Option<&Survival> {
-        self.cache().frames.survival()
+        self.cache().frames.survival().map(Arc::as_ref)
     }
 
-    fn kept(&self) -> Option<(&Survival, FileSlot)> {
+    fn kept(&self) -> Option<(&Survival, EntryUse)> {
         let survival = self.survival()?;
         let word = self.kept.slot.load(Acquire);
-        (word != 0).then(|| (survival, FileSlot::from_word(word)))
+        (word != 0).then(|| (survival, EntryUse::from_word(word)))
     }
 
     /// Whether pages of the file survive this process from now on, as far as the engine wants that.
@@ -119,7 +125,6 @@ impl CachedFile {
 
     /// Changes the size, under an exclusive guard to the end of the file.
     pub(crate) fn set_size(&self, size: u64) {
-        // Release: what it covers is visible with it.
         self.core().size.set(size);
         if self.survival().is_some() {
             let _told = self.kept.sizes.lock().expect("no panic under the lock");

@@ -8,7 +8,7 @@ use crate::survival::changes::Changes;
 /// The entry of a file in the keeper's tables, if it has one.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// As [`FileSlot::word`](crate::survival::FileSlot::word); 0 is none.
+    /// As [`EntryUse::word`](crate::survival::EntryUse::word); 0 is none.
     pub(crate) slot: AtomicU64,
     /// Also: one intent at a time (K5).
     pub(crate) adopting: Mutex<()>,

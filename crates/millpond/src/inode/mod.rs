@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
+use crate::cache::page::Change;
 use crate::cache::parked;
-use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, PageIndex};
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
@@ -45,8 +45,7 @@ use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::options::WriteMode;
-use crate::survival::Survival;
-use crate::survival::changes::Told;
+use crate::survival::changes::ToldFile;
 use crate::writeback::{Flusher, Writeback, untold};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for those who
@@ -81,7 +80,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// See [`crate::Stats::has_lost_keeper`].
     pub(crate) fn has_lost_keeper(&self) -> bool {
-        self.cache.frames.survival().is_some_and(Survival::has_lost_keeper)
+        self.cache.frames.survival().is_some_and(|survival| survival.has_lost_keeper())
     }
 }
 
@@ -173,7 +172,7 @@ impl CachedFile {
         if !shared.cache.try_charge(FILE_BYTES) {
             return Err(no_buffers());
         }
-        let Some(core) = Slab::alloc(&shared.cache, size, page_bytes.trailing_zeros()) else {
+        let Some(core) = shared.cache.take_core(size, page_bytes.trailing_zeros()) else {
             shared.cache.frames.uncharge(FILE_BYTES);
             return Err(no_buffers());
         };
@@ -181,7 +180,7 @@ impl CachedFile {
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         let kept = Kept::default();
         let backing = match shared.cache.frames.survival() {
-            Some(_) => Arc::new(Told::new(backing, &kept.changes, shared)),
+            Some(survival) => Arc::new(ToldFile::new(backing, &kept.changes, survival)),
             None => backing,
         };
         Ok(Arc::new_cyclic(|this| CachedFile {
@@ -211,23 +210,32 @@ impl CachedFile {
     /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
     /// [`CachedFile::begin_through`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
-        // Acquire: the guard orders it; see `begin_through`.
+        // Acquire: the guard orders it; see `begin_through`. Argued: there.
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
     pub(crate) fn end_through(&self) {
-        // Release: what went past the cache meanwhile comes before writes that wait again.
+        // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
+        // guards under which both are done say so, too.
         self.through.fetch_sub(1, Release);
         self.backing.set_plain(false);
     }
 
     /// Has writes go through for as long as the file is open.
     pub(crate) fn stay_through(&self) {
+        // Argued: as in `begin_through`.
         self.through.fetch_add(1, AcqRel);
     }
 
     pub(crate) fn cache(&self) -> &Cache {
         &self.shared.cache
+    }
+
+    /// Notes a transition of a page.
+    pub(crate) fn note(&self, change: Change) {
+        let page_bytes = self.core().page_bytes();
+        self.writeback.share.note(change, page_bytes);
+        self.cache().ledger.note(change, page_bytes);
     }
 
     /// The page of byte `offset`.
@@ -267,7 +275,7 @@ impl Drop for CachedFile {
         self.writeback.uncharge(self.cache());
         self.space.heap.set(self.cache(), 0);
         self.cache().tear_down(self.core());
-        Slab::free(self.cache(), self.core);
+        self.cache().slab.free(self.core);
         self.cache().frames.uncharge(FILE_BYTES);
     }
 }

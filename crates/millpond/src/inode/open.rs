@@ -84,6 +84,7 @@ impl CachedFile {
     ) -> Result<Arc<CachedFile>> {
         use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
         static INODE: AtomicUsize = AtomicUsize::new(0);
+        // A number of its own, whatever the ordering.
         let inode = INODE.fetch_add(1, Relaxed) as u64;
         let id = FileId { device: u64::MAX, inode };
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;

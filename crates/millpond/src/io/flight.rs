@@ -38,9 +38,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::constants::PAGE_BYTES_MIN;
 use crate::io::batch;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
+use crate::units::PAGE_BYTES_MIN;
 
 /// The most reads of one engine.
 pub(crate) const READS_MAX: usize = 1024;

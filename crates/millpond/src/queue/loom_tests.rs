@@ -7,10 +7,14 @@
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
 use crate::queue::rules::Rule;
+use crate::queue::task::Running;
 use crate::queue::waiting::{Deadlines, Waiting};
 
 fn queue(capacity: usize) -> Arc<Waiting<u32>> {
@@ -166,4 +170,67 @@ fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
     completer.join().unwrap();
     assert!(flag.0.load(std::sync::atomic::Ordering::SeqCst), "not woken");
     assert_eq!(queue.poll_wait(&mut second, 1, 1, &waker), Poll::Ready(vec![1]));
+}
+
+/// Goal: a wake-up that meets the end of a run is not lost, and the run after it finds what was done
+/// before.
+/// Method: a runner whose task is pending until something is there, against who brings it.
+#[test]
+fn loom_a_task_is_woken_while_it_goes_to_rest() {
+    loom::model(|| {
+        let shared = Arc::new((Running::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let run = |(running, there, done): &(Running, AtomicUsize, AtomicUsize)| {
+            loop {
+                if there.load(Relaxed) == 1 {
+                    // Not in one step: what a runner leaves, the next one finds.
+                    done.store(done.load(Relaxed) + 1, Relaxed);
+                    return;
+                }
+                if running.try_rest() {
+                    return;
+                }
+            }
+        };
+        let bringer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                shared.1.store(1, Relaxed);
+                if shared.0.wake() {
+                    run(&shared);
+                }
+            }
+        });
+        run(&shared);
+        bringer.join().unwrap();
+        assert_eq!(shared.2.load(Relaxed), 1, "a task that nobody runs");
+    });
+}
+
+/// Goal: the next runner of a task finds what the one before it left.
+/// Method: a runner that rests, and two who wake it.
+#[test]
+fn loom_a_task_is_handed_on() {
+    loom::model(|| {
+        let shared = Arc::new((Running::new(), UnsafeCell::new(0)));
+        // SAFETY: loom reports a race.
+        let step = |body: &UnsafeCell<u32>| body.with_mut(|body| unsafe { *body += 1 });
+        let run = move |(running, body): &(Running, UnsafeCell<u32>)| {
+            step(body);
+            while !running.try_rest() {
+                step(body);
+            }
+        };
+        let wakers = [(); 2].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                if shared.0.wake() {
+                    run(&shared);
+                }
+            })
+        });
+        run(&shared);
+        wakers.into_iter().for_each(|waker| waker.join().unwrap());
+        // SAFETY: as above.
+        assert!(shared.1.with(|body| unsafe { *body }) >= 2, "a wake-up was lost");
+    });
 }

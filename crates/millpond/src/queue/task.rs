@@ -22,7 +22,6 @@
 //!
 //! [`File::start_read_raw`]: crate::File::start_read_raw
 
-use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
@@ -33,10 +32,50 @@ use crate::io::segment::Segment;
 use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Kind, Request};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
+use crate::sync::AtomicU32;
 
-const IDLE: u8 = 0;
-const RUNNING: u8 = 1;
-const AGAIN: u8 = 2;
+const IDLE: u32 = 0;
+const RUNNING: u32 = 1;
+const AGAIN: u32 = 2;
+
+/// Who runs a task, and whether it was woken meanwhile (T1, T2).
+pub(super) struct Running(AtomicU32);
+
+impl Running {
+    /// By the caller.
+    pub(super) fn new() -> Running {
+        Running(AtomicU32::new(RUNNING))
+    }
+
+    /// By the runner, whose task is pending; false: it was woken, and runs on.
+    #[must_use]
+    pub(super) fn try_rest(&self) -> bool {
+        // AcqRel: the next runner finds what this one left; and T2.
+        let rests = self.0.compare_exchange(RUNNING, IDLE, AcqRel, Acquire).is_ok();
+        if !rests {
+            self.0.store(RUNNING, Release);
+        }
+        rests
+    }
+
+    /// True: the caller is the runner now.
+    #[must_use]
+    pub(super) fn wake(&self) -> bool {
+        let mut seen = self.0.load(Acquire);
+        loop {
+            let (next, runs) = match seen {
+                IDLE => (RUNNING, true),
+                RUNNING => (AGAIN, false),
+                _ => return false,
+            };
+            // AcqRel: what was done before the wake is seen by the run that follows it.
+            match self.0.compare_exchange_weak(seen, next, AcqRel, Acquire) {
+                Ok(_) => return runs,
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
 
 /// What a task reads, and whom it tells.
 pub(crate) trait Reading: Send + Sized + 'static {
@@ -51,7 +90,7 @@ pub(crate) trait Reading: Send + Sized + 'static {
 
 /// A read under way.
 pub(crate) struct Task<R> {
-    state: AtomicU8,
+    running: Running,
     body: Mutex<Option<Body<R>>>,
 }
 
@@ -124,7 +163,7 @@ impl<R: Reading> Task<R> {
     /// A task that the caller is to [`Task::run`].
     pub(crate) fn of(reading: R) -> Arc<Task<R>> {
         Arc::new(Task {
-            state: AtomicU8::new(RUNNING),
+            running: Running::new(),
             body: Mutex::new(Some(Body { reading, miss: Miss::new() })),
         })
     }
@@ -141,10 +180,8 @@ impl<R: Reading> Task<R> {
                     return workers.run(Box::new(move || task.run(Pace::Full)));
                 }
                 Some(Step::Pending) => {
-                    // AcqRel: the next runner finds what this one left; and T2.
-                    match self.state.compare_exchange(RUNNING, IDLE, AcqRel, Acquire) {
-                        Ok(_) => return,
-                        Err(_) => self.state.store(RUNNING, Release),
+                    if self.running.try_rest() {
+                        return;
                     }
                 }
                 Some(Step::Done(_)) => unreachable!("completed by the step"),
@@ -184,19 +221,8 @@ impl<R: Reading> Task<R> {
 
 impl<R: Reading> Wake for Task<R> {
     fn wake(self: Arc<Self>) {
-        let mut seen = self.state.load(Acquire);
-        loop {
-            let (next, run) = match seen {
-                IDLE => (RUNNING, true),
-                RUNNING => (AGAIN, false),
-                _ => return,
-            };
-            // AcqRel: what was done before the wake is seen by the run that follows it.
-            match self.state.compare_exchange_weak(seen, next, AcqRel, Acquire) {
-                Ok(_) if run => return self.run(Pace::Moment),
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
+        if self.running.wake() {
+            self.run(Pace::Moment);
         }
     }
 }

@@ -69,7 +69,8 @@ impl<E> Waiting<E> {
 
     /// Releases the lock, and tells everybody.
     fn tell(&self, mut rules: MutexGuard<'_, Rules<E, Notify>>, wakes: Wakes<Notify>) {
-        // Acquire: pairs with `tell_unassigned`, so that the eventfd is there.
+        // Acquire: pairs with `tell_unassigned`, so that the eventfd is there. Argued: both are under
+        // the lock of the rules.
         let unassigned = match self.told.load(Acquire) {
             0 => 0,
             _ => rules.newly_unassigned(),
@@ -106,6 +107,7 @@ impl<E> Waiting<E> {
     /// From now on, and of what is there already.
     pub(crate) fn tell_unassigned(&self) {
         let rules = self.lock();
+        // Argued: see `tell`.
         self.told.store(1, Release);
         self.tell(rules, Wakes::new());
     }

@@ -25,10 +25,10 @@ use std::io;
 
 use smallvec::SmallVec;
 
-use crate::cache::copy::Source;
 use crate::cache::page::State;
 use crate::cache::step;
 use crate::cache::table::PageIndex;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;

@@ -21,10 +21,10 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::copy::{self, Source};
 use crate::cache::page::{PageWord, Word};
 use crate::cache::step;
 use crate::cache::table::FileCore;
+use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::ThreadCounts;

@@ -44,10 +44,10 @@ use std::task::{Context, Poll, Waker};
 
 use millpond_rangelock::{Mode, OwnedGuard};
 
-use crate::cache::copy::Source;
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
 use crate::cache::table::PageIndex;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
@@ -198,7 +198,7 @@ impl Miss {
                 return Step::Done(Ok(moved));
             }
             let pages = wanted.pages();
-            // Acquire: pairs with the release in `start_read`.
+            // Acquire: pairs with the release in `start_read`. Argued: there.
             let failed = self.failed.as_ref().is_some_and(|failed| failed.load(Acquire));
             let retried = !failed && pages.as_ref().is_some_and(|pages| wanted.may_hit(pages));
             let found = match pages {

@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
-use crate::cache::copy;
 use crate::cache::evict::Arrival;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::{Held, PageIndex};
+use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::{self, SharedRing};
@@ -172,7 +172,8 @@ impl Run {
             // A failed or short read leaves its pages EMPTY: who wants them reads them.
             let moved = outcome.unwrap_or(0) as u64;
             if let Some(failed) = failed.filter(|_| moved < valid) {
-                // Release: pairs with the look of who is woken by the end of a fill.
+                // Release: pairs with the look of who is woken by the end of a fill. Argued: the words
+                // that end the fill after it are released, too, and the waker passes through a lock.
                 failed.store(true, Release);
             }
             let _ = self.finish(&owner, moved, &mut |_| {});

@@ -3,6 +3,8 @@
 //! Like the kernel's null block device. A file has the
 //! length that it had when it was opened; reads leave the caller's memory as it is, and writes are
 //! taken and forgotten.
+//!
+//! Argued: a length is one word, and says nothing of other memory.
 
 use std::io;
 use std::os::fd::OwnedFd;

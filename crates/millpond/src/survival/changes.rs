@@ -1,8 +1,8 @@
 //! What an engine with a keeper does to a file below its cache, told to the keeper as it happens.
 //!
-//! The keeper must know afterwards whether somebody else has changed the file (`target`, T2), and which
-//! length a change that was in flight can have given to it (`replay`, R6). So whoever changes the file
-//! says so before and after:
+//! The keeper must know afterwards whether somebody else has changed the file (target.T2), and
+//! which length a change that was in flight can have given to it (replay.R6). So whoever changes
+//! the file says so before and after:
 //!
 //! ```text
 //!   none in flight, time of the last one -- begin --> in flight, reach -- end --> none, its time
@@ -14,9 +14,9 @@
 //! | until `end` has stored that it is over | in flight, reach       | it may be done, in part or whole  |
 //! | after                                  | none in flight, a time | the file is as at that time       |
 //!
-//! The *reach* is the furthest byte that a change of ours may have made the file's last, since it was
-//! truncated: a size is told only after the back end has the bytes, and what lies between the two goes if
-//! the process is killed there.
+//! The *reach* is the furthest byte that a change of ours may have made the file's last, since it
+//! was truncated: a size is told only after the back end has the bytes, and what lies between the
+//! two goes if the process is killed there.
 //!
 //! - **C1** A change is begun before the back end is told of it, and ends after it has answered.
 //! - **C2** The time is asked for when no change is in flight: under the lock, so that none begins
@@ -28,39 +28,37 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::inode::Shared;
 use crate::io::backend::allocation::{Blocks, Overwrites};
 use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::survival::Survival;
-use crate::survival::layout::{ChangeWords, FileSlot};
+use crate::survival::layout::{ChangeWords, EntryUse, mtime_ns};
 use crate::survival::tables::unbroken;
-use crate::survival::target::mtime_ns;
 
 /// The changes of one file that are in flight.
 #[derive(Default)]
 pub(crate) struct Changes {
-    state: Mutex<State>,
+    state: Mutex<InFlight>,
 }
 
 #[derive(Default)]
-struct State {
+struct InFlight {
     /// The file's entry, if it has one.
-    slot: Option<FileSlot>,
+    entry: Option<EntryUse>,
     in_flight: u64,
     reach: u64,
     is_reserved: bool,
     changed_ns: u64,
 }
 
-impl State {
+impl InFlight {
     fn words(&self) -> ChangeWords {
         ChangeWords::new(self.in_flight, self.is_reserved, self.changed_ns, self.reach)
     }
 
     /// C2. Where the file can't be asked, a change stays in flight, for the keeper.
     fn settle(&mut self, survival: &Survival, fd: Option<BorrowedFd<'_>>) {
-        let Some(slot) = self.slot else { return };
+        let Some(entry) = self.entry else { return };
         let mut words = self.words();
         if self.in_flight == 0 {
             match fd.map(rustix::fs::fstat) {
@@ -69,7 +67,7 @@ impl State {
             }
             words.changed_ns = self.changed_ns;
         }
-        let _ = survival.tables().try_end_change(slot, words, unbroken);
+        let _ = survival.tables().try_end_change(entry, words, unbroken);
     }
 }
 
@@ -79,8 +77,8 @@ impl Changes {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.in_flight += 1;
         state.reach = state.reach.max(reach);
-        if let Some(slot) = state.slot {
-            let _ = survival.tables().try_begin_change(slot, state.words(), unbroken);
+        if let Some(entry) = state.entry {
+            let _ = survival.tables().try_begin_change(entry, state.words(), unbroken);
         }
     }
 
@@ -103,50 +101,46 @@ impl Changes {
     }
 
     /// The file has an entry now; its changes are told there.
-    pub(crate) fn enter(&self, survival: &Survival, slot: FileSlot, fd: BorrowedFd<'_>) {
+    pub(crate) fn enter(&self, survival: &Survival, entry: EntryUse, fd: BorrowedFd<'_>) {
         let mut state = self.state.lock().expect("no panic under the lock");
-        state.slot = Some(slot);
+        state.entry = Some(entry);
         state.settle(survival, Some(fd));
     }
 
     /// It has none any more.
     pub(crate) fn leave(&self) {
-        self.state.lock().expect("no panic under the lock").slot = None;
+        self.state.lock().expect("no panic under the lock").entry = None;
     }
 }
 
 /// A backing file whose changes are told.
-pub(crate) struct Told {
+pub(crate) struct ToldFile {
     inner: Arc<dyn BackingFile>,
     changes: Arc<Changes>,
-    shared: Weak<Shared>,
+    survival: Weak<Survival>,
 }
 
-impl Told {
+impl ToldFile {
     pub(crate) fn new(
         inner: Arc<dyn BackingFile>,
         changes: &Arc<Changes>,
-        shared: &Arc<Shared>,
-    ) -> Told {
-        Told { inner, changes: Arc::clone(changes), shared: Arc::downgrade(shared) }
+        survival: &Arc<Survival>,
+    ) -> ToldFile {
+        ToldFile { inner, changes: Arc::clone(changes), survival: Arc::downgrade(survival) }
     }
 
     fn change<R>(&self, reach: u64, act: impl FnOnce() -> R) -> R {
         // Whoever changes the file has it, and so the engine.
-        let shared = self.shared.upgrade();
-        let Some(survival) = shared.as_ref().and_then(|shared| shared.cache.frames.survival())
-        else {
-            return act();
-        };
+        let Some(survival) = self.survival.upgrade() else { return act() };
         // C1.
-        self.changes.begin(survival, reach);
+        self.changes.begin(&survival, reach);
         let outcome = act();
-        self.changes.end(survival, self.inner.descriptor(true));
+        self.changes.end(&survival, self.inner.descriptor(true));
         outcome
     }
 }
 
-impl BackingFile for Told {
+impl BackingFile for ToldFile {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         let writes = batch.iter().filter(|transfer| transfer.direction == Direction::Write);
         match writes.map(|transfer| transfer.offset + transfer.segments.left()).max() {

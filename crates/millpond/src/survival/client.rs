@@ -27,13 +27,12 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::process::{PidfdFlags, Resource};
 
-use crate::cache::frame::{FrameIndex, UNIT_BYTES};
-use crate::cache::table::PageIndex;
-use crate::survival::layout::{FREE, FileSlot, Intent, Layout, OPS, RECORD_BYTES, boot_id};
+use crate::survival::layout::{EntryUse, FREE, Intent, Layout, OPS, RECORD_BYTES, boot_id};
 use crate::survival::life::Seen;
 use crate::survival::tables::{Tables, unbroken};
-use crate::survival::wire::{self, Address, Keeper, Request};
+use crate::survival::wire::{self, Address, KeeperRequest, Trust};
 use crate::sync::AtomicU64;
+use crate::units::{FrameIndex, PageIndex, UNIT_BYTES};
 
 /// The keeper of an engine, and the tables that it reads when the engine's process dies. One per
 /// engine with a keeper; see the module for the protocol.
@@ -45,10 +44,10 @@ pub(crate) struct Survival {
     mapped: *mut u8,
     sequence: AtomicU64,
     /// Entries that are not in use, as the use before left them.
-    slots: Mutex<Vec<FileSlot>>,
+    unused_entries: Mutex<Vec<EntryUse>>,
     said_goodbye: AtomicBool,
     /// Who that is; `None` until it has answered.
-    keeper: Option<(Keeper, Seen)>,
+    keeper: Option<(Trust, Seen)>,
     /// The keeper was told that we are done.
     is_over: AtomicBool,
     /// It did not answer in time, and is not asked for anything more under a guard.
@@ -71,10 +70,10 @@ impl Survival {
         let own = rustix::process::getpid();
         let process = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
         let fds = [memory.as_fd(), process.as_fd()];
-        let answer = wire::ask(address, Keeper::Trusted, Request::Hello, &fds)?;
+        let answer = wire::ask(address, Trust::OurUser, KeeperRequest::Hello, &fds)?;
         let [life] = <[OwnedFd; 1]>::try_from(answer.fds).map_err(|_| Errno::PROTO)?;
         survival.id = answer.value;
-        survival.keeper = Some((Keeper::Known(answer.keeper), Seen::new(life)?));
+        survival.keeper = Some((Trust::Peer(answer.keeper), Seen::new(life)?));
         survival.said_goodbye = AtomicBool::new(false);
         Ok(survival)
     }
@@ -99,8 +98,8 @@ impl Survival {
             layout,
             mapped: mapped.cast(),
             sequence: AtomicU64::new(0),
-            slots: Mutex::new(
-                (0..layout.files).rev().map(|index| FileSlot { index, generation: 0 }).collect(),
+            unused_entries: Mutex::new(
+                (0..layout.files).rev().map(|index| EntryUse { index, generation: 0 }).collect(),
             ),
             said_goodbye: AtomicBool::new(true),
             keeper: None,
@@ -116,15 +115,17 @@ impl Survival {
         Ok((survival, memory))
     }
 
-    /// Whether what is DIRTY from now on survives: the keeper lives, and we have not parted from it. Once
-    /// false it stays so.
+    /// Whether what is DIRTY from now on survives: the keeper lives, and we have not parted from
+    /// it. Once false it stays so.
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
-        // Acquire: pairs with the Release of `part`.
+        // Acquire: pairs with the Release of `part`. Argued: whoever must not miss it has a guard
+        // that `leave_keeper` waits for after it has parted; a flag alone carries nothing else.
         self.is_alive() && !self.said_goodbye.load(Acquire)
     }
 
     /// Whether the keeper died before we parted from it.
+    // Argued: as in `has_keeper`.
     pub(crate) fn has_lost_keeper(&self) -> bool {
         !self.said_goodbye.load(Acquire) && !self.is_alive()
     }
@@ -134,7 +135,7 @@ impl Survival {
     }
 
     /// Asks the keeper, if it is still the one that we know.
-    fn ask(&self, request: Request, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
+    fn ask(&self, request: KeeperRequest, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
         let (keeper, _) = self.keeper.as_ref().ok_or(Errno::NOTCONN)?;
         let outcome = wire::ask(&self.address, *keeper, request, fds);
         if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ETIMEDOUT)) {
@@ -170,8 +171,8 @@ impl Survival {
         Ok(())
     }
 
-    /// The frame belongs to no page, and so is not dirty (K2). Caller: a release fence before the
-    /// frame's next owner writes its first byte; see `Frames::try_alloc`.
+    /// The frame belongs to no page, and so is not dirty (survival.K2). Caller: a release fence
+    /// before the frame's next owner writes its first byte; see `Frames::try_alloc`.
     #[inline]
     pub(crate) fn free_record(&self, frame: FrameIndex) {
         let state = &self.tables().record(frame).state;
@@ -210,9 +211,9 @@ impl Survival {
     /// # Errors
     ///
     /// ENFILE: as many files are dirty as there are entries; ENOTCONN after [`Survival::part`], or
-    /// where the keeper is dead, or did not answer before; EBUSY: another process's keeper has the file;
-    /// EOPNOTSUPP: a file system of which it is not known that it holds files; what else the keeper met.
-    /// The file's writes then have to go through.
+    /// where the keeper is dead, or did not answer before; EBUSY: another process's keeper has the
+    /// file; EOPNOTSUPP: a file system of which it is not known that it holds files; what else the
+    /// keeper met. The file's writes then have to go through.
     pub(crate) fn adopt(
         &self,
         fd: BorrowedFd<'_>,
@@ -220,20 +221,20 @@ impl Survival {
         inode: u64,
         size: u64,
         page_shift: u32,
-    ) -> io::Result<FileSlot> {
+    ) -> io::Result<EntryUse> {
         if !self.has_keeper() || self.is_silent.load(Relaxed) {
             return Err(Errno::NOTCONN.into());
         }
-        let unused = self.slots.lock().expect("no panic under the lock").pop();
-        let mut slot = unused.ok_or(Errno::NFILE)?;
-        slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
-        self.tables().open_entry(slot, size);
-        let request = Request::Adopt { mapping: self.id, slot, device, inode, page_shift };
+        let unused = self.unused_entries.lock().expect("no panic under the lock").pop();
+        let mut entry = unused.ok_or(Errno::NFILE)?;
+        entry.generation = (entry.generation + 1) & (u32::MAX >> 1);
+        self.tables().open_entry(entry, size);
+        let request = KeeperRequest::Adopt { mapping: self.id, entry, device, inode, page_shift };
         match self.ask(request, &[fd]) {
-            Ok(_) => Ok(slot),
+            Ok(_) => Ok(entry),
             Err(error) => {
-                self.tables().close_entry(slot);
-                self.slots.lock().expect("no panic under the lock").push(slot);
+                self.tables().close_entry(entry);
+                self.unused_entries.lock().expect("no panic under the lock").push(entry);
                 Err(error)
             }
         }
@@ -241,61 +242,62 @@ impl Survival {
 
     /// Nothing of the file is dirty any more: the keeper drops its descriptor, so that no writable
     /// one is left after the last close. Blocks until it has.
-    pub(crate) fn forget(&self, slot: FileSlot) {
-        // K6.
-        self.tables().close_entry(slot);
-        let request = Request::Forget { mapping: self.id, slot };
-        // A keeper that is dead has no descriptors any more. One that does not answer keeps them until
-        // it goes on, but makes nothing of them (K6).
+    pub(crate) fn forget(&self, entry: EntryUse) {
+        // survival.K6.
+        self.tables().close_entry(entry);
+        let request = KeeperRequest::Forget { mapping: self.id, entry };
+        // A keeper that is dead has no descriptors any more. One that does not answer keeps them
+        // until it goes on, but makes nothing of them (survival.K6).
         if !self.is_silent.load(Relaxed) {
             let _ = self.ask(request, &[]);
         }
-        self.slots.lock().expect("no panic under the lock").push(slot);
+        self.unused_entries.lock().expect("no panic under the lock").push(entry);
     }
 
-    /// The file has this size from now on. Caller: exclusive guard to the end of the file (K5).
-    pub(crate) fn set_size(&self, slot: FileSlot, size: u64) {
-        let _ = self.tables().try_set_size(slot, size, unbroken);
+    /// The file has this size from now on. Caller: exclusive guard to the end of the file
+    /// (survival.K5).
+    pub(crate) fn set_size(&self, entry: EntryUse, size: u64) {
+        let _ = self.tables().try_set_size(entry, size, unbroken);
     }
 
     /// Records what is about to be done to the file below the cache, before the back end is told.
-    /// One at a time per file (K5).
-    pub(crate) fn set_intent(&self, slot: FileSlot, intent: Intent) {
-        let _ = self.tables().try_set_intent(slot, intent, unbroken);
+    /// One at a time per file (survival.K5).
+    pub(crate) fn set_intent(&self, entry: EntryUse, intent: Intent) {
+        let _ = self.tables().try_set_intent(entry, intent, unbroken);
     }
 
     /// The intended operation is done, in the tables too (size set, pages that went cleaned); or
     /// it failed and did nothing.
-    pub(crate) fn clear_intent(&self, slot: FileSlot) {
-        let _ = self.tables().try_clear_intent(slot, unbroken);
+    pub(crate) fn clear_intent(&self, entry: EntryUse) {
+        let _ = self.tables().try_clear_intent(entry, unbroken);
     }
 
     /// Makes complete new contents of pages (frames not yet visible to anybody), and a new size if
     /// given, survive together: one store commits all or nothing. No allocation, no system call, no
     /// lock beyond claiming an op slot by CAS; a single page without a new size needs no op slot.
     ///
-    /// Caller: the exclusive guard over the pages (K3). Before any of the new frames becomes
-    /// visible to write-back, the dirty frames that they replace are cleaned (K4).
+    /// Caller: the exclusive guard over the pages (survival.K3). Before any of the new frames
+    /// becomes visible to write-back, the dirty frames that they replace are cleaned (survival.K4).
     ///
-    /// A page that becomes dirty again with the bytes that it has (a sync failed) is committed again
-    /// with its frame, under the same guard: the commit counts as its latest.
+    /// A page that becomes dirty again with the bytes that it has (a sync failed) is committed
+    /// again with its frame, under the same guard: the commit counts as its latest.
     #[inline]
     pub(crate) fn commit(
         &self,
-        slot: FileSlot,
+        entry: EntryUse,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
     ) {
-        let _ = self.tables().try_commit(slot, pages, size, unbroken);
+        let _ = self.tables().try_commit(entry, pages, size, unbroken);
     }
 
     /// The back end acknowledged the frame's bytes, or its page was dropped for good, or a newer
     /// frame of the page was committed.
     ///
-    /// K4: the last of these comes *before* the newer frame can be cleaned, which means before its
-    /// page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but may come too
-    /// late for this. K7: the frame can't be handed out meanwhile; a write-back that has it pinned
-    /// cleans it before it unpins.
+    /// survival.K4: the last of these comes *before* the newer frame can be cleaned, which means
+    /// before its page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but
+    /// may come too late for this. survival.K7: the frame can't be handed out meanwhile; a
+    /// write-back that has it pinned cleans it before it unpins.
     #[inline]
     pub(crate) fn clean(&self, frame: FrameIndex) {
         let _ = self.tables().try_clean(frame, unbroken);
@@ -304,21 +306,21 @@ impl Survival {
     /// Nothing can be adopted any more, and no write is to wait in the cache any more that finds
     /// [`Survival::has_keeper`] false.
     pub(crate) fn part(&self) {
-        // Release: pairs with the Acquire of `has_keeper`.
+        // Release: pairs with the Acquire of `has_keeper`. Argued: there.
         self.said_goodbye.store(true, Release);
     }
 
     /// The engine is done, or about to be replaced by another program (exec): the keeper writes
-    /// what is dirty, lets go of the mapping and of all files. Blocks until it has. Without it an exec
-    /// leaves the keeper waiting for the end of the process, with the old program's dirty pages.
-    /// Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
+    /// what is dirty, lets go of the mapping and of all files. Blocks until it has. Without it an
+    /// exec leaves the keeper waiting for the end of the process, with the old program's dirty
+    /// pages. Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
     pub(crate) fn goodbye(&self) {
         self.part();
         // Relaxed: who asks first does.
         if self.is_over.swap(true, Relaxed) {
             return;
         }
-        let _ = self.ask(Request::Goodbye { mapping: self.id }, &[]);
+        let _ = self.ask(KeeperRequest::Goodbye { mapping: self.id }, &[]);
     }
 }
 

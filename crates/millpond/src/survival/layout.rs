@@ -11,8 +11,7 @@
 //! Every word is a `u64` in the machine's byte order: both sides run on one machine, and a mapping
 //! does not outlive it (hence the boot id).
 
-use crate::cache::frame::{CHUNK_UNITS, UNIT_BYTES};
-use crate::cache::page::FRAMES_MAX;
+use crate::units::{CHUNK_BYTES, FRAMES_MAX, UNIT_BYTES};
 
 /// "MILLPOND", and the version of this layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MILLPOND");
@@ -21,7 +20,8 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 /// Words of the header that are used.
 const HEADER_WORDS: usize = 12;
 
-/// Commits of several pages that can be in progress at once.
+/// Commits of several pages that can be in progress at once: more than threads can sensibly run.
+/// Two pages of memory.
 pub(crate) const OPS: u32 = 128;
 pub(crate) const OP_WORDS: usize = 8;
 pub(crate) const FILE_WORDS: usize = 8;
@@ -32,7 +32,9 @@ pub(crate) const RECORD_BYTES: usize = RECORD_WORDS * 8;
 
 /// Files that can be dirty at once, for each 32 KiB of cache: their entries take 1/512 of it.
 const CACHE_BYTES_PER_FILE: u64 = 32 << 10;
+/// A page of entries.
 const FILES_MIN: u64 = 64;
+/// The keeper has a descriptor of each; as a rule a process may have more.
 const FILES_MAX: u64 = 16 << 10;
 
 /// A page's frame is DIRTY, or will be when its op slot commits.
@@ -62,20 +64,20 @@ const INTENT_ZERO: u64 = 3;
 
 /// A file that the keeper has: its entry, and which use of the entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub(crate) struct FileSlot {
+pub(crate) struct EntryUse {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-impl FileSlot {
+impl EntryUse {
     /// As records and op slots name it.
     pub(crate) fn word(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// Of a [`FileSlot::word`].
-    pub(crate) fn from_word(word: u64) -> FileSlot {
-        FileSlot { index: word as u32, generation: (word >> 32) as u32 }
+    /// Of a [`EntryUse::word`].
+    pub(crate) fn from_word(word: u64) -> EntryUse {
+        EntryUse { index: word as u32, generation: (word >> 32) as u32 }
     }
 
     /// The first word of the entry while it is in use.
@@ -202,7 +204,7 @@ impl OpWords {
     }
 
     /// The size that a committed op gives to `file`.
-    pub(crate) fn size_of(&self, file: FileSlot) -> Option<u64> {
+    pub(crate) fn size_of(&self, file: EntryUse) -> Option<u64> {
         let committed = self.state & OP_KIND == COMMITTED;
         (committed && self.file == file.word() && self.size != NO_SIZE).then_some(self.size)
     }
@@ -232,7 +234,7 @@ const RESERVED: u64 = 1 << 63;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ChangeWords {
     pub(crate) state: u64,
-    /// The file's mtime after the last one, as `target::mtime_ns` has it.
+    /// The file's mtime after the last one, as [`mtime_ns`] has it.
     pub(crate) changed_ns: u64,
     /// Its changes have made the file no longer than this.
     pub(crate) reach: u64,
@@ -252,6 +254,12 @@ impl ChangeWords {
     pub(crate) fn is_reserved(&self) -> bool {
         self.state & RESERVED != 0
     }
+}
+
+/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its
+/// ctime, which a new name or mode changes, too.
+pub(crate) fn mtime_ns(stat: &rustix::fs::Stat) -> u64 {
+    (stat.st_mtime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec)
 }
 
 /// The counts of a mapping; where its sections lie follows from them.
@@ -282,8 +290,8 @@ impl Layout {
 
     /// Aligned for huge pages.
     pub(crate) fn frames_at(self) -> usize {
-        let chunk_bytes = CHUNK_UNITS as usize * UNIT_BYTES;
-        (self.records_at() + self.units as usize * RECORD_BYTES).next_multiple_of(chunk_bytes)
+        (self.records_at() + self.units as usize * RECORD_BYTES)
+            .next_multiple_of(CHUNK_BYTES as usize)
     }
 
     pub(crate) fn bytes(self) -> usize {

@@ -1,5 +1,5 @@
-//! The mark of a file that a keeper has: how who opens the file learns that pages of it are dirty in a
-//! process that is dead, and waits until they are written.
+//! The mark of a file that a keeper has: how who opens the file learns that pages of it are dirty
+//! in a process that is dead, and waits until they are written.
 //!
 //! ```text
 //!   adopt -> mark: listens at a name made of device and inode        (keeper)
@@ -8,23 +8,24 @@
 //!   forget, or written -> the mark closes
 //! ```
 //!
-//! A mark is a socket in the abstract name space that listens. Whoever opens an inode that the process
-//! does not have open yet connects to the inode's mark, if there is one, and waits for the end of the
-//! connection. The keeper looks for deaths before it ends one, so an open that begins when the program
-//! is known to be dead does not end before its pages are in the file.
+//! A mark is a socket in the abstract name space that listens. Whoever opens an inode that the
+//! process does not have open yet connects to the inode's mark, if there is one, and waits for the
+//! end of the connection. The keeper looks for deaths before it ends one, so an open that begins
+//! when the program is known to be dead does not end before its pages are in the file.
 //!
-//! Not a lock on the file: a lock that the keeper held would be in the way of those that the program
-//! takes itself (whole files are locked by `fcntl` as a rule, and a lock of another description
-//! conflicts, also within one process), and does not tell a living owner from a dead one. A lease would,
-//! but keeps everybody out while the program lives; `replay` takes one once it is dead.
+//! Not a lock on the file: a lock that the keeper held would be in the way of those that the
+//! program takes itself (whole files are locked by `fcntl` as a rule, and a lock of another
+//! description conflicts, also within one process), and does not tell a living owner from a dead
+//! one. A lease would, but keeps everybody out while the program lives; `replay` takes one once it
+//! is dead.
 //!
-//! - **M1** One keeper has an inode: a file that is marked already is not adopted, and its writes go
-//!   through.
-//! - **M2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root is
-//!   none: it could keep us waiting for nothing.
+//! - **M1** One keeper has an inode: a file that is marked already is not adopted, and its writes
+//!   go through.
+//! - **M2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root
+//!   is none: it could keep us waiting for nothing.
 //!
-//! *Not told*: processes in another network name space, and those that do not use Millpond. They may
-//! read what is not written yet, but what they write stays: see `replay`.
+//! *Not told*: processes in another network name space, and those that do not use Millpond. They
+//! may read what is not written yet, but what they write stays: see `replay`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,9 +39,9 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::survival::wire;
 
-/// Connections that wait for one file to be written.
+/// Connections that wait for one file to be written; who comes then tries again.
 const BACKLOG: i32 = 256;
-/// How long an open waits for a keeper.
+/// How long an open waits for a keeper: longer than the kernel lets one wait for a lease (45 s).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
@@ -92,8 +93,8 @@ impl Drop for Mark {
 ///
 /// # Errors
 ///
-/// EBUSY, with what is waited for, after `patience`. What `socket(2)` says, if there is none to be had;
-/// but not where a sandbox forbids sockets, from where no keeper can be reached.
+/// EBUSY, with what is waited for, after `patience`. What `socket(2)` says, if there is none to be
+/// had; but not where a sandbox forbids sockets, from where no keeper can be reached.
 pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     let until = Instant::now() + patience;
     let name = name(file.st_dev, file.st_ino)?;
@@ -146,8 +147,8 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     }
 }
 
-/// The same socket at a high number, where there is one: a program may count on the lowest being free,
-/// and this one may be open for long.
+/// The same socket at a high number, where there is one: a program may count on the lowest being
+/// free, and this one may be open for long.
 fn out_of_the_way(socket: OwnedFd) -> OwnedFd {
     const NUMBER_MAX: u64 = 1024;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -69,16 +69,17 @@
 //!   exclusive guard to the end of the file, and during a truncation only to what it intends.
 //! - **K6** An entry is USED before the keeper is told of the file, and UNUSED before it is told to
 //!   forget it; the keeper acts on a file only if both say the same.
-//! - **K7** A frame is cleaned only by who keeps it from being handed out meanwhile: its page's owner,
-//!   or a write-back that has it pinned, before it unpins. Else a late `clean` could fall on the
-//!   frame's next page.
-//! - **K8** A change of the file below the cache is IN FLIGHT from before the back end is told of it to
-//!   after it has answered; the time that is stored is asked for while none is (`changes`, under a lock).
-//! - **K9** The keeper is asked whether it lives by every write that is to wait in the cache. One that
-//!   finds it dead goes through, and so do all later ones of the file.
+//! - **K7** A frame is cleaned only by who keeps it from being handed out meanwhile: its page's
+//!   owner, or a write-back that has it pinned, before it unpins. Else a late `clean` could fall on
+//!   the frame's next page.
+//! - **K8** A change of the file below the cache is IN FLIGHT from before the back end is told of
+//!   it to after it has answered; the time that is stored is asked for while none is (`changes`,
+//!   under a lock).
+//! - **K9** The keeper is asked whether it lives by every write that is to wait in the cache. One
+//!   that finds it dead goes through, and so do all later ones of the file.
 //!
-//! *Changes* (`Tables::try_begin_change`, `try_end_change`): what the engine does to the file below its
-//! cache, so that the keeper can tell it from what others do.
+//! *Changes* (`Tables::try_begin_change`, `try_end_change`): what the engine does to the file below
+//! its cache, so that the keeper can tell it from what others do.
 //!
 //! | killed after                        | the keeper finds                       | it may               |
 //! |-------------------------------------|----------------------------------------|----------------------|
@@ -93,24 +94,25 @@
 //!
 //! # What the keeper does
 //!
-//! For each file, in `replay`: looks whether somebody else has changed it since the dead process did;
-//! waits for direct I/O that the dead process left in flight; redoes the intent; writes the dirty pages,
-//! without what the intent removed and what lies past the size; makes the file as long as its size, and
-//! cuts from it only what the process's own changes can have made; syncs it. What fails, or would
-//! overwrite somebody else, it keeps in a rescue file. It does this again from the start if it is told
-//! to (nothing in it depends on how often), and reports what it could not write. Processes are buried each
-//! by a thread, and files of different devices side by side.
+//! For each file, in `replay`: looks whether somebody else has changed it since the dead process
+//! did; waits for direct I/O that the dead process left in flight; redoes the intent; writes the
+//! dirty pages, without what the intent removed and what lies past the size; makes the file as long
+//! as its size, and cuts from it only what the process's own changes can have made; syncs it. What
+//! fails, or would overwrite somebody else, it keeps in a rescue file. It does this again from the
+//! start if it is told to (nothing in it depends on how often), and reports what it could not
+//! write. Processes are buried each by a thread, and files of different devices side by side.
 //!
 //! *Successors.* Who opens a file through Millpond waits at its mark until the file is written, or
-//! forgotten. Others are kept out by a lease for as long as the kernel lets them wait (45 s), where the
-//! program had one (`millpond run`) or the keeper gets one; and what they write is not overwritten.
+//! forgotten. Others are kept out by a lease for as long as the kernel lets them wait (45 s), where
+//! the program had one (`millpond run`) or the keeper gets one; and what they write is not
+//! overwritten.
 //!
 //! *Trust.* The keeper takes the mapping for bytes that anybody may have written: it reads them
-//! with `pread` (a hole stays a hole, and a shrunken file is an error, not a signal), and checks each
-//! index. A process can harm the files that it has handed over, and nothing else: they are written through
-//! its own descriptors. Both ends know whom they talk to (`wire`, D1), and neither waits for ever (D2): what
-//! may take as long as somebody else likes (a file system of another machine, closing a stranger's
-//! descriptor) is done by threads.
+//! with `pread` (a hole stays a hole, and a shrunken file is an error, not a signal), and checks
+//! each index. A process can harm the files that it has handed over, and nothing else: they are
+//! written through its own descriptors. Both ends know whom they talk to (wire.D1), and neither
+//! waits for ever (wire.D2): what may take as long as somebody else likes (a file system of another
+//! machine, closing a stranger's descriptor) is done by threads.
 //!
 //! *Not survived*: what kills the keeper, too (the machine, a container as a whole).
 
@@ -118,8 +120,9 @@ pub(crate) mod client;
 
 pub(crate) mod changes;
 
-mod layout;
 mod tables;
+
+mod layout;
 
 mod wire;
 
@@ -129,26 +132,11 @@ pub(crate) mod mark;
 
 pub mod keeper;
 
-mod process;
-
-mod replay;
-
-mod memory;
-
-mod target;
-
-mod rescue;
-
-mod report;
-
-#[cfg(all(test, not(loom)))]
-mod kill_tests;
-#[cfg(all(test, loom))]
-mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod sigkill_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 pub(crate) use client::Survival;
-pub(crate) use layout::{FileSlot, Intent};
+pub(crate) use layout::{EntryUse, Intent};
+pub(crate) use wire::Address;

@@ -69,9 +69,9 @@ impl Frames {
 /// Writes groups of pages, each filled with the number of the write; says which it is about to
 /// write, then for each page which was written last.
 fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
-    let slot = adopt(survival, file, 12);
+    let entry = adopt(survival, file, 12);
     let changes = Changes::default();
-    changes.enter(survival, slot, file.as_fd());
+    changes.enter(survival, entry, file.as_fd());
     let mut random = Random(std::process::id().into());
     let mut frames = Frames::new(thread);
     let mut dirty = [None; PAGES as usize];
@@ -91,7 +91,7 @@ fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
             })
             .collect();
         log.set(thread, 0, &[number, first, count]);
-        survival.commit(slot, fresh.iter().copied(), None);
+        survival.commit(entry, fresh.iter().copied(), None);
         log.set(thread, 8 + first, &vec![number; count as usize]);
         for (page, frame) in fresh {
             let old = dirty[(page - thread * PAGES) as usize].replace(frame);
@@ -123,9 +123,9 @@ fn pattern(at: u64) -> u8 {
 
 /// Appends and truncates; says which size it goes to, then which it has.
 fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
-    let slot = adopt(survival, file, 12);
+    let entry = adopt(survival, file, 12);
     let changes = Changes::default();
-    changes.enter(survival, slot, file.as_fd());
+    changes.enter(survival, entry, file.as_fd());
     let mut random = Random(std::process::id().into());
     let mut frames = Frames::new(WRITERS);
     let mut pages: Vec<Option<FrameIndex>> = vec![None; 16];
@@ -146,7 +146,7 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
         if target > size {
             let range = size / 4096..(target - 1) / 4096 + 1;
             let fresh: Vec<_> = range.map(|page| build(&mut frames, page, target)).collect();
-            survival.commit(slot, fresh.iter().copied(), Some(target));
+            survival.commit(entry, fresh.iter().copied(), Some(target));
             for (page, frame) in fresh {
                 if let Some(old) = pages[page as usize].replace(frame) {
                     survival.clean(old);
@@ -154,19 +154,19 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
                 }
             }
         } else {
-            survival.set_intent(slot, Intent::Truncate { len: target });
+            survival.set_intent(entry, Intent::Truncate { len: target });
             changes.begin(survival, target);
             file.set_len(target).unwrap();
             changes.truncated(target);
             changes.end(survival, Some(file.as_fd()));
             if pages[(target / 4096) as usize].is_some() {
                 let tail = build(&mut frames, target / 4096, target);
-                survival.commit(slot, [tail].into_iter(), Some(target));
+                survival.commit(entry, [tail].into_iter(), Some(target));
                 let old = pages[tail.0 as usize].replace(tail.1).unwrap();
                 survival.clean(old);
                 frames.free.push(old.0);
             } else {
-                survival.set_size(slot, target);
+                survival.set_size(entry, target);
             }
             for gone in pages.iter_mut().skip(target.div_ceil(4096) as usize) {
                 if let Some(frame) = gone.take() {
@@ -174,7 +174,7 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
                     frames.free.push(frame.0);
                 }
             }
-            survival.clear_intent(slot);
+            survival.clear_intent(entry);
         }
         size = target;
         log.set(WRITERS, 1, &[target]);

@@ -2,15 +2,19 @@
 //!
 //! Every store that a kill may follow is a *step*: the caller's hook is asked before each, and the
 //! tests' hooks say stop. The engine's says go on, and costs nothing.
+//!
+//! Argued: a thread that is killed has stored what comes first in the program, and the keeper looks
+//! when all threads are gone; so only the compiler is to keep the order, for which Release is
+//! enough. A model of a kill is a thread that stops and is joined, which shows all of its stores.
+//! An op slot's next owner stores after it found IDLE, which the last one stored last.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::cache::frame::FrameIndex;
-use crate::cache::table::PageIndex;
 use crate::survival::layout::{
-    ChangeWords, DIRTY, FREE, FileSlot, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse,
+    ChangeWords, DIRTY, EntryUse, FREE, INTENT_NONE, Intent, NO_SIZE, OPS, OpUse,
 };
 use crate::sync::AtomicU64;
+use crate::units::{FrameIndex, PageIndex};
 
 /// An op slot; `layout::OpWords` is how the keeper reads it.
 #[repr(C)]
@@ -74,13 +78,13 @@ impl<'a> Tables<'a> {
     #[inline]
     pub(crate) fn try_commit(
         self,
-        file: FileSlot,
+        file: EntryUse,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
         mut step: impl Steps,
     ) -> Option<()> {
         // Relaxed: RMWs of one atomic by threads that are ordered by a page's guard are ordered
-        // alike (K3).
+        // alike (survival.K3).
         let sequence = self.sequence.fetch_add(1, Relaxed) + 1;
         let mut peeked = pages.clone();
         match (peeked.next(), peeked.next(), size) {
@@ -96,7 +100,7 @@ impl<'a> Tables<'a> {
 
     fn commit_by_op(
         self,
-        file: FileSlot,
+        file: EntryUse,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
         sequence: u64,
@@ -110,7 +114,7 @@ impl<'a> Tables<'a> {
         slot.size.store(size.unwrap_or(NO_SIZE), Relaxed);
         for (page, frame) in pages.clone() {
             self.describe(file, page, frame, sequence, &mut step)?;
-            // K1: the slot is ours from `claim_op` to the store of IDLE below.
+            // survival.K1: the slot is ours from `claim_op` to the store of IDLE below.
             self.set_state(frame, op.pending(), &mut step)?;
         }
         step()?;
@@ -154,11 +158,12 @@ impl<'a> Tables<'a> {
     }
 
     /// Says what a frame holds; its state is stored after. Caller: has the frame in hand, and its
-    /// record is FREE (K2), or DIRTY for the same page, whose write-back a failed sync overtook.
+    /// record is FREE (survival.K2), or DIRTY for the same page, whose write-back a failed sync
+    /// overtook.
     #[inline]
     fn describe(
         self,
-        file: FileSlot,
+        file: EntryUse,
         page: PageIndex,
         frame: FrameIndex,
         sequence: u64,
@@ -197,7 +202,7 @@ impl<'a> Tables<'a> {
 
     pub(crate) fn try_set_size(
         self,
-        file: FileSlot,
+        file: EntryUse,
         size: u64,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -209,7 +214,7 @@ impl<'a> Tables<'a> {
 
     pub(crate) fn try_set_intent(
         self,
-        file: FileSlot,
+        file: EntryUse,
         intent: Intent,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -227,7 +232,7 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    pub(crate) fn try_clear_intent(self, file: FileSlot, mut step: impl Steps) -> Option<()> {
+    pub(crate) fn try_clear_intent(self, file: EntryUse, mut step: impl Steps) -> Option<()> {
         step()?;
         // Release: the size and the records that the operation left are stored before.
         self.files[file.index as usize].intent[0].store(INTENT_NONE, Release);
@@ -237,7 +242,7 @@ impl<'a> Tables<'a> {
     /// Says that a change of the file below the cache begins: before the back end is told of it.
     pub(crate) fn try_begin_change(
         self,
-        file: FileSlot,
+        file: EntryUse,
         changes: ChangeWords,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -254,7 +259,7 @@ impl<'a> Tables<'a> {
     /// Says that a change is over, and the file as `changes` has it.
     pub(crate) fn try_end_change(
         self,
-        file: FileSlot,
+        file: EntryUse,
         changes: ChangeWords,
         mut step: impl Steps,
     ) -> Option<()> {
@@ -269,9 +274,9 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    /// Sets up the entry of a file; the caller then hands the file to the keeper (K6). A change is
-    /// taken to be in flight, until the first that ends.
-    pub(crate) fn open_entry(self, file: FileSlot, size: u64) {
+    /// Sets up the entry of a file; the caller then hands the file to the keeper (survival.K6). A
+    /// change is taken to be in flight, until the first that ends.
+    pub(crate) fn open_entry(self, file: EntryUse, size: u64) {
         let entry = &self.files[file.index as usize];
         let [state, changed, reach] = &entry.changes;
         entry.intent[0].store(INTENT_NONE, Relaxed);
@@ -283,7 +288,7 @@ impl<'a> Tables<'a> {
         entry.life.store(file.used(), Release);
     }
 
-    pub(crate) fn close_entry(self, file: FileSlot) {
+    pub(crate) fn close_entry(self, file: EntryUse) {
         self.files[file.index as usize].life.store(file.unused(), Release);
     }
 }

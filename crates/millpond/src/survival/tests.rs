@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use crate::cache::frame::FrameIndex;
 use crate::survival::changes::Changes;
 use crate::survival::keeper::{self, Address, Report, Server, Stopper};
-use crate::survival::wire::{self, Keeper, Request};
-use crate::survival::{FileSlot, Intent, Survival};
+use crate::survival::wire::{self, KeeperRequest, Trust};
+use crate::survival::{EntryUse, Intent, Survival};
 
 /// A keeper in a thread.
 pub(super) struct TestKeeper {
@@ -45,7 +45,7 @@ impl Drop for TestKeeper {
     }
 }
 
-pub(super) fn adopt(survival: &Survival, file: &File, page_shift: u32) -> FileSlot {
+pub(super) fn adopt(survival: &Survival, file: &File, page_shift: u32) -> EntryUse {
     let stat = file.metadata().unwrap();
     survival.adopt(file.as_fd(), stat.dev(), stat.ino(), stat.len(), page_shift).unwrap()
 }
@@ -69,20 +69,20 @@ fn dirty_pages_are_written() {
         file
     };
     let (file, other) = (open("file"), open("other"));
-    let slot = adopt(&survival, &file, 12);
+    let entry = adopt(&survival, &file, 12);
     let other_slot = adopt(&survival, &other, 12);
     for frame in 1..=5 {
         fill(&survival, frame, 4096, 10 + frame as u8);
     }
-    survival.commit(slot, [(0, FrameIndex(1))].into_iter(), None);
-    survival.commit(slot, [(2, FrameIndex(2)), (3, FrameIndex(3))].into_iter(), Some(13_000));
-    survival.commit(slot, [(0, FrameIndex(4))].into_iter(), None);
+    survival.commit(entry, [(0, FrameIndex(1))].into_iter(), None);
+    survival.commit(entry, [(2, FrameIndex(2)), (3, FrameIndex(3))].into_iter(), Some(13_000));
+    survival.commit(entry, [(0, FrameIndex(4))].into_iter(), None);
     survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), None);
     survival.clean(FrameIndex(5));
     survival.forget(other_slot);
     // As by a write that was in flight.
     let changes = Changes::default();
-    changes.enter(&survival, slot, file.as_fd());
+    changes.enter(&survival, entry, file.as_fd());
     changes.begin(&survival, 50_000);
     file.set_len(50_000).unwrap();
     drop(survival);
@@ -152,12 +152,12 @@ fn a_file_that_grows_while_it_is_handed_over() {
 }
 
 /// A mapping with one dirty page of 100 bytes in `file`.
-fn dirty(keeper: &TestKeeper, file: &File, with: u8) -> (Survival, FileSlot) {
+fn dirty(keeper: &TestKeeper, file: &File, with: u8) -> (Survival, EntryUse) {
     let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
-    let slot = adopt(&survival, file, 12);
+    let entry = adopt(&survival, file, 12);
     fill(&survival, 1, 4096, with);
-    survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(100));
-    (survival, slot)
+    survival.commit(entry, [(0, FrameIndex(1))].into_iter(), Some(100));
+    (survival, entry)
 }
 
 fn contents(file: &File) -> Vec<u8> {
@@ -217,12 +217,13 @@ fn a_forgotten_file_can_be_executed() {
     std::fs::copy("/bin/true", &path).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
-    let slot = adopt(&survival, &file, 12);
+    let entry = adopt(&survival, &file, 12);
     drop(file);
     let run = || Command::new(&path).status();
     assert_eq!(run().unwrap_err().kind(), std::io::ErrorKind::ExecutableFileBusy);
-    survival.forget(slot);
-    // A child of another test has copies of all descriptors, from its fork until it becomes a program.
+    survival.forget(entry);
+    // A child of another test has copies of all descriptors, from its fork until it becomes a
+    // program.
     let begun = Instant::now();
     let status = loop {
         match run() {
@@ -288,8 +289,9 @@ fn what_a_keeper_refuses() {
 
     // Not a mapping of ours; and messages that mean nothing.
     let strange = File::open("/dev/zero").unwrap();
-    let hello =
-        |fds: &[BorrowedFd<'_>]| wire::ask(&keeper.address, Keeper::Trusted, Request::Hello, fds);
+    let hello = |fds: &[BorrowedFd<'_>]| {
+        wire::ask(&keeper.address, Trust::OurUser, KeeperRequest::Hello, fds)
+    };
     assert!(hello(&[]).is_err());
     assert!(hello(&[strange.as_fd(), strange.as_fd()]).is_err());
     let socket = wire::socket().unwrap();
@@ -317,15 +319,15 @@ fn failures_are_reported_and_the_rest_is_written() {
     rustix::fs::fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK).unwrap();
     let other = tempfile::tempfile().unwrap();
     let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
-    let slot = adopt(&survival, &file, 12);
+    let entry = adopt(&survival, &file, 12);
     let other_slot = adopt(&survival, &other, 12);
     for frame in 1..=5 {
         fill(&survival, frame, 4096, frame as u8);
     }
     let pages = (0..4).zip([1, 2, 3, 4].map(FrameIndex));
-    survival.commit(slot, pages, Some(4 * 4096));
+    survival.commit(entry, pages, Some(4 * 4096));
     survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), Some(10));
-    survival.set_intent(slot, Intent::Truncate { len: 100 });
+    survival.set_intent(entry, Intent::Truncate { len: 100 });
     drop(survival);
     let mut report = keeper.reports.recv().unwrap();
     assert!(!report.is_complete());
@@ -350,7 +352,8 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
 }
 
-/// Goal: K2: a frame that went to the free list in whatever state is FREE when it is taken again.
+/// Goal: survival.K2: a frame that went to the free list in whatever state is FREE when it is taken
+/// again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
     use crate::cache::frame::{Class, Frames};
@@ -358,17 +361,17 @@ fn a_frame_is_free_when_it_is_handed_out() {
     let file = tempfile::tempfile().unwrap();
     let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();
     let survival = frames.survival().unwrap();
-    let slot = adopt(survival, &file, 12);
+    let entry = adopt(survival, &file, 12);
     let state = |frame| survival.tables().record(frame).state.load(Relaxed);
     let take = || frames.try_alloc(Class::UNIT_PAGE).unwrap();
     let frame = take();
-    survival.commit(slot, [(0, frame)].into_iter(), None);
+    survival.commit(entry, [(0, frame)].into_iter(), None);
     assert_ne!(state(frame), 0);
     frames.free(frame, Class::UNIT_PAGE);
     assert_eq!(take(), frame);
     assert_eq!(state(frame), 0);
     // A frame that left its page is not dirty, even while it is pinned.
-    survival.commit(slot, [(0, frame)].into_iter(), None);
+    survival.commit(entry, [(0, frame)].into_iter(), None);
     frames.meta(frame).pins.pin();
     frames.release(frame, Class::UNIT_PAGE);
     assert_eq!(state(frame), 0);
@@ -403,9 +406,9 @@ fn a_keeper_process_ends_after_its_clients() {
         rustix::process::kill_process(keeper_pid.unwrap(), rustix::process::Signal::TERM).unwrap();
         drop(socket);
         let file = tempfile::tempfile().unwrap();
-        let slot = adopt(&survival, &file, 12);
+        let entry = adopt(&survival, &file, 12);
         fill(&survival, 1, 4096, 3);
-        survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(77));
+        survival.commit(entry, [(0, FrameIndex(1))].into_iter(), Some(77));
         drop(survival);
         assert_eq!(contents(&file), [3; 77]);
         keeper.join().unwrap()
@@ -435,9 +438,9 @@ fn a_spawned_keeper_outlives_the_program() {
         let address = keeper::spawn().unwrap();
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
         let survival = Survival::connect(&address, 1 << 20, 512).unwrap();
-        let slot = adopt(&survival, &file, 12);
+        let entry = adopt(&survival, &file, 12);
         fill(&survival, 1, 4096, 7);
-        survival.commit(slot, [(0, FrameIndex(1))].into_iter(), Some(1000));
+        survival.commit(entry, [(0, FrameIndex(1))].into_iter(), Some(1000));
         println!("\nkeeper {address}");
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGKILL] {
             // SAFETY: the process group is this test's own.
@@ -519,7 +522,8 @@ fn the_memory_limit_with_a_keeper() {
     assert!(mappings > 1);
 }
 
-/// What the memfd of this process's one engine has allocated; `None` where the kernel does not tell.
+/// What the memfd of this process's one engine has allocated; `None` where the kernel does not
+/// tell.
 fn shared_bytes() -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("millpond-frames")).unwrap();
@@ -536,7 +540,7 @@ fn cost_of_a_commit() {
     let file = tempfile::tempfile().unwrap();
     let survival = Survival::connect(&keeper.address, 64 << 20, 1 << 15).unwrap();
     let started = Instant::now();
-    let slot = adopt(&survival, &file, 12);
+    let entry = adopt(&survival, &file, 12);
     println!("adopt: {:?}", started.elapsed());
     for (pages, size) in [(1, None), (1, Some(1 << 20)), (16, None), (256, None)] {
         let mut nanos = Vec::new();
@@ -545,7 +549,7 @@ fn cost_of_a_commit() {
             let first = 1 + round * 256 % (1 << 14);
             let frames = (first..first + pages).map(FrameIndex);
             let started = Instant::now();
-            survival.commit(slot, (0..).zip(frames.clone()), size);
+            survival.commit(entry, (0..).zip(frames.clone()), size);
             nanos.push(started.elapsed().as_nanos());
             frames.for_each(|frame| survival.clean(frame));
         }
@@ -553,6 +557,6 @@ fn cost_of_a_commit() {
         println!("{pages} pages, size {size:?}: {} ns (median)", nanos[nanos.len() / 2]);
     }
     let started = Instant::now();
-    survival.forget(slot);
+    survival.forget(entry);
     println!("forget: {:?}", started.elapsed());
 }

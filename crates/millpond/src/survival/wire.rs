@@ -5,9 +5,9 @@
 //! program, which may close all that it has. A request names its mapping by the id that the keeper
 //! gave it, and is taken only from the process that the mapping came from.
 //!
-//! - **D1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the moment
-//!   at which the one listened and the other connected) before they send or receive anything. So a
-//!   descriptor is neither handed to a stranger nor taken from one.
+//! - **D1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the
+//!   moment at which the one listened and the other connected) before they send or receive
+//!   anything. So a descriptor is neither handed to a stranger nor taken from one.
 //! - **D2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
 //!   does. The keeper does not wait at all: it receives what is there, and answers who listens.
 
@@ -27,7 +27,7 @@ use rustix::net::{
     sockopt,
 };
 
-use crate::survival::layout::FileSlot;
+use crate::survival::layout::EntryUse;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MPKEEP02");
 const REQUEST_WORDS: usize = 8;
@@ -102,18 +102,18 @@ pub(super) struct Peer {
 
 /// Who has to be at the other end, for an engine to talk to it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Keeper {
+pub(super) enum Trust {
     /// Somebody who could do to us whatever they like: a process of our user, or root's.
-    Trusted,
+    OurUser,
     /// The one that we have talked to; we may have become another user meanwhile.
-    Known(Peer),
+    Peer(Peer),
 }
 
-impl Keeper {
+impl Trust {
     fn is(self, peer: Peer) -> bool {
         match self {
-            Keeper::Trusted => peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0,
-            Keeper::Known(known) => peer == known,
+            Trust::OurUser => peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0,
+            Trust::Peer(known) => peer == known,
         }
     }
 }
@@ -148,20 +148,20 @@ pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
 
 /// What an engine asks of its keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Request {
+pub(super) enum KeeperRequest {
     /// With the mapping and a pidfd of the process. The answer's value is the mapping's id.
     Hello,
     /// With a descriptor that permits writing the file.
     Adopt {
         mapping: u64,
-        slot: FileSlot,
+        entry: EntryUse,
         device: u64,
         inode: u64,
         page_shift: u32,
     },
     Forget {
         mapping: u64,
-        slot: FileSlot,
+        entry: EntryUse,
     },
     /// The engine is done: the keeper writes what is dirty, and lets go of the mapping.
     Goodbye {
@@ -169,33 +169,42 @@ pub(super) enum Request {
     },
 }
 
-impl Request {
+impl KeeperRequest {
     fn words(self) -> [u64; REQUEST_WORDS] {
         match self {
-            Request::Hello => [MAGIC, 1, 0, 0, 0, 0, 0, 0],
-            Request::Adopt { mapping, slot, device, inode, page_shift } => {
+            KeeperRequest::Hello => [MAGIC, 1, 0, 0, 0, 0, 0, 0],
+            KeeperRequest::Adopt { mapping, entry, device, inode, page_shift } => {
                 let shift = u64::from(page_shift);
-                [MAGIC, 2, mapping, slot.index.into(), slot.generation.into(), device, inode, shift]
+                [
+                    MAGIC,
+                    2,
+                    mapping,
+                    entry.index.into(),
+                    entry.generation.into(),
+                    device,
+                    inode,
+                    shift,
+                ]
             }
-            Request::Forget { mapping, slot } => {
-                [MAGIC, 3, mapping, slot.index.into(), slot.generation.into(), 0, 0, 0]
+            KeeperRequest::Forget { mapping, entry } => {
+                [MAGIC, 3, mapping, entry.index.into(), entry.generation.into(), 0, 0, 0]
             }
-            Request::Goodbye { mapping } => [MAGIC, 4, mapping, 0, 0, 0, 0, 0],
+            KeeperRequest::Goodbye { mapping } => [MAGIC, 4, mapping, 0, 0, 0, 0, 0],
         }
     }
 
-    fn from_words(words: [u64; REQUEST_WORDS]) -> Option<Request> {
+    fn from_words(words: [u64; REQUEST_WORDS]) -> Option<KeeperRequest> {
         let [magic, kind, mapping, index, generation, device, inode, shift] = words;
-        let slot = FileSlot {
+        let entry = EntryUse {
             index: u32::try_from(index).ok()?,
             generation: u32::try_from(generation).ok()?,
         };
         let page_shift = u32::try_from(shift).ok()?;
         Some(match (magic, kind) {
-            (MAGIC, 1) => Request::Hello,
-            (MAGIC, 2) => Request::Adopt { mapping, slot, device, inode, page_shift },
-            (MAGIC, 3) => Request::Forget { mapping, slot },
-            (MAGIC, 4) => Request::Goodbye { mapping },
+            (MAGIC, 1) => KeeperRequest::Hello,
+            (MAGIC, 2) => KeeperRequest::Adopt { mapping, entry, device, inode, page_shift },
+            (MAGIC, 3) => KeeperRequest::Forget { mapping, entry },
+            (MAGIC, 4) => KeeperRequest::Goodbye { mapping },
             _ => return None,
         })
     }
@@ -209,18 +218,18 @@ impl Request {
 /// or ECONNRESET: the keeper is gone.
 pub(super) fn ask(
     address: &Address,
-    keeper: Keeper,
-    request: Request,
+    keeper: Trust,
+    request: KeeperRequest,
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<Answer> {
-    let patience = (!matches!(request, Request::Goodbye { .. })).then_some(PATIENCE);
+    let patience = (!matches!(request, KeeperRequest::Goodbye { .. })).then_some(PATIENCE);
     ask_within(address, keeper, request, fds, patience)
 }
 
 pub(super) fn ask_within(
     address: &Address,
-    keeper: Keeper,
-    request: Request,
+    keeper: Trust,
+    request: KeeperRequest,
     fds: &[BorrowedFd<'_>],
     patience: Option<Duration>,
 ) -> io::Result<Answer> {
@@ -252,10 +261,10 @@ pub(super) fn ask_within(
 /// request, too: whoever closes them may have to wait.
 pub(super) fn receive_request(
     socket: BorrowedFd<'_>,
-) -> (rustix::io::Result<Option<Request>>, Vec<OwnedFd>) {
+) -> (rustix::io::Result<Option<KeeperRequest>>, Vec<OwnedFd>) {
     let mut words = [0; REQUEST_WORDS];
     match receive(socket, &mut words, RecvFlags::DONTWAIT) {
-        Ok((REQUEST_WORDS, fds)) => (Ok(Request::from_words(words)), fds),
+        Ok((REQUEST_WORDS, fds)) => (Ok(KeeperRequest::from_words(words)), fds),
         Ok((_, fds)) => (Ok(None), fds),
         Err(error) => (Err(error), Vec::new()),
     }

@@ -3,10 +3,10 @@
 //! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
 //! before the first page is seen, so that nothing is missing from then on.
 
-use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
 use crate::cache::table::PageIndex;
+use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::flush::space;

@@ -18,10 +18,10 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{Shown, State};
 use crate::cache::table::PageIndex;
+use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::flush::space;
@@ -305,6 +305,8 @@ impl CachedFile {
     /// was reserved for writes to come, and the file's place at the keeper.
     pub(crate) fn rest(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
+        // Argued: who opens the file again does nothing to it before it gets a guard, and has raised
+        // the count before.
         if self.handles.load(Acquire) == 0 && !self.owes() {
             space::trim(self, self.core().size.get());
             self.let_go();

@@ -31,9 +31,9 @@ use std::io;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::table::PageIndex;
+use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};

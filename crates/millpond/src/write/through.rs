@@ -6,9 +6,9 @@
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
-use crate::cache::copy;
 use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::step;
+use crate::copy;
 use crate::error::Result;
 use crate::flush::Durability;
 use crate::inode::leaves::Leaves;

@@ -138,7 +138,9 @@ impl<F> Flusher<F> {
 
     pub(crate) fn notice(&self, dirty_bytes: u64) {
         let much = self.is_much(dirty_bytes);
-        // SeqCst: with the flusher's store and look, one of the two sees the other's.
+        // SeqCst: with the flusher's store and look, one of the two sees the other's. Argued: both are
+        // RMWs of one word. This one comes first, and the flusher's says so and has it look again; or
+        // second, and tells, under the lock that the flusher holds until it sleeps.
         if !self.awake.swap(true, SeqCst) || much {
             self.tell();
         }

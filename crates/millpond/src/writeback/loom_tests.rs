@@ -8,8 +8,9 @@ use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
+use crate::cache::epoch::Epoch as PageEpoch;
 use crate::cache::frame::FrameIndex;
-use crate::cache::page::{Epoch as PageEpoch, PageWord, Shown, WritebackEnd};
+use crate::cache::page::{PageWord, Shown, WritebackEnd};
 use crate::cache::step::Hiding;
 use crate::cache::table::PageIndex;
 use crate::writeback::Failure;

@@ -159,6 +159,7 @@ impl Writeback {
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
+        // Argued: see `redirty_page`.
         self.begun.load(Acquire)
     }
 }

@@ -6,6 +6,11 @@
 //! are remembered; of more, the oldest are forgotten.
 //!
 //! Locks: the one in here is a leaf.
+//!
+//! Argued: what is remembered is under the lock; the table is published by the exchange, and found
+//! by an acquire of it; a child of fork has one thread. A file is opened anew after the registry's
+//! lock passed from its last handle, so that ANY is seen. They are statics, which a model can't
+//! make anew.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

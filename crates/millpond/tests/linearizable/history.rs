@@ -101,7 +101,7 @@ pub struct Call {
     pub op: Op,
     pub outcome: Outcome,
     /// How it was called, to be printed.
-    pub how: &'static str,
+    pub how: String,
 }
 
 impl fmt::Display for Call {

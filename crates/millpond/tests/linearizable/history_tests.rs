@@ -152,7 +152,7 @@ fn by_hand(calls: &[(usize, u64, u64, Op, Outcome)]) -> Option<Vec<Call>> {
         returned,
         op,
         outcome: outcome.clone(),
-        how: "by hand",
+        how: "by hand".into(),
     });
     let initial = (0..4).map(|part| stamp(1, part)).collect();
     History { cell_bytes: 10, initial, calls: calls.collect() }.violation()

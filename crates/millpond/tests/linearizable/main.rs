@@ -15,6 +15,8 @@ mod record;
 
 mod call;
 
+mod faces;
+
 mod history;
 
 mod history_tests;
@@ -27,6 +29,7 @@ use std::time::{Duration, Instant};
 use millpond::{BackendChoice, SimOptions};
 
 use common::{Random, back_ends, scaled, temp_dir, within};
+use plan::Face;
 use record::Setup;
 
 /// Goal: whatever a few threads do to one file, there is an order that explains all they saw.
@@ -43,7 +46,7 @@ fn histories_are_linearizable() {
             let (dir, started) = (temp_dir(), Instant::now());
             let (mut operations, histories) = (0, 40);
             for _ in 0..engines {
-                let setup = Setup::new(&mut random, name, &backend, None);
+                let setup = Setup::new(&mut random, name, &backend, None, &[Face::File]);
                 operations += setup.run(&mut random, histories, dir.path());
             }
             let (count, took) = (engines * histories, started.elapsed());
@@ -68,9 +71,54 @@ fn histories_with_errors_are_linearizable() {
                 .short_per_mille(random.below(400))
                 .error_per_mille(1 + random.below(200));
             let backend = BackendChoice::Sim(sim.clone());
-            let setup = Setup::new(&mut random, "sim with errors", &backend, Some(&sim));
+            let faces = &[Face::File];
+            let setup = Setup::new(&mut random, "sim with errors", &backend, Some(&sim), faces);
             operations += setup.run(&mut random, 20, dir.path());
         }
         println!("{} histories, {operations} operations", engines * 20);
+    });
+}
+
+/// Goal: so it is whatever face of the file they ask, and however many requests of a queue or a
+/// pipeline are under way; futures that are dropped change nothing.
+#[test]
+fn histories_through_all_faces_are_linearizable() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        let mut random = random.fork();
+        let engines = scaled(if matches!(name, "memory" | "sim") { 10 } else { 4 });
+        within(Duration::from_secs(60 + u64::from(engines)), name, move || {
+            let (dir, started) = (temp_dir(), Instant::now());
+            let (mut operations, mut ended) = (0, [0; Face::ALL.len()]);
+            for _ in 0..engines {
+                let setup = Setup::new(&mut random, name, &backend, None, &Face::ALL);
+                operations += setup.run(&mut random, 40, dir.path());
+                ended.iter_mut().zip(setup.ended()).for_each(|(all, one)| *all += one);
+            }
+            let has_pipeline = matches!(name, "memory" | "sim");
+            println!("{name}: {operations} operations, {ended:?}, {:.1?}", started.elapsed());
+            let least = ended.iter().take(if has_pipeline { 4 } else { 3 }).min();
+            assert!(*least.unwrap() > 50, "{name}: some face was not asked: {ended:?}");
+        });
+    }
+}
+
+/// Goal: the same on a device that fails at random.
+#[test]
+fn histories_through_all_faces_with_errors_are_linearizable() {
+    let mut random = Random::from_environment();
+    let engines = scaled(20);
+    within(Duration::from_secs(60 + u64::from(engines)), "errors", move || {
+        let dir = temp_dir();
+        for _ in 0..engines {
+            let sim = SimOptions::new(random.next())
+                .delay_us_max(random.below(60))
+                .short_per_mille(random.below(400))
+                .error_per_mille(1 + random.below(200));
+            let backend = BackendChoice::Sim(sim.clone());
+            let name = "sim with errors";
+            let setup = Setup::new(&mut random, name, &backend, Some(&sim), &Face::ALL);
+            setup.run(&mut random, 20, dir.path());
+        }
     });
 }

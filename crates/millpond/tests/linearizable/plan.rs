@@ -6,6 +6,8 @@ use crate::history::Op;
 /// Of a history, at most.
 pub const THREADS: usize = 4;
 pub const HANDLES: usize = 3;
+/// Of a thread.
+pub const STEPS_MAX: usize = 8;
 
 /// One history to be made.
 pub struct Plan {
@@ -20,9 +22,19 @@ pub struct Plan {
 pub struct Step {
     pub op: Op,
     pub how: How,
+    pub face: Face,
     pub handle: usize,
     /// Time to spend before.
     pub spins: u64,
+}
+
+/// What an operation is asked of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Face {
+    File,
+    Async,
+    Queue,
+    Pipeline,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +52,8 @@ pub enum How {
 }
 
 impl Plan {
-    pub fn new(random: &mut Random, page_bytes: usize) -> Plan {
+    /// Operations of `faces`.
+    pub fn new(random: &mut Random, page_bytes: usize, faces: &[Face]) -> Plan {
         // Of a page, or with no relation to pages.
         let eighths = [1, 1, 2, 4, 8][random.below(5) as usize];
         let odd = if random.chance(400) { random.below(200) as usize + 1 } else { 0 };
@@ -72,6 +85,7 @@ impl Plan {
         let steps = |random: &mut Random| Step {
             op: Op::Nothing,
             how: How::Plain,
+            face: Face::File,
             handle: random.below(handles as u64) as usize,
             spins: match random.below(10) {
                 0..=4 => 0,
@@ -81,8 +95,9 @@ impl Plan {
         };
         let mut threads = Vec::new();
         for _ in 0..THREADS - random.below(2) as usize {
-            let count = 4 + random.below(5);
+            let count = STEPS_MAX as u64 / 2 + random.below(STEPS_MAX as u64 / 2 + 1);
             let mut all = Vec::new();
+            let mut face = Face::File;
             while all.len() < count as usize {
                 let mut step = steps(random);
                 (step.op, step.how) =
@@ -106,6 +121,11 @@ impl Plan {
                     value += 1;
                     *new = value;
                 }
+                // Those of some faces go together.
+                if faces.len() > 1 && random.chance(500) {
+                    face = faces[random.below(faces.len() as u64) as usize];
+                }
+                step.face = if face.has(step.op, step.how) { face } else { Face::File };
                 all.push(step);
             }
             threads.push(all);
@@ -157,6 +177,25 @@ fn some_op(
         if bit >= 62 || kinds & (1 << bit) != 0 {
             return chosen;
         }
+    }
+}
+
+impl Face {
+    pub const ALL: [Face; 4] = [Face::File, Face::Async, Face::Queue, Face::Pipeline];
+
+    fn has(self, op: Op, how: How) -> bool {
+        let moves_bytes = matches!(op, Op::Read { .. } | Op::Write { .. }) && how != How::View;
+        match self {
+            Face::File => true,
+            Face::Async => op != Op::Len,
+            Face::Queue => how == How::Sync || (moves_bytes && how != How::Dsync),
+            Face::Pipeline => moves_bytes,
+        }
+    }
+
+    /// Whether several are under way at once.
+    pub fn is_batched(self) -> bool {
+        matches!(self, Face::Queue | Face::Pipeline)
     }
 }
 

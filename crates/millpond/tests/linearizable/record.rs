@@ -1,15 +1,17 @@
 //! Has threads carry out plans, on an engine made at random, and what they saw explained.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use millpond::{BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, WriteMode};
+use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions, WriteMode};
 
-use crate::call::{act, cells_of, content};
+use crate::call::{cells_of, content};
 use crate::common::{Random, builder, cache_for, read_write};
+use crate::faces::{Acted, Faces, Handles, act_alone};
 use crate::history::{Call, History, Op, Outcome, stamp};
-use crate::plan::{HANDLES, How, Plan, Step, THREADS};
+use crate::plan::{Face, HANDLES, How, Plan, STEPS_MAX, Step, THREADS};
 
 /// What the histories of one engine have in common.
 pub struct Setup {
@@ -19,7 +21,11 @@ pub struct Setup {
     others: OpenOptions,
     page_bytes: usize,
     /// Whether operations may fail; on while they are recorded.
-    errors: Option<std::sync::Arc<std::sync::atomic::AtomicBool>>,
+    errors: Option<Arc<AtomicBool>>,
+    /// What they are asked of.
+    faces: &'static [Face],
+    /// How many had an outcome, by [`Face::ALL`].
+    ended: [AtomicUsize; Face::ALL.len()],
     name: String,
 }
 
@@ -29,6 +35,7 @@ impl Setup {
         name: &str,
         backend: &BackendChoice,
         sim: Option<&SimOptions>,
+        faces: &'static [Face],
     ) -> Setup {
         let page_bytes = if random.chance(500) { 4096 } else { 16384 };
         let cache_pages = [3, 4, 6, 10, 20][random.below(5) as usize];
@@ -54,6 +61,8 @@ impl Setup {
             options,
             page_bytes,
             errors: sim.map(SimOptions::errors_switch),
+            faces,
+            ended: Default::default(),
             name: format!(
                 "{name}, pages of {page_bytes}, cache of {cache_pages}, {}, {}{}",
                 if direct { "direct" } else { "buffered" },
@@ -73,9 +82,14 @@ impl Setup {
     /// one takes longer than most operations.
     fn record(&self, plans: &[Plan], path: &Path) -> Vec<History> {
         self.errors(false);
-        let open = |options| self.engine.open(path, options).unwrap();
+        let open = |options| Arc::new(self.engine.open(path, options).unwrap());
         let options = |number| if number == 0 { &self.options } else { &self.others };
-        let handles: Vec<File> = (0..HANDLES).map(|number| open(options(number))).collect();
+        let all = (0..HANDLES).map(|number| open(options(number))).collect();
+        let has_pipeline = self.faces.contains(&Face::Pipeline);
+        let direct = self.options.clone().direct(true);
+        // Not every file system has direct I/O.
+        let direct = has_pipeline.then(|| self.engine.open(path, &direct).ok()).flatten();
+        let handles = Handles { all, direct: direct.map(Arc::new) };
         let (clock, met, gathered) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let gather = |time: usize| {
             gathered.fetch_add(1, SeqCst);
@@ -88,20 +102,29 @@ impl Setup {
         };
         let run = |number: usize| {
             let mut all = Vec::new();
+            let mut faces = Faces::new(&self.engine, STEPS_MAX);
             for (round, plan) in plans.iter().enumerate() {
                 let mut calls = Vec::new();
                 if number == 0 {
                     self.errors(false);
                     let initial = content(1, plan.cells, plan.cell_bytes);
-                    handles[0].truncate(0).unwrap();
-                    handles[0].write_all_at(&initial, 0).unwrap();
+                    handles.all[0].truncate(0).unwrap();
+                    handles.all[0].write_all_at(&initial, 0).unwrap();
                     self.errors(true);
                 }
                 gather(2 * round + 1);
-                for step in plan.threads.get(number).into_iter().flatten() {
+                let steps = plan.threads.get(number).map_or(&[][..], Vec::as_slice);
+                let are_together =
+                    |one: &Step, other: &Step| one.face == other.face && one.face.is_batched();
+                for steps in steps.chunk_by(are_together) {
                     meet(&met);
-                    let call = self.call(plan, step, number, &handles, &clock);
-                    calls.extend(with_growth(call, plan.cell_bytes));
+                    for _ in 0..steps[0].spins {
+                        std::hint::spin_loop();
+                    }
+                    for acted in faces.act(steps, plan.cell_bytes, &handles, &clock) {
+                        let call = self.call(plan, acted, number);
+                        calls.extend(with_growth(call, plan.cell_bytes));
+                    }
                 }
                 gather(2 * round + 2);
                 if number == 0 {
@@ -129,40 +152,21 @@ impl Setup {
     }
 
     /// All of the file, as it is cached and as it is stored.
-    fn look(&self, plan: &Plan, handles: &[File], clock: &AtomicU64) -> Vec<Call> {
+    fn look(&self, plan: &Plan, handles: &Handles, clock: &AtomicU64) -> Vec<Call> {
         let all = Op::Read { at: 0, len: 255, limit_bytes: 255 * plan.cell_bytes };
         let last = [(all, How::Plain), (Op::Adopt, How::Invalidate), (all, How::Plain)];
         let look = |(op, how)| {
-            let step = Step { op, how, handle: 0, spins: 0 };
-            pieces(&self.call(plan, &step, THREADS, handles, clock), plan.cell_bytes)
+            let step = Step { op, how, face: Face::File, handle: 0, spins: 0 };
+            let acted = act_alone(&step, plan.cell_bytes, &handles.all[0], clock);
+            pieces(&self.call(plan, acted, THREADS), plan.cell_bytes)
         };
         last.into_iter().flat_map(look).collect()
     }
 
-    fn call(
-        &self,
-        plan: &Plan,
-        step: &Step,
-        thread: usize,
-        handles: &[File],
-        clock: &AtomicU64,
-    ) -> Call {
-        for _ in 0..step.spins {
-            std::hint::spin_loop();
-        }
-        let file = &handles[step.handle];
-        // Buffers are made before: the time between both readings of the clock is the operation's.
+    /// What the model is told of an operation.
+    fn call(&self, plan: &Plan, acted: Acted, thread: usize) -> Call {
+        let Acted { step, when: (invoked, returned), bytes, outcome } = acted;
         let cell_bytes = plan.cell_bytes;
-        let mut bytes = match step.op {
-            Op::Write { len, value, .. } | Op::Append { len, value } => {
-                content(value, len, cell_bytes)
-            }
-            Op::Read { limit_bytes, .. } => vec![0xEE; limit_bytes],
-            _ => Vec::new(),
-        };
-        let invoked = clock.fetch_add(1, SeqCst);
-        let outcome = act(file, step, cell_bytes, &mut bytes);
-        let returned = clock.fetch_add(1, SeqCst);
         let mut op = match step.how {
             How::Invalidate if self.errors.is_none() => Op::Nothing,
             _ => step.op,
@@ -185,11 +189,15 @@ impl Setup {
                 outcome
             }
             Err(error) => {
-                op = self.failed(op, step, &error);
+                op = self.failed(op, &step, &error);
                 Outcome::Failed
             }
         };
-        Call { thread, invoked, returned, op, outcome, how: step.how.name(step.op) }
+        if outcome != Outcome::Failed {
+            self.ended[step.face as usize].fetch_add(1, SeqCst);
+        }
+        let how = format!("{:?}, {}", step.face, step.how.name(step.op));
+        Call { thread, invoked, returned, op, outcome, how }
     }
 
     /// What an operation that failed stands for.
@@ -197,6 +205,8 @@ impl Setup {
         match error {
             // Views of others had all the frames.
             Error::NoBuffers { .. } if step.how == How::View => Op::Nothing,
+            // Nor has a pipeline what is not aligned.
+            Error::Unaligned { .. } if step.face == Face::Pipeline => Op::Nothing,
             // The file system can't, and said so before anything changed.
             _ if error.errno() == libc::EOPNOTSUPP => Op::Nothing,
             Error::InvalidInput { .. } | Error::InvalidRange { .. } => panic!("{step:?}: {error}"),
@@ -205,10 +215,15 @@ impl Setup {
         }
     }
 
+    /// How many operations of each of [`Face::ALL`] had an outcome.
+    pub fn ended(&self) -> [usize; Face::ALL.len()] {
+        self.ended.each_ref().map(|count| count.load(SeqCst))
+    }
+
     /// Makes histories and has them explained. Returns the number of operations.
     pub fn run(&self, random: &mut Random, histories: u32, dir: &Path) -> usize {
         let seeds: Vec<u64> = (0..histories).map(|_| random.next()).collect();
-        let plan = |&seed: &u64| Plan::new(&mut Random(seed), self.page_bytes);
+        let plan = |&seed: &u64| Plan::new(&mut Random(seed), self.page_bytes, self.faces);
         let plans: Vec<Plan> = seeds.iter().map(plan).collect();
         let path = dir.join("file");
         let recorded = self.record(&plans, &path);
@@ -242,7 +257,8 @@ fn with_growth(call: Call, cell_bytes: usize) -> impl Iterator<Item = Call> {
         (Op::Append { len, .. }, Outcome::Wrote { bytes, .. }) => *bytes < len * cell_bytes,
         _ => false,
     };
-    let grows = Call { op: Op::Adopt, outcome: Outcome::Done, how: "its length", ..call.clone() };
+    let grows =
+        Call { op: Op::Adopt, outcome: Outcome::Done, how: "its length".into(), ..call.clone() };
     [call].into_iter().chain(failed.then_some(grows))
 }
 

@@ -110,9 +110,13 @@ impl File {
     ///
     /// As for [`File::read_at`]; [`Error::NoBuffers`] where views pin half of the cache already.
     pub fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
-        check_range(Op::View, offset, len as u64)?;
-        self.check(self.read, Op::View, offset, len as u64)?;
+        self.check_view(offset, len)?;
         self.cached.view(offset, len)
+    }
+
+    pub(crate) fn check_view(&self, offset: u64, len: usize) -> Result<()> {
+        check_range(Op::View, offset, len as u64)?;
+        self.check(self.read, Op::View, offset, len as u64)
     }
 
     /// Tells how a range will be used (`len` 0: to the end). [`Advice::Normal`],

@@ -154,7 +154,8 @@ impl ReadRing {
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        // Acquire: pairs with the release of who found it out.
+        // Acquire: pairs with the release of who found it out. Argued: a flag that carries nothing else; the
+        // reads are under their lock, and a sleeper that misses it wakes up by itself, and looks again.
         self.broken.load(Acquire)
     }
 
@@ -208,7 +209,7 @@ impl ReadRing {
                     }
                 }
                 // Release: pairs with the look of who is about to sleep. Those who slept before are not
-                // to be reached.
+                // to be reached. Argued: see `is_broken`.
                 Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // The wait was interrupted.
                 Err(_) if queued.is_empty() => break,
@@ -239,6 +240,7 @@ impl ReadRing {
         // SAFETY: nothing is submitted; the arguments are valid for the call.
         let entered = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), Some(&args)) };
         if entered.is_err_and(|error| is_broken(&error)) {
+            // Argued: see `is_broken`.
             self.broken.store(true, Release);
         }
     }

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode};
 
+use crate::copy::ask_for;
 use crate::io::backend::BackingFile;
 use crate::io::backend::driver::{AbortOnUnwind, Driver, Ward};
 use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
@@ -37,7 +38,6 @@ use crate::io::flight;
 use crate::io::reaping::{Reaping, Ring};
 use crate::io::signal::Signal;
 use crate::io::transfer::BackgroundRead;
-use crate::prefetch::ask_for;
 
 const ENTRIES: u32 = 2 * TOGETHER;
 /// Reads of one engine, and more of others.
@@ -111,7 +111,9 @@ impl SharedRing {
     fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
         let untaken = self.led().reads.start(job)?;
         self.led().hand_over(untaken);
-        // AcqRel: who submits next has pushed, or sees what was pushed before this.
+        // AcqRel: who submits next has pushed, or sees what was pushed before this. Argued: an RMW of
+        // one word comes before or after the other; who finds it set leaves its push, which is under a
+        // lock that the submitter takes later, to the one that clears it.
         if !self.led().due.swap(true, AcqRel) {
             let leads = self.reaping.try_take();
             let ring = Arc::clone(self);
@@ -121,6 +123,7 @@ impl SharedRing {
     }
 
     fn end_submission(&self, leads: bool) {
+        // Argued: see `start`.
         self.led().due.swap(false, AcqRel);
         self.led().submit();
         if leads {

@@ -16,11 +16,11 @@ use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 
 use crate::cache::frame::FrameIndex;
-use crate::survival::layout::{ChangeWords, FileSlot, Intent, OPS};
-use crate::survival::memory::Memory;
-use crate::survival::replay::{Dead, replay};
-use crate::survival::report::FileReport;
-use crate::survival::target::{Adopted, Medium, SYNCS_TO_FAIL, mtime_ns};
+use crate::survival::keeper::memory::Memory;
+use crate::survival::keeper::replay::{Dead, replay};
+use crate::survival::keeper::report::FileReport;
+use crate::survival::keeper::target::{Adopted, Medium, SYNCS_TO_FAIL};
+use crate::survival::layout::{ChangeWords, EntryUse, Intent, OPS, mtime_ns};
 use crate::survival::{Survival, keeper::Address};
 
 const UNITS: u32 = 512;
@@ -56,7 +56,7 @@ pub(super) struct Program {
     pub(super) survival: Survival,
     pub(super) memory: OwnedFd,
     pub(super) file: File,
-    slot: FileSlot,
+    entry: EntryUse,
     page_shift: u32,
     /// What it was told is done, and what it is doing.
     pub(super) done: Vec<u8>,
@@ -73,17 +73,17 @@ impl Program {
     pub(super) fn new(file: File, page_shift: u32, steps: u64) -> Program {
         let address = "@nobody".parse::<Address>().unwrap();
         let (survival, memory) = Survival::map(&address, 1 << 20, UNITS).unwrap();
-        let slot = FileSlot { index: 3, generation: 1 };
+        let entry = EntryUse { index: 3, generation: 1 };
         let stat = file.metadata().unwrap();
         let mut bytes = vec![0; stat.len() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
-        survival.tables().open_entry(slot, stat.len());
+        survival.tables().open_entry(entry, stat.len());
         let units = 1 << (page_shift - 12);
         let program = Program {
             survival,
             memory,
             file,
-            slot,
+            entry,
             page_shift,
             done: bytes.clone(),
             doing: bytes,
@@ -99,7 +99,7 @@ impl Program {
     /// Says that nobody but the program has changed the file so far.
     fn tell_unchanged(&self) {
         let changes = self.changes(false);
-        self.survival.tables().try_end_change(self.slot, changes, || Some(())).unwrap();
+        self.survival.tables().try_end_change(self.entry, changes, || Some(())).unwrap();
     }
 
     fn changes(&self, is_in_flight: bool) -> ChangeWords {
@@ -111,10 +111,10 @@ impl Program {
     fn change(&self, reach: u64, act: impl FnOnce()) -> Option<()> {
         let tables = self.survival.tables();
         self.reach.set(self.reach.get().max(reach));
-        tables.try_begin_change(self.slot, self.changes(true), || self.step())?;
+        tables.try_begin_change(self.entry, self.changes(true), || self.step())?;
         self.step()?;
         act();
-        tables.try_end_change(self.slot, self.changes(false), || self.step())
+        tables.try_end_change(self.entry, self.changes(false), || self.step())
     }
 
     fn page_bytes(&self) -> u64 {
@@ -160,9 +160,9 @@ impl Program {
     fn put(&mut self, pages: impl Iterator<Item = u64>, size: Option<u64>) -> Option<()> {
         let fresh: Vec<_> = pages.map(|page| (page, self.build(page))).collect();
         let tables = self.survival.tables();
-        tables.try_commit(self.slot, fresh.iter().copied(), size, || self.step())?;
+        tables.try_commit(self.entry, fresh.iter().copied(), size, || self.step())?;
         for (page, frame) in fresh {
-            // K4: cleaned before the new frame can be written back.
+            // survival.K4: cleaned before the new frame can be written back.
             if let Some((old, _)) = self.pages.insert(page, (frame, true)) {
                 self.survival.tables().try_clean(old, || self.step())?;
                 self.free.push(old);
@@ -204,11 +204,11 @@ impl Program {
     }
 
     fn intend(&self, intent: Intent) -> Option<()> {
-        self.survival.tables().try_set_intent(self.slot, intent, || self.step())
+        self.survival.tables().try_set_intent(self.entry, intent, || self.step())
     }
 
     fn finish(&self) -> Option<()> {
-        self.survival.tables().try_clear_intent(self.slot, || self.step())
+        self.survival.tables().try_clear_intent(self.entry, || self.step())
     }
 
     /// Drops the pages that lie in a range as a whole.
@@ -238,10 +238,10 @@ impl Program {
         })?;
         let tail = len >> self.page_shift;
         if len < self.done.len() as u64 && self.pages.contains_key(&tail) {
-            // Its bytes beyond the size must be zero (W5).
+            // Its bytes beyond the size must be zero (write.W5).
             self.put(tail..tail + 1, Some(len))?;
         } else {
-            self.survival.tables().try_set_size(self.slot, len, || self.step())?;
+            self.survival.tables().try_set_size(self.entry, len, || self.step())?;
         }
         self.drop_pages(len, u64::MAX)?;
         self.finish()
@@ -291,7 +291,7 @@ impl Program {
         let stat = self.file.metadata().unwrap();
         let fd = self.file.as_fd().try_clone_to_owned().unwrap();
         let id = (stat.dev(), stat.ino());
-        let adopted = Adopted::new(fd, Medium::Local, self.slot, id, self.page_shift);
+        let adopted = Adopted::new(fd, Medium::Local, self.entry, id, self.page_shift);
         let mut adopted = adopted.map_err(|(_, error)| error).unwrap();
         adopted.note();
         adopted
@@ -399,9 +399,9 @@ fn killed_at_every_step() {
     }
 }
 
-/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and where
-/// that does not help, kept in a rescue file.
-/// Incident: the keeper told of the failure, and gave up the frames.
+/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and
+/// where that does not help, kept in a rescue file. Incident: the keeper told of the failure, and
+/// gave up the frames.
 #[test]
 fn a_sync_that_fails_is_made_up_for() {
     for (failing, patience) in [(1, Duration::from_secs(60)), (u32::MAX, Duration::ZERO)] {

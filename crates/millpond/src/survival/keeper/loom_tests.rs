@@ -10,12 +10,12 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::frame::FrameIndex;
-use crate::survival::layout::{ChangeWords, FileEntryWords, FileSlot, OpWords, RecordWords};
-use crate::survival::replay::{DirtyPages, size_of};
+use crate::survival::keeper::dirty::{DirtyPages, size_of};
+use crate::survival::layout::{ChangeWords, EntryUse, FileEntryWords, OpWords, RecordWords};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;
 
-const FILE: FileSlot = FileSlot { index: 0, generation: 1 };
+const FILE: EntryUse = EntryUse { index: 0, generation: 1 };
 /// More than a commit of two pages and a size has.
 const STEPS: usize = 17;
 
@@ -131,7 +131,7 @@ fn loom_two_commits_are_killed() {
     }
 }
 
-/// What the writer does last: K4, or the other way around.
+/// What the writer does last: survival.K4, or the other way around.
 #[derive(Clone, Copy, PartialEq)]
 enum Last {
     Show,
@@ -195,7 +195,7 @@ fn loom_without_k4_the_older_frame_wins() {
     write_races_write_back(Last::Clean);
 }
 
-/// When a change is said to be in flight: C1, or too late.
+/// When a change is said to be in flight: changes.C1, or too late.
 #[derive(Clone, Copy, PartialEq)]
 enum Said {
     Before,
@@ -227,7 +227,7 @@ fn change(
     }
     let mut count = in_flight.lock().unwrap();
     *count -= 1;
-    // C2.
+    // changes.C2.
     let words = ChangeWords::new(*count, false, time.load(Relaxed), 100);
     tables.try_end_change(FILE, words, &mut step)
 }

@@ -1,10 +1,10 @@
 //! A file that a process handed over, as the keeper writes it: whether it may, and how.
 //!
-//! - **T1** The file is written through the description that was handed over, and no other: so with no
-//!   more right than its sender had. Only on file systems that are known to hold files ([`Medium`]):
-//!   those of a pseudo file system do things when they are written.
-//! - **T2** Nothing is written, cut or given back unless nobody else can have changed the file since
-//!   the dead process did, or else it is not known to be so ([`Target::check`]):
+//! - **T1** The file is written through the description that was handed over, and no other: so with
+//!   no more right than its sender had. Only on file systems that are known to hold files
+//!   ([`Medium`]): those of a pseudo file system do things when they are written.
+//! - **T2** Nothing is written, cut or given back unless nobody else can have changed the file
+//!   since the dead process did, or else it is not known to be so ([`Target::check`]):
 //!
 //! | the keeper's description has           | somebody else has changed the file              |
 //! |----------------------------------------|-------------------------------------------------|
@@ -12,14 +12,15 @@
 //! | none; no change was in flight          | if its times are not those after the last one   |
 //! | none; a change was in flight           | if its times are not those of when it was noted |
 //!
-//! The lease is the program's own (`millpond run`), or one that the keeper takes when the program is
-//! dead. Between a look at the times and the write that follows lie microseconds in which somebody
-//! without a lease in his way is not seen; nor is who writes between a kill in the middle of a
-//! write-back and the moment at which the keeper notes the times, which is as soon as it runs. Children
-//! of the program that were forked have the same description, and no lease keeps them out.
+//! The lease is the program's own (`millpond run`), or one that the keeper takes when the program
+//! is dead. Between a look at the times and the write that follows lie microseconds in which
+//! somebody without a lease in his way is not seen; nor is who writes between a kill in the middle
+//! of a write-back and the moment at which the keeper notes the times, which is as soon as it runs.
+//! Children of the program that were forked have the same description, and no lease keeps them out.
 //!
-//! The times are what the file system says. One that says another time for nothing, as one of another
-//! machine may, has the keeper take the bytes for somebody else's, and keep its own in a rescue file.
+//! The times are what the file system says. One that says another time for nothing, as one of
+//! another machine may, has the keeper take the bytes for somebody else's, and keep its own in a
+//! rescue file.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -31,10 +32,10 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
-use crate::cache::frame::{UNIT_BYTES, UNIT_SHIFT};
-use crate::survival::layout::FileSlot;
+use crate::survival::keeper::report::FileReport;
+use crate::survival::layout::{EntryUse, mtime_ns};
 use crate::survival::mark::Mark;
-use crate::survival::report::FileReport;
+use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
 /// Bytes written by one call at most.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
@@ -57,7 +58,8 @@ pub(super) enum Medium {
 }
 
 impl Medium {
-    /// By the magic numbers of statfs(2). What is in neither list is not kept: its writes go through.
+    /// By the magic numbers of statfs(2). What is in neither list is not kept: its writes go
+    /// through.
     fn of(magic: u64) -> Option<Medium> {
         const LOCAL: [u64; 17] = [
             0xEF53,      // ext2, ext3, ext4
@@ -129,7 +131,7 @@ impl Identity {
 
 /// A file that a process handed over.
 pub(super) struct Adopted {
-    pub(super) slot: FileSlot,
+    pub(super) entry: EntryUse,
     pub(super) device: u64,
     pub(super) inode: u64,
     pub(super) page_shift: u32,
@@ -144,12 +146,11 @@ impl Adopted {
     pub(super) fn new(
         fd: OwnedFd,
         medium: Medium,
-        slot: FileSlot,
+        entry: EntryUse,
         id: (u64, u64),
         page_shift: u32,
     ) -> Result<Adopted, (OwnedFd, Errno)> {
-        let shifts = UNIT_SHIFT..UNIT_SHIFT + 5;
-        if !shifts.contains(&page_shift) {
+        if !PAGE_SHIFTS.contains(&page_shift) {
             return Err((fd, Errno::INVAL));
         }
         if Identity::of(&fd).map(|found| found.id).ok() != Some(id) {
@@ -162,11 +163,11 @@ impl Adopted {
         }
         let (device, inode) = id;
         let target = Target { fd, medium };
-        Ok(Adopted { slot, device, inode, page_shift, target, noted: None, mark: None })
+        Ok(Adopted { entry, device, inode, page_shift, target, noted: None, mark: None })
     }
 
-    /// Its process is dead: whoever changes the file from now on is somebody else (T2). Asks no other
-    /// machine.
+    /// Its process is dead: whoever changes the file from now on is somebody else (T2). Asks no
+    /// other machine.
     pub(super) fn note(&mut self) {
         if self.target.medium == Medium::Local {
             self.noted = self.target.stamp().ok();
@@ -185,12 +186,6 @@ pub(super) struct Stamp {
     /// [`mtime_ns`].
     pub(super) changed_ns: u64,
     pub(super) size: u64,
-}
-
-/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its ctime,
-/// which a new name or mode changes, too.
-pub(crate) fn mtime_ns(stat: &rustix::fs::Stat) -> u64 {
-    (stat.st_mtime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec)
 }
 
 /// The description through which a file is written (T1).
@@ -252,8 +247,8 @@ struct OwnerEx {
 }
 
 impl<'a> Lease<'a> {
-    /// Takes one if there is none. It fails if somebody else has the file open, who is not the file's
-    /// owner needs a capability, and not all file systems have leases.
+    /// Takes one if there is none. It fails if somebody else has the file open, who is not the
+    /// file's owner needs a capability, and not all file systems have leases.
     fn take(fd: &'a OwnedFd) -> Lease<'a> {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
@@ -264,8 +259,8 @@ impl<'a> Lease<'a> {
         {
             return lease;
         }
-        // Who wants to open the file waits for the lease, and the kernel tells its owner by SIGIO. The
-        // owner is this thread, which does not take the signal.
+        // Who wants to open the file waits for the lease, and the kernel tells its owner by SIGIO.
+        // The owner is this thread, which does not take the signal.
         let owner =
             OwnerEx { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
         let mut before = MaybeUninit::uninit();
@@ -396,7 +391,7 @@ impl Writer<'_> {
         outcome
     }
 
-    /// R1 of `replay`; false where it can't be sure.
+    /// replay.R1; false where it can't be sure.
     pub(super) fn drain(&mut self) -> bool {
         let drained = retry_on_intr(|| {
             let block = UNIT_BYTES as u64;

@@ -27,8 +27,8 @@ impl Memory {
     }
 
     fn layout(fd: &OwnedFd) -> Option<Layout> {
-        // Only memory answers, so nothing else that is asked of it waits for anybody; and its length
-        // is for good.
+        // Only memory answers, so nothing else that is asked of it waits for anybody; and its
+        // length is for good.
         let seals = rustix::fs::fcntl_get_seals(fd).ok()?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return None;

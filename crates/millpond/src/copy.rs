@@ -14,8 +14,6 @@
 //! source 4 KiB ahead, as hardware prefetching ends with each page. The third stores past the
 //! processor's caches, for long writes: their memory need not be read before it is overwritten.
 
-pub(crate) use crate::prefetch::{ask_for, ask_for_line};
-
 /// Copies `len` bytes from `src` to `dst`; returns 0 when all were copied, and something else if an
 /// access faulted and a handler resumed the copy.
 ///
@@ -71,6 +69,26 @@ pub(crate) unsafe fn copy_zeros(dst: *mut u8, len: usize) -> usize {
         }
     }
     0
+}
+
+/// Has the processor fetch the first bytes of a page, where it can be asked to. `at` may be any
+/// address.
+#[inline]
+pub(crate) fn ask_for(at: *const u8) {
+    (0..4).for_each(|line| ask_for_line(at.wrapping_add(64 * line)));
+}
+
+/// The same of one line of its caches.
+#[inline]
+pub(crate) fn ask_for_line<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which accesses nothing as far as the program can tell.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Where a source is likely to be.

@@ -11,85 +11,51 @@
 //! - **R1** Before the first write, direct I/O that the dead process left in flight is waited for:
 //!   it could land after ours. `fsync` does not wait for it; `fallocate` does, on ext4, XFS and
 //!   btrfs, as it takes the inode's lock and waits for direct I/O under it. Where a file system has
-//!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as
-//!   shrinking must not overtake direct I/O either; that is done only where nobody else can have the
-//!   file open, and is not known of every file system, so the report says [`FileReport::drained`] is
+//!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as shrinking
+//!   must not overtake direct I/O either; that is done only where nobody else can have the file
+//!   open, and is not known of every file system, so the report says [`FileReport::drained`] is
 //!   false.
 //! - **R2** Nothing is written at or beyond the size, or where the intent removed bytes.
 //! - **R3** An intent that can't be redone did not happen: what it would remove is written.
-//! - **R4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost what
-//!   it covered: all of it is written again, from the frames, before the next one.
-//! - **R5** Before each change it is looked whether somebody else has changed the file since the dead
-//!   process did (`target`, T2). If so nothing more is changed: which bytes are right is not ours to
-//!   say.
-//! - **R6** The file is cut only if it is no longer than the dead process's own changes can have made
-//!   it (`changes`). What is beyond is somebody else's.
-//! - **R7** What was dirty and is not in the file for certain goes to a rescue file, before its frames
-//!   are given up.
-//! - **R8** Space that was reserved beyond the size is given back only where nobody else can have the
-//!   file open: not every file system has a way that could not cut what others append meanwhile
+//! - **R4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost
+//!   what it covered: all of it is written again, from the frames, before the next one.
+//! - **R5** Before each change it is looked whether somebody else has changed the file since the
+//!   dead process did (target.T2). If so nothing more is changed: which bytes are right is not ours
+//!   to say.
+//! - **R6** The file is cut only if it is no longer than the dead process's own changes can have
+//!   made it (`changes`). What is beyond is somebody else's.
+//! - **R7** What was dirty and is not in the file for certain goes to a rescue file, before its
+//!   frames are given up.
+//! - **R8** Space that was reserved beyond the size is given back only where nobody else can have
+//!   the file open: not every file system has a way that could not cut what others append meanwhile
 //!   (ext4 has none). Else it stays until the file's next last close.
 //!
 //! Files of one device are done one after the other, and those of another do not wait for them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 
-use crate::cache::frame::UNIT_SHIFT;
-use crate::survival::layout::{FileEntryWords, FileSlot, Intent, OpWords, RecordWords};
-use crate::survival::memory::Memory;
-use crate::survival::report::FileReport;
-use crate::survival::rescue::{self, Origin, Rescue};
-use crate::survival::target::{Adopted, BUFFER_BYTES, Writer};
+use crate::survival::keeper::dirty::{DirtyPage, DirtyPages, size_of};
+use crate::survival::keeper::memory::Memory;
+use crate::survival::keeper::pieces::{Batch, Clip, Piece, count_pages};
+use crate::survival::keeper::report::FileReport;
+use crate::survival::keeper::rescue::{self, Origin, Rescue};
+use crate::survival::keeper::target::{Adopted, Writer};
+use crate::survival::keeper::write::{PieceWriter, Retries, Written};
+use crate::survival::layout::{FileEntryWords, Intent, OpWords};
 use crate::thread::spawn;
 
 /// How long failures are retried, for each file.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// How long the files of a device may take until those of others are told of without them.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(60);
 /// Blocks that a file may have beside those of its bytes: a file system's own, of a large file.
 const SPARE_BYTES: u64 = 60 << 10;
-
-/// A dirty page: the frame, and the write sequence of its contents.
-#[derive(Clone, Copy)]
-pub(super) struct DirtyPage {
-    pub(super) page: u64,
-    pub(super) sequence: u64,
-    pub(super) frame: u32,
-}
-
-/// Collects dirty pages by file word.
-#[derive(Default)]
-pub(super) struct DirtyPages(HashMap<u64, Vec<DirtyPage>>);
-
-impl DirtyPages {
-    pub(super) fn note(&mut self, ops: &[OpWords], frame: u32, record: RecordWords) {
-        if record.is_dirty(ops) {
-            let RecordWords { file, page, sequence, .. } = record;
-            self.0.entry(file).or_default().push(DirtyPage { page, sequence, frame });
-        }
-    }
-
-    /// The latest contents of each page of `file`, by page.
-    pub(super) fn latest(&mut self, file: FileSlot) -> Vec<DirtyPage> {
-        let mut pages = self.0.remove(&file.word()).unwrap_or_default();
-        pages.sort_unstable_by_key(|dirty| (dirty.page, std::cmp::Reverse(dirty.sequence)));
-        pages.dedup_by_key(|dirty| dirty.page);
-        pages
-    }
-}
-
-/// The size of `file`, its entry and the op slots being as given.
-pub(super) fn size_of(file: FileSlot, entry: &FileEntryWords, ops: &[OpWords]) -> u64 {
-    ops.iter().find_map(|op| op.size_of(file)).unwrap_or(entry.size)
-}
 
 /// A dead process.
 pub(super) struct Dead {
@@ -99,8 +65,8 @@ pub(super) struct Dead {
     pub(super) patience: Duration,
 }
 
-/// Writes what is dirty in the memory of a dead process to the files. What is told of a file comes when
-/// all are done, or more than once, where a device takes very long.
+/// Writes what is dirty in the memory of a dead process to the files. What is told of a file comes
+/// when all are done, or more than once, where a device takes very long.
 pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<FileReport>)) {
     let mut dirty = DirtyPages::default();
     let read = || -> io::Result<Vec<OpWords>> {
@@ -121,7 +87,7 @@ pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<F
     };
     let mut devices: BTreeMap<u64, Vec<(Adopted, Vec<DirtyPage>)>> = BTreeMap::new();
     for file in files {
-        let pages = dirty.latest(file.slot);
+        let pages = dirty.latest(file.entry);
         devices.entry(file.device).or_default().push((file, pages));
     }
     let context = Arc::new((dead, ops));
@@ -173,7 +139,7 @@ fn replay_device(
     let mut reports = Vec::new();
     for (file, pages) in files {
         // Each has its own patience. And who waits for a file may open it as soon as it is done.
-        let mut replay = Replay { dead, ops, tired_at: None };
+        let mut replay = Replay { dead, ops, retries: Retries::new(dead.patience) };
         reports.extend(replay.file(&file, &pages));
     }
     reports
@@ -182,34 +148,25 @@ fn replay_device(
 struct Replay<'a> {
     dead: &'a Dead,
     ops: &'a [OpWords],
-    /// Set by the first failure: when R4's time is up.
-    tired_at: Option<Instant>,
-}
-
-/// Bytes to write: at `offset` of the file, from `from` of the mapping.
-#[derive(Clone)]
-struct Piece {
-    offset: u64,
-    from: u64,
-    len: usize,
+    retries: Retries,
 }
 
 impl Replay<'_> {
     /// `None` if the process did not have this file in its tables (any more).
     fn file(&mut self, file: &Adopted, pages: &[DirtyPage]) -> Option<FileReport> {
         let mut report = file.report();
-        let entry = match self.dead.memory.file_entry(file.slot.index) {
+        let entry = match self.dead.memory.file_entry(file.entry.index) {
             Ok(entry) => entry,
             Err(error) => {
                 report.failed("reading the dead process's tables, for", 0..u64::MAX, &error);
                 return Some(report);
             }
         };
-        // K6.
-        if entry.life != file.slot.used() {
+        // survival.K6.
+        if entry.life != file.entry.used() {
             return None;
         }
-        let size = size_of(file.slot, &entry, self.ops);
+        let size = size_of(file.entry, &entry, self.ops);
         let intent = Intent::from_words(entry.intent);
         if size > i64::MAX as u64 || intent.is_err() {
             let error = io::Error::from(io::ErrorKind::InvalidData);
@@ -274,10 +231,10 @@ impl Replay<'_> {
         }
         let pieces = self.pieces(work.file, pages, &clip, report);
         report.pages = count_pages(&pieces, work.file.page_shift);
-        let mut written = 0;
-        work.unwritten = self.write(writer, &pieces, work.file, report, &mut written);
+        let written = self.write(writer, &pieces, work.file, report);
+        work.unwritten = written.failed;
         self.set_size(writer, work, len, report);
-        report.bytes = written;
+        report.bytes = written.bytes;
         report.pages -= count_pages(&work.unwritten, work.file.page_shift).min(report.pages);
         self.finish(writer, work, &pieces, report);
     }
@@ -292,7 +249,7 @@ impl Replay<'_> {
     ) {
         let may_cut = len_before <= work.entry.changes.reach;
         let size = work.size;
-        let sized = self.persist(|| match writer.len()? {
+        let sized = self.retries.persist(|| match writer.len()? {
             len if len == size || (len > size && !may_cut) => Ok(()),
             _ => writer.check().and_then(|()| writer.set_len(size)),
         });
@@ -310,7 +267,7 @@ impl Replay<'_> {
         report: &mut FileReport,
     ) {
         while let Err(error) = writer.sync() {
-            let again = self.may_try_again(&error);
+            let again = self.retries.may_try_again(&error);
             if !again || pieces.is_empty() {
                 report.failed("syncing", 0..work.size, &error);
                 work.unwritten = pieces.to_vec();
@@ -318,7 +275,8 @@ impl Replay<'_> {
                 break;
             }
             // R4.
-            work.unwritten = self.write(writer, pieces, work.file, &mut work.file.report(), &mut 0);
+            let again = self.write(writer, pieces, work.file, &mut work.file.report());
+            work.unwritten = again.failed;
         }
         // R8. In this order: who opens the file waits, if we are alone.
         let is_whole = |writer: &Writer<'_>| writer.len().is_ok_and(|len| len == work.size);
@@ -386,7 +344,7 @@ impl Replay<'_> {
         };
         // Nothing lies beyond the size, and nothing is to be allocated there.
         let within = range.start..range.end.min(size);
-        let redone = self.persist(|| {
+        let redone = self.retries.persist(|| {
             writer.check()?;
             match intent {
                 Intent::Truncate { len } => writer.set_len(len),
@@ -409,137 +367,24 @@ impl Replay<'_> {
         clip: &Clip,
         report: &mut FileReport,
     ) -> Vec<Piece> {
-        let page_bytes = 1u64 << file.page_shift;
-        let units = (page_bytes >> UNIT_SHIFT) as u32;
-        let layout = self.dead.memory.layout;
-        let mut pieces = Vec::with_capacity(pages.len());
-        for dirty in pages {
-            let within = dirty.page.checked_mul(page_bytes).filter(|&at| at <= i64::MAX as u64);
-            let fits = dirty.frame.checked_add(units).is_some_and(|end| end <= layout.units);
-            let (Some(start), true) = (within, fits) else {
-                let error = io::Error::from(io::ErrorKind::InvalidData);
-                report.failed("making sense of the dead process's tables, for", 0..0, &error);
-                continue;
-            };
-            let frame_at = layout.frames_at() as u64 + (u64::from(dirty.frame) << UNIT_SHIFT);
-            pieces.extend(clip.pieces(start, start + page_bytes, frame_at));
+        let (pieces, strange) = clip.pieces(pages, file.page_shift, self.dead.memory.layout);
+        if strange {
+            let error = io::Error::from(io::ErrorKind::InvalidData);
+            report.failed("making sense of the dead process's tables, for", 0..0, &error);
         }
         pieces
     }
 
-    /// Writes the pieces; returns those that can't be written.
     fn write(
         &mut self,
         writer: &mut Writer<'_>,
         pieces: &[Piece],
         file: &Adopted,
         report: &mut FileReport,
-        written: &mut u64,
-    ) -> Vec<Piece> {
-        let mut failed = Vec::new();
-        let mut batch = Batch::default();
-        let mut first = 0;
-        for (number, piece) in pieces.iter().enumerate() {
-            if !batch.takes(piece) {
-                self.flush(
-                    writer,
-                    &mut batch,
-                    &pieces[first..number],
-                    file,
-                    report,
-                    written,
-                    &mut failed,
-                );
-                first = number;
-            }
-            if let Err(error) = batch.take(piece, &self.dead.memory) {
-                let range = piece.offset..piece.offset + piece.len as u64;
-                report.failed("reading the frame of", range, &error);
-                // What is in a row ends here.
-                self.flush(
-                    writer,
-                    &mut batch,
-                    &pieces[first..number],
-                    file,
-                    report,
-                    written,
-                    &mut failed,
-                );
-                failed.push(piece.clone());
-                first = number + 1;
-            }
-        }
-        self.flush(writer, &mut batch, &pieces[first..], file, report, written, &mut failed);
-        failed
-    }
-
-    /// Writes the batch, which is of `pieces`; what can't be written is skipped page by page.
-    #[allow(clippy::too_many_arguments)]
-    fn flush(
-        &mut self,
-        writer: &mut Writer<'_>,
-        batch: &mut Batch,
-        pieces: &[Piece],
-        file: &Adopted,
-        report: &mut FileReport,
-        written: &mut u64,
-        failed: &mut Vec<Piece>,
-    ) {
-        let end = batch.at + batch.bytes.len() as u64;
-        let mut at = batch.at;
-        while at < end {
-            let rest = &batch.bytes[(at - batch.at) as usize..];
-            match self.persist(|| writer.check().and_then(|()| writer.write(rest, at))) {
-                Ok(moved) => {
-                    *written += moved as u64;
-                    at += moved as u64;
-                }
-                Err(error) => {
-                    let page_bytes = 1u64 << file.page_shift;
-                    let next = ((at / page_bytes + 1) * page_bytes).min(end);
-                    report.failed("writing", at..next, &error);
-                    let lost = |piece: &&Piece| {
-                        piece.offset < next && piece.offset + piece.len as u64 > at
-                    };
-                    failed.extend(pieces.iter().filter(lost).cloned());
-                    at = next;
-                }
-            }
-        }
-        batch.bytes.clear();
-    }
-
-    /// Tries until it works, or R4's time is up.
-    fn persist<T>(&mut self, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        loop {
-            match attempt() {
-                Err(error) if self.may_try_again(&error) => {}
-                done => return done,
-            }
-        }
-    }
-
-    /// Whether it is worth it; waits a moment before.
-    fn may_try_again(&mut self, error: &io::Error) -> bool {
-        match error.raw_os_error() {
-            Some(libc::EINTR) => return true,
-            Some(
-                libc::ENOSPC
-                | libc::EDQUOT
-                | libc::EIO
-                | libc::EAGAIN
-                | libc::ENOMEM
-                | libc::EBUSY
-                | libc::ETIMEDOUT,
-            ) => {}
-            _ => return false,
-        }
-        let now = Instant::now();
-        if now >= *self.tired_at.get_or_insert(now + self.dead.patience) {
-            return false;
-        }
-        std::thread::sleep(RETRY_PAUSE.min(self.dead.patience));
-        true
+    ) -> Written {
+        let (memory, page_bytes) = (&self.dead.memory, 1 << file.page_shift);
+        let retries = &mut self.retries;
+        PieceWriter { memory, writer, retries, page_bytes, report }.write(pieces)
     }
 }
 
@@ -559,67 +404,5 @@ impl Work<'_> {
         let changes = self.entry.changes;
         let noted = self.file.noted.map(|noted| noted.changed_ns);
         if changes.is_in_flight() { noted } else { Some(changes.changed_ns) }
-    }
-}
-
-/// Pages that the pieces lie in; they are in order.
-fn count_pages(pieces: &[Piece], page_shift: u32) -> u64 {
-    let mut pages: Vec<u64> = pieces.iter().map(|piece| piece.offset >> page_shift).collect();
-    pages.dedup();
-    pages.len() as u64
-}
-
-/// What of the pages is written (R2).
-struct Clip {
-    size: u64,
-    hole: Range<u64>,
-}
-
-impl Clip {
-    /// The parts to write of the page from `start` to `end`, whose frame lies at `frame_at`.
-    fn pieces(
-        &self,
-        start: u64,
-        end: u64,
-        frame_at: u64,
-    ) -> impl Iterator<Item = Piece> + Clone + use<> {
-        let end = end.min(self.size);
-        let hole = &self.hole;
-        let parts = [
-            start..if hole.is_empty() { end } else { end.min(hole.start) },
-            if hole.is_empty() { end } else { start.max(hole.end) }..end,
-        ];
-        parts.into_iter().filter(|part| !part.is_empty()).map(move |part| Piece {
-            offset: part.start,
-            from: frame_at + (part.start - start),
-            len: (part.end - part.start) as usize,
-        })
-    }
-}
-
-/// Bytes that lie in a row in the file.
-#[derive(Default)]
-struct Batch {
-    at: u64,
-    bytes: Vec<u8>,
-}
-
-impl Batch {
-    fn takes(&self, piece: &Piece) -> bool {
-        let len = self.bytes.len();
-        len == 0 || (self.at + len as u64 == piece.offset && len + piece.len <= BUFFER_BYTES)
-    }
-
-    fn take(&mut self, piece: &Piece, memory: &Memory) -> io::Result<()> {
-        let from = self.bytes.len();
-        if from == 0 {
-            self.at = piece.offset;
-        }
-        self.bytes.resize(from + piece.len, 0);
-        let read = memory.read(&mut self.bytes[from..], piece.from);
-        if read.is_err() {
-            self.bytes.truncate(from);
-        }
-        read
     }
 }

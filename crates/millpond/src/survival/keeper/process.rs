@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::survival::keeper::Server;
-use crate::survival::report::Report;
+use crate::survival::keeper::report::Report;
+use crate::survival::keeper::server::Server;
 use crate::survival::wire::Address;
 use crate::thread::spawn as spawn_thread;
 
@@ -154,8 +154,8 @@ fn live(server: Server) -> io::Result<()> {
     served
 }
 
-/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a terminal
-/// that is stopped keeps it waiting. If nobody reads, that is no reason to die.
+/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a
+/// terminal that is stopped keeps it waiting. If nobody reads, that is no reason to die.
 fn say(report: &Report) {
     let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }

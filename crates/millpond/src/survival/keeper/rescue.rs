@@ -15,9 +15,9 @@
 //!   end                          without it, the rescue file is not whole
 //! ```
 //!
-//! It lies beside the file where that directory is the user's own, else where the user's programs keep
-//! their state, else in the first that has room of `$XDG_RUNTIME_DIR`, `/var/tmp` and `/dev/shm` (memory).
-//! Nobody but its owner may read it.
+//! It lies beside the file where that directory is the user's own, else where the user's programs
+//! keep their state, else in the first that has room of `$XDG_RUNTIME_DIR`, `/var/tmp` and
+//! `/dev/shm` (memory). Nobody but its owner may read it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
@@ -30,13 +30,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 
+use crate::survival::keeper::target::{BUFFER_BYTES, Stamp};
+use crate::survival::layout::mtime_ns;
 use crate::survival::mark;
-use crate::survival::target::{BUFFER_BYTES, Stamp, mtime_ns};
 
 const MAGIC: &str = "millpond rescue 1";
 /// Ours, where programs keep their state; it is made if need be.
 const STATE: &str = "millpond";
-/// Of a name, so that what is added fits.
+/// Of a name, so that what is added fits the 255 that a name may have.
 const NAME_BYTES_MAX: usize = 200;
 /// Longer lines are none of ours.
 const LINE_BYTES_MAX: u64 = 64 << 10;

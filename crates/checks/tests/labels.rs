@@ -1,0 +1,126 @@
+//! Goal: a rule that code relies on can be found: each label is defined once in its module, and each
+//! citation leads to a definition.
+//!
+//! A module's header defines rules as `- **X1**`. In the module itself `X1` cites one, elsewhere
+//! `module.X1`, where the module is the name of its file, or of its folder.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// The folders and files of the engine that keep to this; "" stands for all.
+const COVERED: &[&str] = &["cache/", "survival/"];
+
+struct Source {
+    /// Below `src`.
+    name: String,
+    text: String,
+}
+
+impl Source {
+    /// What its rules are cited by.
+    fn module(&self) -> &str {
+        let path = self.name.strip_suffix("/mod.rs").unwrap_or(&self.name);
+        path.rsplit('/').next().expect("a name").trim_end_matches(".rs")
+    }
+
+    fn definitions(&self) -> impl Iterator<Item = &str> {
+        let rules = self.text.lines().filter_map(|line| line.strip_prefix("//! - **"));
+        rules.filter_map(|rule| rule.split("**").next()).filter(|label| is_label(label))
+    }
+
+    /// The labels in its comments, each with its line and the module that is named before it.
+    fn citations(&self) -> Vec<(usize, Option<&str>, &str)> {
+        let mut found = Vec::new();
+        for (number, line) in self.text.lines().enumerate() {
+            let Some((_, comment)) = line.split_once("//") else { continue };
+            let is_name = |c: char| c.is_alphanumeric() || c == '_';
+            let mut end = 0;
+            while let Some(start) = comment[end..].find(is_name).map(|at| end + at) {
+                let rest = &comment[start..];
+                end = start + rest.find(|c| !is_name(c)).unwrap_or(rest.len());
+                let word = &comment[start..end];
+                // As in S3-FIFO.
+                if !is_label(word) || comment[end..].starts_with('-') {
+                    continue;
+                }
+                let before = comment[..start].strip_suffix('.').unwrap_or_default();
+                let module = before.rsplit(|c| !is_name(c)).next().filter(|it| !it.is_empty());
+                found.push((number + 1, module, word));
+            }
+        }
+        found
+    }
+}
+
+/// One or two capital letters, and a number.
+fn is_label(word: &str) -> bool {
+    let letters = word.chars().take_while(char::is_ascii_uppercase).count();
+    let digits = &word[letters..];
+    (1..=2).contains(&letters)
+        && (1..=2).contains(&digits.len())
+        && digits.chars().all(|c| c.is_ascii_digit())
+}
+
+/// What is wrong with the labels of those sources whose names `is_covered` accepts.
+fn findings(sources: &[Source], is_covered: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut findings = Vec::new();
+    let mut defined = BTreeSet::new();
+    for source in sources {
+        for label in source.definitions() {
+            let is_first = defined.insert((source.module(), label));
+            if !is_first && is_covered(&source.name) {
+                findings.push(format!("{}: {label} is defined twice", source.name));
+            }
+        }
+    }
+    for source in sources.iter().filter(|source| is_covered(&source.name)) {
+        for (line, module, label) in source.citations() {
+            if !defined.contains(&(module.unwrap_or(source.module()), label)) {
+                let cited = module.map(|module| format!("{module}.")).unwrap_or_default();
+                findings.push(format!("{}:{line}: nobody defines {cited}{label}", source.name));
+            }
+        }
+    }
+    findings
+}
+
+fn read(folder: &Path, below: &str, sources: &mut Vec<Source>) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let entry = entry.expect("an entry");
+        let name = format!("{below}{}", entry.file_name().to_str().expect("UTF-8"));
+        if entry.path().is_dir() {
+            read(&entry.path(), &format!("{name}/"), sources);
+        } else if name.ends_with(".rs") {
+            let text = fs::read_to_string(entry.path()).expect("a source");
+            sources.push(Source { name, text });
+        }
+    }
+}
+
+#[test]
+fn rules_can_be_found() {
+    let mut sources = Vec::new();
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millpond/src");
+    read(&src, "", &mut sources);
+    sources.sort_by(|one, other| one.name.cmp(&other.name));
+    let findings =
+        findings(&sources, |name| COVERED.iter().any(|covered| name.starts_with(covered)));
+    assert!(findings.is_empty(), "\n{}", findings.join("\n"));
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    let source = |name: &str, text: &str| Source { name: name.to_string(), text: text.to_string() };
+    let find = |own: &str| {
+        let other = source("pond/mod.rs", "//! - **W1** Ducks swim.\n//! - **W2** See W1.\n");
+        findings(&[other, source("pond/reed.rs", own)], |_| true)
+    };
+    assert_eq!(
+        find("//! - **W1** Reeds stand.\n// W1 and pond.W2, not S3-FIFO or u64.\n"),
+        [""; 0]
+    );
+    assert_eq!(find("//! - **R1** a\n//! - **R1** b\n"), ["pond/reed.rs: R1 is defined twice"]);
+    assert_eq!(find("fn f() {} // (W2)\n"), ["pond/reed.rs:1: nobody defines W2"]);
+    assert_eq!(find("\n/// By pond.W3.\n"), ["pond/reed.rs:2: nobody defines pond.W3"]);
+}

@@ -1,0 +1,262 @@
+//! Which frames are free: handing them out, taking them back, and giving memory back to the system.
+//!
+//! Locks: one per class around its free list; leaf locks, nothing is called under them.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::mm::{Advice, MprotectFlags};
+
+use crate::cache::class::Class;
+use crate::cache::frame::{Frames, FreeList};
+use crate::cache::pin::Retiring;
+use crate::cache::step;
+use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FrameIndex, UNIT_SHIFT};
+
+/// Below this limit, a chunk for each class, no memory is committed ahead of its use.
+const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
+/// The same for leaves of page tables, where a chunk of them is little: it maps 1 GiB of small
+/// pages.
+const HUGE_LEAVES_LIMIT_BYTES_MIN: u64 = 128 << 20;
+
+impl Frames {
+    /// Takes a free frame, or commits another one if the limit allows it. The bytes are
+    /// unspecified, and late readers may still be looking at them.
+    pub(crate) fn try_alloc(&self, class: Class) -> Option<FrameIndex> {
+        let frame = {
+            let mut free = self.free_frames(class).lock();
+            self.pop(&mut free, class)?
+        };
+        self.handed_out(frame, class);
+        Some(frame)
+    }
+
+    /// [`Frames::try_alloc`] for each place of `frames`, in order; returns how many there are.
+    pub(crate) fn try_alloc_many(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
+        let mut taken = 0;
+        let mut free = self.free_frames(class).lock();
+        while taken < frames.len()
+            && let Some(frame) = self.pop(&mut free, class)
+        {
+            frames[taken] = frame;
+            taken += 1;
+        }
+        drop(free);
+        frames[..taken].iter().for_each(|&frame| self.handed_out(frame, class));
+        taken
+    }
+
+    /// The last step of taking a frame, before its first byte is written.
+    pub(crate) fn handed_out(&self, frame: FrameIndex, class: Class) {
+        if let Some(survival) = self.records(class) {
+            survival.free_record(frame);
+        }
+        // Also: the record is FREE before the first such byte (survival.K2).
+        step::begin_reuse();
+    }
+
+    fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+        if free.warm != 0 {
+            let frame = FrameIndex(free.warm);
+            self.unlink_warm(free, frame, class);
+            return Some(frame);
+        }
+        if free.fresh.is_empty() || !free.fresh_is_warm {
+            let frames = self.group_frames(class);
+            if free.cold != 0 {
+                if !self.try_charge(u64::from(frames) * class.bytes() as u64) {
+                    return None;
+                }
+                let group = FrameIndex(free.cold);
+                free.cold = self.meta(group).next.load(Relaxed);
+                return Some(self.open_group(free, group, class));
+            }
+            let charge = u64::from(frames) * self.charge(class);
+            if !self.try_charge(charge) {
+                return None;
+            }
+            if free.fresh.is_empty() {
+                self.uncharge(charge);
+                self.add_chunk(free, class)?;
+                if !free.fresh_is_warm && !self.try_charge(charge) {
+                    return None;
+                }
+            }
+            if !free.fresh_is_warm {
+                let group = FrameIndex(free.fresh.start);
+                free.fresh.start += frames * class.units();
+                return Some(self.open_group(free, group, class));
+            }
+        }
+        let frame = FrameIndex(free.fresh.start);
+        free.fresh.start += class.units();
+        Some(frame)
+    }
+
+    /// Gives the class another chunk; `None` if address space or the system's memory ran out.
+    fn add_chunk(&self, free: &mut FreeList, class: Class) -> Option<()> {
+        let (first, huge) = self.new_chunk(class)?;
+        free.fresh = first..first + CHUNK_UNITS;
+        free.fresh_is_warm = huge;
+        if huge {
+            self.free_frames(class).note_warm();
+        }
+        Some(())
+    }
+
+    /// Takes a whole chunk, committed, while half of the limit is free and the class has no free
+    /// frames; its first unit.
+    pub(crate) fn take_chunk(&self, class: Class) -> Option<u32> {
+        let mut free = self.free_frames(class).lock();
+        let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes / 2;
+        if !room || free.warm != 0 || self.limit_bytes < HUGE_LIMIT_BYTES_MIN {
+            return None;
+        }
+        let (first, huge) = self.new_chunk(class)?;
+        if huge {
+            return Some(first);
+        }
+        // Somebody took the room: the chunk serves as any other, after the one in use.
+        let group_units = self.group_frames(class) * class.units();
+        for frame in (first..first + CHUNK_UNITS).step_by(group_units as usize) {
+            self.meta(FrameIndex(frame)).next.store(free.cold, Relaxed);
+            free.cold = frame;
+        }
+        None
+    }
+
+    /// Sets up a chunk; its first unit, and whether it is committed as a whole.
+    fn new_chunk(&self, class: Class) -> Option<(u32, bool)> {
+        let chunks = self.units / CHUNK_UNITS;
+        let chunk = self
+            .next_chunk
+            .fetch_update(Relaxed, Relaxed, |next| (next < chunks).then_some(next + 1))
+            .ok()?;
+        let first = chunk * CHUNK_UNITS;
+        // SAFETY: the chunk lies within the reservation.
+        let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        match self.records(class) {
+            // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
+            None => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }.ok()?,
+            // SAFETY: as above, and nothing was ever written there.
+            Some(survival) => unsafe { survival.place(first, CHUNK_UNITS, at.cast()) }.ok()?,
+        }
+        let whole_charge = u64::from(CHUNK_UNITS / class.units()) * self.charge(class);
+        // Leaves, too, once a chunk of them is little beside the cache: the word of a random page
+        // is seldom in the processor's caches, and a walk of its page tables comes on top of that.
+        let huge_limit_bytes_min = match class {
+            Class::INNER | Class::SLAB => u64::MAX,
+            Class::LEAF => HUGE_LEAVES_LIMIT_BYTES_MIN,
+            _ => HUGE_LIMIT_BYTES_MIN,
+        };
+        let huge = self.limit_bytes >= huge_limit_bytes_min && self.try_charge(whole_charge);
+        if huge {
+            // SAFETY: our own mapping, and the advice does not change its contents. Where the
+            // system has no huge pages, small ones serve.
+            let _ = unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxHugepage) };
+            self.huge_chunks[chunk as usize].store(true, Relaxed);
+        } else {
+            // Where the system gives huge pages to everyone, one touched frame would bring 2 MiB.
+            // SAFETY: as above.
+            let _ =
+                unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
+        }
+        Some((first, huge))
+    }
+
+    /// Puts a frame that belongs to nobody any more on its free list.
+    pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
+        let mut free = self.free_frames(class).lock();
+        self.link_warm(&mut free, frame, class);
+    }
+
+    /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
+    pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
+        if let Some(survival) = self.records(class) {
+            // An orphan that stayed DIRTY could outlive the page's next contents (survival.K4).
+            survival.free_record(frame);
+        }
+        if Retiring::begin().try_retire(&self.meta(frame).pins) {
+            self.free(frame, class);
+        }
+    }
+
+    /// [`Frames::release`] for each of `frames` that is one.
+    pub(crate) fn release_many(&self, frames: &mut [FrameIndex], class: Class) {
+        for frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
+            if let Some(survival) = self.records(class) {
+                survival.free_record(*frame);
+            }
+        }
+        let retiring = Retiring::begin();
+        for frame in frames.iter_mut() {
+            if *frame != FrameIndex::NONE && !retiring.try_retire(&self.meta(*frame).pins) {
+                *frame = FrameIndex::NONE;
+            }
+        }
+        let mut free = self.free_frames(class).lock();
+        for &frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
+            self.link_warm(&mut free, frame, class);
+        }
+    }
+
+    /// Returns the memory of one group of free frames, not of class `keep`, to the system; false if
+    /// there is none.
+    pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
+        Class::all().filter(|&class| Some(class) != keep).any(|class| {
+            let frames = self.free_frames(class);
+            if !frames.may_be_warm.load(Relaxed) {
+                return false;
+            }
+            let mut free = frames.lock();
+            let group_units = self.group_frames(class) * class.units();
+            if free.fresh_is_warm {
+                // What is left of a group of which some were taken is as free as they may be.
+                while !free.fresh.is_empty() && !free.fresh.start.is_multiple_of(group_units) {
+                    let frame = FrameIndex(free.fresh.start);
+                    free.fresh.start += class.units();
+                    self.link_warm(&mut free, frame, class);
+                }
+            }
+            let group = if let Some(group) = self.take_whole_group(&mut free, class) {
+                group
+            } else if free.fresh_is_warm && !free.fresh.is_empty() {
+                free.fresh.start += group_units;
+                FrameIndex(free.fresh.start - group_units)
+            } else {
+                frames.may_be_warm.store(false, Relaxed);
+                return false;
+            };
+            self.decommit(group, class);
+            self.meta(group).next.store(free.cold, Relaxed);
+            free.cold = group.0;
+            true
+        })
+    }
+
+    /// Returns the memory of a group to the system.
+    fn decommit(&self, group: FrameIndex, class: Class) {
+        let bytes = self.group_frames(class) as usize * class.bytes();
+        let chunk = group.0 / CHUNK_UNITS;
+        if self.huge_chunks[chunk as usize].swap(false, Relaxed) {
+            let at = self.bytes(FrameIndex(chunk * CHUNK_UNITS)).cast();
+            // SAFETY: our own mapping; the advice does not change its contents.
+            let _ =
+                unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
+        }
+        let at = self.bytes(group);
+        // A late reader sees zeros.
+        step::begin_reuse();
+        // Shared memory is given back by a hole in what is mapped.
+        let advice = match self.records(class) {
+            None => Advice::LinuxDontNeed,
+            Some(_) => Advice::LinuxRemove,
+        };
+        debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
+        // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers
+        // find zeros (frame.W8). It is of whole system pages, so the system drops nothing else.
+        let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
+        debug_assert!(dropped.is_ok(), "{dropped:?}");
+        self.uncharge(bytes as u64);
+    }
+}

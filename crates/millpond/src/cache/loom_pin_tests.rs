@@ -1,0 +1,228 @@
+//! Loom models of pins, holds and links, on the real types: what is counted is not touched by
+//! anybody else when it is used again. Loom reports a race for the cells.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+
+use crate::cache::epoch::Epoch;
+use crate::cache::frame::FrameIndex;
+use crate::cache::page::{PageWord, Shown};
+use crate::cache::pin::{Pins, Retiring};
+use crate::cache::step::{self, LinkSlot};
+
+fn model(body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+fn beside<T>(shared: &Arc<T>, body: impl FnOnce(&T) + 'static) -> thread::JoinHandle<()>
+where
+    T: 'static,
+{
+    let shared = Arc::clone(shared);
+    thread::spawn(move || body(&shared))
+}
+
+/// A cached page, and its frame.
+struct Page {
+    word: PageWord,
+    epoch: Epoch,
+    pins: Pins,
+    frame: UnsafeCell<u32>,
+    freed: AtomicUsize,
+}
+
+// SAFETY: loom looks after the cell.
+unsafe impl Sync for Page {}
+
+impl Page {
+    fn new() -> Arc<Page> {
+        let page = Page {
+            word: PageWord::new(),
+            epoch: Epoch::new(),
+            pins: Pins::default(),
+            frame: UnsafeCell::new(0),
+            freed: AtomicUsize::new(0),
+        };
+        page.word.try_fill(FrameIndex(1)).unwrap();
+        let _ = page.word.finish_fill(FrameIndex(1), Shown::default());
+        Arc::new(page)
+    }
+
+    fn look(&self) {
+        // SAFETY: loom reports a race.
+        assert_eq!(self.frame.with(|frame| unsafe { *frame }), 0, "the view changed");
+    }
+
+    fn free(&self) {
+        self.freed.fetch_add(1, Relaxed);
+        // SAFETY: as above.
+        self.frame.with_mut(|frame| unsafe { *frame = 99 });
+    }
+
+    /// As `View` does, or a flush.
+    fn view(&self) {
+        let seen = self.word.load();
+        if !seen.is_ready() {
+            return;
+        }
+        self.pins.pin();
+        if step::copy_kept(&self.word, seen, || ()).is_some() {
+            self.look();
+        }
+        if self.pins.unpin() {
+            self.free();
+        }
+    }
+
+    /// By who copies what it replaces.
+    fn evict(&self) {
+        self.look();
+        assert!(self.word.try_evict(self.word.load(), &self.epoch));
+        if Retiring::begin().try_retire(&self.pins) {
+            self.free();
+        }
+    }
+}
+
+/// Goal: the frame of a view is not freed under it, and is freed exactly once.
+/// Method: a viewer pins, and looks at the word again; the evictor takes the page, and retires the
+/// frame.
+#[test]
+fn loom_a_pinned_frame_is_freed_once_and_not_early() {
+    loom::model(|| {
+        let page = Page::new();
+        let viewer = beside(&page, Page::view);
+        page.evict();
+        viewer.join().unwrap();
+        assert_eq!(page.freed.load(Relaxed), 1);
+    });
+}
+
+/// Goal: the same of two views, of which the last frees the frame.
+#[test]
+fn loom_the_last_of_two_views_frees_the_frame() {
+    model(|| {
+        let page = Page::new();
+        let viewers = [beside(&page, Page::view), beside(&page, Page::view)];
+        page.evict();
+        viewers.into_iter().for_each(|viewer| viewer.join().unwrap());
+        assert_eq!(page.freed.load(Relaxed), 1);
+    });
+}
+
+/// A node of a page table that goes from one slot to another.
+struct Node {
+    slots: [LinkSlot; 2],
+    holds: Pins,
+    life: UnsafeCell<u32>,
+}
+
+// SAFETY: loom looks after the cell.
+unsafe impl Sync for Node {}
+
+impl Node {
+    /// Linked by the first slot, and held by the caller.
+    fn new() -> Arc<Node> {
+        let slots = [LinkSlot::new(1), LinkSlot::new(0)];
+        let node = Node { slots, holds: Pins::default(), life: UnsafeCell::new(0) };
+        node.holds.revive();
+        Arc::new(node)
+    }
+
+    fn try_hold(&self, slot: usize) -> bool {
+        let slot = &self.slots[slot];
+        slot.follow() == 1 && step::try_hold_linked(&self.holds, slot, |now| now == 1)
+    }
+
+    fn look(&self, life: u32) {
+        // SAFETY: loom reports a race.
+        assert_eq!(self.life.with(|life| unsafe { *life }), life, "a node of another life");
+    }
+
+    /// table.T3: as `Held` does, when it is dropped; then the node is for the other slot.
+    fn let_go(&self) {
+        if self.holds.unhold_or_kill() {
+            self.slots[0].unlink();
+            // SAFETY: as above.
+            self.life.with_mut(|life| unsafe { *life = 1 });
+            self.holds.revive();
+            self.slots[1].try_link(0, 1).unwrap();
+        }
+    }
+}
+
+/// Goal: a node is not recycled while it is held, and nobody holds it for what it was before.
+/// Method: who drops the last hold of a node, against one who finds it where it was linked.
+#[test]
+fn loom_a_held_node_stays_linked() {
+    loom::model(|| {
+        let node = Node::new();
+        let holder = beside(&node, |node| {
+            if node.try_hold(0) {
+                node.look(0);
+                thread::yield_now();
+                assert_eq!(node.slots[0].follow(), 1, "a held node was recycled");
+                node.let_go();
+            }
+        });
+        node.look(0);
+        node.let_go();
+        holder.join().unwrap();
+        assert_eq!(node.slots[0].follow(), 0, "an empty node was left behind");
+        assert_eq!(node.slots[1].follow(), 1);
+    });
+}
+
+/// Goal: who finds a node where it is linked next finds it as it is then.
+/// Method: beside the two, one who holds the node in its next life.
+#[test]
+fn loom_a_recycled_node_is_found_as_it_is_now() {
+    model(|| {
+        let node = Node::new();
+        let old = beside(&node, |node| {
+            if node.try_hold(0) {
+                node.look(0);
+                node.let_go();
+            }
+        });
+        let new = beside(&node, |node| {
+            if node.try_hold(1) {
+                node.look(1);
+                let last = node.holds.unhold();
+                assert!(!last, "its slot counts as a hold");
+            }
+        });
+        node.let_go();
+        old.join().unwrap();
+        new.join().unwrap();
+    });
+}
+
+/// Goal: who goes on from a node to its child has left it when it is recycled.
+/// Method: a holder that drops a hold that is not the last, against who drops the last.
+#[test]
+fn loom_a_node_that_was_passed_is_recycled_after() {
+    loom::model(|| {
+        let node = Node::new();
+        // For the child's link.
+        node.holds.hold_again();
+        let walker = beside(&node, |node| {
+            node.look(0);
+            let last = node.holds.unhold();
+            assert!(!last, "the child is linked");
+            node.let_go();
+        });
+        // Another walker, who finds what is left.
+        if node.try_hold(0) {
+            node.look(0);
+            node.let_go();
+        }
+        walker.join().unwrap();
+        assert_eq!(node.slots[0].follow(), 0);
+    });
+}

@@ -1,0 +1,149 @@
+//! Where a keeper listens.
+
+use std::fs::{DirBuilder, Permissions};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+
+use crate::survival::wire::{self, Address};
+
+/// Connections that wait to be accepted; the kernel has a limit of its own (`net.core.somaxconn`).
+const BACKLOG: i32 = 1024;
+/// How directories of [`Address::unique`] begin: what lies below is not told to others.
+const UNIQUE: &str = "millpond-keeper-";
+
+impl Address {
+    /// An address that nobody else has, and no other user learns: a socket below a directory that
+    /// they can't list, which [`Server::bind`] makes. It works for a client that has become another
+    /// user, too.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::keeper::Address;
+    /// assert_ne!(Address::unique(), Address::unique());
+    /// ```
+    #[must_use]
+    pub fn unique() -> Address {
+        let pid = std::process::id();
+        let random = || RandomState::new().hash_one(pid);
+        let (one, two, three) = (random(), random(), random());
+        let names = format!("{UNIQUE}{pid}-{one:016x}/{two:016x}{three:016x}/door");
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let places = [std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()];
+        let found = places.into_iter().chain(runtime).find_map(|place| {
+            let address = place.join(&names).to_str()?.parse().ok()?;
+            is_safe(&place).then_some(address)
+        });
+        // Where there is no such place, binding fails, and says of what.
+        found.unwrap_or_else(|| format!("/tmp/{names}").parse().expect("short, and not empty"))
+    }
+
+    /// Whether it was made by [`Address::unique`].
+    fn is_unique(&self) -> bool {
+        let directory = self.path().and_then(Path::parent).and_then(Path::parent);
+        let name = directory.and_then(Path::file_name);
+        name.is_some_and(|name| name.as_bytes().starts_with(UNIQUE.as_bytes()))
+    }
+}
+
+/// Whether we may make a directory there, and nobody else can put another in its place.
+fn is_safe(place: &Path) -> bool {
+    let may_write = Access::WRITE_OK | Access::EXEC_OK;
+    place.is_absolute()
+        && rustix::fs::access(place, may_write).is_ok()
+        && rustix::fs::stat(place).is_ok_and(|stat| {
+            let is_own = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
+            is_own && (stat.st_mode & 0o022 == 0 || stat.st_mode & 0o1000 != 0)
+        })
+}
+
+/// Listens at `address`; what is to be removed in the end comes into `made`, also where this fails.
+pub(super) fn bind(
+    listener: &OwnedFd,
+    address: &Address,
+    made: &mut Vec<PathBuf>,
+) -> io::Result<()> {
+    match (address.path(), address.is_unique()) {
+        (Some(path), true) => bind_hidden(listener, path, made)?,
+        (Some(path), false) => bind_at(listener, path, address, made)?,
+        (None, _) => rustix::net::bind(listener, &address.socket_address()?)?,
+    }
+    rustix::net::listen(listener, BACKLOG)?;
+    Ok(rustix::io::ioctl_fionbio(listener, true)?)
+}
+
+/// Binds to a path below a new directory that others may pass, but not list; and by a name that
+/// tells nobody of it who looks at the sockets of this machine (`/proc/net/unix`).
+fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+    let (Some(secret), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Errno::INVAL.into());
+    };
+    let outer = secret.parent().ok_or(Errno::INVAL)?;
+    let mut directories = Vec::new();
+    let outcome = (|| {
+        let mut last = None;
+        for directory in [outer, secret] {
+            DirBuilder::new().mode(0o700).create(directory)?;
+            directories.insert(0, directory.to_owned());
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            last = Some(rustix::fs::open(directory, flags, Mode::empty())?);
+        }
+        let fd = last.expect("two directories");
+        let mut hidden = format!("/proc/self/fd/{}/", fd.as_raw_fd()).into_bytes();
+        hidden.extend_from_slice(name.as_bytes());
+        match rustix::net::bind(listener, &SocketAddrUnix::new(hidden)?) {
+            // No /proc.
+            Err(Errno::NOENT) => {
+                rustix::net::bind(listener, &SocketAddrUnix::new(path.as_os_str().as_bytes())?)
+            }
+            bound => bound,
+        }?;
+        directories.insert(0, path.to_owned());
+        // Who knows the name may connect, and is looked at then.
+        std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        std::fs::set_permissions(secret, Permissions::from_mode(0o711))?;
+        std::fs::set_permissions(outer, Permissions::from_mode(0o711))?;
+        Ok(())
+    })();
+    // Also if it failed.
+    made.extend(directories);
+    outcome
+}
+
+/// Binds to a path that the user has chosen.
+fn bind_at(
+    listener: &OwnedFd,
+    path: &Path,
+    address: &Address,
+    made: &mut Vec<PathBuf>,
+) -> io::Result<()> {
+    let at = address.socket_address()?;
+    let mut bound = rustix::net::bind(listener, &at);
+    if bound == Err(Errno::ADDRINUSE) && is_dead_socket(path, &at)? {
+        std::fs::remove_file(path)?;
+        bound = rustix::net::bind(listener, &at);
+    }
+    bound?;
+    made.push(path.to_owned());
+    Ok(())
+}
+
+/// Whether a socket is there at which nobody listens.
+fn is_dead_socket(path: &Path, at: &SocketAddrUnix) -> io::Result<bool> {
+    let stat = rustix::fs::lstat(path)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
+        return Ok(false);
+    }
+    let probe = wire::socket()?;
+    // A full backlog is one of somebody who listens.
+    rustix::io::ioctl_fionbio(&probe, true)?;
+    Ok(rustix::net::connect(&probe, at) == Err(Errno::CONNREFUSED))
+}

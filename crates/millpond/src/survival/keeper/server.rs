@@ -1,0 +1,179 @@
+//! The server: one thread that waits for engines, for their deaths, and for the end.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::retry_on_intr;
+
+use crate::survival::keeper::clients::Keeper;
+use crate::survival::keeper::listen;
+use crate::survival::keeper::replay::PATIENCE;
+use crate::survival::keeper::report::Report;
+use crate::survival::wire::{self, Address};
+
+/// A keeper that listens, and serves in whatever thread calls [`Server::serve`].
+///
+/// # Examples
+///
+/// ```
+/// use millpond::keeper::{Address, Server};
+///
+/// let server = Server::bind(&Address::unique())?;
+/// let (address, stopper) = (server.address().clone(), server.stopper());
+/// let keeper = std::thread::spawn(move || server.serve(|report| println!("{report}")));
+/// let engine = millpond::Engine::builder().cache_bytes(1 << 20).keeper(address).build().unwrap();
+/// drop(engine);
+/// stopper.stop_when_idle();
+/// keeper.join().unwrap()?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    pub(super) address: Address,
+    pub(super) listener: OwnedFd,
+    pub(super) stop: Arc<Stop>,
+    /// What is to be removed in the end: the socket's path, and its directory if we have made that.
+    pub(super) made: Vec<PathBuf>,
+    /// Readable when there is another reason to stop: the parent's pidfd, or a pipe from a
+    /// signal handler.
+    pub(super) until: Option<OwnedFd>,
+    patience: Duration,
+}
+
+/// Tells a [`Server`] to stop, from any thread.
+#[derive(Debug, Clone)]
+pub struct Stopper(Arc<Stop>);
+
+#[derive(Debug)]
+pub(super) struct Stop {
+    asked: AtomicBool,
+    pub(super) wake: OwnedFd,
+}
+
+impl Stopper {
+    /// Makes [`Server::serve`] return once no process has anything with the keeper any more, which
+    /// is at once if none has. Until then it goes on serving, new processes too.
+    pub fn stop_when_idle(&self) {
+        // Release: pairs with the Acquire of `serve`. Argued: a flag that carries nothing else.
+        self.0.asked.store(true, Release);
+        let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Server {
+    /// Listens at `address`. A socket that a keeper left behind is replaced; anything else that is
+    /// there stays. The directory of an address of [`Address::unique`] is made.
+    ///
+    /// # Errors
+    ///
+    /// What `bind(2)` answers; EADDRINUSE if a keeper listens there, or what is there is no socket.
+    pub fn bind(address: &Address) -> io::Result<Server> {
+        let listener = wire::socket()?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
+        let address = address.clone();
+        let made = Vec::new();
+        // Whatever fails from here on, what was made is removed.
+        let mut server = Server { address, listener, stop, made, until: None, patience: PATIENCE };
+        let Server { address, listener, made, .. } = &mut server;
+        listen::bind(listener, address, made)?;
+        Ok(server)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// What stops it.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.stop))
+    }
+
+    /// How long failing writes are tried again, for each file. Default 5 seconds.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Serves until it is told to stop and no process has anything with it any more; blocks. A
+    /// report comes for each engine whose process died, and for each that ended with files still
+    /// handed over.
+    ///
+    /// `on_report` is called by the thread that serves, and nobody is served meanwhile: it should
+    /// not wait for anybody, and must not open files that programs have with this keeper.
+    ///
+    /// Signals of the process do not concern it, but for SIGXFSZ: a process with a file size limit
+    /// should ignore that one.
+    ///
+    /// # Errors
+    ///
+    /// What `poll(2)` or `accept(2)` answered, if it can't go on.
+    pub fn serve(self, mut on_report: impl FnMut(Report)) -> io::Result<()> {
+        let mut keeper = Keeper::new(self.patience)?;
+        let mut until = self.until.as_ref();
+        loop {
+            // Acquire: pairs with the Release of `stop_when_idle`. Argued: there.
+            let stopping =
+                self.stop.asked.load(Acquire) || (self.until.is_some() && until.is_none());
+            let mut polled = vec![
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&*keeper.told, PollFlags::IN),
+                PollFd::new(&keeper.marks, PollFlags::IN),
+            ];
+            // Once stopping, both would stay readable.
+            if !stopping {
+                polled.push(PollFd::new(&self.stop.wake, PollFlags::IN));
+                polled.extend(until.map(|until| PollFd::new(until, PollFlags::IN)));
+            }
+            let fixed = polled.len();
+            let connections = keeper.connections.iter().map(|connection| &connection.socket);
+            let processes = keeper.clients.iter().map(|client| &client.process);
+            polled.extend(connections.chain(processes).map(|fd| PollFd::new(fd, PollFlags::IN)));
+            let idle = stopping && polled.len() == fixed && keeper.under_way == 0;
+            let timeout = Timespec { tv_sec: 0, tv_nsec: 0 };
+            retry_on_intr(|| rustix::event::poll(&mut polled, idle.then_some(&timeout)))?;
+            let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(polled);
+            if idle && !ready[0] {
+                return Ok(());
+            }
+            if !stopping && until.is_some() && ready[4] {
+                until = None;
+            }
+            let asked = &ready[fixed..fixed + keeper.connections.len()];
+            // Before anybody is answered: an answer may be taken for a word about the dead.
+            keeper.bury_dead(&mut on_report)?;
+            if ready[1] {
+                keeper.hear(&mut on_report);
+            }
+            keeper.converse(asked, &mut on_report);
+            if ready[2] {
+                keeper.let_pass();
+            }
+            if ready[0] {
+                keeper.accept(self.listener.as_fd())?;
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for path in self.made.drain(..) {
+            let _ = match path.is_dir() {
+                true => std::fs::remove_dir(path),
+                false => std::fs::remove_file(path),
+            };
+        }
+    }
+}
