@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 /// The folders and files of the engine that keep to this; "" stands for all.
-const COVERED: &[&str] = &["cache/", "survival/"];
+const COVERED: &[&str] = &[""];
 
 struct Source {
     /// Below `src`.

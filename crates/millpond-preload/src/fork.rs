@@ -36,7 +36,7 @@ pub fn initialise() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
-/// Leaves to the kernel what a child shares that may not come by [`libc_calls::fork`].
+/// Leaves to the kernel what a child shares that may not come by libc's fork.
 pub fn give_to_child() {
     section::run(|_| registry::lock().pass_where(Reason::Forked, |_| true));
 }

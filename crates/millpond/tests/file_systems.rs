@@ -18,7 +18,9 @@ use millpond::{
 use rustix::fs::FallocateFlags;
 
 use common::requests::each;
-use common::{Random, builder, engine, has_uring, read_write, same, scaled, temp_dir, within};
+use common::{
+    Random, builder, engine, has_uring, read_write, same, scaled, skip, temp_dir, within,
+};
 
 const PAGE: usize = 4096;
 /// XFS wants as much.
@@ -57,7 +59,7 @@ impl Disk {
         args.push(image.to_str().unwrap());
         let made = run(&format!("mkfs.{kind}"), &args);
         let mounted = made.and_then(|_| Disk::mount(dir, image, options));
-        mounted.map_err(|reason| println!("skipped: {kind}: {reason}")).ok()
+        mounted.map_err(|reason| skip(format_args!("{kind}: {reason}"))).ok()
     }
 
     fn mount(dir: &Path, image: PathBuf, options: &str) -> Result<Disk, String> {

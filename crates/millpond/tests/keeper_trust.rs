@@ -22,7 +22,7 @@ use std::time::Duration;
 use millpond::keeper::{self, Address, Server};
 use millpond::{BackendChoice, Engine, EngineBuilder, OpenOptions, WriteMode};
 
-use actor::{Actor, builder, connect};
+use actor::{Actor, builder, connect, kept};
 use common::{temp_dir, write_back};
 
 const ROLE: &str = "MILLPOND_TEST_TRUST_ROLE";
@@ -55,11 +55,7 @@ fn rescue_of(report: &str) -> PathBuf {
 /// Incident: the keeper wrote its page over what a successor had written and synced.
 #[test]
 fn a_successor_is_not_overwritten() {
-    let dir = temp_dir();
-    let path = dir.path().join("file");
-    let address = address_in(dir.path());
-    let mut keeper = Actor::start("keeper", &[&address], None);
-    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "two"], None);
+    let (_dir, path, mut keeper, mut writer) = kept("two");
     // So that the successor comes first.
     keeper.signal(libc::SIGSTOP);
     writer.kill();
@@ -84,11 +80,7 @@ fn a_successor_is_not_overwritten() {
 /// Incident: the keeper set each file to the size that the process knew, dirty or not.
 #[test]
 fn what_others_append_stays() {
-    let dir = temp_dir();
-    let path = dir.path().join("file");
-    let address = address_in(dir.path());
-    let mut keeper = Actor::start("keeper", &[&address], None);
-    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "synced"], None);
+    let (_dir, path, mut keeper, mut writer) = kept("synced");
     let other = File::options().append(true).open(&path).unwrap();
     (&other).write_all(&[2; 1000]).unwrap();
     other.sync_all().unwrap();
@@ -105,11 +97,7 @@ fn what_others_append_stays() {
 #[test]
 fn who_opens_a_file_waits_for_its_keeper() {
     for mode in [WriteMode::Through, WriteMode::Back] {
-        let dir = temp_dir();
-        let path = dir.path().join("file");
-        let address = address_in(dir.path());
-        let mut keeper = Actor::start("keeper", &[&address], None);
-        let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "dirty"], None);
+        let (_dir, path, mut keeper, mut writer) = kept("dirty");
         let options = OpenOptions::new().read(true).write(true).write_mode(mode);
         let open = {
             let (path, options) = (path.clone(), options.clone());
@@ -284,11 +272,7 @@ fn a_client_becomes_another_user() {
 /// Incident: a file that was handed over once counted as kept for ever.
 #[test]
 fn a_lost_keeper_is_noticed() {
-    let dir = temp_dir();
-    let path = dir.path().join("file");
-    let address = address_in(dir.path());
-    let mut keeper = Actor::start("keeper", &[&address], None);
-    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "bereft"], None);
+    let (_dir, path, mut keeper, mut writer) = kept("bereft");
     keeper.kill();
     writer.tell("go on");
     writer.hears("written");
@@ -300,11 +284,7 @@ fn a_lost_keeper_is_noticed() {
 /// Goal: a keeper that does not answer holds up a write for a while, and not for ever.
 #[test]
 fn a_stopped_keeper_is_not_waited_for() {
-    let dir = temp_dir();
-    let path = dir.path().join("file");
-    let address = address_in(dir.path());
-    let keeper = Actor::start("keeper", &[&address], None);
-    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "stalled"], None);
+    let (_dir, path, keeper, mut writer) = kept("stalled");
     keeper.signal(libc::SIGSTOP);
     writer.tell("go on");
     writer.hears("written");
@@ -315,11 +295,7 @@ fn a_stopped_keeper_is_not_waited_for() {
 /// Incident: they were acknowledged as kept, and a kill lost them.
 #[test]
 fn writes_go_through_after_leaving() {
-    let dir = temp_dir();
-    let path = dir.path().join("file");
-    let address = address_in(dir.path());
-    let _keeper = Actor::start("keeper", &[&address], None);
-    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "leaving"], None);
+    let (_dir, path, _keeper, mut writer) = kept("leaving");
     writer.kill();
     assert_eq!(std::fs::read(&path).unwrap(), [[3; PAGE], [2; PAGE]].concat());
 }
@@ -347,11 +323,7 @@ fn a_door_is_not_made_over_a_file() {
 /// Goal: space that was reserved ahead of a growing file does not stay after a kill.
 #[test]
 fn reserved_space_is_given_back() {
-    let dir = temp_dir();
-    let path = dir.path().join("file");
-    let address = address_in(dir.path());
-    let mut keeper = Actor::start("keeper", &[&address], None);
-    let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "grown"], None);
+    let (_dir, path, mut keeper, mut writer) = kept("grown");
     let reserved = path.metadata().unwrap().blocks() * 512;
     if reserved < (8 << 20) + (128 << 10) {
         return common::skip(format_args!(

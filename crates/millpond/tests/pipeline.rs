@@ -264,7 +264,7 @@ fn pipelines_that_overlap_do_not_deadlock() {
                         let mut random = common::Random(thread as u64);
                         let mut pipeline = bench.engine.pipeline(6).unwrap();
                         let mut count = 0usize;
-                        while std::time::Instant::now() < end {
+                        while count < 80 || std::time::Instant::now() < end {
                             let mut left = 40;
                             each(&mut pipeline, |done| {
                                 if let Some(done) = done {
@@ -291,7 +291,6 @@ fn pipelines_that_overlap_do_not_deadlock() {
                             });
                         }
                         stop.store(true, SeqCst);
-                        count
                     }));
                 }
                 for thread in 0..2u64 {
@@ -314,7 +313,7 @@ fn pipelines_that_overlap_do_not_deadlock() {
                     });
                 }
                 for pipeline in pipelines {
-                    assert!(pipeline.join().unwrap() > 40, "{}", bench.name);
+                    pipeline.join().unwrap();
                 }
             });
         }

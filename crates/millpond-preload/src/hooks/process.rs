@@ -69,7 +69,6 @@ pub fn give_inherited() {
 }
 
 /// What is written from now on is not for this process to write back later.
-#[cfg(target_arch = "x86_64")]
 pub extern "C" fn before_exec() {
     let paused = prepare_exec();
     section::run(|_| drop(paused));

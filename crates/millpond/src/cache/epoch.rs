@@ -45,7 +45,8 @@ impl Epoch {
     /// Before words of this file can repeat.
     pub(crate) fn raise(&self) {
         // SeqCst (a fence on both sides on every target we run on): what follows, a wrapped word
-        // or the reuse of a leaf, is seen by nobody who does not see this.
+        // or the reuse of a leaf, is seen by nobody who does not see this. Argued: what follows is an RMW
+        // that releases, or passes through a lock.
         self.0.fetch_add(1, SeqCst);
     }
 }

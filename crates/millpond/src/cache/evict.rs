@@ -20,13 +20,13 @@
 //!     +--- remembered by the ghost ------------> main
 //! ```
 //!
-//! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: who tears
-//!   a file down first removes its frames here, under the lock, and takes the lock once more
-//!   before the core goes: whoever works on a frame's owner does so under the lock from end to end.
+//! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: the
+//!   teardown of a file first removes its frames here, under the lock, and takes the lock once more
+//!   before the core goes: work on a frame's owner is done under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
 //!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
 //!   else rests for a while.
-//! - **E3** Who finds none that can go looks again, until the queues went around once: so it finds
+//! - **E3** An evictor that finds none looks again, until the queues went around once: so it finds
 //!   a page that can go, wherever that lies. The lock is released after each go; what was looked at
 //!   is behind the rest, so the next go on there. A turn in vain that met kept pages is remembered,
 //!   and not repeated before a page was released by write-back or came in clean: until then a few

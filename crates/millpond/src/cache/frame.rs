@@ -31,8 +31,9 @@
 //!   child ([`Frames::are_the_parents`]): operations are refused before they get here. A cached
 //!   read finds no table and no size, and asks only then ([`FileCore::is_the_parents`]).
 //! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
-//!   Who takes a frame out of its page word fences, and then finds the pin, or the viewer finds
-//!   the word changed. A pinned frame that left its page is an orphan: the last pin frees it.
+//!   The retirer takes a frame out of its page word and fences, and then finds the pin, or the
+//!   viewer finds the word changed. A pinned frame that left its page is an orphan: the last pin
+//!   frees it.
 //!
 //! Locks: one per class around its free list; leaf locks, nothing is called under them.
 
@@ -104,7 +105,7 @@ pub(super) struct FreeList {
 #[derive(Default)]
 pub(super) struct FreeFrames {
     list: Mutex<FreeList>,
-    /// False: none is committed. A hint, so that who looks in vain takes no lock.
+    /// False: none is committed. A hint that spares the lock.
     pub(super) may_be_warm: AtomicBool,
 }
 
@@ -121,7 +122,7 @@ impl FreeFrames {
     }
 }
 
-/// Who gives frames: those that are free, or a cache, which evicts for them.
+/// A giver of frames: of those that are free, or a cache, which evicts for them.
 pub(crate) trait FrameSource {
     fn frames(&self) -> &Frames;
 

@@ -8,8 +8,8 @@
 //! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for
 //!   each group knows, where groups are of several frames; then the free list is linked both ways,
 //!   so that they can be taken off it wherever they are.
-//! - **GR2** A group whose count became full is in the list of whole ones, once, until who wants to
-//!   decommit takes it out; some of its frames may be in use again by then.
+//! - **GR2** A group whose count became full is in the list of whole ones, once, until it is taken
+//!   out to be decommitted; some of its frames may be in use again by then.
 //!
 //! Locks: that of the class's free frames, which the caller has.
 

@@ -27,9 +27,9 @@ pub(crate) struct HeapCharge {
 
 impl HeapCharge {
     /// Counts `bytes` from now on, evicting what must go for it. Of several at once one is the
-    /// last, as though they came one after the other: who changes what is counted calls this after
-    /// it, so a number that is not the newest is soon replaced. The caller holds no lock but range
-    /// guards.
+    /// last, as though they came one after the other: this is called after each change of what is
+    /// counted, so a number that is not the newest is soon replaced. The caller holds no lock but
+    /// range guards.
     pub(crate) fn set(&self, cache: &Cache, bytes: u64) {
         self.set_if(cache, bytes, &|more| {
             cache.charge_anyway(more);

@@ -95,8 +95,8 @@ impl Share {
         }
     }
 
-    /// How many write-backs of a page have ended, well or not: who finds it grown knows that the
-    /// device moves.
+    /// How many write-backs of a page have ended, well or not: as long as it grows, the device
+    /// moves.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Relaxed)
     }

@@ -203,26 +203,23 @@ fn loom_a_recycled_node_is_found_as_it_is_now() {
     });
 }
 
-/// Goal: who goes on from a node to its child has left it when it is recycled.
-/// Method: a holder that drops a hold that is not the last, against who drops the last.
+/// Goal: who follows a link finds nothing that the node had in its life before, for another file.
+/// Method: a node whose one page goes is linked anew, against a lock-free look at it.
 #[test]
-fn loom_a_node_that_was_passed_is_recycled_after() {
+fn loom_a_linked_node_is_found_empty() {
     loom::model(|| {
-        let node = Node::new();
-        // For the child's link.
-        node.holds.hold_again();
-        let walker = beside(&node, |node| {
-            node.look(0);
-            let last = node.holds.unhold();
-            assert!(!last, "the child is linked");
-            node.let_go();
+        let page = Page::new();
+        let slot = Arc::new(LinkSlot::new(0));
+        let linker = thread::spawn({
+            let (page, slot) = (Arc::clone(&page), Arc::clone(&slot));
+            move || {
+                page.evict();
+                slot.try_link(0, 1).unwrap();
+            }
         });
-        // Another walker, who finds what is left.
-        if node.try_hold(0) {
-            node.look(0);
-            node.let_go();
+        if slot.follow() == 1 {
+            assert!(!page.word.load().is_ready(), "another file's page");
         }
-        walker.join().unwrap();
-        assert_eq!(node.slots[0].follow(), 0);
+        linker.join().unwrap();
     });
 }

@@ -4,8 +4,8 @@
 //! "Guesses"). The guess is right where a file was filled in order. Where it is filled at random,
 //! the first page of a leaf claims a chunk, and each page then takes the frame at its own place.
 //!
-//! A frame that waits in a nest carries NESTED in its tags; who clears that bit has the frame.
-//! Nothing says whose nest it is but the leaf's guess, so a leaf that goes away, or is told
+//! A frame that waits in a nest carries NESTED in its tags; the thread that clears that bit has the
+//! frame. Nothing says whose nest it is but the leaf's guess, so a leaf that goes away, or is told
 //! another guess, leaves its nest behind. That costs memory and nothing else: nests count as
 //! committed, are made only while half of the limit is free and the class has no free frames, and
 //! are broken up before anything is evicted.
@@ -39,8 +39,8 @@ impl Frames {
         for unit in first..first + CHUNK_UNITS {
             let tags = NESTED | u32::from(CLASS.tag()) << CLASS_SHIFT;
             // Release: pairs with the claim. Argued: a frame is found by the guess in a link that
-            // is noted after this, by who holds that leaf; and its bytes and metadata are nobody's
-            // until the claim.
+            // is noted after this, by a holder of that leaf; and its bytes and metadata are
+            // nobody's until the claim.
             self.meta(FrameIndex(unit)).tags.store(tags, Release);
         }
         self.nests.lock().expect("no panic under the lock").push(first);

@@ -20,7 +20,7 @@
 //! |--------|------------------------------------------------------------------------|
 //! | 0..3   | state                                                                  |
 //! | 3      | REFERENCED: read since the evictor last looked; may land on any state  |
-//! | 4      | WAITERS: somebody sleeps on the word; who ends FILLING or HIDDEN wakes |
+//! | 4      | WAITERS: somebody sleeps on the word; the end of FILLING or HIDDEN wakes |
 //! | 5      | MARKER: the next reader takes the slow path, which continues read-ahead |
 //! | 6      | DIRTY: newer than the back end's                                       |
 //! | 7      | WRITEBACK: a write-back of the page, maybe of an older frame, is under way |
@@ -37,7 +37,7 @@
 //! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
 //!   the old value had WAITERS: a plain store would erase a waiter that came meanwhile.
 //! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
-//!   who set it clears it, when the device is done. It forbids a second write-back.
+//!   its setter clears it, when the device is done. It forbids a second write-back.
 //! - **W9** Single flight: one thread makes an EMPTY page FILLING, and it alone ends that.
 //!
 //! *Labels.* A rule is cited by the module that states it, its file or folder, and its label:
@@ -378,12 +378,12 @@ impl PageWord {
         }
     }
 
-    /// HIDDEN -> READY with `frame`. Caller: who hid it.
+    /// HIDDEN -> READY with `frame`. Caller: hid it.
     pub(crate) fn show(&self, frame: FrameIndex, shown: Shown) -> Change {
         self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
     }
 
-    /// HIDDEN -> EMPTY. Caller: who hid it, found it not under write-back since, and now owns the
+    /// HIDDEN -> EMPTY. Caller: hid it, found it not under write-back since, and now owns the
     /// frame that was there.
     pub(crate) fn drop_hidden(&self) -> Change {
         let change = self.end(EMPTY);
@@ -410,7 +410,7 @@ impl PageWord {
             WritebackEnd::Stable => 0,
             WritebackEnd::Failed => DIRTY,
         };
-        // Release: who finds the write-back ended may let the back end change the page.
+        // Release: a thread that finds the write-back ended may let the back end change the page.
         let change = self.change(|seen| seen & !(WRITEBACK | WAITERS) | set);
         debug_assert!(change.was.is_under_writeback());
         change
@@ -440,8 +440,8 @@ impl PageWord {
     }
 
     /// Sets WAITERS on a word that is FILLING, HIDDEN or under write-back; the value to sleep on,
-    /// or `None` if the page has changed. The end of each of these wakes, so who waits for one may
-    /// be woken by another.
+    /// or `None` if the page has changed. The end of each of these wakes, so a thread that waits
+    /// for one may be woken by another.
     pub(crate) fn arm(&self, seen: Word) -> Option<Word> {
         debug_assert!(
             matches!(seen.state(), State::Filling | State::Hidden) || seen.is_under_writeback()

@@ -1,6 +1,6 @@
-//! Who waits for a page: threads, by a futex on its word, and tasks, which leave a waker.
+//! Waiting for a page: threads sleep on its word (a futex), tasks leave a waker.
 //!
-//! Both set WAITERS in the word; who ends the state that they wait for wakes them all. Of tasks:
+//! Both set WAITERS in the word; the end of the state that they wait for wakes them all. Of tasks:
 //!
 //! ```text
 //!   arm:  lock bucket -> look at the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
@@ -8,10 +8,10 @@
 //!         -> unlock -> wake them
 //! ```
 //!
-//! - **A1** The look and the adding are one under the bucket's lock. Who ends the state either made
-//!   its RMW before the look, which then sees it; or after, when it finds WAITERS, and takes the
-//!   lock after the waker was added. So no wake-up is lost. (Looking again is needed even where
-//!   WAITERS is set already: it may be the bit that the end has just reported.)
+//! - **A1** The look and the adding are one under the bucket's lock. The owner that ends the state
+//!   either made its RMW before the look, which then sees it; or after, when it finds WAITERS, and
+//!   takes the lock after the waker was added. So no wake-up is lost. (Looking again is needed even
+//!   where WAITERS is set already: it may be the bit that the end has just reported.)
 //! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms
 //!   one page at a time, so none is armed twice.
 //! - **A3** Being woken means to look again: the page may be EMPTY because its fill failed, in
@@ -19,7 +19,7 @@
 //! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of
 //!   its work: they may not wait for anything but locks that are held for moments.
 //!
-//! The key is the address of the word, as a futex's is. One table serves the process: whoever wakes
+//! The key is the address of the word, as a futex's is. One table serves the process: the waker
 //! knows the word and nothing else.
 
 use std::sync::atomic::AtomicPtr;
@@ -119,8 +119,8 @@ impl Parking {
 static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
 
 fn found() -> Option<&'static Parking> {
-    // Acquire: pairs with the release of who made it. Who ends a page's state and finds WAITERS of
-    // a task sees the table, as the task made it before.
+    // Acquire: pairs with the release of its maker. The owner that ends a page's state and finds
+    // WAITERS of a task sees the table, which the task made before.
     // Argued: the model of the first task has a flag for this static, which it can't make anew.
     // SAFETY: tables are never freed.
     unsafe { PARKING.load(Acquire).as_ref() }
@@ -346,7 +346,7 @@ mod loom_tests {
         });
     }
 
-    /// Goal: who could arm is woken, once; who could not finds the page READY.
+    /// Goal: a task that could arm is woken, once; one that could not finds the page READY.
     #[test]
     fn loom_a_task_arms_a_page_whose_fill_ends() {
         arm_meets_the_end_of_a_fill(Parking::arm);

@@ -1,15 +1,16 @@
 //! Two small counting protocols: the pins of a frame, and the holds of a table node.
 //!
-//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; who took the
-//! frame out of the word fences (SeqCst), and then looks at the count ([`Retiring`]). Either the
-//! retirer sees the pin, or the viewer sees that the word changed. A frame with pins becomes an
-//! orphan, and whoever drops the last pin of an orphan frees it: exactly one of them is told to.
+//! *Pins.* A viewer raises the count, fences (SeqCst) and re-validates the page word; the retirer,
+//! which took the frame out of the word, fences (SeqCst), and then looks at the count
+//! ([`Retiring`]). Either the retirer sees the pin, or the viewer sees that the word changed. A
+//! frame with pins becomes an orphan, and the last viewer of an orphan frees it: exactly one of
+//! them is told to.
 //!
 //! A viewer that came too late raises and drops the count of a frame that may be free or in new
 //! hands: harmless, and if the frame is retired once more in between, that viewer frees it.
 //!
 //! *Holds.* A table node counts those who use it: slow-path operations while they work on one of
-//! its words, and each slot that is not empty. Who drops the last hold makes the node DEAD in the
+//! its words, and each slot that is not empty. The last holder makes the node DEAD in the
 //! same step, and recycles it: were these two steps, a thread delayed between them could kill the
 //! node's next life. A hold on a dead node fails. The hold is taken first and the slot that led
 //! here is read again after, so a hold that succeeded on a recycled node is noticed and given back
@@ -82,6 +83,8 @@ impl Pins {
             if seen == 0 {
                 return true;
             }
+            // Argued: the fence of `Retiring` releases what was done to the frame before; who has
+            // marked an orphan does nothing to it after.
             match self.0.compare_exchange_weak(seen, seen | MARK, AcqRel, Acquire) {
                 Ok(_) => return false,
                 Err(now) => seen = now,
@@ -97,7 +100,8 @@ impl Pins {
     #[must_use]
     pub(crate) fn try_hold(&self) -> bool {
         // AcqRel: what the recycler did before the node came alive again is visible, and the
-        // re-reading of the parent's slot stays below.
+        // re-reading of the parent's slot stays below. Argued: the release part, as a holder has done
+        // nothing yet; nor has one that failed.
         if self.0.fetch_add(1, AcqRel) & MARK != 0 {
             self.0.fetch_sub(1, AcqRel);
             return false;
@@ -114,6 +118,8 @@ impl Pins {
     /// the last one all the same. The node then stays alive, with no hold, until it is held and
     /// let go again.
     pub(crate) fn unhold(&self) -> bool {
+        // Argued: who used the node has another hold, on it or on its child, and drops that later by
+        // `unhold_or_kill`, which releases; who did not has nothing to pass on.
         self.0.fetch_sub(1, AcqRel) == 1
     }
 
@@ -132,15 +138,17 @@ impl Pins {
         }
     }
 
-    /// Makes a node dead whose table is torn down, by the only one who still uses that table;
+    /// Makes a node dead whose table is torn down, by the last user of that table;
     /// `own` is the number of holds that belong to it. Late holds from elsewhere stay counted.
     pub(crate) fn bury(&self, own: u32) {
+        // Argued: nobody else uses the table, and the lock of the free frames passes the node on.
         self.0.fetch_add(MARK - own, AcqRel);
     }
 
     /// Dead, or never used, to alive with one hold, the caller's. Late holds that are being given
     /// back stay counted.
     pub(crate) fn revive(&self) {
+        // Argued: the acquire part, as the lock of the free frames has passed the node on.
         let mut seen = self.0.load(Relaxed);
         while let Err(now) = self.0.compare_exchange_weak(seen, (seen & !MARK) + 1, AcqRel, Relaxed)
         {

@@ -64,7 +64,7 @@ impl<'a> Hiding<'a> {
         word.hide(self.epoch)
     }
 
-    /// All are hidden: who learns of what follows finds none of the old pages.
+    /// All are hidden: a thread that learns of what follows finds none of the old pages.
     pub(crate) fn finish(self) {
         // Where nothing was hidden, nothing old is there to be found.
         if self.any {
@@ -132,7 +132,8 @@ impl LinkSlot {
 
     /// Links a node, or unlinks a root; the link that is there if that is not `seen`.
     pub(crate) fn try_link(&self, seen: u64, link: u64) -> Result<(), u64> {
-        // Release: pairs with `follow`.
+        // Release: pairs with `follow`. Argued: the acquire parts, as who finds a link here follows it
+        // once more when it holds the node.
         self.0.compare_exchange(seen, link, AcqRel, Acquire).map(drop)
     }
 
@@ -144,11 +145,14 @@ impl LinkSlot {
 
     /// Caller: has killed the node, and holds the one that the slot is in.
     pub(crate) fn unlink(&self) {
+        // Argued: who finds 0 looks at no node; the next link is an RMW of its own, and `revive`
+        // releases this to who holds the node in its next life.
         self.0.store(0, Release);
     }
 
-    /// Caller: the only one who still uses the table.
+    /// Caller: the last user of the table.
     pub(crate) fn take(&self) -> u64 {
+        // Argued: nobody else is there.
         self.0.swap(0, AcqRel)
     }
 }

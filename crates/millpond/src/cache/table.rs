@@ -16,9 +16,9 @@
 //!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
 //!   nothing is cached has no nodes.
 //! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
-//!   still names that child afterwards. Who finds a dead child restarts at the root.
-//! - **T3** Who drops the last hold makes the node DEAD in the same step, unlinks it, raises the
-//!   epoch, frees the node, and drops the hold that it had on its parent.
+//!   still names that child afterwards. After a dead child the walk restarts at the root.
+//! - **T3** The last holder makes the node DEAD in the step that drops its hold, unlinks it, raises
+//!   the epoch, frees the node, and drops the hold that it had on its parent.
 //!
 //! *Guesses.* Pages that were filled together mostly have frames in a row. A link to a leaf carries
 //! the frame that the leaf's first page would have if all were in a row with the run filled last;
@@ -286,7 +286,7 @@ impl FileCore {
         let holds = &frames.meta(node).pins;
         let children = u32::from(root.levels() > 0);
         if children > 0 {
-            // The old root may be dead already; then who killed it finds it here (`unlink`).
+            // The old root may be dead already; then its last holder finds it here (`unlink`).
             let slot = &slots(frames, node).expect("allocated")[0];
             slot.init(root.0 & !LEVELS);
             holds.hold_again();
@@ -507,7 +507,7 @@ fn slot_of(page: PageIndex, level: u32) -> usize {
 #[inline]
 fn slots(frames: &Frames, node: FrameIndex) -> Option<&Node> {
     // SAFETY: the address is that of 4 KiB within the reservation, which is readable, aligned and
-    // mapped as long as `frames`; any bytes are valid as atomics. Who writes has held the node.
+    // mapped as long as `frames`; any bytes are valid as atomics. Writers hold the node.
     frames.address(node).map(|at| unsafe { &*at.cast::<Node>() })
 }
 

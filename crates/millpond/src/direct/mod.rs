@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read:   shared guard -> write back what is DIRTY of the range -> back end -> release
-//!   write:  exclusive guard -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!   write:  exclusive guard -> hide -> wait for write-backs (page.W7) -> back end -> size -> EMPTY
 //!           -> release                                             (`write::around`)
 //! ```
 //!
@@ -65,7 +65,7 @@ pub(crate) enum Begin {
 #[must_use]
 pub(crate) struct Begun<'f> {
     guard: Guard<'f>,
-    /// The size of the file, which does not change meanwhile as far as it matters (W5).
+    /// The size of the file, which does not change meanwhile as far as it matters (write.W5).
     size: u64,
     /// Of a write.
     write: Option<(Around, Account)>,

@@ -1,6 +1,6 @@
 //! Views: cached bytes, borrowed.
 //!
-//! A view pins its frame. The bytes of a READY frame never change (W2), and a pinned frame is not
+//! A view pins its frame. The bytes of a READY frame never change (page.W2), and a pinned frame is not
 //! used for anything else, so a view is a snapshot of its page for as long as it lives, whatever
 //! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
 //! may be views of at most half of it.
@@ -42,7 +42,7 @@ impl Deref for View<'_> {
         }
         assert!(!self.file.core().is_the_parents(), "a view that the process's parent took");
         let bytes = self.file.cache().frames.bytes(self.frame);
-        // SAFETY: the frame was READY when it was pinned, so nobody writes to it (W2) until the
+        // SAFETY: the frame was READY when it was pinned, so nobody writes to it (page.W2) until the
         // last pin is gone, and ours goes with `self`; the part lies within the frame.
         unsafe { std::slice::from_raw_parts(bytes.add(self.from), self.len) }
     }

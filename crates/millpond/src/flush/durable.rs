@@ -11,7 +11,7 @@ pub(crate) enum Durability {
     /// A sync has to cover them.
     Owed,
     Durable,
-    /// It depends on others (G3). Until then a sync has to cover them.
+    /// It depends on others (generations.G3). Until then a sync has to cover them.
     Pending(Ticket),
     /// They should be, and may be lost.
     Lost(Failure),
@@ -24,7 +24,7 @@ impl From<std::result::Result<(), Failure>> for Durability {
 }
 
 /// A durable transfer has ended, and was `told` of an error, or not. Waits for others that are under way
-/// (G3). `repeat` does the same, not durable, and says whether the back end took anything of it.
+/// (generations.G3). `repeat` does the same, not durable, and says whether the back end took anything of it.
 pub(crate) fn conclude(
     file: &CachedFile,
     pass: Pass,
@@ -62,7 +62,7 @@ fn tells_of_others(file: &CachedFile) -> bool {
     file.backing.descriptor(false).is_some_and(descriptors::tells_of_others)
 }
 
-/// A write that is not durable has failed: counts what it may have been told of other bytes (G2).
+/// A write that is not durable has failed: counts what it may have been told of other bytes (generations.G2).
 pub(crate) fn tell_of_others(file: &CachedFile, failure: Failure) {
     use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
     if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && tells_of_others(file) {

@@ -60,7 +60,7 @@ pub(crate) enum BusyPages {
 enum Claim {
     Own(FrameIndex),
     /// HIDDEN, or under write-back: maybe of what was DIRTY when the caller took the page out of the
-    /// set, by a flush that began later (B3).
+    /// set, by a flush that began later (dirty.B3).
     Busy(Word),
     Clean,
 }
@@ -86,7 +86,7 @@ impl Flushed {
     }
 }
 
-/// Writes back the pages from `first` to `last` that are DIRTY when it begins (B3). `durable`: in one
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.B3). `durable`: in one
 /// durable transfer, if one is enough.
 pub(crate) fn flush(
     file: &CachedFile,
@@ -197,7 +197,7 @@ impl Flush<'_> {
                         }
                     }
                     Claim::Busy(seen) => {
-                        // B4.
+                        // writeback.B4.
                         write(&mut claimed, false);
                         times_hidden += u32::from(!seen.is_ready());
                         if times_hidden > HIDDEN_MAX && self.busy_pages == BusyPages::WaitAndLock {
@@ -230,7 +230,7 @@ impl Flush<'_> {
     /// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
     fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
         let file = self.file;
-        // B5.
+        // writeback.B5.
         let size = file.core().size.get();
         let mut runs = runs(file, claimed, size);
         let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
@@ -304,7 +304,7 @@ impl Flush<'_> {
         for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
             match *end {
                 WritebackEnd::Failed => continue,
-                // G1: it may be lost, and here is the copy.
+                // generations.G1: it may be lost, and here is the copy.
                 WritebackEnd::Unstable if suspicion.is_some() => {
                     *end = WritebackEnd::Failed;
                     continue;
@@ -312,7 +312,7 @@ impl Flush<'_> {
                 WritebackEnd::Unstable => {
                     generations.took([page], Copy::Kept, epoch);
                 }
-                // Has succeeded (G3), whatever has failed since.
+                // Has succeeded (generations.G3), whatever has failed since.
                 WritebackEnd::Stable => {}
             }
             // Before a sync that fails from here on commits the frame again.
@@ -480,7 +480,7 @@ fn segments<'a>(
             tail = Some((at, (run.end - run.body_end) as usize));
         }
     }
-    // SAFETY: within frames that are pinned until their write-back ends, and do not change (W2).
+    // SAFETY: within frames that are pinned until their write-back ends, and do not change (page.W2).
     parts.into_iter().chain(tail).map(|(at, len)| unsafe { Segment::new(at, len) }).collect()
 }
 

@@ -11,7 +11,7 @@ use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
 use crate::writeback::LAST_PAGE;
 
-/// Notes pages whose words the caller has made DIRTY, under its guard (B2).
+/// Notes pages whose words the caller has made DIRTY, under its guard (writeback.B2).
 pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);

@@ -1,7 +1,7 @@
 //! Syncs: what was written before one begins is durable when it has succeeded.
 //!
 //! ```text
-//!   suspects become DIRTY -> write back what is DIRTY now (B3) -> the back end's sync -> settle
+//!   suspects become DIRTY -> write back what is DIRTY now (dirty.B3) -> the back end's sync -> settle
 //! ```
 //!
 //! The back end is always asked: what it was given by others, by the kernel's own ways to copy, or
@@ -173,7 +173,7 @@ fn settle(file: &CachedFile, covered: &PageSet) {
     }
 }
 
-/// Makes all suspect pages DIRTY again (G6). Where guards must not be waited for, and one is taken, leaves
+/// Makes all suspect pages DIRTY again (generations.G6). Where guards must not be waited for, and one is taken, leaves
 /// the page for the next sync.
 fn redirty(file: &CachedFile, blocking: Blocking) {
     let Some((pages, _)) = file.writeback.generations.suspects(0, LAST_PAGE) else { return };
@@ -193,7 +193,7 @@ fn redirty(file: &CachedFile, blocking: Blocking) {
 }
 
 /// Has the suspect pages from `first` to `last` be DIRTY, before bytes of theirs are read past the cache,
-/// or overwritten in part (G6). Caller: a guard over them.
+/// or overwritten in part (generations.G6). Caller: a guard over them.
 pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIndex) {
     if let Some((pages, _)) = file.writeback.generations.suspects(first, last) {
         pages.into_iter().for_each(|page| redirty_page(file, page));
@@ -208,7 +208,7 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
     // asks the generations under their lock besides: it finds the failure there, or was there before,
     // and `after_redirty` sees that the last handle is gone.
     writeback.begun.store(true, SeqCst);
-    // Under one lock, so that nobody has read the page back and not said so (G5), and whoever does not
+    // Under one lock, so that nobody has read the page back and not said so (generations.G5), and whoever does not
     // find it among the suspects finds it DIRTY; and in the set, before anybody who syncs or reads past the
     // cache looks there.
     let mut state = writeback.state();

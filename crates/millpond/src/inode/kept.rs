@@ -10,7 +10,7 @@ use crate::survival::changes::Changes;
 pub(crate) struct Kept {
     /// As [`EntryUse::word`](crate::survival::EntryUse::word); 0 is none.
     pub(crate) slot: AtomicU64,
-    /// Also: one intent at a time (K5).
+    /// Also: one intent at a time (survival.K5).
     pub(crate) adopting: Mutex<()>,
     pub(crate) sizes: Mutex<()>,
     pub(crate) changes: Arc<Changes>,

@@ -133,6 +133,8 @@ unsafe impl Sync for CachedFile {}
 static REGISTRY: AtomicPtr<Registry<CachedFile>> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The files that are open in this process.
+// Argued: made once, published by the exchange, and found by an acquire of it; a static, which a model
+// can't make anew.
 pub(crate) fn registry() -> &'static Registry<CachedFile> {
     let mut found = REGISTRY.load(Acquire);
     if found.is_null() {
@@ -153,6 +155,7 @@ pub(crate) fn registry() -> &'static Registry<CachedFile> {
 /// In a forked child: leaves the parent's registry behind, whatever state its lock is in, so that no file
 /// that the child opens is taken for one that the parent had; and what else is the parent's.
 pub(crate) fn forget_parent() {
+    // Argued: a child of fork has one thread.
     REGISTRY.store(std::ptr::null_mut(), Release);
     untold::forget_parent();
     parked::forget_parent();

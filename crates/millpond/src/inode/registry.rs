@@ -13,9 +13,6 @@
 //! - **N2** An entry is OPENING until the thread that made it so has entered a file or given up.
 //!
 //! Locks: the map's; nothing is called under it, and no file is dropped.
-//!
-//! Argued: the registry is made once and published by the exchange, and found by an acquire of it;
-//! a child of fork has one thread. It is a static, which a model can't make anew.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

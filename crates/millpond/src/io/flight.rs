@@ -12,7 +12,7 @@
 //! ```
 //!
 //! - **L1** A slot is taken before pages are claimed. So a page is FILLING only while its read is in
-//!   flight, and who waits for a slot has claimed nothing (`fill.F1`, `miss.M3`).
+//!   flight, and who waits for a slot has claimed nothing (fill.F1, miss.M3).
 //! - **L2** Who has a slot waits for nothing but the back end: not for a slot, a guard, a page or a
 //!   frame, nor for memory of its caller's, which a thread of the program may have to bring. So
 //!   each slot comes back.

@@ -1,5 +1,5 @@
 //! What a queue shares with the operations that are under way: the table of them, and those that have
-//! just ended (rules U1 to U4 of the [queue](crate::queue)).
+//! just ended (rules queue.U1 to queue.U4 [queue](crate::queue)).
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ pub(super) struct Inner {
     pub(super) capacity: usize,
     pub(super) eventfd: Arc<OnceLock<OwnedFd>>,
     pub(super) pending: Mutex<Slab<Pending>>,
-    /// Complete, and to be told of at the end of a batch (U4).
+    /// Complete, and to be told of at the end of a batch (queue.U4).
     pub(super) arrived: Mutex<VecDeque<Completion>>,
 }
 
@@ -63,7 +63,7 @@ impl Inner {
         self.pending.lock().expect("no panic under the lock")
     }
 
-    /// Completes a pending operation. The caller took its request (U1).
+    /// Completes a pending operation. The caller took its request (queue.U1).
     pub(super) fn finish(self: &Arc<Self>, number: usize, completion: Completion) {
         let pending = self.pending().remove(number);
         self.complete(completion);
@@ -88,7 +88,7 @@ impl Inner {
         self.arrived.lock().expect("no panic under the lock")
     }
 
-    /// Completes what arrived in the batches of those who end fills (U4).
+    /// Completes what arrived in the batches of those who end fills (queue.U4).
     pub(super) fn tell_arrived(&self) {
         let mut arrived = std::mem::take(&mut *self.arrived());
         self.waiting.complete_all(&mut arrived);

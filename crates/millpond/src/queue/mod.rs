@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
-//! - **U2** A completion is given to one waiter, by the rules (Q1 to Q8).
+//! - **U2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
 //! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
 //! - **U4** Completions of a batch (`io::batch`) are told of together. Who adds the first to what has
 //!   arrived tells of it at the end of its batch; who adds to others' relies on them to, as they take

@@ -480,7 +480,7 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
         if (queue.ready(), queue.inflight()) != (reference.ready.len(), reference.inflight) {
             return differs("ready or in flight");
         }
-        // Q5.
+        // rules.Q5.
         if let Some(name) = reference.candidate()
             && reference.ready.len() >= reference.waiters[&name].0
         {

@@ -12,7 +12,7 @@
 //!   the role to a worker with a job, and gives it up only by IDLE.
 //! - **T2** A wake-up that meets a runner leaves AGAIN, which the runner finds when it wants to be IDLE:
 //!   none is lost.
-//! - **T3** A waker runs at the pace of a moment (M7 of `miss`): on the thread that ended a fill, a task
+//! - **T3** A waker runs at the pace of a moment (miss.M7): on the thread that ended a fill, a task
 //!   whose pages are there copies and completes, without another thread. What needs more goes to a
 //!   worker.
 //! - **T4** Who takes the request out of the body completes it: the runner that finished it, or a

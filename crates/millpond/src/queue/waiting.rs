@@ -21,7 +21,7 @@ use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
-/// Whom to tell of a grant: once, and that is the last touch (G1 of `signal`).
+/// Whom to tell of a grant: once, and that is the last touch (signal.G1).
 pub(crate) enum Notify {
     Thread(Arc<Signal>),
     Task(Waker),

@@ -6,7 +6,7 @@
 //! reader is always one window behind the device, and the hit path itself starts nothing.
 //!
 //! A window takes what it can have at once: the range if nobody else has it, frames, places in the
-//! back end's queue. Each run of pages is one background read, which owns its guard (W3) and its
+//! back end's queue. Each run of pages is one background read, which owns its guard (page.W3) and its
 //! file until it ends.
 
 use std::sync::atomic::AtomicU8;
@@ -151,7 +151,7 @@ fn start_run(
 ) -> Option<(PageIndex, bool)> {
     let range = file.pages(file.start_of(page), file.start_of(end));
     let guard = file.ranges.try_lock_owned(range, Mode::Shared)?;
-    // Stable under the guard, as far as it concerns these pages (W5).
+    // Stable under the guard, as far as it concerns these pages (write.W5).
     let size = file.core().size.get();
     let mut claims = Claims::new(file, page..end, size);
     let mut run = match claims.next_run(&mut || true) {

@@ -1,10 +1,10 @@
 //! The miss path: bringing pages into frames, and reading them on the way.
 //!
-//! Everything here runs under a guard that covers the pages (W3), so no page is HIDDEN and the
+//! Everything here runs under a guard that covers the pages (page.W3), so no page is HIDDEN and the
 //! size does not change as far as it concerns them.
 //!
 //! ```text
-//!   claim: each page that is EMPTY gets a frame and becomes FILLING     (single flight, W9)
+//!   claim: each page that is EMPTY gets a frame and becomes FILLING     (single flight, page.W9)
 //!   run:   contiguous claimed pages are one vectored transfer, all submitted, then reaped
 //!   each:  zero what is beyond the size, hand the bytes to the reader, READY, wake
 //!   rest:  pages that others fill, or that were READY or failed with their run, one by one
@@ -198,7 +198,7 @@ impl Reader<'_> {
         let alignment = file.backing.alignment(false).offset_bytes;
         let mut slots = Slots::new(&file.shared.flight);
         slots.add();
-        // A slot is not for the caller's memory (L2 of `flight`), and direct I/O wants aligned memory: a
+        // A slot is not for the caller's memory (flight.L2), and direct I/O wants aligned memory: a
         // bounce buffer, aligned by taking more.
         let (first, len) = match alignment {
             1 => (from, (to - from) as usize),

@@ -8,7 +8,7 @@
 //!   5. clip, copy     6. fence, reload the words, then the epoch: all unchanged, or from 1
 //! ```
 //!
-//! Between 4 and the reloading of 6 every page had one content (W1, W2), and the size was what 4
+//! Between 4 and the reloading of 6 every page had one content (page.W1, page.W2), and the size was what 4
 //! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
 //! but the thread's own counters, and REFERENCED where it is clear.
 //!

@@ -21,16 +21,16 @@
 //! - **M2** Before a task waits for a page, all pages of its read that were EMPTY have been tried: what
 //!   is missing is under way at once, contiguous pages as one read. It waits for the first page that
 //!   is not READY; those behind it arrive meanwhile.
-//! - **M3** A page is FILLING only while a read of it is in flight (F1): slot, guard and frame are in
+//! - **M3** A page is FILLING only while a read of it is in flight (fill.F1): slot, guard and frame are in
 //!   hand before it is claimed, and reads are started before anything is waited for.
-//! - **M4** The guard over all pages of the read goes with each read that it starts (W3), and ends with
+//! - **M4** The guard over all pages of the read goes with each read that it starts (page.W3), and ends with
 //!   the last: nothing can hide the pages before they are READY or EMPTY again.
-//! - **M5** Only the error of a worker's read is final (F3): a started read that fails or is short
+//! - **M5** Only the error of a worker's read is final (fill.F3): a started read that fails or is short
 //!   leaves its pages EMPTY, and its task goes to a worker, which tries page by page.
 //! - **M6** What a task brought can be evicted before it looks: after [`ROUNDS_MAX`] rounds a worker
 //!   reads under a guard, so a tiny cache makes progress.
 //! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
-//!   thread that ended a fill, in the middle of that (A4 of `parked`).
+//!   thread that ended a fill, in the middle of that (parked.A4).
 //! - **M8** Who finds no slot leaves an offer that starts its reads when there is one (`io::flight`), on
 //!   the thread of a read that has ended and let go of all it had, and then wakes the task: so under
 //!   the limit, too, reads follow each other without another thread, whether or not tasks are polled.
@@ -229,7 +229,7 @@ impl Miss {
             }
             let file = wanted.file;
             // Of all that is wanted, not only of what lies below the size by now: a request that waits
-            // is for the range of the step that made it, and the file may grow meanwhile (W3).
+            // is for the range of the step that made it, and the file may grow meanwhile (page.W3).
             let range = file.pages(wanted.offset, wanted.offset + wanted.dst.left());
             let guard = request.is_none().then(|| file.ranges.try_lock_owned(range, Mode::Shared));
             let guard = match guard.flatten() {
@@ -339,7 +339,7 @@ fn start_missing(
     ring: Option<&Arc<SharedRing>>,
     spare: &mut Option<Slot>,
 ) -> Started {
-    // Stable under the guard, as far as it concerns these pages (W5).
+    // Stable under the guard, as far as it concerns these pages (write.W5).
     let size = file.core().size.get();
     let alone = pages.start() == pages.end();
     // Reads of several runs share it.

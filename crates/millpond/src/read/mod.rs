@@ -59,7 +59,7 @@ fn read_guarded(
             return Ok(0);
         }
         let guard = file.lock(offset, offset + len, Mode::Shared);
-        // No longer changes as far as it concerns this range (W5).
+        // No longer changes as far as it concerns this range (write.W5).
         size = file.core().size.get();
         let end = (offset + len).min(size);
         if end <= offset {

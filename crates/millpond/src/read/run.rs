@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All of it is done under a guard over the pages (page.W3), so none of them is HIDDEN, and the size does
-//! not change as far as it concerns them (page.W5).
+//! not change as far as it concerns them (write.W5).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -217,7 +217,7 @@ impl Run {
                 continue;
             }
             debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
-            // W5: nothing but zeros beyond the size.
+            // write.W5: nothing but zeros beyond the size.
             // SAFETY: the rest of our frame.
             unsafe {
                 let bytes = file.cache().frames.bytes(frame);

@@ -316,7 +316,7 @@ impl Survival {
     /// pages. Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
     pub(crate) fn goodbye(&self) {
         self.part();
-        // Relaxed: who asks first does.
+        // Relaxed: the first caller does.
         if self.is_over.swap(true, Relaxed) {
             return;
         }

@@ -1,4 +1,4 @@
-//! The mark of a file that a keeper has: how who opens the file learns that pages of it are dirty
+//! The mark of a file that a keeper has: how an open of the file learns that pages of it are dirty
 //! in a process that is dead, and waits until they are written.
 //!
 //! ```text
@@ -39,7 +39,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::survival::wire;
 
-/// Connections that wait for one file to be written; who comes then tries again.
+/// Connections that wait for one file to be written; later ones try again.
 const BACKLOG: i32 = 256;
 /// How long an open waits for a keeper: longer than the kernel lets one wait for a lease (45 s).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ impl Mark {
         Ok(Mark { listener })
     }
 
-    /// Lets those go on who wait: the file's process lives.
+    /// Lets the waiting opens go on: the file's process lives.
     pub(super) fn let_pass(&self) {
         while let Ok(waiting) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
             drop(waiting);

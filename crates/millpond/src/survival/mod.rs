@@ -69,9 +69,9 @@
 //!   exclusive guard to the end of the file, and during a truncation only to what it intends.
 //! - **K6** An entry is USED before the keeper is told of the file, and UNUSED before it is told to
 //!   forget it; the keeper acts on a file only if both say the same.
-//! - **K7** A frame is cleaned only by who keeps it from being handed out meanwhile: its page's
-//!   owner, or a write-back that has it pinned, before it unpins. Else a late `clean` could fall on
-//!   the frame's next page.
+//! - **K7** A frame is cleaned only by its holder, which keeps it from being handed out meanwhile:
+//!   its page's owner, or a write-back that has it pinned, before it unpins. Else a late `clean`
+//!   could fall on the frame's next page.
 //! - **K8** A change of the file below the cache is IN FLIGHT from before the back end is told of
 //!   it to after it has answered; the time that is stored is asked for while none is (`changes`,
 //!   under a lock).
@@ -102,7 +102,7 @@
 //! start if it is told to (nothing in it depends on how often), and reports what it could not
 //! write. Processes are buried each by a thread, and files of different devices side by side.
 //!
-//! *Successors.* Who opens a file through Millpond waits at its mark until the file is written, or
+//! *Successors.* An open of a file through Millpond waits at its mark until the file is written, or
 //! forgotten. Others are kept out by a lease for as long as the kernel lets them wait (45 s), where
 //! the program had one (`millpond run`) or the keeper gets one; and what they write is not
 //! overwritten.

@@ -9,7 +9,7 @@
 //!   moment at which the one listened and the other connected) before they send or receive
 //!   anything. So a descriptor is neither handed to a stranger nor taken from one.
 //! - **D2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
-//!   does. The keeper does not wait at all: it receives what is there, and answers who listens.
+//!   does. The keeper does not wait at all: it receives what is there, and answers without waiting.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -270,7 +270,7 @@ pub(super) fn receive_request(
     }
 }
 
-/// Answers without waiting; who does not listen misses it.
+/// Answers without waiting; a client that does not listen misses it.
 pub(super) fn answer(socket: BorrowedFd<'_>, outcome: io::Result<u64>, fds: &[BorrowedFd<'_>]) {
     let words = match outcome {
         Ok(value) => [0, value],

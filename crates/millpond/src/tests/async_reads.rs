@@ -10,7 +10,7 @@ use crate::{AsyncFile, BackendChoice, Engine, OpenOptions};
 const PAGE: u64 = 4096;
 
 /// Goal: a read that waits for a guard gets it over all that it will fill, also if the file has grown
-/// meanwhile (W3); else a writer beside it could have its pages filled with old bytes.
+/// meanwhile (page.W3); else a writer beside it could have its pages filled with old bytes.
 /// Method: a read across the end waits for a guard that is in its way; the file grows under that; when
 /// it is released, nobody else can have a page of the part that is new.
 #[test]

@@ -116,7 +116,7 @@ fn work(file: &File, random: &mut Random, rounds: u32) {
 }
 
 /// Goal: never more reads are in flight than there may be, of any mix of threads, futures and queues, in
-/// caches of a few pages and larger ones; and all come to their end (L2, L3 of `flight`).
+/// caches of a few pages and larger ones; and all come to their end (flight.L2, flight.L3).
 #[test]
 fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     for (reads, cache_bytes) in
@@ -167,7 +167,7 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     }
 }
 
-/// Goal: a thread that waits for a slot has claimed nothing (L1): who wants its pages is not made to
+/// Goal: a thread that waits for a slot has claimed nothing (flight.L1): who wants its pages is not made to
 /// wait for it, and reads them when there is a slot.
 #[test]
 fn who_waits_for_a_slot_has_claimed_nothing() {

@@ -36,7 +36,7 @@ impl Write<'_> {
     /// has found that it [`Write::has_to_wait`] for nothing.
     pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<Around> {
         let file = self.file;
-        // What is cached keeps its leaf. Nothing comes in: the guard is ours (W3).
+        // What is cached keeps its leaf. Nothing comes in: the guard is ours (page.W3).
         let is_there = |word: Word| word.state() != State::Empty;
         if !file.core().any_word(&file.cache().frames, self.first, self.last, is_there) {
             return Ok(Around { is_cached: false });

@@ -173,7 +173,7 @@ impl Write<'_> {
                 // Somebody else cut the file: the kernel decides what the write means now.
                 return Ok(false);
             }
-            // SAFETY: the rest of our frame. W5: nothing but zeros beyond the size.
+            // SAFETY: the rest of our frame. write.W5: nothing but zeros beyond the size.
             unsafe {
                 let bytes = frames.bytes(frame);
                 copy::zero(bytes.add(valid as usize), page_bytes - valid as usize);
@@ -183,7 +183,7 @@ impl Write<'_> {
     }
 
     /// Has the back end extend the file up to the first page of a write beyond its end, so that
-    /// what lies between is there to be read (B1 of write-back). False if it refuses.
+    /// what lies between is there to be read (writeback.B1-back). False if it refuses.
     pub(super) fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {

@@ -3,13 +3,13 @@
 //! ```text
 //!   truncate, punch, zero:
 //!     exclusive guard over the pages concerned -> write back what is kept of pages at the ends
-//!     -> hide -> wait for write-backs (W7) -> back end -> size -> EMPTY
+//!     -> hide -> wait for write-backs (page.W7) -> back end -> size -> EMPTY
 //!     on failure: show again; where the back end may have done a part, what is clean is EMPTY
 //!   allocate: guard, exclusive from the old end on if that moves -> back end -> size
 //! ```
 //!
 //! Each takes exactly its range, from the end of the file on where it moves that; I/O elsewhere goes
-//! on. No fill can begin under an exclusive guard (W3), so none can put a page in place between the
+//! on. No fill can begin under an exclusive guard (page.W3), so none can put a page in place between the
 //! start of its invalidation and the end of its removal (as XFS does it). Only pages that have a leaf are
 //! visited, so the length of a range costs nothing by itself.
 
@@ -147,7 +147,7 @@ impl CachedFile {
             return Ok(());
         }
         let guard = self.lock(offset, end, Mode::Exclusive);
-        // Does not change under the guard, as far as it concerns the range (W5).
+        // Does not change under the guard, as far as it concerns the range (write.W5).
         let size = self.core().size.get();
         if offset >= size {
             return Ok(());
@@ -202,7 +202,7 @@ impl CachedFile {
             }
             let reserved = self.backing.allocate(offset, end - offset, end <= now);
             if reserved.is_ok() && end > now {
-                // W5: no page beyond the old end is READY, and the old tail page is zero there.
+                // write.W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.set_size(end);
             }
             drop(guard);
@@ -246,7 +246,7 @@ impl CachedFile {
         last: PageIndex,
         edges: Edges,
     ) -> Result<()> {
-        // The last page in any case: what will be EMPTY must lie within the back end's file (B1).
+        // The last page in any case: what will be EMPTY must lie within the back end's file (writeback.B1).
         for page in edges.into_iter().flatten().chain([last]) {
             flush::write_back(self, page, page, op)?;
         }

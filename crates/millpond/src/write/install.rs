@@ -104,14 +104,14 @@ impl Write<'_> {
         }
         // Those that are left have a fresh frame each, which is in place by now.
         cache.replaced(&mut old[..fresh.len()], fresh, class);
-        // Pages that were DIRTY before are in the set, or will be put back (B2).
+        // Pages that were DIRTY before are in the set, or will be put back (writeback.B2).
         if dirty && !was_dirty {
             flush::dirtied(self.file, self.first, self.last);
         }
     }
 
     /// A newer content of the page was committed and is about to be shown: from then on the old one
-    /// must not survive alone (K4 of survival).
+    /// must not survive alone (survival.K4).
     pub(super) fn supersede(&self, seen: Word) {
         if seen.is_dirty() || seen.is_under_writeback() {
             self.file.forget_frame(seen.frame());
@@ -119,7 +119,7 @@ impl Write<'_> {
     }
 
     /// The same of a page that is READY: it may be written back and evicted meanwhile, and the pin
-    /// keeps its frame from being used for another page, whose record this would be (K7).
+    /// keeps its frame from being used for another page, whose record this would be (survival.K7).
     pub(super) fn supersede_ready(&self, word: &PageWord) {
         let seen = word.load();
         let owes = seen.is_dirty() || seen.is_under_writeback();

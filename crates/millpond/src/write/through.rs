@@ -1,6 +1,6 @@
 //! Writes through the cache: the back end has the bytes when they return.
 //!
-//! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (W2), and the
+//! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (page.W2), and the
 //!   back end is given that frame's bytes: what is cached and what is written are the same even if
 //!   the caller changes its buffer meanwhile. A page that is neither goes straight from the
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
@@ -48,7 +48,7 @@ impl Write<'_> {
             } else {
                 let bytes = self.file.cache().frames.bytes(frame);
                 // SAFETY: the part lies within the frame, which is ours until it is shown, and
-                // does not change after that (W2).
+                // does not change after that (page.W2).
                 segments.push(unsafe {
                     let at = bytes.add((from - self.file.start_of(page)) as usize);
                     Segment::new(at, (to - from) as usize)
@@ -131,7 +131,7 @@ impl Write<'_> {
         if moved == self.len || end <= self.size {
             return acknowledged;
         }
-        // W5: the guard reaches from the old end to that of the write. Where the back end can't
+        // write.W5: the guard reaches from the old end to that of the write. Where the back end can't
         // say, or others made it longer, `write_locked` sees to it.
         self.file.backing.len().map_or(acknowledged, |kept| acknowledged.max(kept.min(end)))
     }

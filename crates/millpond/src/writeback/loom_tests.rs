@@ -25,23 +25,23 @@ const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = 0..=PageIndex::MAX;
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// A sync waits for a page of its own that a later flush has in hand (B3).
+    /// A sync waits for a page of its own that a later flush has in hand (dirty.B3).
     LaterFlush,
-    /// It waits for flushes that began before it (B3).
+    /// It waits for flushes that began before it (dirty.B3).
     EarlierFlush,
-    /// It writes what these put back (B3).
+    /// It writes what these put back (dirty.B3).
     Owed,
-    /// The epoch is asked for before the back end is given bytes (G1).
+    /// The epoch is asked for before the back end is given bytes (generations.G1).
     EpochFirst,
-    /// Who is told of an error raises the epoch (G2).
+    /// Who is told of an error raises the epoch (generations.G2).
     Epoch,
-    /// Who has ended well waits for those who were in the gate (G3).
+    /// Who has ended well waits for those who were in the gate (generations.G3).
     Gate,
-    /// A durable operation enters before it begins (G3).
+    /// A durable operation enters before it begins (generations.G3).
     EnterFirst,
-    /// A sync has what is young be covering before it asks the back end (G4).
+    /// A sync has what is young be covering before it asks the back end (generations.G4).
     CoverFirst,
-    /// It fails where there are suspects that were not written again (G6).
+    /// It fails where there are suspects that were not written again (generations.G6).
     Suspects,
 }
 
@@ -173,7 +173,7 @@ fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
 }
 
 /// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
-/// whoever writes them (B3).
+/// whoever writes them (dirty.B3).
 /// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
 /// `apart`: the flush does not wait for the writer.
 fn sync_races_a_flush(without: Rule, apart: bool) {

@@ -12,9 +12,9 @@
 //! in one of three [`generations`] until a [`sync`](mod@crate::flush::sync) has covered it.
 //!
 //! - **B1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
-//!   leaves the cache only when it is clean (W4), and a write that leaves a gap behind the old end
+//!   leaves the cache only when it is clean (page.W4), and a write that leaves a gap behind the old end
 //!   has the back end extend the file first.
-//! - **B2**, **B3**: [`dirty`]. **G1** to **G7**: [`generations`].
+//! - **B2**, **dirty.B3**: [`dirty`]. **generations.G1** to **generations.G7**: [`generations`].
 //! - **B4** Nobody waits for a page while it has claimed pages that are not submitted.
 //! - **B5** The size is read after the pages are claimed. Who cuts the file hides the pages first,
 //!   and waits for write-backs then, so the back end's file is never longer than the size.
@@ -130,7 +130,7 @@ impl Writeback {
         self.owed_heap.set(cache, owed);
     }
 
-    /// Notes that the back end took the pages from `first` to `last` of a transfer begun in `epoch` (G1).
+    /// Notes that the back end took the pages from `first` to `last` of a transfer begun in `epoch` (generations.G1).
     pub(crate) fn took(
         &self,
         cache: &Cache,

@@ -66,6 +66,16 @@ impl Drop for Actor {
     }
 }
 
+/// A directory with a keeper's address, the path of a file in it, the keeper, and a writer of that kind.
+pub fn kept(what: &str) -> (tempfile::TempDir, PathBuf, Actor, Actor) {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let address = address_in(dir.path());
+    let keeper = Actor::start("keeper", &[&address], None);
+    let writer = Actor::start("writer", &[&address, path.to_str().unwrap(), what], None);
+    (dir, path, keeper, writer)
+}
+
 pub fn say(line: &str) {
     println!("\n{line}");
     std::io::stdout().flush().unwrap();

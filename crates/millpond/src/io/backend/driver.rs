@@ -13,7 +13,7 @@
 //! those that come until the driver does are taken with it. The bell is rung for other rings, too, which
 //! the driver looks after while nobody waits for them (`shared_ring`).
 //!
-//! The driver does not end with reads in flight (`ring.R1`). With a broken ring (`ring.R3`) it goes on: what it
+//! The driver does not end with reads in flight (ring.R1). With a broken ring (ring.R3) it goes on: what it
 //! finds in its queue it reads by plain system calls, and it looks at the time instead of waiting for the
 //! bell, whose own read may be in flight for ever; so that one's memory stays.
 //!
@@ -37,7 +37,7 @@ use crate::thread::spawn;
 /// Background reads under way that nobody waits for.
 const QUEUED_MAX: usize = 64;
 const ENTRIES: u32 = 256;
-/// Completions for which the ring has room: all that may be under way, and the bell's (`read_ring.B3`).
+/// Completions for which the ring has room: all that may be under way, and the bell's (read_ring.B3).
 const COMPLETIONS: u32 = 2048;
 const _: () = assert!(QUEUED_MAX + flight::READS_MAX < COMPLETIONS as usize);
 /// Between two looks at a broken ring with nothing in flight.
@@ -173,7 +173,7 @@ impl Driver {
     }
 
     fn serve_ring(&self, ring: &ReadRing) {
-        // `ring.R1`: unwinding would free the memory of reads that are in flight.
+        // ring.R1: unwinding would free the memory of reads that are in flight.
         let _abort = AbortOnUnwind;
         // Where the eventfd's count is read to: the kernel writes to it while the bell is armed.
         let mut rung = Box::new([0; 8]);
@@ -203,7 +203,7 @@ impl Driver {
                     std::mem::forget(rung);
                     return;
                 }
-                // `ring.R1`: also the bell's own read has ended.
+                // ring.R1: also the bell's own read has ended.
                 (true, false) => return,
                 (true, true) => self.ring_bell(),
                 (false, _) => {}

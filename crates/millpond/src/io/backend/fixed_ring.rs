@@ -6,7 +6,7 @@
 //! memory (`RLIMIT_MEMLOCK`), is used all the same.
 //!
 //! - **X1** What a request refers to, its memory, its array of segments and its descriptor, stays
-//!   until the request was reaped (`ring.R1`); the caller sees to that.
+//!   until the request was reaped (ring.R1); the caller sees to that.
 //! - **X2** A region that is registered stays mapped: the ring has a count of it. Those that nobody
 //!   else has any more are given up when another one comes, as they count against the limit.
 

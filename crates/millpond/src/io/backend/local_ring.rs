@@ -18,7 +18,7 @@ pub(crate) struct LocalRing {
     ring: ManuallyDrop<IoUring>,
     /// What was pushed since the submission queue was last found empty.
     queued: VecDeque<u32>,
-    /// Why it is broken (`ring.R3`).
+    /// Why it is broken (ring.R3).
     broken: Option<i32>,
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn probe() -> io::Result<()> {
     let file = rustix::fs::open("/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut byte = [0u8; 1];
     let read = opcode::Read::new(types::Fd(file.as_raw_fd()), byte.as_mut_ptr(), 1).build();
-    // SAFETY: `ring.R1`: `byte` and `file` live until `wait` has seen the end of it.
+    // SAFETY: ring.R1: `byte` and `file` live until `wait` has seen the end of it.
     unsafe { ring.push(0, read) };
     let mut outcome = Ok(0);
     ring.wait(1, |_, it| outcome = it);

@@ -4,8 +4,8 @@
 //!   start -> kept, queued -> submit -> the kernel -> reap -> ended
 //!                 ^                                   |
 //!                 +-- it says nothing of the read ----+
-//!                 |        (`ring.R2`)
-//!                 +-- the ring is broken -> untaken, for the caller (`ring.R3`)
+//!                 |        (ring.R2)
+//!                 +-- the ring is broken -> untaken, for the caller (ring.R3)
 //! ```
 //!
 //! The driver has one, to which it alone submits; so has each queue, to which any thread does
@@ -88,7 +88,7 @@ pub(crate) struct Use {
 pub(crate) struct ReadRing {
     pub(super) ring: ManuallyDrop<IoUring>,
     usage: Use,
-    /// `ring.R3`.
+    /// ring.R3.
     broken: AtomicBool,
     /// The user data of entries that were not submitted.
     submission: Mutex<VecDeque<u64>>,
@@ -271,7 +271,7 @@ impl ReadRing {
         reaped
     }
 
-    /// `ring.R2`.
+    /// ring.R2.
     fn says_nothing(&self, result: i32) -> bool {
         match -result {
             libc::EINTR | libc::EAGAIN | libc::ECANCELED => true,

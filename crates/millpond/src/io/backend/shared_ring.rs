@@ -8,15 +8,15 @@
 //! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
 //! What a thread leaves in flight when it ends the kernel may cancel, or fail with EFAULT; it is
 //! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the kernel
-//! the fence there that `reaping.H2` needs.)
+//! the fence there that reaping.H2 needs.)
 //!
 //! - **S1** The ring is in the driver's list while there are reads in it: a ring that is retired takes
 //!   none.
-//! - **S2** Who has the role reaps (`read_ring.B2`).
+//! - **S2** Who has the role reaps (read_ring.B2).
 //! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a
 //!   time, so that the device works while more are made ready. Who starts the first one takes the role,
 //!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
-//! - **S4** Once a thread finds the ring broken (`ring.R3`), what the kernel has not taken goes to the
+//! - **S4** Once a thread finds the ring broken (ring.R3), what the kernel has not taken goes to the
 //!   driver, and whatever comes later, too. Nobody sleeps in it any more, but who did may do so for
 //!   [`SLEEP_MAX`], as he can't be poked.
 
@@ -42,7 +42,7 @@ use crate::io::transfer::BackgroundRead;
 const ENTRIES: u32 = 2 * TOGETHER;
 /// Reads of one engine, and more of others.
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
-/// `read_ring.B3`; the rest is for pokes, of which there are few.
+/// read_ring.B3; the rest is for pokes, of which there are few.
 const JOBS_MAX: usize = COMPLETIONS as usize - 256;
 /// Reads that are submitted together at least, but for the last ones.
 const TOGETHER: u32 = 4;

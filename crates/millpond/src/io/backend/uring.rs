@@ -76,7 +76,7 @@ fn try_part(ring: &mut LocalRing, descriptors: &Descriptors, part: &mut [Transfe
     for (number, transfer) in part.iter_mut().enumerate() {
         match descriptors.route(transfer) {
             Ok((fd, flags)) => {
-                // SAFETY: `ring.R1`: the transfers and their memory outlive this call, which returns
+                // SAFETY: ring.R1: the transfers and their memory outlive this call, which returns
                 // when all have ended. There is room: the ring was empty, and a part has at most as many
                 // transfers as it has entries.
                 unsafe { ring.push(number as u32, entry(types::Fd(fd), flags, transfer, None)) };

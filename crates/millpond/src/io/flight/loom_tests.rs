@@ -3,7 +3,7 @@
 //! A thread that nobody hands a slot sleeps for ever, which loom reports as a deadlock. Loom can't unwind
 //! from that, so the `loom_flight_without_*` twins, which leave one rule out and must fail, use offers.
 //!
-//! L1, and what L2 and L6 forbid, is for the callers to keep: `src/tests/in_flight.rs`.
+//! flight.L1, and what flight.L2 and flight.L6 forbid, is for the callers to keep: `src/tests/in_flight.rs`.
 
 use std::cell::Cell;
 
@@ -175,7 +175,7 @@ fn loom_flight_without_one_exchange_a_slot_is_taken_twice() {
     two_threads_and_one_slot(Flight::take_in_two_steps);
 }
 
-/// Goal: threads that wait for a slot each get it, one after the other, and it is free in the end (L4).
+/// Goal: threads that wait for a slot each get it, one after the other, and it is free in the end (flight.L4).
 #[test]
 fn loom_flight_threads_wait_in_line() {
     bounded_model(|| {
@@ -218,7 +218,7 @@ fn wait(flight: &Flight, offer: Offer) {
     let _ = flight.wait(offer);
 }
 
-/// Goal: an offer that meets a slot on its way back is called, or finds it free (L4).
+/// Goal: an offer that meets a slot on its way back is called, or finds it free (flight.L4).
 #[test]
 fn loom_flight_an_offer_meets_a_slot() {
     an_offer_meets_a_slot(wait, drop);
@@ -265,7 +265,7 @@ fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
     });
 }
 
-/// Goal: the sign stays for an offer that comes while the last one goes (L4).
+/// Goal: the sign stays for an offer that comes while the last one goes (flight.L4).
 #[test]
 fn loom_flight_the_last_offer_meets_the_next() {
     the_last_offer_meets_the_next(Flight::next_offer);
@@ -292,7 +292,7 @@ fn a_latecomer_tries(give: fn(Slot)) {
     });
 }
 
-/// Goal: a slot goes to the first in the line, and to nobody who comes later (L4).
+/// Goal: a slot goes to the first in the line, and to nobody who comes later (flight.L4).
 #[test]
 fn loom_flight_nobody_is_overtaken() {
     a_latecomer_tries(drop);
@@ -364,7 +364,7 @@ fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
     });
 }
 
-/// Goal: a slot that an offer hands back goes to the next (L6).
+/// Goal: a slot that an offer hands back goes to the next (flight.L6).
 #[test]
 fn loom_flight_a_slot_is_handed_back() {
     a_slot_is_not_used(hands_back);
@@ -397,7 +397,7 @@ fn reads_are_refused(give: fn(Slot)) {
 }
 
 /// Goal: offers whose reads are refused are called one after the other, each once, and no slot is lost
-/// on the way (L7).
+/// on the way (flight.L7).
 #[test]
 fn loom_flight_reads_are_refused() {
     reads_are_refused(drop);
@@ -416,7 +416,7 @@ fn loom_flight_without_waiting_for_its_end_a_call_is_within_another() {
     });
 }
 
-/// Goal: threads whose batches want all slots come to their end: only for its first one waits a batch (L5).
+/// Goal: threads whose batches want all slots come to their end: only for its first one waits a batch (flight.L5).
 #[test]
 fn loom_flight_two_batches_want_all() {
     model(|| {
@@ -461,7 +461,7 @@ fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
 }
 
 /// Goal: who waits for a slot may have a guard, for which others wait when they have given theirs back
-/// (L2, L3).
+/// (flight.L2, flight.L3).
 #[test]
 fn loom_flight_a_guard_is_held_by_who_waits() {
     model(|| {

@@ -32,9 +32,9 @@ enum Rule {
     Notify,
     /// H2.
     SecondLook,
-    /// H3, of completions.
+    /// reaping.H3, of completions.
     Completed,
-    /// H5.
+    /// reaping.H5.
     Poke,
 }
 
@@ -324,7 +324,7 @@ fn loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it() {
             if reaping.take_or_list(&signal, 2) {
                 return reaping.give_up();
             }
-            // H4: not unlisted.
+            // reaping.H4: not unlisted.
             signal.sleep(Some(Instant::now()));
         });
     });

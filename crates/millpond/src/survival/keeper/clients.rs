@@ -328,7 +328,7 @@ impl Keeper {
         Ok(mark)
     }
 
-    /// Lets those go on who have opened a marked file: its process lives, or its mark would not be
+    /// Lets the opens of a marked file go on: its process lives, or its mark would not be
     /// polled any more.
     pub(super) fn let_pass(&mut self) {
         let mut events = Vec::with_capacity(64);
@@ -393,7 +393,7 @@ impl Keeper {
         self.under_way += 1;
         match spawn_thread("millpond-keeper", thread) {
             Ok(()) => drop(give.send(with)),
-            // Who asked is told by the end of the connection.
+            // The client is told by the end of the connection.
             Err(_) => {
                 drop(with);
                 self.under_way -= 1;

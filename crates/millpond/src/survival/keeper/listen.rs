@@ -107,7 +107,7 @@ fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::
             bound => bound,
         }?;
         directories.insert(0, path.to_owned());
-        // Who knows the name may connect, and is looked at then.
+        // Any process that knows the name may connect, and is looked at then.
         std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
         std::fs::set_permissions(secret, Permissions::from_mode(0o711))?;
         std::fs::set_permissions(outer, Permissions::from_mode(0o711))?;

@@ -16,7 +16,7 @@
 //! What it can't write, and what it must not write, as somebody else has changed the file
 //! meanwhile, it keeps in a rescue file, which the report names ([`restore`], `millpond rescue`).
 //!
-//! Who opens a file through Millpond waits until what a dead process left of it is written. The
+//! An open of a file through Millpond waits until what a dead process left of it is written. The
 //! keeper of another network name space (of another container, mostly) is not known to it.
 //!
 //! ```no_run
@@ -76,8 +76,8 @@ use crate::survival::mark;
 pub use crate::survival::wire::Address;
 
 /// Waits until no keeper has pages of a dead process left to write to the file;
-/// [`crate::Engine::open`] does so itself. This is for who must not wait inside of it, or reads the
-/// file past the engine.
+/// [`crate::Engine::open`] does so itself. This is for a caller that must not wait inside of it, or
+/// reads the file past the engine.
 ///
 /// # Errors
 ///

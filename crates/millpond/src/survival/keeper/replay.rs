@@ -138,7 +138,8 @@ fn replay_device(
     let (dead, ops) = context;
     let mut reports = Vec::new();
     for (file, pages) in files {
-        // Each has its own patience. And who waits for a file may open it as soon as it is done.
+        // Each has its own patience. And an open that waits for a file goes on as soon as that is
+        // done.
         let mut replay = Replay { dead, ops, retries: Retries::new(dead.patience) };
         reports.extend(replay.file(&file, &pages));
     }
@@ -278,7 +279,7 @@ impl Replay<'_> {
             let again = self.write(writer, pieces, work.file, &mut work.file.report());
             work.unwritten = again.failed;
         }
-        // R8. In this order: who opens the file waits, if we are alone.
+        // R8. In this order: an open of the file waits, if we are alone.
         let is_whole = |writer: &Writer<'_>| writer.len().is_ok_and(|len| len == work.size);
         let end = work.size.next_multiple_of(1 << work.file.page_shift);
         if work.entry.changes.is_reserved()

@@ -247,8 +247,8 @@ struct OwnerEx {
 }
 
 impl<'a> Lease<'a> {
-    /// Takes one if there is none. It fails if somebody else has the file open, who is not the
-    /// file's owner needs a capability, and not all file systems have leases.
+    /// Takes one if there is none. It fails if somebody else has the file open, a process that is
+    /// not the file's owner needs a capability, and not all file systems have leases.
     fn take(fd: &'a OwnedFd) -> Lease<'a> {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
@@ -259,7 +259,7 @@ impl<'a> Lease<'a> {
         {
             return lease;
         }
-        // Who wants to open the file waits for the lease, and the kernel tells its owner by SIGIO.
+        // An open of the file waits for the lease, and the kernel tells its owner by SIGIO.
         // The owner is this thread, which does not take the signal.
         let owner =
             OwnerEx { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
@@ -373,7 +373,7 @@ impl Writer<'_> {
 
     /// T2; StaleNetworkFileHandle if somebody else has changed the file.
     pub(super) fn check(&self) -> io::Result<()> {
-        // In this order: who breaks the lease now changes the file after the look.
+        // In this order: an open that breaks the lease now changes the file after the look.
         let now = self.target.stamp()?;
         let is_ours = now == self.expected || (self.lease.was_standing && self.is_alone());
         if is_ours {
