@@ -44,10 +44,11 @@ const ENGINE: &[&[&str]] = &[
     &["inode"],
     &["writeback"],
     &["cache"],
+    &["options.rs"],
     &["survival"],
-    &["options.rs", "stats.rs"],
+    &["sim", "workers.rs", "stats.rs"],
     &["io"],
-    &["advice.rs", "batch.rs", "buffers.rs", "fault.rs"],
+    &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
     &["copy.rs", "error.rs", "file_id.rs", "memory.rs", "sync.rs", "units.rs"],
 ];
 

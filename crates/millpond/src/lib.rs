@@ -25,6 +25,9 @@
 //! Data flows one way, and each folder knows only those below it: `face` and `queue` -> `direct`, `write`,
 //! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `survival` -> `io` -> back end.
 //!
+//! With the feature `sim` there are back ends without files, too: a device that is slow and faulty on purpose,
+//! for tests, and one that moves no bytes, to measure the way to it.
+//!
 //! A target must be multi-copy atomic (x86-64 and AArch64 are): else two readers could see two
 //! writes in opposite orders.
 
@@ -52,6 +55,9 @@ mod cache;
 
 mod survival;
 
+#[cfg(feature = "sim")]
+mod sim;
+
 mod io;
 
 mod buffers;
@@ -70,6 +76,7 @@ mod memory;
 mod options;
 mod stats;
 mod sync;
+mod thread;
 
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/common/skip.rs"]
@@ -85,7 +92,6 @@ pub use face::engine::Engine;
 pub use face::file::File;
 pub use face::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
 pub use face::view::View;
-pub use io::backend::sim::{SimDevice, SimOptions, SimWrite};
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
@@ -96,6 +102,8 @@ pub use options::{
 #[doc(hidden)]
 pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
+#[cfg(feature = "sim")]
+pub use sim::{SimDevice, SimOptions, SimWrite};
 pub use stats::Stats;
 pub use survival::keeper;
 

@@ -5,9 +5,12 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::Engine;
 use crate::error::{Error, Op, Result};
-use crate::io::backend::sim::SimOptions;
+pub use crate::io::backend::descriptors::Backing;
 use crate::io::flight;
+#[cfg(feature = "sim")]
+use crate::sim::SimOptions;
 use crate::survival::Address;
+pub use crate::units::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]
@@ -21,36 +24,17 @@ pub enum BackendChoice {
     /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
     Threads,
     /// The bytes of a file are read from its descriptor when it is opened and then live in memory;
-    /// nothing is written back. For tests.
+    /// nothing is written back. For tests, with the feature `sim`.
+    #[cfg(feature = "sim")]
     Memory,
-    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests.
+    /// `Memory` with seeded delays, reordering, short transfers and errors. For tests, with the feature
+    /// `sim`.
+    #[cfg(feature = "sim")]
     Sim(SimOptions),
     /// Completes at once and moves no bytes: to measure the way to it. Reads leave memory as it is,
-    /// writes are forgotten.
+    /// writes are forgotten. With the feature `sim`.
+    #[cfg(feature = "sim")]
     Null,
-}
-
-/// How the engine reaches the file below its cache.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Backing {
-    /// Through the kernel's page cache, which is then a second level (the default).
-    #[default]
-    Buffered,
-    /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
-    /// edges of a write go through the kernel's cache, coherently.
-    Direct,
-    /// `Direct` without a second description, which is what opening the file again breaks a lease
-    /// for: `O_DIRECT` is set, by `fcntl`, on the description that the file was opened with, while a
-    /// transfer is under way that needs it, and cleared after. Who else uses the description may meet
-    /// it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain system calls,
-    /// whatever the back end; like `Buffered` where the file system knows no direct I/O
-    /// ([`File::is_direct`](crate::File::is_direct)).
-    DirectInPlace,
-    /// Through the kernel's page cache, which is asked to forget at once what it took or gave
-    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`). For
-    /// who can't have the file opened again, as `Direct` does: that breaks leases.
-    Uncached,
 }
 
 /// When a write reaches the back end.
@@ -192,11 +176,6 @@ impl Default for OpenOptions {
         Self::new()
     }
 }
-
-/// The smallest and the default page size, in bytes.
-pub const PAGE_BYTES_MIN: u32 = 4096;
-/// The largest page size, in bytes.
-pub const PAGE_BYTES_MAX: u32 = 65536;
 
 impl OpenOptions {
     /// Nothing set: at least one of `read`, `write` and `append` must be.

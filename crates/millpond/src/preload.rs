@@ -17,11 +17,11 @@ use std::task::Waker;
 use crate::error::Result;
 use crate::face::file::File;
 use crate::io::batch;
+use crate::io::pool::Pool;
 use crate::io::segment::Segment;
 use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task, let_go};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
-use crate::workers::Workers;
 
 /// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
 #[doc(hidden)]
@@ -64,7 +64,7 @@ impl Reading for RawReading {
 /// Threads for what has to wait.
 #[doc(hidden)]
 pub struct Aside {
-    workers: Arc<Workers>,
+    workers: Arc<Pool>,
 }
 
 impl Aside {

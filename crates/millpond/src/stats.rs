@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use crossbeam_utils::CachePadded;
 
-use crate::io::request::Direction;
+use crate::io::transfer::{Direction, TransferCounts};
 
 /// What an engine has done since it was built. Counts are those of single moments: read while
 /// others work, they need not fit each other exactly.
@@ -76,40 +76,21 @@ impl Counter {
     }
 }
 
-/// Transfers that were handed to the kernel.
-#[derive(Default)]
-pub(crate) struct Transfers {
-    direct_reads: Counter,
-    direct_writes: Counter,
-    plain_reads: Counter,
-    plain_writes: Counter,
-}
-
-impl Transfers {
-    pub(crate) fn count(&self, direction: Direction, is_direct: bool) {
-        let counter = match (direction, is_direct) {
-            (Direction::Read, true) => &self.direct_reads,
-            (Direction::Write, true) => &self.direct_writes,
-            (Direction::Read, false) => &self.plain_reads,
-            (Direction::Write, false) => &self.plain_writes,
-        };
-        counter.add(1);
-    }
-
-    pub(crate) fn report(&self, stats: Stats) -> Stats {
+impl Stats {
+    pub(crate) fn with_transfers(self, counts: &TransferCounts) -> Stats {
         Stats {
-            direct_reads: self.direct_reads.get(),
-            direct_writes: self.direct_writes.get(),
-            plain_reads: self.plain_reads.get(),
-            plain_writes: self.plain_writes.get(),
-            ..stats
+            direct_reads: counts.get(Direction::Read, true),
+            direct_writes: counts.get(Direction::Write, true),
+            plain_reads: counts.get(Direction::Read, false),
+            plain_writes: counts.get(Direction::Write, false),
+            ..self
         }
     }
 }
 
 /// What one thread counts. Written by its owner alone.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct ThreadCounts {
     hits: AtomicU64,
     hit_bytes: AtomicU64,
     hit_retries: AtomicU64,
@@ -117,7 +98,7 @@ pub(crate) struct Slot {
     taken: AtomicBool,
 }
 
-impl Slot {
+impl ThreadCounts {
     #[inline]
     pub(crate) fn hit(&self, pages: u64, bytes: u64) {
         add_owned(&self.hits, pages);
@@ -144,10 +125,10 @@ fn add_owned(counter: &AtomicU64, n: u64) {
 /// The counters of an engine.
 pub(crate) struct Counters {
     id: u64,
-    slots: Mutex<Vec<Arc<CachePadded<Slot>>>>,
+    slots: Mutex<Vec<Arc<CachePadded<ThreadCounts>>>>,
     /// For threads whose thread-local storage is gone already. Adds may get lost between several
     /// such threads.
-    orphan: CachePadded<Slot>,
+    orphan: CachePadded<ThreadCounts>,
     pub(crate) misses: Counter,
     pub(crate) fills: Counter,
     pub(crate) uncached_reads: Counter,
@@ -161,7 +142,7 @@ thread_local! {
     /// The engine used last by this thread; 0 is none.
     static LAST_ENGINE: Cell<u64> = const { Cell::new(0) };
     /// The thread's slot there.
-    static LAST_SLOT: Cell<*const Slot> = const { Cell::new(std::ptr::null()) };
+    static LAST_SLOT: Cell<*const ThreadCounts> = const { Cell::new(std::ptr::null()) };
     /// Keeps the slots alive, and gives them back when the thread ends.
     static TAKEN: RefCell<Taken> = const { RefCell::new(Taken(Vec::new())) };
 }
@@ -169,7 +150,7 @@ thread_local! {
 /// Changes the engine used last. A signal handler may look at any moment: it finds no engine, or
 /// one with its slot. Argued: it runs on this very thread, so the compiler's order is enough; loom
 /// has no signals.
-fn set_last(engine: u64, slot: *const Slot) {
+fn set_last(engine: u64, slot: *const ThreadCounts) {
     LAST_ENGINE.set(0);
     compiler_fence(SeqCst);
     LAST_SLOT.set(slot);
@@ -177,7 +158,7 @@ fn set_last(engine: u64, slot: *const Slot) {
     LAST_ENGINE.set(engine);
 }
 
-struct Taken(Vec<(u64, Arc<CachePadded<Slot>>)>);
+struct Taken(Vec<(u64, Arc<CachePadded<ThreadCounts>>)>);
 
 impl Drop for Taken {
     fn drop(&mut self) {
@@ -210,7 +191,7 @@ impl Counters {
     /// The calling thread's slot if it is at hand, else one for all: for those who may run in a
     /// signal handler, and so can't take locks or memory.
     #[inline]
-    pub(crate) fn mine_if_known(&self) -> &Slot {
+    pub(crate) fn mine_if_known(&self) -> &ThreadCounts {
         if LAST_ENGINE.get() == self.id {
             // SAFETY: as in `mine`.
             return unsafe { &*LAST_SLOT.get() };
@@ -220,7 +201,7 @@ impl Counters {
 
     /// The calling thread's slot.
     #[inline]
-    pub(crate) fn mine(&self) -> &Slot {
+    pub(crate) fn mine(&self) -> &ThreadCounts {
         if LAST_ENGINE.get() == self.id {
             // SAFETY: set by `find` for this engine, whose `slots` keep every slot alive, to a
             // slot that is this thread's until its thread-local storage ends and resets it.
@@ -230,7 +211,7 @@ impl Counters {
     }
 
     #[cold]
-    fn find(&self) -> &Slot {
+    fn find(&self) -> &ThreadCounts {
         set_last(0, std::ptr::null());
         let found = TAKEN.try_with(|taken| {
             let mut taken = taken.borrow_mut();
@@ -244,7 +225,7 @@ impl Counters {
                     slot
                 }
             };
-            let slot: *const Slot = &**slot;
+            let slot: *const ThreadCounts = &**slot;
             set_last(self.id, slot);
             slot
         });
@@ -255,17 +236,17 @@ impl Counters {
         }
     }
 
-    fn take_slot(&self) -> Arc<CachePadded<Slot>> {
+    fn take_slot(&self) -> Arc<CachePadded<ThreadCounts>> {
         let mut slots = self.slots.lock().expect("no panic under the lock");
         // Acquire: pairs with the release of the thread that gave the slot back; its last adds
         // come before our first. Argued: that is all there is to it.
-        let is_free = |slot: &&Arc<CachePadded<Slot>>| {
+        let is_free = |slot: &&Arc<CachePadded<ThreadCounts>>| {
             !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
         };
         if let Some(slot) = slots.iter().find(is_free) {
             return Arc::clone(slot);
         }
-        let slot = Arc::new(CachePadded::new(Slot::default()));
+        let slot = Arc::new(CachePadded::new(ThreadCounts::default()));
         slot.taken.store(true, Relaxed);
         slots.push(Arc::clone(&slot));
         slot
@@ -273,7 +254,7 @@ impl Counters {
 
     pub(crate) fn snapshot(&self) -> Stats {
         let slots = self.slots.lock().expect("no panic under the lock");
-        let sum = |field: fn(&Slot) -> &AtomicU64| {
+        let sum = |field: fn(&ThreadCounts) -> &AtomicU64| {
             let slots = slots.iter().map(|slot| &***slot);
             slots.chain([&*self.orphan]).map(|slot| field(slot).load(Relaxed)).sum::<u64>()
         };

@@ -24,3 +24,8 @@ pub(crate) struct FrameIndex(pub(crate) u32);
 impl FrameIndex {
     pub(crate) const NONE: FrameIndex = FrameIndex(0);
 }
+
+/// The smallest and the default page size, in bytes.
+pub const PAGE_BYTES_MIN: u32 = 4096;
+/// The largest page size, in bytes.
+pub const PAGE_BYTES_MAX: u32 = 65536;

@@ -25,8 +25,9 @@ use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::Alignment;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
+use crate::io::transfer::{Direction, Transfer};
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::Ticket;
 
@@ -173,7 +174,7 @@ impl<'f> Extent<'f> {
         if self.len == 0 {
             return Ok(());
         }
-        match first_misaligned(self.offset, memory, self.file.backing.direct_alignment()) {
+        match first_misaligned(self.offset, memory, self.file.backing.alignment(true)) {
             None => Ok(()),
             Some((what, limit_bytes)) => {
                 let &Extent { offset, len, .. } = self;
@@ -245,7 +246,7 @@ impl<'a> Operation<'a> {
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
         let end = end.min(begun.size);
-        let block = u64::from(self.extent.file.backing.direct_alignment().offset_bytes);
+        let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
         let mut dst = self.segments;
         let mut at = start;
@@ -279,7 +280,7 @@ impl<'a> Operation<'a> {
     /// kernel's cache, which keeps the bytes around it.
     fn write_bounced(&self, begun: Begun<'_>) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
-        let block = u64::from(self.extent.file.backing.direct_alignment().offset_bytes);
+        let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
         let (offset, total) = (self.extent.offset, self.extent.len);
         if !(offset | total).is_multiple_of(block) {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];

@@ -14,13 +14,13 @@ use crate::cache::Cache;
 use crate::error::{Error, Op, Result};
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
-use crate::inode::backend::{Backend, BackendKind};
+use crate::inode::backend::Backend;
 use crate::inode::{CachedFile, Shared};
-use crate::io::backend::uring::{self, Driver};
 use crate::io::flight::{self, Flight};
-use crate::options::{BackendChoice, EngineBuilder, OpenOptions};
+use crate::options::{EngineBuilder, OpenOptions};
 use crate::queue::Queue;
 use crate::stats::Stats;
+use crate::workers::workers;
 use crate::writeback::{Flusher, Limits};
 
 /// The smallest and largest limits that an engine can keep to.
@@ -87,7 +87,7 @@ impl Engine {
             return Err(Error::InvalidInput { op: Op::Build, what });
         }
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
-        let (kind, reason) = choose(options.backend).map_err(failed)?;
+        let backend = Backend::new(options.backend).map_err(failed)?;
         let dirty_bytes_max = cache_bytes / 2;
         let limits = Limits {
             dirty_bytes_max: options.dirty_bytes_max.unwrap_or(u64::MAX).min(dirty_bytes_max),
@@ -99,11 +99,11 @@ impl Engine {
                 flusher: Flusher::new(limits),
                 cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
-                backend: Backend { kind, reason, pool: Arc::default(), transfers: Arc::default() },
+                backend,
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
-                workers: Arc::default(),
+                workers: workers(),
             }),
         })
     }
@@ -252,7 +252,7 @@ impl Engine {
             back_end: self.shared.backend.name(),
             back_end_reason: self.shared.backend.reason.clone(),
             has_lost_keeper: self.shared.has_lost_keeper(),
-            ..self.shared.backend.transfers.report(self.shared.cache.counters.snapshot())
+            ..self.shared.cache.counters.snapshot().with_transfers(&self.shared.backend.transfers)
         }
     }
 
@@ -309,23 +309,4 @@ fn open_regular(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<Ow
         Err(Errno::WOULDBLOCK) => rustix::fs::open(path, flags, mode),
         Err(error) => Err(error),
     }
-}
-
-fn choose(choice: BackendChoice) -> std::io::Result<(BackendKind, String)> {
-    let asked = || "as asked for".to_string();
-    let uring = || Driver::new().map(|driver| BackendKind::Uring(Arc::new(driver)));
-    Ok(match choice {
-        BackendChoice::Auto => match uring::probe() {
-            Ok(()) => (uring()?, "io_uring works here".into()),
-            Err(error) => (BackendKind::Threads, format!("io_uring does not work here: {error}")),
-        },
-        BackendChoice::Uring => {
-            uring::probe()?;
-            (uring()?, asked())
-        }
-        BackendChoice::Threads => (BackendKind::Threads, asked()),
-        BackendChoice::Memory => (BackendKind::Memory, asked()),
-        BackendChoice::Sim(options) => (BackendKind::Sim(options), asked()),
-        BackendChoice::Null => (BackendKind::Null, asked()),
-    })
 }

@@ -21,9 +21,10 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use crate::direct::{Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
+use crate::io::backend::descriptors;
 use crate::io::batch;
-use crate::io::request::Direction;
 use crate::io::segment::SegmentIter;
+use crate::io::transfer::Direction;
 use crate::options::OpenOptions;
 use crate::read::ahead::Readahead;
 use crate::read::hit::TRIES_MAX;
@@ -95,7 +96,8 @@ impl File {
         self.check_process(Op::Close)?;
         if self.write {
             crate::flush::close(&self.cached)?;
-            self.cached.backing.flush().map_err(|error| Error::io(Op::Close, 0, 0, error))?;
+            let flushed = self.cached.backing.descriptor(true).map_or(Ok(()), descriptors::flush);
+            flushed.map_err(|error| Error::io(Op::Close, 0, 0, error))?;
         }
         Ok(())
     }

@@ -29,8 +29,9 @@ use crate::face::file::{File, check_range};
 use crate::inode::backend::BackendKind;
 use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
+use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
 use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way.
@@ -465,7 +466,7 @@ impl<'a> Lanes<'_, 'a> {
                 let is_short = slot.moved < total && request.direction == Direction::Write;
                 is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
-            Err(error) if request::is_transient(&error) => {
+            Err(error) if is_transient(&error) => {
                 push(self.carrier, self.ended, number, request, slot.moved);
                 return None;
             }
@@ -520,7 +521,7 @@ enum Start {
 fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
     let operation = request.operation();
     let block_bytes = request::block_bytes(&*operation.extent.file.backing, &operation.transfer());
-    request::is_end(moved, block_bytes)
+    is_end(moved, block_bytes)
 }
 
 /// Gives what is left of a request to the back end.
@@ -540,9 +541,9 @@ fn push(
     let backing = &*request.file.cached().backing;
     if let Carrier::Ring(ring) = carrier
         && !ring.is_broken()
-        && let Some(descriptors) = backing.descriptors()
+        && let Some(route) = backing.route(&transfer)
     {
-        match descriptors.route(&transfer) {
+        match route {
             // SAFETY: P1: the slot keeps the request, and with it the list's memory and array, and
             // the file, until it was reaped. (A list of one segment has no array that the kernel
             // reads.) A list says which region all of its memory is in, and keeps a buffer of it.

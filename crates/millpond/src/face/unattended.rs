@@ -24,11 +24,12 @@ use crate::direct::{self, Begun, Ended, Extent, Operation};
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
 use crate::inode::{Blocking, CachedFile, Shared};
-use crate::io::backend::shared_ring::SharedRing;
+use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::{Flight, Slot};
-use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::segment_list::{RawList, SegmentList};
+use crate::io::transfer::{self, BackgroundRead, Direction, Transfer, is_transient};
 
 /// Who is told of the end of a read, and gets the buffers back.
 pub(crate) type Tell = Box<dyn FnOnce(Result<usize>, Vec<Buffer>) + Send>;
@@ -117,8 +118,8 @@ impl Read {
         let segments =
             rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
         let done = Box::new(move |outcome| self.ended(outcome));
-        let read = BackgroundRead { offset, wanted: true, direct: true, ring, segments, done };
-        if let Err(read) = Arc::clone(&file.backing).start(read) {
+        let read = BackgroundRead { offset, wanted: true, direct: true, segments, done };
+        if let Err(read) = shared_ring::start_read(ring.as_ref(), &file.backing, read) {
             // There is no thread for it.
             let mut batch = [read.transfer()];
             file.backing.try_all(&mut batch);
@@ -134,14 +135,14 @@ impl Read {
                 let block_bytes =
                     request::block_bytes(&*self.handle.cached.backing, &self.transfer());
                 self.moved += moved as u64;
-                let is_end = request::is_end(moved as u64, block_bytes);
+                let is_end = transfer::is_end(moved as u64, block_bytes);
                 if is_end || self.moved == self.list.total() {
                     self.end(None)
                 } else {
                     self.submit()
                 }
             }
-            Err(error) if request::is_transient(&error) => self.submit(),
+            Err(error) if is_transient(&error) => self.submit(),
             Err(error) => self.end(Some(error)),
         }
     }

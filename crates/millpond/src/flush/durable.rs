@@ -1,6 +1,7 @@
 //! What becomes of what a transfer was told: whether its bytes are durable, and whose error it was.
 
 use crate::inode::CachedFile;
+use crate::io::backend::descriptors;
 use crate::writeback::failure::Failure;
 use crate::writeback::generations::{Pass, Ticket};
 
@@ -44,8 +45,7 @@ pub(crate) fn conclude_apart(
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
     let generations = &file.writeback.generations;
-    let is_refusal =
-        |failure: &Failure| !file.backing.tells_of_others() && failure.is_refusal(repeat);
+    let is_refusal = |failure: &Failure| !tells_of_others(file) && failure.is_refusal(repeat);
     match told {
         Some(failure) if !is_refusal(&failure) => {
             generations.fail(pass, failure);
@@ -58,10 +58,14 @@ pub(crate) fn conclude_apart(
     }
 }
 
+fn tells_of_others(file: &CachedFile) -> bool {
+    file.backing.descriptor(false).is_some_and(descriptors::tells_of_others)
+}
+
 /// A write that is not durable has failed: counts what it may have been told of other bytes (generations.G2).
 pub(crate) fn tell_of_others(file: &CachedFile, failure: Failure) {
     use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
-    if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && file.backing.tells_of_others() {
+    if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && tells_of_others(file) {
         file.writeback.generations.told(failure);
     }
 }

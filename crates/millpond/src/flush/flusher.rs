@@ -56,7 +56,7 @@ use crate::flush::owed::stream_pages;
 use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
-use crate::io::backend::spawn;
+use crate::thread::spawn;
 use crate::writeback::LAST_PAGE;
 use crate::writeback::flusher::{Flusher, FlusherState, Hand, ThreadId};
 use crate::writeback::turns::STUCK_AFTER;

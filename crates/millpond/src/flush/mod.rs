@@ -26,8 +26,9 @@ use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::batch;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{Direction, Transfer};
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
 use crate::writeback::{Failure, LAST_PAGE};
@@ -395,7 +396,7 @@ impl Run {
 
 fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
     let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
-    let block_bytes = match file.backing.read_alignment().offset_bytes {
+    let block_bytes = match file.backing.alignment(false).offset_bytes {
         1 => 1,
         bytes => u64::from(bytes).max(KERNEL_PAGE_BYTES),
     };

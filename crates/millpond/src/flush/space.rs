@@ -23,7 +23,7 @@
 use crate::inode::CachedFile;
 use crate::inode::space::{Known, size_limit};
 use crate::io::backend::Seek;
-use crate::io::backend::allocation::{Company, Overwrites};
+use crate::io::backend::allocation::{self, Company, Overwrites};
 
 /// Smaller files have nothing reserved ahead: they are many, and giving it back takes time.
 const AHEAD_SIZE_MIN: u64 = 256 << 10;
@@ -81,7 +81,7 @@ fn reserve_unknown(file: &CachedFile, known: &mut Known, start: u64, end: u64, s
         Err(_) => {}
     }
     if end > size && size >= AHEAD_SIZE_MIN {
-        let company = file.backing.company();
+        let company = file.backing.descriptor(true).map_or(Company::Alone, allocation::company);
         known.leased = company == Company::Leased;
         let most =
             if company == Company::Others { AHEAD_BYTES_MAX_SHARED } else { AHEAD_BYTES_MAX };

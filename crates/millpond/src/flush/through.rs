@@ -22,7 +22,7 @@ impl CachedFile {
         // here comes after this, and before the next guard; no model has guards of the range lock.
         self.through.fetch_add(1, AcqRel);
         let settled = self.settle(true);
-        self.backing.begin_plain();
+        self.backing.set_plain(true);
         settled
     }
 

@@ -5,38 +5,46 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::io::backend::BackingFile;
-use crate::io::backend::memory::MemoryFile;
-use crate::io::backend::null::NullFile;
-use crate::io::backend::sim::{SimFile, SimOptions};
-use crate::io::backend::threads::{Pool, ThreadsFile};
-use crate::io::backend::uring::{Driver, UringFile};
-use crate::options::Backing;
-use crate::stats::Transfers;
+use crate::io::backend::descriptors::Backing;
+use crate::io::backend::driver::Driver;
+use crate::io::backend::local_ring::probe;
+use crate::io::backend::threads::{Threads, ThreadsFile};
+use crate::io::backend::uring::UringFile;
+use crate::io::transfer::TransferCounts;
+use crate::options::BackendChoice;
+#[cfg(feature = "sim")]
+use crate::sim::Simulated;
 
 /// The back end of an engine.
 pub(crate) struct Backend {
     pub(crate) kind: BackendKind,
     pub(crate) reason: String,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) transfers: Arc<Transfers>,
+    pub(crate) threads: Arc<Threads>,
+    pub(crate) transfers: Arc<TransferCounts>,
 }
 
 pub(crate) enum BackendKind {
     Uring(Arc<Driver>),
     Threads,
-    Memory,
-    Sim(SimOptions),
-    Null,
+    #[cfg(feature = "sim")]
+    Simulated(Simulated),
 }
 
 impl Backend {
+    /// # Errors
+    ///
+    /// The system refuses what was chosen.
+    pub(crate) fn new(choice: BackendChoice) -> io::Result<Backend> {
+        let (kind, reason) = choose(choice)?;
+        Ok(Backend { kind, reason, threads: Arc::default(), transfers: Arc::default() })
+    }
+
     pub(crate) fn name(&self) -> &'static str {
-        match self.kind {
+        match &self.kind {
             BackendKind::Uring(_) => "uring",
             BackendKind::Threads => "threads",
-            BackendKind::Memory => "memory",
-            BackendKind::Sim(_) => "sim",
-            BackendKind::Null => "null",
+            #[cfg(feature = "sim")]
+            BackendKind::Simulated(simulated) => simulated.name(),
         }
     }
 
@@ -54,18 +62,17 @@ impl Backend {
     }
 
     pub(crate) fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
-        let (pool, transfers) = (&self.pool, &self.transfers);
+        let (threads, transfers) = (&self.threads, &self.transfers);
         Ok(match &self.kind {
             // A transfer in a ring has its flags looked at when the kernel gets round to it.
             BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
                 Arc::new(UringFile::new(fd.as_fd(), backing, driver, transfers)?)
             }
             BackendKind::Uring(_) | BackendKind::Threads => {
-                Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool, transfers)?)
+                Arc::new(ThreadsFile::new(fd.as_fd(), backing, threads, transfers)?)
             }
-            BackendKind::Memory => Arc::new(MemoryFile::new(contents(fd)?, pool)),
-            BackendKind::Sim(options) => Arc::new(SimFile::new(contents(fd)?, options, pool)),
-            BackendKind::Null => Arc::new(NullFile::new(file_size(fd)?)),
+            #[cfg(feature = "sim")]
+            BackendKind::Simulated(simulated) => simulated.open(fd, &threads.readers)?,
         })
     }
 }
@@ -75,22 +82,28 @@ impl Drop for Backend {
         if let BackendKind::Uring(driver) = &self.kind {
             driver.stop();
         }
-        self.pool.stop();
+        self.threads.stop();
     }
 }
 
-pub(crate) fn file_size(fd: &OwnedFd) -> io::Result<u64> {
-    Ok(rustix::fs::fstat(fd)?.st_size as u64)
-}
-
-fn contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; file_size(fd)? as usize];
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pread(fd, &mut bytes[done..], done as u64)? {
-            0 => break,
-            moved => done += moved,
+fn choose(choice: BackendChoice) -> io::Result<(BackendKind, String)> {
+    let asked = || "as asked for".to_string();
+    let uring = || Driver::new().map(|driver| BackendKind::Uring(Arc::new(driver)));
+    Ok(match choice {
+        BackendChoice::Auto => match probe() {
+            Ok(()) => (uring()?, "io_uring works here".into()),
+            Err(error) => (BackendKind::Threads, format!("io_uring does not work here: {error}")),
+        },
+        BackendChoice::Uring => {
+            probe()?;
+            (uring()?, asked())
         }
-    }
-    Ok(bytes)
+        BackendChoice::Threads => (BackendKind::Threads, asked()),
+        #[cfg(feature = "sim")]
+        BackendChoice::Memory => (BackendKind::Simulated(Simulated::Memory), asked()),
+        #[cfg(feature = "sim")]
+        BackendChoice::Sim(options) => (BackendKind::Simulated(Simulated::Sim(options)), asked()),
+        #[cfg(feature = "sim")]
+        BackendChoice::Null => (BackendKind::Simulated(Simulated::Null), asked()),
+    })
 }

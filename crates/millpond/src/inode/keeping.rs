@@ -49,7 +49,7 @@ impl CachedFile {
         if self.kept.slot.load(Acquire) != 0 {
             return true;
         }
-        let Some(fd) = self.backing.write_descriptor() else { return false };
+        let Some(fd) = self.backing.descriptor(true) else { return false };
         let size = self.core().size.get();
         let adopted =
             survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
@@ -119,7 +119,7 @@ impl CachedFile {
     /// Ends what [`CachedFile::begin_change`] began.
     pub(crate) fn end_change(&self) {
         if let Some(survival) = self.survival() {
-            self.kept.changes.end(survival, self.backing.write_descriptor());
+            self.kept.changes.end(survival, self.backing.descriptor(true));
         }
     }
 

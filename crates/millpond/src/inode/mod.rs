@@ -43,9 +43,9 @@ use crate::inode::turns::Turns;
 use crate::io::backend::BackingFile;
 use crate::io::backend::uring;
 use crate::io::flight::Flight;
+use crate::io::pool::Pool;
 use crate::options::WriteMode;
 use crate::survival::changes::ToldFile;
-use crate::workers::Workers;
 use crate::writeback::{Flusher, Writeback, untold};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for those who
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher<CachedFile>>,
     pub(crate) flight: crate::sync::Arc<Flight>,
-    pub(crate) workers: Arc<Workers>,
+    pub(crate) workers: Arc<Pool>,
 }
 
 impl Shared {
@@ -221,7 +221,7 @@ impl CachedFile {
         // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
         // guards under which both are done say so, too.
         self.through.fetch_sub(1, Release);
-        self.backing.end_plain();
+        self.backing.set_plain(false);
     }
 
     /// Has writes go through for as long as the file is open.

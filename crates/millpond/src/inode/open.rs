@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
-use crate::inode::backend::file_size;
 use crate::inode::registry::Found;
 use crate::inode::{CachedFile, Shared, registry};
 #[cfg(all(test, not(loom)))]
 use crate::io::backend::BackingFile;
+use crate::io::backend::OpenedFor;
 use crate::options::{OpenOptions, PAGE_BYTES_MIN};
 use crate::survival::mark;
 
@@ -56,7 +56,9 @@ impl CachedFile {
                 // Asked for only now: the last handle of the file may have changed it since `stat`.
                 let size = match backing.len() {
                     Ok(size) => size,
-                    Err(_) => file_size(&fd).map_err(failed)?,
+                    Err(_) => {
+                        rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?.st_size as u64
+                    }
                 };
                 let file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
                 file.writeback.inherit(id, fd.as_fd());
@@ -65,11 +67,9 @@ impl CachedFile {
             }
         };
         let attaching = file.attaching.lock().expect("no panic under the lock");
-        if options.direct {
-            let (read, write) = (options.read, options.writable());
-            file.backing.attach_direct(fd.as_fd(), read, write).map_err(failed)?;
-        }
-        let kept = file.backing.attach(fd, options.read, options.writable()).map_err(failed)?;
+        let opened =
+            OpenedFor { read: options.read, write: options.writable(), direct: options.direct };
+        let kept = file.backing.attach(fd, opened).map_err(failed)?;
         drop(attaching);
         file.space.look_at_limit();
         Ok((file, kept))

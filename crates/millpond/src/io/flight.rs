@@ -39,8 +39,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::io::batch;
-use crate::options::PAGE_BYTES_MIN;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
+use crate::units::PAGE_BYTES_MIN;
 
 /// The most reads of one engine.
 pub(crate) const READS_MAX: usize = 1024;

@@ -45,9 +45,10 @@ use rustix::event::EventfdFlags;
 
 use crate::error::{Error, Op, Result};
 use crate::face::unattended;
+use crate::io::backend::driver::Driver;
 use crate::io::backend::shared_ring::SharedRing;
-use crate::io::backend::uring::Driver;
 use crate::io::batch;
+use crate::io::pool::Pool;
 use crate::io::segment::Segment;
 use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
@@ -55,7 +56,6 @@ use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Deadlines, Waiting};
 use crate::read::miss::{Pace, Wanted};
-use crate::workers::Workers;
 
 pub use crate::queue::request::{Completion, Request};
 
@@ -105,7 +105,7 @@ impl Queue {
     /// With a ring, if `driver` can give it one.
     pub(crate) fn new(
         capacity: usize,
-        workers: &Arc<Workers>,
+        workers: &Arc<Pool>,
         driver: Option<&Arc<Driver>>,
     ) -> Result<Queue> {
         if !(1..=CAPACITY_MAX).contains(&capacity) {

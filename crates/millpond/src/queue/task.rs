@@ -204,7 +204,7 @@ impl<R: Reading> Task<R> {
         None
     }
 
-    fn workers(&self) -> Option<Arc<crate::workers::Workers>> {
+    fn workers(&self) -> Option<Arc<crate::io::pool::Pool>> {
         let slot = self.body.lock().expect("no panic under the lock");
         slot.as_ref().map(|body| Arc::clone(&body.reading.file().cached.shared.workers))
     }

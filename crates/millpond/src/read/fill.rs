@@ -33,8 +33,9 @@ use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
-use crate::io::request::{self, Direction, Segments, Transfer};
+use crate::io::request;
 use crate::io::segment::{Segment, SegmentIter};
+use crate::io::transfer::{Direction, Segments, Transfer};
 use crate::read::hit::copy_out;
 use crate::read::run::{Claims, Filled, Next, Run, RunEnd};
 
@@ -194,7 +195,7 @@ impl Reader<'_> {
         let page_bytes = file.core().page_bytes();
         let from = start.max(self.offset);
         let to = (start + page_bytes as u64).min(self.end);
-        let alignment = file.backing.read_alignment().offset_bytes;
+        let alignment = file.backing.alignment(false).offset_bytes;
         let mut slots = Slots::new(&file.shared.flight);
         slots.add();
         // A slot is not for the caller's memory (flight.L2), and direct I/O wants aligned memory: a

@@ -27,7 +27,7 @@ use crate::cache::table::FileCore;
 use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
-use crate::stats::Slot;
+use crate::stats::ThreadCounts;
 
 /// Pages that one lock-free read covers; longer reads take the slow path.
 pub(crate) const HIT_PAGES_MAX: usize = 64;
@@ -55,14 +55,14 @@ enum Attempt {
 #[derive(Clone, Copy)]
 pub(crate) struct HitPath<'f> {
     shared: &'f Shared,
-    slot: &'f Slot,
+    slot: &'f ThreadCounts,
     core: &'f FileCore,
     tries: u32,
 }
 
 impl<'f> HitPath<'f> {
     #[inline]
-    pub(crate) fn new(file: &'f CachedFile, slot: &'f Slot, tries: u32) -> HitPath<'f> {
+    pub(crate) fn new(file: &'f CachedFile, slot: &'f ThreadCounts, tries: u32) -> HitPath<'f> {
         HitPath { shared: &file.shared, slot, core: file.core(), tries }
     }
 

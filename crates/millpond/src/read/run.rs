@@ -23,9 +23,9 @@ use crate::cache::table::{Held, PageIndex};
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
-use crate::io::backend::shared_ring::SharedRing;
-use crate::io::request::{BackgroundRead, Segments};
+use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::segment::Segment;
+use crate::io::transfer::{BackgroundRead, Segments};
 
 /// A run of at least so many pages counts as frames in a row.
 const RUN_NOTED: usize = 16;
@@ -180,8 +180,8 @@ impl Run {
             drop(keep);
             drop(owner);
         });
-        let read = BackgroundRead { offset, wanted, direct: false, ring, segments, done };
-        match Arc::clone(&file.backing).start(read) {
+        let read = BackgroundRead { offset, wanted, direct: false, segments, done };
+        match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
             Ok(()) => true,
             Err(read) => {
                 (read.done)(Ok(0));

@@ -25,13 +25,12 @@
 //! Locks: `state`, under range guards; the back end's `fstat` under it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::io::backend::allocation::{Blocks, Company, Overwrites};
-use crate::io::backend::descriptors::Descriptors;
-use crate::io::backend::{Alignment, BackingFile, Seek};
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::backend::allocation::{Blocks, Overwrites};
+use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::survival::Survival;
 use crate::survival::layout::{ChangeWords, EntryUse, mtime_ns};
 use crate::survival::tables::unbroken;
@@ -136,7 +135,7 @@ impl ToldFile {
         // C1.
         self.changes.begin(&survival, reach);
         let outcome = act();
-        self.changes.end(&survival, self.inner.write_descriptor());
+        self.changes.end(&survival, self.inner.descriptor(true));
         outcome
     }
 }
@@ -154,8 +153,40 @@ impl BackingFile for ToldFile {
         Arc::clone(&self.inner).start(read)
     }
 
-    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
-        self.inner.attach(fd, read, write)
+    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        self.inner.route(transfer)
+    }
+
+    fn transfer_bytes(&self) -> u64 {
+        self.inner.transfer_bytes()
+    }
+
+    fn alignment(&self, direct: bool) -> Alignment {
+        self.inner.alignment(direct)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.inner.is_direct()
+    }
+
+    fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
+        self.inner.attach(fd, opened)
+    }
+
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor(writing)
+    }
+
+    fn permits(&self, writing: bool) -> bool {
+        self.inner.permits(writing)
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        self.inner.verify()
+    }
+
+    fn set_plain(&self, on: bool) {
+        self.inner.set_plain(on);
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -172,12 +203,8 @@ impl BackingFile for ToldFile {
         })
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.change(0, || self.inner.punch(offset, len))
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.change(0, || self.inner.zero(offset, len))
+    fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
+        self.change(0, || self.inner.zero(offset, len, keep_space))
     }
 
     fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
@@ -204,68 +231,8 @@ impl BackingFile for ToldFile {
         self.inner.blocks(start)
     }
 
-    fn company(&self) -> Company {
-        self.inner.company()
-    }
-
     fn give_back(&self, len: u64, leased: bool) {
         self.change(len, || self.inner.give_back(len, leased));
         self.changes.truncated(len);
-    }
-
-    fn tells_of_others(&self) -> bool {
-        self.inner.tells_of_others()
-    }
-
-    fn made(&self) -> Option<(i64, u32)> {
-        self.inner.made()
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-
-    fn verify(&self) -> io::Result<()> {
-        self.inner.verify()
-    }
-
-    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.write_descriptor()
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.inner.permits(writing)
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        self.inner.read_alignment()
-    }
-
-    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
-        self.inner.attach_direct(fd, read, write)
-    }
-
-    fn descriptors(&self) -> Option<&Descriptors> {
-        self.inner.descriptors()
-    }
-
-    fn direct_alignment(&self) -> Alignment {
-        self.inner.direct_alignment()
-    }
-
-    fn transfer_bytes(&self) -> u64 {
-        self.inner.transfer_bytes()
-    }
-
-    fn begin_plain(&self) {
-        self.inner.begin_plain();
-    }
-
-    fn end_plain(&self) {
-        self.inner.end_plain();
-    }
-
-    fn is_direct(&self) -> bool {
-        self.inner.is_direct()
     }
 }

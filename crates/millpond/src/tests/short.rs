@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use crate::inode::CachedFile;
-use crate::io::backend::memory::move_bytes;
-use crate::io::backend::{Alignment, BackingFile, Seek};
-use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sim::memory::move_bytes;
 use crate::{
     BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
 };
@@ -47,7 +48,7 @@ impl Scripted {
         self.bytes.lock().unwrap().clone()
     }
 
-    fn alignment(&self) -> Alignment {
+    fn blocks(&self) -> Alignment {
         Alignment { memory_bytes: self.block_bytes, offset_bytes: self.block_bytes }
     }
 }
@@ -77,7 +78,7 @@ impl BackingFile for Scripted {
         Err(read)
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(Some(fd))
     }
 
@@ -90,11 +91,7 @@ impl BackingFile for Scripted {
         Ok(())
     }
 
-    fn punch(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn zero(&self, _offset: u64, _len: u64) -> io::Result<()> {
+    fn zero(&self, _offset: u64, _len: u64, _: bool) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -110,8 +107,8 @@ impl BackingFile for Scripted {
         Ok(())
     }
 
-    fn direct_alignment(&self) -> Alignment {
-        self.alignment()
+    fn alignment(&self, direct: bool) -> Alignment {
+        if direct { self.blocks() } else { Alignment::NONE }
     }
 }
 

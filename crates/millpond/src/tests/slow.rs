@@ -9,10 +9,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::io::backend::memory::{clear, move_bytes};
-use crate::io::backend::{BackingFile, Seek};
+use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sim::memory::{clear, move_bytes};
 
 /// What can be held up, and made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -200,7 +200,7 @@ impl BackingFile for Slow {
         Ok(())
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(Some(fd))
     }
 
@@ -212,12 +212,11 @@ impl BackingFile for Slow {
         self.change(|bytes| bytes.resize(len as usize, 0))
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
+        if keep_space {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         self.change(|bytes| clear(bytes, offset, len))
-    }
-
-    fn zero(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn allocate(&self, _offset: u64, _len: u64, _keep_size: bool) -> io::Result<()> {

@@ -12,8 +12,9 @@ use crate::flush;
 use crate::flush::space;
 use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{Direction, Transfer};
 use crate::write::{CHUNK_PAGES, Write};
 
 /// How often a write has others written back to get one frame.

@@ -27,8 +27,9 @@ use crate::flush;
 use crate::flush::space;
 use crate::inode::CachedFile;
 use crate::io::backend::Seek;
-use crate::io::request::{self, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
+use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{Copy, LAST_PAGE};
@@ -112,7 +113,7 @@ impl CachedFile {
         self.clear(Op::Punch, offset, end, |size| {
             // To the end of the file's last page, so that its block goes, too.
             let end = end.min(size.next_multiple_of(self.core().page_bytes() as u64));
-            Ok(self.backing.punch(offset, end - offset)?)
+            Ok(self.backing.zero(offset, end - offset, false)?)
         })
     }
 
@@ -120,7 +121,7 @@ impl CachedFile {
     pub(crate) fn zero(&self, offset: u64, end: u64) -> Result<()> {
         self.clear(Op::Zero, offset, end, |size| {
             let end = end.min(size);
-            match self.backing.zero(offset, end - offset) {
+            match self.backing.zero(offset, end - offset, true) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     let epoch = self.writeback.generations.epoch();
                     let written = self.write_zeros(offset, end);

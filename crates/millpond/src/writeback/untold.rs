@@ -62,7 +62,7 @@ pub(crate) fn forget_parent() {
 }
 
 pub(crate) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
-    let made = backing.made();
+    let made = backing.descriptor(false).and_then(made);
     let mut all = all();
     all.retain(|known| known.id != id);
     if all.len() == FILES_MAX {

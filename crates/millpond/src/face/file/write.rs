@@ -5,9 +5,9 @@ use std::io::IoSlice;
 use crate::direct::{self, Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
-use crate::io::request::Direction;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
+use crate::io::transfer::Direction;
 use crate::write;
 
 impl File {

@@ -127,12 +127,12 @@ impl File {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn begin_plain(&self) {
-        self.cached.backing.begin_plain();
+        self.cached.backing.set_plain(true);
     }
 
     /// Ends what [`File::begin_plain`] began.
     pub fn end_plain(&self) {
-        self.cached.backing.end_plain();
+        self.cached.backing.set_plain(false);
     }
 
     /// Whether transfers go past the kernel's cache where they are aligned, as far as the kernel has

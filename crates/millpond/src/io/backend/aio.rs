@@ -18,9 +18,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::io::backend::descriptors::SEGMENTS_MAX;
-use crate::io::request::{Direction, Transfer};
 use crate::io::segment::Front;
+use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
 /// What is in flight of a batch.
 const IN_FLIGHT_MAX: usize = 64;
@@ -28,7 +27,7 @@ const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
 
 /// A transfer as the kernel is told of it.
-pub(crate) struct Request<'a> {
+pub(crate) struct AioRequest<'a> {
     pub(crate) fd: RawFd,
     /// Of `pwritev2`.
     pub(crate) flags: i32,
@@ -37,10 +36,10 @@ pub(crate) struct Request<'a> {
     pub(crate) segments: Front<'a>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> AioRequest<'a> {
     pub(crate) fn new(transfer: &Transfer<'a>, fd: RawFd, flags: i32) -> Self {
         let segments = transfer.segments.front(SEGMENTS_MAX);
-        Request { fd, flags, direction: transfer.direction, offset: transfer.offset, segments }
+        AioRequest { fd, flags, direction: transfer.direction, offset: transfer.offset, segments }
     }
 
     /// What the request names must outlive its completion (A1).
@@ -91,7 +90,7 @@ pub(crate) struct Contexts {
 
 impl Contexts {
     /// Tries each request once, and tells the outcome of each. `None`: nothing was done.
-    pub(crate) fn try_all(&self, requests: &[Request<'_>]) -> Option<Vec<io::Result<usize>>> {
+    pub(crate) fn try_all(&self, requests: &[AioRequest<'_>]) -> Option<Vec<io::Result<usize>>> {
         if self.refused.load(Relaxed) {
             return None;
         }
@@ -156,7 +155,7 @@ impl Context {
     }
 
     /// At most as many as the context holds.
-    fn run(&self, requests: &[Request<'_>]) -> Vec<io::Result<usize>> {
+    fn run(&self, requests: &[AioRequest<'_>]) -> Vec<io::Result<usize>> {
         let mut blocks: Vec<libc::iocb> =
             requests.iter().zip(0..).map(|(request, number)| request.block(number)).collect();
         let pointers: Vec<*mut libc::iocb> = blocks.iter_mut().map(std::ptr::from_mut).collect();
@@ -243,8 +242,8 @@ mod tests {
             // SAFETY: within `memory`, which is used by the requests alone until they have ended.
             .map(|number| unsafe { Segment::new(base.add(number * BLOCK), BLOCK) })
             .collect();
-        let requests = |direction, up_to: usize| -> Vec<Request<'_>> {
-            let request = |number: usize| Request {
+        let requests = |direction, up_to: usize| -> Vec<AioRequest<'_>> {
+            let request = |number: usize| AioRequest {
                 fd: if number == BAD { -1 } else { file.as_raw_fd() },
                 flags: 0,
                 direction,

@@ -7,14 +7,14 @@
 //! ```text
 //!   start -> queue -> (end of the batch) submit: one system call for all
 //!         -> the kernel -> reaper: io_getevents -> done(outcome), in a batch
-//!         -> refused: a thread of the pool
+//!         -> refused: one of the `readers`
 //! ```
 //!
-//! - **S1** What was handed to the kernel is a leaked job, which has the segments and keeps their memory
+//! - **Q1** What was handed to the kernel is a leaked job, which has the segments and keeps their memory
 //!   and the descriptor. Who reaps its completion, and nobody else, takes it back.
-//! - **S2** Jobs are counted before they are handed over, and counted off when they have let go of
+//! - **Q2** Jobs are counted before they are handed over, and counted off when they have let go of
 //!   all they had. The reaper ends when it was stopped and none is counted, not before.
-//! - **S3** The first to leave a read in the queue submits what is there at the end of its batch; those
+//! - **Q3** The first to leave a read in the queue submits what is there at the end of its batch; those
 //!   who come before that rely on it.
 //!
 //! Submitting may wait in the kernel for moments, as it may for whoever uses AIO: for a place in the
@@ -28,13 +28,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::MemfdFlags;
 
-use crate::io::backend::aio::{Context, Event, Request};
-use crate::io::backend::spawn;
-use crate::io::backend::threads::{Pool, ThreadsFile};
+use crate::io::backend::aio::{AioRequest, Context, Event};
+use crate::io::backend::descriptors::Descriptors;
+use crate::io::backend::readers;
 use crate::io::batch;
 use crate::io::flight;
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::pool::Pool;
 use crate::io::segment::Segment;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::thread::spawn;
 
 /// Completions that are reaped together.
 const REAPED_MAX: usize = 64;
@@ -42,15 +44,15 @@ const REAPED_MAX: usize = 64;
 const NUDGE: u64 = 0;
 
 /// The reads of an engine.
-#[derive(Default)]
 pub(crate) struct Reads {
-    state: Mutex<State>,
+    state: Mutex<ReadsState>,
+    readers: Arc<Pool>,
 }
 
 #[derive(Default)]
-struct State {
-    queue: Vec<Job>,
-    /// Handed over, or about to be (S2).
+struct ReadsState {
+    queue: Vec<AioRead>,
+    /// Handed over, or about to be (Q2).
     in_flight: usize,
     context: Option<Arc<Context>>,
     /// There is no context to be had, or no thread.
@@ -58,42 +60,107 @@ struct State {
     stopped: bool,
 }
 
-struct Job {
-    file: Arc<ThreadsFile>,
+struct AioRead {
+    descriptors: Arc<Descriptors>,
     read: BackgroundRead,
 }
 
-impl Job {
+impl AioRead {
     fn transfer(&self) -> Transfer<'_> {
         self.read.transfer()
     }
 
     /// Where it can't be a request, or is refused, a thread reads.
-    fn hand_to(self, pool: &Arc<Pool>) {
-        if let Err(read) = pool.start(self.file, self.read) {
+    fn hand_to(self, readers: &Arc<Pool>) {
+        let AioRead { descriptors, read } = self;
+        let attempt = move |read: Transfer<'_>| descriptors.try_one(&read);
+        if let Err(read) = readers::start(readers, read, attempt) {
             (read.done)(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
         }
     }
 }
 
 impl Reads {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn new(readers: &Arc<Pool>) -> Arc<Reads> {
+        Arc::new(Reads { state: Mutex::default(), readers: Arc::clone(readers) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, ReadsState> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Starts a read of `file`, whose reads are direct.
-    pub(crate) fn start(pool: Arc<Pool>, file: Arc<ThreadsFile>, read: BackgroundRead) {
-        let job = Job { file, read };
-        let mut state = pool.reads.state();
+    /// Starts a read of a file whose reads are direct.
+    pub(crate) fn start(self: &Arc<Self>, descriptors: Arc<Descriptors>, read: BackgroundRead) {
+        let job = AioRead { descriptors, read };
+        let mut state = self.state();
         if state.refused {
             drop(state);
-            return job.hand_to(&pool);
+            return job.hand_to(&self.readers);
         }
         state.queue.push(job);
         let is_first = state.queue.len() == 1;
         drop(state);
         if is_first {
-            batch::at_end(Box::new(move || submit_queue(&pool)));
+            let reads = Arc::clone(self);
+            batch::at_end(Box::new(move || reads.submit_queue()));
+        }
+    }
+
+    /// The context, with a thread that reaps it; made for the first read.
+    fn context(self: &Arc<Self>) -> Option<Arc<Context>> {
+        let mut state = self.state();
+        if state.context.is_none() && !state.refused {
+            // Made under the lock: a context without its thread would never be reaped.
+            let made = Context::new(flight::READS_MAX).and_then(|context| {
+                let context = Arc::new(context);
+                let (reads, reaped) = (Arc::clone(self), Arc::clone(&context));
+                spawn("millpond-reap", move || reads.reap(&reaped)).map(|()| context)
+            });
+            state.refused = made.is_err();
+            state.context = made.ok();
+        }
+        state.context.clone()
+    }
+
+    /// Q3.
+    fn submit_queue(self: &Arc<Self>) {
+        let context = self.context();
+        let mut state = self.state();
+        let jobs = std::mem::take(&mut state.queue);
+        state.in_flight += jobs.len();
+        drop(state);
+        let refused = match context {
+            Some(context) => submit(&context, jobs),
+            None => jobs,
+        };
+        if !refused.is_empty() {
+            self.state().in_flight -= refused.len();
+            refused.into_iter().for_each(|job| job.hand_to(&self.readers));
+        }
+    }
+
+    fn reap(&self, context: &Context) {
+        let mut events = [Event::default(); REAPED_MAX];
+        loop {
+            let came = context.wait(&mut events);
+            let batch = batch::open();
+            let mut files = Vec::with_capacity(came);
+            for event in events[..came].iter().filter(|event| event.number != NUDGE) {
+                let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
+                // SAFETY: Q1: its completion was reaped, just now.
+                let AioRead { descriptors, read } = *unsafe { Box::<AioRead>::from_raw(job) };
+                (read.done)(event.outcome());
+                files.push(descriptors);
+            }
+            drop(batch);
+            let ended = files.len();
+            drop(files);
+            let mut state = self.state();
+            state.in_flight -= ended;
+            if state.stopped && state.in_flight == 0 {
+                state.context = None;
+                return;
+            }
         }
     }
 
@@ -117,64 +184,32 @@ fn nudge(context: &Context) -> io::Result<usize> {
     // SAFETY: of no length.
     let nothing = unsafe { [Segment::new(std::ptr::null_mut(), 0)] };
     let transfer = Transfer::new(Direction::Read, 0, &nothing);
-    let request = Request::new(&transfer, file.as_raw_fd(), 0);
+    let request = AioRequest::new(&transfer, file.as_raw_fd(), 0);
     let mut block = request.block(NUDGE);
     // SAFETY: it names no memory.
     unsafe { context.submit(&[&raw mut block]) }
 }
 
-/// The context, with a thread that reaps it; made for the first read.
-fn context(pool: &Arc<Pool>) -> Option<Arc<Context>> {
-    let mut state = pool.reads.state();
-    if state.context.is_none() && !state.refused {
-        // Made under the lock: a context without its thread would never be reaped.
-        let made = Context::new(flight::READS_MAX).and_then(|context| {
-            let context = Arc::new(context);
-            let (pool, reaped) = (Arc::clone(pool), Arc::clone(&context));
-            spawn("millpond-reap", move || reap(&pool, &reaped)).map(|()| context)
-        });
-        state.refused = made.is_err();
-        state.context = made.ok();
-    }
-    state.context.clone()
-}
-
-/// S3.
-fn submit_queue(pool: &Arc<Pool>) {
-    let context = context(pool);
-    let mut state = pool.reads.state();
-    let jobs = std::mem::take(&mut state.queue);
-    state.in_flight += jobs.len();
-    drop(state);
-    let refused = match context {
-        Some(context) => submit(&context, jobs),
-        None => jobs,
-    };
-    if !refused.is_empty() {
-        pool.reads.state().in_flight -= refused.len();
-        refused.into_iter().for_each(|job| job.hand_to(pool));
-    }
-}
-
 /// Hands jobs to the kernel; returns those that it did not take.
-fn submit(context: &Context, jobs: Vec<Job>) -> Vec<Job> {
+fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
     // What `inside` borrows is kept here, as a job may have ended before this returns.
-    let files: Vec<Arc<ThreadsFile>> = jobs.iter().map(|job| Arc::clone(&job.file)).collect();
+    let files: Vec<Arc<Descriptors>> =
+        jobs.iter().map(|job| Arc::clone(&job.descriptors)).collect();
     let mut inside = Vec::new();
     // Some have their segments in themselves: they stay until all were handed over.
     let mut requests = Vec::with_capacity(jobs.len());
-    let mut handed: Vec<*mut Job> = Vec::with_capacity(jobs.len());
+    let mut handed: Vec<*mut AioRead> = Vec::with_capacity(jobs.len());
     let mut refused = Vec::new();
     for (job, file) in jobs.into_iter().zip(&files) {
-        let Some((fd, flags, gate)) = file.descriptors.direct_route(&job.transfer()) else {
+        let Some((fd, flags, gate)) = file.direct_route(&job.transfer()) else {
             refused.push(job);
             continue;
         };
         inside.extend(gate);
         let job = Box::into_raw(Box::new(job));
-        // SAFETY: S1: leaked above, and not handed over yet.
+        // SAFETY: Q1: leaked above, and not handed over yet.
         let transfer = unsafe { (*job).transfer() };
-        requests.push(Request::new(&transfer, fd, flags));
+        requests.push(AioRequest::new(&transfer, fd, flags));
         handed.push(job);
     }
     let mut blocks: Vec<libc::iocb> = (requests.iter().zip(&handed))
@@ -183,42 +218,17 @@ fn submit(context: &Context, jobs: Vec<Job>) -> Vec<Job> {
     let pointers: Vec<*mut libc::iocb> = blocks.iter_mut().map(std::ptr::from_mut).collect();
     let mut next = 0;
     while next < pointers.len() {
-        // SAFETY: S1.
+        // SAFETY: Q1.
         match unsafe { context.submit(&pointers[next..]) } {
             Ok(submitted) => next += submitted,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(_) => {
                 // It is about the first of the rest.
-                // SAFETY: S1: leaked above, and not taken by the kernel.
+                // SAFETY: Q1: leaked above, and not taken by the kernel.
                 refused.push(*unsafe { Box::from_raw(handed[next]) });
                 next += 1;
             }
         }
     }
     refused
-}
-
-fn reap(pool: &Arc<Pool>, context: &Context) {
-    let mut events = [Event::default(); REAPED_MAX];
-    loop {
-        let came = context.wait(&mut events);
-        let batch = batch::open();
-        let mut files = Vec::with_capacity(came);
-        for event in events[..came].iter().filter(|event| event.number != NUDGE) {
-            let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
-            // SAFETY: S1: its completion was reaped, just now.
-            let Job { file, read } = *unsafe { Box::<Job>::from_raw(job) };
-            (read.done)(event.outcome());
-            files.push(file);
-        }
-        drop(batch);
-        let ended = files.len();
-        drop(files);
-        let mut state = pool.reads.state();
-        state.in_flight -= ended;
-        if state.stopped && state.in_flight == 0 {
-            state.context = None;
-            return;
-        }
-    }
 }

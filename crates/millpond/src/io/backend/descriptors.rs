@@ -1,4 +1,4 @@
-//! The descriptors of a backing file, and plain system calls on them.
+//! The descriptors of a backing file.
 //!
 //! A file may be opened several times, for reading, for writing or both; the first descriptor
 //! that permits a direction serves it until the last handle is gone. Direct backing adds a
@@ -7,181 +7,46 @@
 //! coherent. Direct backing *in place* has no description of its own, but sets the flag on the
 //! caller's while a transfer needs it; see [`in_place`](crate::io::backend::in_place).
 
+mod calls;
+
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering::Relaxed;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use crate::io::backend::aio::{Contexts, Request};
-use crate::io::backend::allocation::{self, Blocks, Company, Overwrites};
-use crate::io::backend::in_place::{Direct, Gate, Switch, in_place_alignment, set_direct};
-use crate::io::backend::{Alignment, BackingFile, Seek};
-use crate::io::batch;
-use crate::io::request::{BackgroundRead, Direction, Transfer};
-use crate::options::Backing;
-use crate::stats::Transfers;
+use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
+use crate::io::backend::allocation::{self, Overwrites};
+use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
+use crate::io::backend::{OpenedFor, Seek};
+use crate::io::transfer::TransferCounts;
 
-/// Segments that one system call takes.
-pub(crate) const SEGMENTS_MAX: usize = 1024;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
-/// Drop what was moved from the kernel's cache (Linux 6.14).
-const RWF_DONTCACHE: i32 = 0x80;
 
-/// A backing file that is a set of descriptors, and who carries out its transfers.
-pub(crate) struct DescriptorFile<C> {
-    pub(crate) descriptors: Descriptors,
-    pub(crate) carrier: C,
-}
-
-/// In what a back end on descriptors differs from another.
-pub(crate) trait Carrier: Clone + Send + Sync + Sized {
-    /// [`BackingFile::try_all`].
-    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
-
-    /// [`BackingFile::transfer_bytes`].
-    const TRANSFER_BYTES: u64;
-
-    /// [`BackingFile::start`].
-    fn start(file: Arc<DescriptorFile<Self>>, read: BackgroundRead) -> Result<(), BackgroundRead>;
-}
-
-impl<C: Carrier> DescriptorFile<C> {
-    pub(crate) fn new(
-        fd: BorrowedFd<'_>,
-        backing: Backing,
-        carrier: &C,
-        transfers: &Arc<Transfers>,
-    ) -> io::Result<DescriptorFile<C>> {
-        let descriptors = Descriptors::new(fd, backing, transfers)?;
-        Ok(DescriptorFile { descriptors, carrier: carrier.clone() })
-    }
-}
-
-impl<C: Carrier> BackingFile for DescriptorFile<C> {
-    fn try_all(&self, batch: &mut [Transfer<'_>]) {
-        self.carrier.try_all(&self.descriptors, batch);
-    }
-
-    fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        C::start(self, read)
-    }
-
-    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>> {
-        self.descriptors.attach(fd, read, write)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.descriptors.len()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.descriptors.set_len(len)
-    }
-
-    fn verify(&self) -> io::Result<()> {
-        self.descriptors.verify()
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        self.descriptors.fallocate(flags, offset, len)
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        self.descriptors.fallocate(flags, offset, len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
-        let keep = FallocateFlags::KEEP_SIZE;
-        let flags = if keep_size { keep } else { FallocateFlags::empty() };
-        self.descriptors.fallocate(flags, offset, len)
-    }
-
-    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
-        self.descriptors.seek(offset, to)
-    }
-
-    fn overwrites(&self) -> Overwrites {
-        self.descriptors.overwrites()
-    }
-
-    fn blocks(&self, start: u64) -> io::Result<Blocks> {
-        allocation::blocks(self.descriptors.any()?, start)
-    }
-
-    fn company(&self) -> Company {
-        self.descriptors.write.get().map_or(Company::Others, |fd| allocation::company(fd.as_fd()))
-    }
-
-    fn give_back(&self, len: u64, leased: bool) {
-        self.descriptors.give_back(len, leased);
-    }
-
-    fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.descriptors.sync(data_only)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.descriptors.flush()
-    }
-
-    fn tells_of_others(&self) -> bool {
-        !self.descriptors.any().is_ok_and(is_of_this_machine)
-    }
-
-    fn made(&self) -> Option<(i64, u32)> {
-        made(self.descriptors.any().ok()?)
-    }
-
-    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptors.write.get().map(|fd| fd.as_fd())
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.descriptors.permits(writing)
-    }
-
-    fn read_alignment(&self) -> Alignment {
-        self.descriptors.read_alignment()
-    }
-
-    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
-        self.descriptors.attach_direct(fd, read, write)
-    }
-
-    fn direct_alignment(&self) -> Alignment {
-        self.descriptors.direct_alignment()
-    }
-
-    fn descriptors(&self) -> Option<&Descriptors> {
-        Some(&self.descriptors)
-    }
-
-    fn transfer_bytes(&self) -> u64 {
-        C::TRANSFER_BYTES
-    }
-
-    fn begin_plain(&self) {
-        if let Some(gate) = &self.descriptors.in_place {
-            gate.begin_plain();
-        }
-    }
-
-    fn end_plain(&self) {
-        if let Some(gate) = &self.descriptors.in_place {
-            gate.end_plain();
-        }
-    }
-
-    fn is_direct(&self) -> bool {
-        self.descriptors.is_direct()
-    }
+/// How the engine reaches the file below its cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backing {
+    /// Through the kernel's page cache, which is then a second level (the default).
+    #[default]
+    Buffered,
+    /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
+    /// edges of a write go through the kernel's cache, coherently.
+    Direct,
+    /// `Direct` without a second description, which is what opening the file again breaks a lease
+    /// for: `O_DIRECT` is set, by `fcntl`, on the description that the file was opened with, while a
+    /// transfer is under way that needs it, and cleared after. Who else uses the description may meet
+    /// it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain system calls,
+    /// whatever the back end; like `Buffered` where the file system knows no direct I/O
+    /// ([`File::is_direct`](crate::File::is_direct)).
+    DirectInPlace,
+    /// Through the kernel's page cache, which is asked to forget at once what it took or gave
+    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`). For
+    /// who can't have the file opened again, as `Direct` does: that breaks leases.
+    Uncached,
 }
 
 pub(crate) struct Descriptors {
@@ -196,7 +61,7 @@ pub(crate) struct Descriptors {
     handles_direct: OnceLock<Alignment>,
     /// Direct, on the caller's own description.
     in_place: Option<Gate>,
-    transfers: Arc<Transfers>,
+    transfers: Arc<TransferCounts>,
     overwrites: OnceLock<Overwrites>,
     /// The kernel is asked not to keep what it moves, and has not refused.
     uncached: AtomicBool,
@@ -210,7 +75,7 @@ impl Descriptors {
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
         backing: Backing,
-        transfers: &Arc<Transfers>,
+        transfers: &Arc<TransferCounts>,
     ) -> io::Result<Descriptors> {
         let direct = match backing {
             Backing::Buffered | Backing::Uncached => None,
@@ -238,12 +103,11 @@ impl Descriptors {
 
     /// Offers another descriptor of the file. Gives it back unless it is kept for a direction that
     /// had none.
-    pub(crate) fn attach(
-        &self,
-        fd: OwnedFd,
-        read: bool,
-        write: bool,
-    ) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
+        let OpenedFor { read, write, direct } = opened;
+        if direct {
+            self.attach_direct(fd.as_fd(), read, write)?;
+        }
         if self.direct.is_some() && self.in_place.is_none() {
             self.open_direct(fd.as_fd(), read, write)?;
         }
@@ -296,26 +160,36 @@ impl Descriptors {
         self.open_direct(fd, read, write)
     }
 
-    fn direct_alignment(&self) -> Alignment {
-        self.handles_direct.get().copied().unwrap_or(Alignment::NONE)
+    pub(crate) fn alignment(&self, direct: bool) -> Alignment {
+        let known = if direct { self.handles_direct.get().copied() } else { self.direct };
+        known.unwrap_or(Alignment::NONE)
     }
 
-    /// [`BackingFile::is_direct`].
+    /// Whether the cache's transfers are direct where they are aligned.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct.is_some() && !self.in_place.as_ref().is_some_and(Gate::is_refused)
     }
 
-    fn any(&self) -> io::Result<BorrowedFd<'_>> {
-        let fd = self.read.get().or(self.write.get());
-        fd.map(|fd| fd.as_fd()).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    pub(crate) fn any(&self) -> io::Result<BorrowedFd<'_>> {
+        self.descriptor(false).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    }
+
+    /// The descriptor that writes go by, or else any.
+    pub(crate) fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        let fd = if writing { self.write.get() } else { self.read.get().or(self.write.get()) };
+        fd.map(|fd| fd.as_fd())
+    }
+
+    /// Holds back what needs other flags of the caller's descriptors than they were given, or lets it go
+    /// on.
+    pub(crate) fn set_plain(&self, on: bool) {
+        if let Some(gate) = &self.in_place {
+            if on { gate.begin_plain() } else { gate.end_plain() }
+        }
     }
 
     pub(crate) fn permits(&self, writing: bool) -> bool {
         if writing { self.write.get().is_some() } else { self.read.get().is_some() }
-    }
-
-    pub(crate) fn read_alignment(&self) -> Alignment {
-        self.direct.unwrap_or(Alignment::NONE)
     }
 
     pub(crate) fn len(&self) -> io::Result<u64> {
@@ -327,38 +201,19 @@ impl Descriptors {
         Ok(rustix::fs::ftruncate(fd, len)?)
     }
 
-    fn overwrites(&self) -> Overwrites {
+    pub(crate) fn overwrites(&self) -> Overwrites {
         let Some(write) = self.write.get() else { return Overwrites::Elsewhere };
         let read = self.read.get().map(|fd| fd.as_fd());
         *self.overwrites.get_or_init(|| allocation::overwrites(read, write.as_fd()))
     }
 
-    /// [`BackingFile::give_back`]. There is no call that cuts what lies beyond the end, and nothing else:
-    /// to cut the file to the length it has is one, if nobody can append between the look at the length
-    /// and that. (To punch a hole beyond the end does nothing on ext4, and takes an append's bytes
-    /// elsewhere.)
-    fn give_back(&self, len: u64, leased: bool) {
-        let Some(fd) = self.write.get() else { return };
-        let cut = || {
-            if self.len().is_ok_and(|now| now == len) {
-                // Where it fails, the file has blocks beyond its end, as after `fallocate`.
-                let _ = self.set_len(len);
-            }
-        };
-        if leased {
-            cut();
-        } else {
-            allocation::alone(fd.as_fd(), cut);
-        }
-    }
-
-    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         let allocated = rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, len));
         Ok(allocated?)
     }
 
-    fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
+    pub(crate) fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
         let from = match to {
             Seek::Data => SeekFrom::Data(offset),
             Seek::Hole => SeekFrom::Hole(offset),
@@ -422,178 +277,6 @@ impl Descriptors {
         }
         Ok(())
     }
-
-    /// Closes a duplicate, for what the file system says about it.
-    pub(crate) fn flush(&self) -> io::Result<()> {
-        use std::os::fd::IntoRawFd;
-        let Some(fd) = self.write.get() else { return Ok(()) };
-        let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
-        // SAFETY: the descriptor is ours, and not used again.
-        Ok(unsafe { rustix::io::try_close(duplicate) }?)
-    }
-
-    /// The descriptor and flags with which `transfer` goes to the kernel.
-    pub(crate) fn route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
-        let own = match transfer.direction {
-            Direction::Read => &self.direct_read,
-            Direction::Write => &self.direct_write,
-        };
-        let alignment = match transfer.direct {
-            true => self.handles_direct.get().copied(),
-            false => self.direct.filter(|_| self.in_place.is_none()),
-        };
-        // The last block that a file can have is one byte short (see `Transfer::new`).
-        let is_last = transfer.offset + transfer.segments.left() == i64::MAX as u64;
-        let is_direct = alignment.is_some_and(|alignment| {
-            let is_whole = transfer.direction == Direction::Read && !is_last;
-            is_whole || is_aligned(transfer, alignment)
-        });
-        if !is_direct {
-            self.transfers.count(transfer.direction, false);
-            return self.plain_route(transfer);
-        }
-        let fd = own.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-        if transfer.direction == Direction::Read && !transfer.direct {
-            // As for `verify`; once for reads that go out together. Relaxed: a thread finds its own
-            // batch's number only if it has left it there itself, after a look.
-            let batch = batch::number();
-            if batch.is_none_or(|batch| self.checked_in.load(Relaxed) != batch) {
-                self.check(fd)?;
-                self.checked_in.store(batch.unwrap_or(0), Relaxed);
-            }
-        }
-        self.transfers.count(transfer.direction, true);
-        Ok((fd.as_raw_fd(), durable_flag(transfer)))
-    }
-
-    /// The same, by the caller's descriptors.
-    fn plain_route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
-        let (fd, flags) = match transfer.direction {
-            Direction::Read => (&self.read, 0),
-            // O_APPEND may be set at any time, by whoever shares the description.
-            Direction::Write if can_ignore_append() => (&self.write, RWF_NOAPPEND),
-            Direction::Write => (&self.write, 0),
-        };
-        let fd = fd.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-        Ok((fd.as_raw_fd(), flags | durable_flag(transfer)))
-    }
-
-    /// One attempt at each transfer, one after the other.
-    pub(crate) fn try_each(&self, batch: &mut [Transfer<'_>]) {
-        for transfer in batch {
-            transfer.set(self.try_one(transfer));
-        }
-    }
-
-    /// One attempt at each transfer, all at once; false: they are not all direct ones in place, or it
-    /// can't be done, and nothing was.
-    pub(crate) fn try_at_once(&self, contexts: &Contexts, batch: &mut [Transfer<'_>]) -> bool {
-        let (Some(gate), Some(alignment)) = (&self.in_place, self.direct) else { return false };
-        if !batch.iter().all(|transfer| is_aligned(transfer, alignment)) {
-            return false;
-        }
-        let Some(_inside) = gate.try_direct(self) else { return false };
-        let mut requests = Vec::with_capacity(batch.len());
-        for transfer in &*batch {
-            let Ok((fd, flags)) = self.plain_route(transfer) else { return false };
-            requests.push(Request::new(transfer, fd, flags));
-        }
-        let Some(outcomes) = contexts.try_all(&requests) else { return false };
-        for (transfer, outcome) in batch.iter_mut().zip(outcomes) {
-            self.transfers.count(transfer.direction, true);
-            transfer.set(outcome.map_err(|error| match error.raw_os_error() {
-                // To be tried again, alone, which sees to these.
-                Some(libc::EINVAL | libc::EFAULT) => io::Error::from_raw_os_error(libc::EAGAIN),
-                _ => error,
-            }));
-        }
-        true
-    }
-
-    /// The descriptor and flags with which `read` goes to the kernel as a direct one, and what is to be
-    /// kept until the kernel has taken it; `None` if it can't be one. The kernel looks at the flags of
-    /// the description as it takes a request, and not again.
-    pub(crate) fn direct_route(
-        &self,
-        read: &Transfer<'_>,
-    ) -> Option<(RawFd, i32, Option<Direct<'_, Descriptors>>)> {
-        if !is_aligned(read, self.direct?) {
-            return None;
-        }
-        let Some(gate) = &self.in_place else {
-            let (fd, flags) = self.route(read).ok()?;
-            return Some((fd, flags, None));
-        };
-        let inside = gate.try_direct(self)?;
-        let (fd, flags) = self.plain_route(read).ok()?;
-        self.transfers.count(read.direction, true);
-        Some((fd, flags, Some(inside)))
-    }
-
-    /// One attempt by one system call.
-    pub(crate) fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
-        let (Some(gate), Some(alignment), false) = (&self.in_place, self.direct, transfer.direct)
-        else {
-            let (fd, flags) = self.route(transfer)?;
-            return self.call(transfer, fd, flags);
-        };
-        let (fd, flags) = self.plain_route(transfer)?;
-        if is_aligned(transfer, alignment) && !gate.is_refused() {
-            // Without, it goes as the flag happens to be: either will do.
-            let inside = gate.try_direct(self);
-            match self.call(transfer, fd, flags) {
-                // Some file systems take the flag, and then refuse.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => gate.refuse(),
-                // Of memory that is bad in part, the kernel's cache takes the good part.
-                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {}
-                moved => {
-                    self.transfers.count(transfer.direction, inside.is_some());
-                    return moved;
-                }
-            }
-        }
-        let _plain = gate.plain();
-        self.transfers.count(transfer.direction, false);
-        self.call(transfer, fd, flags)
-    }
-
-    fn call(&self, transfer: &Transfer<'_>, fd: RawFd, flags: i32) -> io::Result<usize> {
-        let front = transfer.segments.front(SEGMENTS_MAX);
-        let segments = front.as_slice();
-        let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len());
-        let (low, high) = (transfer.offset, 0u64);
-        let number = match transfer.direction {
-            Direction::Read => libc::SYS_preadv2,
-            Direction::Write => libc::SYS_pwritev2,
-        };
-        let call = |flags: i32| {
-            // The raw system call: a library that takes the place of libc's functions sees nothing.
-            // SAFETY: the segments describe memory that is valid for the transfer; where it may
-            // fault, the kernel says EFAULT.
-            let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
-            if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
-        };
-        // The kernel, the file system or a sandbox does not know a flag.
-        let is_refused = |moved: &io::Result<usize>| {
-            moved.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
-        };
-        if self.uncached.load(Relaxed) {
-            let moved = call(flags | RWF_DONTCACHE);
-            if !is_refused(&moved) {
-                return moved;
-            }
-            self.uncached.store(false, Relaxed);
-        }
-        let moved = call(flags);
-        if transfer.durable && is_refused(&moved) {
-            let moved = call(flags & !libc::RWF_DSYNC)?;
-            // SAFETY: open for as long as the descriptors, which the caller has.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            rustix::io::retry_on_intr(|| rustix::fs::fdatasync(fd))?;
-            return Ok(moved);
-        }
-        moved
-    }
 }
 
 impl Switch for Descriptors {
@@ -609,14 +292,17 @@ impl Switch for Descriptors {
     }
 }
 
-fn durable_flag(transfer: &Transfer<'_>) -> i32 {
-    if transfer.durable { libc::RWF_DSYNC } else { 0 }
+/// Asks for the errors that closing a descriptor would tell of: closes a duplicate.
+pub(crate) fn flush(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
+    // SAFETY: the descriptor is ours, and not used again.
+    Ok(unsafe { rustix::io::try_close(duplicate) }?)
 }
 
-fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
-    let found = transfer.segments.misalignment();
-    (transfer.offset as u32 | found.len) & (alignment.offset_bytes - 1) == 0
-        && found.base & (alignment.memory_bytes - 1) == 0
+/// Whether a write to a file that is not durable may be told of an error of earlier ones, as on NFS. Asked
+/// after an error.
+pub(crate) fn tells_of_others(fd: BorrowedFd<'_>) -> bool {
+    !is_of_this_machine(fd)
 }
 
 /// Whether a file system is known whose writes are told of no errors but their own.
@@ -637,7 +323,8 @@ fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|stat| known.contains(&(stat.f_type as u32)))
 }
 
-/// [`BackingFile::made`], of an open file.
+/// When the inode of an open file was made, in seconds and nanoseconds, where that can be told: with its
+/// number, what tells it from others.
 pub(crate) fn made(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
@@ -660,11 +347,6 @@ fn reopen_direct(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
         Some(libc::EINVAL) => no_direct("it refuses O_DIRECT"),
         _ => error,
     })
-}
-
-fn no_direct(why: &str) -> io::Error {
-    let what = format!("no direct I/O on this file or file system: {why}");
-    io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
 /// Whether pwritev2 takes RWF_NOAPPEND: tried once, on a file in memory.
@@ -693,27 +375,12 @@ fn can_ignore_append() -> bool {
     })
 }
 
-pub(super) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
-    let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
-    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        // Before Linux 6.1, or a file system that does not tell: a page serves everywhere.
-        return Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 });
-    }
-    let wanted = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
-    if stat.stx_dio_offset_align == 0 || wanted > 4096 {
-        let (offset, memory) = (stat.stx_dio_offset_align, stat.stx_dio_mem_align);
-        let what = format!("its alignment is {offset}, of memory {memory}, and must be 1 to 4096");
-        return Err(no_direct(&what));
-    }
-    Ok(Alignment {
-        memory_bytes: stat.stx_dio_mem_align.max(1),
-        offset_bytes: stat.stx_dio_offset_align,
-    })
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    const READS: OpenedFor = OpenedFor { read: true, write: false, direct: false };
+    const WRITES: OpenedFor = OpenedFor { read: false, write: true, direct: false };
 
     /// Goal: syncs go by the description that the file is written by.
     /// Incident: once there was another for reading, which was opened later, they went by that, and were
@@ -726,9 +393,9 @@ mod tests {
         let descriptors =
             Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
         let path = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
-        assert!(descriptors.attach(path, true, false).unwrap().is_none());
+        assert!(descriptors.attach(path, READS).unwrap().is_none());
         descriptors.sync(true).unwrap_err();
-        assert!(descriptors.attach(write, false, true).unwrap().is_none());
+        assert!(descriptors.attach(write, WRITES).unwrap().is_none());
         descriptors.sync(true).unwrap();
         descriptors.sync(false).unwrap();
     }
@@ -736,14 +403,14 @@ mod tests {
     /// Goal: a sync is not that of another file which has taken the descriptor's number.
     #[test]
     fn a_descriptor_of_another_file_is_not_synced() {
-        use std::os::fd::{FromRawFd, IntoRawFd};
+        use std::os::fd::FromRawFd;
         let (file, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let number = OwnedFd::from(file).into_raw_fd();
         // SAFETY: ours, by the line above.
         let write = unsafe { OwnedFd::from_raw_fd(number) };
         let descriptors =
             Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
-        assert!(descriptors.attach(write, false, true).unwrap().is_none());
+        assert!(descriptors.attach(write, WRITES).unwrap().is_none());
         descriptors.sync(true).unwrap();
         // SAFETY: no memory involved; the number stays open.
         assert!(unsafe { libc::dup2(other.as_raw_fd(), number) } >= 0);

@@ -1,12 +1,9 @@
-//! A transfer as an entry of a ring, and a completion's result as its outcome.
-
-use std::io;
+//! A transfer as an entry of a ring.
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::io::backend::descriptors::SEGMENTS_MAX;
-use crate::io::request::{Direction, Transfer};
 use crate::io::segment::{Front, Segment};
+use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
 /// What the kernel moves at most in one transfer: MAX_RW_COUNT.
 const MOVED_MAX: usize = 0x7fff_f000;
@@ -54,10 +51,6 @@ pub(crate) fn entry(
             opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
         }
     }
-}
-
-pub(crate) fn outcome(result: i32) -> io::Result<usize> {
-    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) }
 }
 
 /// The array of a list's segments, which outlives its submission as they do.

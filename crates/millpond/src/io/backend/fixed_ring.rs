@@ -6,25 +6,21 @@
 //! memory (`RLIMIT_MEMLOCK`), is used all the same.
 //!
 //! - **X1** What a request refers to, its memory, its array of segments and its descriptor, stays
-//!   until the request was reaped; the caller sees to that. A failed submission changes nothing: the
-//!   kernel may have seen any part of what was queued, and nothing of it is taken back.
-//!   Once the ring is broken (R3 of `uring`), what the kernel has not taken ends as cancelled, to be tried
-//!   elsewhere, and what is under way is waited for by looking.
+//!   until the request was reaped (ring.R1); the caller sees to that.
 //! - **X2** A region that is registered stays mapped: the ring has a count of it. Those that nobody
 //!   else has any more are given up when another one comes, as they count against the limit.
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 
-use io_uring::{IoUring, squeue, types};
+use io_uring::{squeue, types};
 
 use crate::buffers::{Region, RegionId};
-use crate::io::backend::entry::{entry, outcome};
-use crate::io::backend::uring::{PAUSE, is_broken, new_ring};
-use crate::io::request::Transfer;
+use crate::io::backend::entry::entry;
+use crate::io::backend::local_ring::LocalRing;
+use crate::io::transfer::Transfer;
 
 const FILES_MAX: usize = 32;
 const REGIONS_MAX: usize = 1024;
@@ -36,7 +32,7 @@ const SUBMITTED_TOGETHER: usize = 4;
 pub(crate) type Ended = (u32, io::Result<usize>);
 
 pub(crate) struct FixedRing {
-    ring: ManuallyDrop<IoUring>,
+    ring: LocalRing,
     /// The descriptors that are registered, each by its index.
     files: Vec<RawFd>,
     can_register_files: bool,
@@ -48,10 +44,6 @@ pub(crate) struct FixedRing {
     last: usize,
     /// Pushed since the last submission.
     unsubmitted: usize,
-    /// What was pushed since the submission queue was last found empty.
-    queued: VecDeque<u32>,
-    /// R3 of `uring`.
-    broken: bool,
 }
 
 /// A region, by its index.
@@ -78,23 +70,14 @@ impl Registered {
     }
 }
 
-impl Drop for FixedRing {
-    fn drop(&mut self) {
-        if !self.broken {
-            // SAFETY: it is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.ring) };
-        }
-    }
-}
-
 impl FixedRing {
     pub(crate) fn new(depth: u32) -> io::Result<FixedRing> {
-        let ring = new_ring(depth.next_power_of_two())?;
+        let ring = LocalRing::new(depth.next_power_of_two())?;
         let can_register_files = ring.submitter().register_files_sparse(FILES_MAX as u32).is_ok();
         let can_register_regions =
             ring.submitter().register_buffers_sparse(REGIONS_MAX as u32).is_ok();
         Ok(FixedRing {
-            ring: ManuallyDrop::new(ring),
+            ring,
             files: Vec::with_capacity(FILES_MAX),
             can_register_files,
             regions: Vec::new(),
@@ -103,8 +86,6 @@ impl FixedRing {
             refused_bytes: 0,
             last: 0,
             unsubmitted: 0,
-            queued: VecDeque::with_capacity(2 * depth as usize),
-            broken: false,
         })
     }
 
@@ -129,61 +110,25 @@ impl FixedRing {
         };
         // SAFETY: the caller's promise.
         let buffer = region.and_then(|id| unsafe { self.region_index(id) });
-        let entry = entry(fd, flags, transfer, buffer).flags(fixed).user_data(number.into());
         // SAFETY: X1.
-        unsafe { self.ring.submission().push(&entry) }.expect("room for all");
-        self.queued.push_back(number);
+        unsafe { self.ring.push(number, entry(fd, flags, transfer, buffer).flags(fixed)) };
         self.unsubmitted += 1;
         if self.unsubmitted == SUBMITTED_TOGETHER {
-            self.enter(0);
+            self.unsubmitted = 0;
+            self.ring.enter(0);
         }
     }
 
     /// Whether it takes no more requests: nothing is to be pushed any more.
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken
-    }
-
-    /// Submits what is queued, and waits until `min` requests have ended; or finds that the ring is broken.
-    #[inline]
-    fn enter(&mut self, min: usize) {
-        self.unsubmitted = 0;
-        match self.ring.submit_and_wait(min) {
-            Err(error) if is_broken(&error) => self.broken = true,
-            // Another error says that submitting or waiting was interrupted, or that memory was short for
-            // a moment: what is queued or under way stays so (X1).
-            _ => {
-                if self.ring.submission().is_empty() {
-                    self.queued.clear();
-                }
-            }
-        }
+        self.ring.is_broken()
     }
 
     /// Submits what is queued, waits until `min` requests have ended, and tells of all that have.
     pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<Ended>) {
-        let before = ended.len();
-        loop {
-            if !self.broken {
-                self.enter(min);
-            }
-            let completions = self.ring.completion();
-            ended.extend(completions.map(|done| (done.user_data() as u32, outcome(done.result()))));
-            if self.broken {
-                let untaken = self.ring.submission().len().min(self.queued.len());
-                let cancelled = || Err(io::Error::from_raw_os_error(libc::ECANCELED));
-                let untaken = self.queued.len() - untaken;
-                ended.extend(self.queued.drain(untaken..).map(|number| (number, cancelled())));
-                self.queued.clear();
-            }
-            if ended.len() - before >= min {
-                return;
-            }
-            if self.broken {
-                std::thread::sleep(PAUSE);
-            }
-        }
+        self.unsubmitted = 0;
+        self.ring.wait(min, |number, outcome| ended.push_back((number, outcome)));
     }
 
     /// Forgets the files; none of their requests may be under way.

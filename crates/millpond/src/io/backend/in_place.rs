@@ -29,8 +29,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 use rustix::fs::OFlags;
 
-use crate::io::backend::Alignment;
-use crate::io::backend::descriptors::direct_alignment;
+use crate::io::backend::alignment::{Alignment, direct_alignment};
 
 /// What sets and clears the flag.
 pub(crate) trait Switch {
@@ -41,25 +40,25 @@ pub(crate) trait Switch {
 /// See the module header.
 #[derive(Default)]
 pub(crate) struct Gate {
-    inside: Mutex<Inside>,
+    inside: Mutex<Counts>,
     cleared: Condvar,
     /// The kernel has refused a direct transfer that should have been possible.
     refused: AtomicBool,
 }
 
 #[derive(Default)]
-struct Inside {
+struct Counts {
     direct: usize,
     plain: usize,
 }
 
 impl Gate {
-    fn inside(&self) -> MutexGuard<'_, Inside> {
+    fn inside(&self) -> MutexGuard<'_, Counts> {
         self.inside.lock().expect("no panic under the lock")
     }
 
     /// Lets a direct transfer in, unless somebody needs the flag clear, or it can't be set.
-    pub(crate) fn try_direct<'a, S: Switch>(&'a self, switch: &'a S) -> Option<Direct<'a, S>> {
+    pub(crate) fn try_direct<'a, S: Switch>(&'a self, switch: &'a S) -> Option<Inside<'a, S>> {
         let mut inside = self.inside();
         if inside.plain > 0 || self.is_refused() {
             return None;
@@ -70,7 +69,7 @@ impl Gate {
             return None;
         }
         inside.direct += 1;
-        Some(Direct { gate: self, switch })
+        Some(Inside { gate: self, switch })
     }
 
     /// G2: when this returns the flag is clear, until [`Gate::end_plain`].
@@ -103,12 +102,12 @@ impl Gate {
 }
 
 /// A direct transfer that is inside.
-pub(crate) struct Direct<'a, S: Switch> {
+pub(crate) struct Inside<'a, S: Switch> {
     gate: &'a Gate,
     switch: &'a S,
 }
 
-impl<S: Switch> Drop for Direct<'_, S> {
+impl<S: Switch> Drop for Inside<'_, S> {
     fn drop(&mut self) {
         let mut inside = self.gate.inside();
         inside.direct -= 1;

@@ -1,61 +1,64 @@
 //! Back ends: what carries out reads and writes below the cache.
 //!
-//! One trait, [`BackingFile`], and one conformance suite. `uring` and `threads` work on file
-//! descriptors, `memory` on bytes in memory, `sim` makes `memory` slow and faulty on purpose.
+//! One trait, [`BackingFile`], and one conformance suite (`sim::conformance`). `uring` and `threads` work
+//! on file descriptors; those that need none are in `sim`.
 
-pub(crate) mod uring;
+pub(crate) mod alignment;
 
-pub(crate) mod fixed_ring;
-
-pub(crate) mod shared_ring;
-
-mod entry;
-
-pub(crate) mod threads;
-
-pub(crate) mod memory;
-
-pub(crate) mod null;
-
-pub(crate) mod sim;
-
-pub(crate) mod descriptors;
+pub(crate) mod allocation;
 
 pub(crate) mod in_place;
 
-pub(crate) mod allocation;
+pub(crate) mod descriptors;
+
+pub(crate) mod descriptor_file;
+
+mod entry;
+
+mod ring;
+
+pub(crate) mod local_ring;
+
+pub(crate) mod fixed_ring;
+
+mod read_ring;
+
+pub(crate) mod driver;
+
+pub(crate) mod shared_ring;
+
+pub(crate) mod uring;
 
 mod aio;
 
 mod aio_reads;
 
-#[cfg(test)]
-mod conformance;
+pub(crate) mod readers;
+
+pub(crate) mod threads;
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use crate::io::backend::allocation::{Blocks, Company, Overwrites};
-use crate::io::backend::descriptors::Descriptors;
-use crate::io::request::{BackgroundRead, Transfer};
-
-/// What direct I/O needs; 1 where nothing needs to be aligned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Alignment {
-    pub(crate) memory_bytes: u32,
-    pub(crate) offset_bytes: u32,
-}
-
-impl Alignment {
-    pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
-}
+pub(crate) use crate::io::backend::alignment::Alignment;
+use crate::io::backend::allocation::{Blocks, Overwrites, alone};
+use crate::io::transfer::{BackgroundRead, Transfer};
 
 /// What to look for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seek {
     Data,
     Hole,
+}
+
+/// What a descriptor of a file is offered for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenedFor {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    /// Direct transfers as well, by further descriptions of the same file.
+    pub(crate) direct: bool,
 }
 
 /// A file as the cache sees it from above. What is provided is true where there are no descriptors.
@@ -70,21 +73,69 @@ pub(crate) trait BackingFile: Send + Sync {
     /// which must not be made to wait for other reads.
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead>;
 
+    /// The descriptor and flags for a transfer in a ring of the caller's, who keeps the file until it has
+    /// ended; `None` where there are none.
+    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        let _ = transfer;
+        None
+    }
+
+    /// How long one transfer of a batch should be at most, so that the device is kept busy.
+    fn transfer_bytes(&self) -> u64 {
+        1 << 20
+    }
+
+    /// Alignment that reads must have, and of a file that was opened for direct transfers, all of those.
+    fn alignment(&self, direct: bool) -> Alignment {
+        let _ = direct;
+        Alignment::NONE
+    }
+
+    /// Whether transfers go past the kernel's cache where they are aligned.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// Offers a descriptor of the file; gives it back unless it is kept.
-    fn attach(&self, fd: OwnedFd, read: bool, write: bool) -> io::Result<Option<OwnedFd>>;
+    ///
+    /// # Errors
+    ///
+    /// Of kind `InvalidInput` where it is for direct transfers, and the file system has none.
+    fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>>;
+
+    /// A descriptor that permits writing, if there is a file to write to; or else any.
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        let _ = writing;
+        None
+    }
+
+    /// Whether the file was opened for `writing`, or else for reading, by any of its handles.
+    fn permits(&self, writing: bool) -> bool {
+        let _ = writing;
+        true
+    }
+
+    /// Fails where the descriptors are no longer those of the file: a program may close all that it
+    /// has, and open others by the same numbers. Asked before what was written long ago is written
+    /// back.
+    fn verify(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Leaves the descriptors' flags as they were given, until it is set off as often as on: waits for
+    /// transfers that need others, and has later ones do without.
+    fn set_plain(&self, on: bool) {
+        let _ = on;
+    }
 
     fn len(&self) -> io::Result<u64>;
 
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Makes `len` bytes at `offset` read as zeros and gives up their space; the length stays.
-    /// After an error other than a refusal (EOPNOTSUPP, EBADF and the like) a part may have been
-    /// changed.
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
-
-    /// Makes `len` bytes at `offset` read as zeros and keeps or reserves their space; the length
-    /// stays. Errors as for `punch`.
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Makes `len` bytes at `offset` read as zeros, and keeps or reserves their space, or else gives it up;
+    /// the length stays. After an error other than a refusal (EOPNOTSUPP, EBADF and the like) a part may
+    /// have been changed.
+    fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()>;
 
     /// Reserves space for `len` bytes at `offset`; no byte changes. The file becomes as long as the
     /// range reaches unless `keep_size`; after an error, too, it may have grown.
@@ -107,114 +158,22 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(Blocks { there_until: hole.unwrap_or(start), own_until: u64::MAX })
     }
 
-    /// Who else may make the file longer.
-    fn company(&self) -> Company {
-        Company::Alone
-    }
-
     /// Gives up the space beyond the end of a file that is `len` bytes long, unless another process can
     /// make it longer meanwhile. `leased`: none can.
+    ///
+    /// There is no call that cuts what lies beyond the end, and nothing else: to cut the file to the length
+    /// it has is one, if nobody can append between the look at the length and that. (To punch a hole beyond
+    /// the end does nothing on ext4, and takes an append's bytes elsewhere.)
     fn give_back(&self, len: u64, leased: bool) {
-        let _ = leased;
-        if self.len().is_ok_and(|now| now == len) {
-            // Where it fails, the file has blocks beyond its end, as after `fallocate`.
-            let _ = self.set_len(len);
+        let cut = || {
+            if self.len().is_ok_and(|now| now == len) {
+                // Where it fails, the file has blocks beyond its end, as after `fallocate`.
+                let _ = self.set_len(len);
+            }
+        };
+        match self.descriptor(true) {
+            Some(fd) if !leased => drop(alone(fd, cut)),
+            _ => cut(),
         }
     }
-
-    /// Asks for the errors that closing a descriptor of the file would tell of.
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Fails where the descriptors are no longer those of the file: a program may close all that it
-    /// has, and open others by the same numbers. Asked before what was written long ago is written
-    /// back.
-    fn verify(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Whether a write that is not durable may be told of an error of earlier ones, as on NFS. Asked after
-    /// an error.
-    fn tells_of_others(&self) -> bool {
-        false
-    }
-
-    /// When the inode was made, in seconds and nanoseconds, where that can be told: with its number, what
-    /// tells it from others.
-    fn made(&self) -> Option<(i64, u32)> {
-        None
-    }
-
-    /// A descriptor that permits writing, if there is a file to write to.
-    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// Whether the file was opened for `writing`, or else for reading, by any of its handles.
-    fn permits(&self, writing: bool) -> bool {
-        let _ = writing;
-        true
-    }
-
-    /// Alignment that reads must have. Writes may have any.
-    fn read_alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
-    /// Makes ready for direct transfers, by way of a descriptor of the file that permits them.
-    ///
-    /// # Errors
-    ///
-    /// Of kind `InvalidInput` where the file system has no direct I/O.
-    fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
-        let _ = (fd, read, write);
-        Ok(())
-    }
-
-    /// The descriptors, for who has a ring.
-    fn descriptors(&self) -> Option<&Descriptors> {
-        None
-    }
-
-    /// Alignment that direct transfers must have, once made ready for.
-    fn direct_alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
-    /// How long one transfer of a batch should be at most, so that the device is kept busy.
-    fn transfer_bytes(&self) -> u64 {
-        1 << 20
-    }
-
-    /// Leaves the descriptors' flags as they were given, until [`BackingFile::end_plain`]: waits for
-    /// transfers that need others, and has later ones do without.
-    fn begin_plain(&self) {}
-
-    /// Ends what [`BackingFile::begin_plain`] began.
-    fn end_plain(&self) {}
-
-    /// Whether transfers go past the kernel's cache where they are aligned.
-    fn is_direct(&self) -> bool {
-        false
-    }
-}
-
-/// Spawns a thread that takes no signals: they belong to the program's own threads. Save those of
-/// memory faults, which a copy to a caller's memory may raise here as well ([`crate::fault`]).
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let mut all = std::mem::MaybeUninit::uninit();
-    let mut old = std::mem::MaybeUninit::uninit();
-    // SAFETY: `all` and `old` are valid for the calls, and initialised by them; the mask of this
-    // thread is restored below.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
-        libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
-        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), old.as_mut_ptr());
-    }
-    let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
-    // SAFETY: `old` was initialised above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    spawned.map(drop)
 }

@@ -1,9 +1,9 @@
 //! Lists and positions in them against a flat model, driven by bytes: a fuzz target's
 //! (`fuzz/fuzz_targets/segments.rs`), and of a test with random ones.
 
-use crate::io::request::{Direction, Transfer};
 use crate::io::segment::{Misalignment, SegmentIter};
 use crate::io::segment_list::RawList;
+use crate::io::transfer::{Direction, Transfer};
 
 /// The next number; 0 at the end of the input.
 fn take(input: &mut &[u8]) -> u64 {

@@ -6,11 +6,11 @@ use std::sync::mpsc::channel;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::retry_on_intr;
 
-use crate::io::backend::spawn as spawn_thread;
 use crate::survival::keeper::clients::{Client, Connection, Keeper, Message};
 use crate::survival::keeper::replay::{Dead, replay};
 use crate::survival::keeper::report::{FileReport, Report};
 use crate::survival::keeper::target::Adopted;
+use crate::thread::spawn as spawn_thread;
 
 impl Keeper {
     /// Buries all whose process is dead.

@@ -15,13 +15,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::SocketFlags;
 
-use crate::io::backend::spawn as spawn_thread;
 use crate::survival::keeper::life::Life;
 use crate::survival::keeper::memory::Memory;
 use crate::survival::keeper::report::Report;
 use crate::survival::keeper::target::{Adopted, Identity, Medium};
 use crate::survival::mark::Mark;
 use crate::survival::wire::{self, KeeperRequest, Peer};
+use crate::thread::spawn as spawn_thread;
 
 /// Connections whose request has not come yet; the oldest goes when there are more. A quarter of
 /// the descriptors that a process has as a rule.

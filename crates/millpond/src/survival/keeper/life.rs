@@ -12,8 +12,8 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
-use crate::io::backend::spawn;
 use crate::survival::life::{OWNER, PAGE_BYTES, Page};
+use crate::thread::spawn;
 
 /// A keeper's life, as it leads it: until this is dropped, or the process ends.
 pub(super) struct Life {

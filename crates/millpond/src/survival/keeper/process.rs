@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::io::backend::spawn as spawn_thread;
 use crate::survival::keeper::report::Report;
 use crate::survival::keeper::server::Server;
 use crate::survival::wire::Address;
+use crate::thread::spawn as spawn_thread;
 
 /// How long a keeper that is done waits for somebody to read what it says.
 const SAYING_PATIENCE: Duration = Duration::from_secs(10);

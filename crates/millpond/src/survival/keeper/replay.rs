@@ -40,7 +40,6 @@ use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 
-use crate::io::backend::spawn;
 use crate::survival::keeper::dirty::{DirtyPage, DirtyPages, size_of};
 use crate::survival::keeper::memory::Memory;
 use crate::survival::keeper::pieces::{Batch, Clip, Piece, count_pages};
@@ -49,6 +48,7 @@ use crate::survival::keeper::rescue::{self, Origin, Rescue};
 use crate::survival::keeper::target::{Adopted, Writer};
 use crate::survival::keeper::write::{PieceWriter, Retries, Written};
 use crate::survival::layout::{FileEntryWords, Intent, OpWords};
+use crate::thread::spawn;
 
 /// How long failures are retried, for each file.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::io::backend::sim::disk::Disk;
-use crate::io::backend::sim::split_mix;
-use crate::io::request::{Direction, Transfer};
+use crate::io::transfer::{Direction, Transfer};
+use crate::sim::disk::Disk;
+use crate::sim::random::split_mix;
 
 /// A write that a simulated device was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,13 +7,14 @@
 //! Argued: a length is one word, and says nothing of other memory.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, OnceLock};
 
-use crate::io::backend::{Alignment, BackingFile, Seek, memory};
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sim::memory;
 
 /// What direct I/O to it must be aligned to: as for a device with small blocks.
 const ALIGNMENT: Alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
@@ -59,7 +60,7 @@ impl BackingFile for NullFile {
         Ok(())
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
     }
 
@@ -72,11 +73,7 @@ impl BackingFile for NullFile {
         Ok(())
     }
 
-    fn punch(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn zero(&self, _offset: u64, _len: u64) -> io::Result<()> {
+    fn zero(&self, _: u64, _: u64, _: bool) -> io::Result<()> {
         Ok(())
     }
 
@@ -96,11 +93,7 @@ impl BackingFile for NullFile {
         Ok(())
     }
 
-    fn attach_direct(&self, _fd: BorrowedFd<'_>, _read: bool, _write: bool) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn direct_alignment(&self) -> Alignment {
-        ALIGNMENT
+    fn alignment(&self, direct: bool) -> Alignment {
+        if direct { ALIGNMENT } else { Alignment::NONE }
     }
 }

@@ -9,15 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::io::backend::memory::MemoryFile;
-use crate::io::backend::sim::{SimFile, SimOptions};
-use crate::io::backend::threads::{Pool, ThreadsFile};
-use crate::io::backend::uring::{self, Driver, UringFile};
-use crate::io::backend::{BackingFile, Seek};
+use crate::io::backend::descriptors::{self, Backing};
+use crate::io::backend::driver::Driver;
+use crate::io::backend::local_ring::probe;
+use crate::io::backend::threads::{Threads, ThreadsFile};
+use crate::io::backend::uring::UringFile;
+use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
-use crate::io::request::{self, BackgroundRead, Direction, Transfer};
+use crate::io::request;
 use crate::io::segment::Segment;
-use crate::options::Backing;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sim::memory::MemoryFile;
+use crate::sim::{SimFile, SimOptions};
 
 const BLOCK: usize = 4096;
 
@@ -56,6 +59,10 @@ impl Memory {
     }
 }
 
+fn offered(read: bool, write: bool) -> OpenedFor {
+    OpenedFor { read, write, direct: false }
+}
+
 /// A back end and how to make a file of it.
 struct Subject {
     name: &'static str,
@@ -74,18 +81,18 @@ impl Drop for Subject {
 /// One of each, over a new file that holds `content`.
 fn subjects(content: &[u8]) -> Vec<Subject> {
     let mut all = Vec::new();
-    let mut add = |name, make: &dyn Fn(&OwnedFd, &Arc<Pool>) -> io::Result<Made>| {
+    let mut add = |name, make: &dyn Fn(&OwnedFd, &Arc<Threads>) -> io::Result<Made>| {
         let dir = tempfile::tempdir_in(target_dir()).unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, content).unwrap();
         let fd: OwnedFd =
             std::fs::File::options().read(true).write(true).open(&path).unwrap().into();
-        let pool: Arc<Pool> = Arc::default();
-        match make(&fd, &pool) {
+        let threads: Arc<Threads> = Arc::default();
+        match make(&fd, &threads) {
             Ok((file, driver)) => {
-                file.attach(fd, true, true).unwrap();
+                file.attach(fd, offered(true, true)).unwrap();
                 let stop = Box::new(move || {
-                    pool.stop();
+                    threads.stop();
                     driver.iter().for_each(|driver| driver.stop());
                 });
                 all.push(Subject { name, file, path, stop, _dir: dir });
@@ -99,7 +106,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("uring, uncached", Backing::Uncached),
     ] {
         add(name, &|fd, _| {
-            uring::probe()?;
+            probe()?;
             let driver = Arc::new(Driver::new()?);
             let file = UringFile::new(fd.as_fd(), backing, &driver, &Arc::default())?;
             Ok((Arc::new(file), Some(driver)))
@@ -111,19 +118,21 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("threads, direct in place", Backing::DirectInPlace),
         ("threads, uncached", Backing::Uncached),
     ] {
-        add(name, &|fd, pool| {
-            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, pool, &Arc::default())?), None))
+        add(name, &|fd, threads| {
+            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, threads, &Arc::default())?), None))
         });
     }
-    add("memory", &|_, pool| Ok((Arc::new(MemoryFile::new(content.to_vec(), pool)), None)));
-    add("sim", &|_, pool| {
-        let options = SimOptions::new(1).delay_us_max(20).short_per_mille(500);
-        Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
+    add("memory", &|_, threads| {
+        Ok((Arc::new(MemoryFile::new(content.to_vec(), &threads.readers)), None))
     });
-    add("sim, watched", &|_, pool| {
+    add("sim", &|_, threads| {
+        let options = SimOptions::new(1).delay_us_max(20).short_per_mille(500);
+        Ok((Arc::new(SimFile::new(content.to_vec(), &options, &threads.readers)), None))
+    });
+    add("sim, watched", &|_, threads| {
         let options = SimOptions::new(2).short_per_mille(500);
         let _ = options.device();
-        Ok((Arc::new(SimFile::new(content.to_vec(), &options, pool)), None))
+        Ok((Arc::new(SimFile::new(content.to_vec(), &options, &threads.readers)), None))
     });
     all
 }
@@ -236,7 +245,7 @@ fn vectors_of_any_length_go_through() {
                 // Direct reads want aligned pieces.
                 let aligned = len.next_multiple_of(BLOCK);
                 let mut back = Memory::zeroed(aligned);
-                let piece = if file.read_alignment().offset_bytes > 1 { BLOCK } else { piece };
+                let piece = if file.alignment(false).offset_bytes > 1 { BLOCK } else { piece };
                 let segments = back.segments(piece);
                 let (moved, error) = transfer(file, Direction::Read, 0, &segments);
                 assert!(error.is_none() && moved >= len as u64, "{}: {error:?}", subject.name);
@@ -283,7 +292,7 @@ fn lengths_change_and_new_bytes_are_zero() {
         assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0));
         file.sync(true).unwrap();
         file.sync(false).unwrap();
-        file.flush().unwrap();
+        file.descriptor(true).map_or(Ok(()), descriptors::flush).unwrap();
     }
 }
 
@@ -317,11 +326,7 @@ fn punched_and_zeroed_bytes_are_zero() {
             (30 * BLOCK, BLOCK),
         ];
         for (number, (offset, len)) in ranges.into_iter().enumerate() {
-            let outcome = if number % 2 == 0 {
-                file.punch(offset as u64, len as u64)
-            } else {
-                file.zero(offset as u64, len as u64)
-            };
+            let outcome = file.zero(offset as u64, len as u64, number % 2 == 1);
             if let Err(error) = outcome {
                 assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{name}: {error}");
                 crate::skip::skip(format_args!("{name}: {error}"));
@@ -364,7 +369,7 @@ fn seeks_find_data_and_holes() {
     const BLOCKS: usize = 64;
     for subject in subjects(&content(BLOCKS * BLOCK)) {
         let (file, name) = (&*subject.file, subject.name);
-        let punched = file.punch(16 * BLOCK as u64, 32 * BLOCK as u64);
+        let punched = file.zero(16 * BLOCK as u64, 32 * BLOCK as u64, false);
         let bytes = read(file, 0, BLOCKS * BLOCK);
         let (mut at, mut holes) = (0, 0);
         while let Some(data) = file.seek(at, Seek::Data).unwrap() {
@@ -392,18 +397,18 @@ fn seeks_find_data_and_holes() {
 fn seeks_use_a_description_of_their_own() {
     let dir = tempfile::tempdir_in(target_dir()).unwrap();
     let path = dir.path().join("file");
-    let pool: Arc<Pool> = Arc::default();
+    let threads: Arc<Threads> = Arc::default();
     for (read, write) in [(true, false), (false, true), (true, true)] {
         std::fs::write(&path, content(BLOCK)).unwrap();
         let opened = std::fs::File::options().read(read).write(write).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
-            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &pool, &Arc::default()) else {
+            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &threads, &Arc::default()) else {
                 crate::skip::skip(format_args!("{backing:?}"));
                 continue;
             };
-            file.attach(fd.try_clone().unwrap(), read, write).unwrap();
+            file.attach(fd.try_clone().unwrap(), offered(read, write)).unwrap();
             assert_eq!(file.seek(1, Seek::Data).unwrap(), Some(1));
             assert_eq!(file.seek(1, Seek::Hole).unwrap(), Some(BLOCK as u64));
             assert_eq!(rustix::fs::tell(&fd).unwrap(), 0, "the offset moved");
@@ -434,7 +439,6 @@ fn background_reads(wanted: bool, together: bool) {
             let segments = memory.segments(BLOCK).into();
             let send = send.clone();
             let read = BackgroundRead {
-                ring: None,
                 direct: false,
                 wanted,
                 offset: (at * BLOCK) as u64,
@@ -534,17 +538,17 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let dir = tempfile::tempdir_in(target_dir()).unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, content(BLOCK)).unwrap();
-    let pool: Arc<Pool> = Arc::default();
+    let threads: Arc<Threads> = Arc::default();
     let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
     assert!(fd.as_raw_fd() >= 0);
-    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &pool, &Arc::default()).unwrap();
-    assert!(file.attach(fd, true, false).unwrap().is_none());
+    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &threads, &Arc::default()).unwrap();
+    assert!(file.attach(fd, offered(true, false)).unwrap().is_none());
     assert!(file.permits(false) && !file.permits(true));
     let mut memory = Memory::new(BLOCK, |_| 9);
     let (moved, error) = transfer(&file, Direction::Write, 0, &memory.segments(BLOCK));
     assert_eq!((moved, error.unwrap().raw_os_error()), (0, Some(libc::EBADF)));
     assert!(file.set_len(0).is_err());
-    let refused = [file.punch(0, 1), file.zero(0, 1), file.allocate(0, 1, true)];
+    let refused = [file.zero(0, 1, false), file.zero(0, 1, true), file.allocate(0, 1, true)];
     for outcome in refused {
         assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EBADF));
     }

@@ -1,4 +1,7 @@
-//! A simulated device: memory, made slow, unordered and faulty by a seed.
+//! Back ends without files, with the feature `sim`: for tests, and to measure the way to a back end.
+//!
+//! `memory` keeps the bytes of a file, `null` moves none. Here: a simulated device, which is memory, made
+//! slow, unordered and faulty by a seed.
 //!
 //! The faults of one file follow from the seed and the order in which its transfers come, so a
 //! single-threaded test replays exactly. `disk` says what is stored, and what a failed sync or a
@@ -8,20 +11,76 @@ mod device;
 
 mod disk;
 
+pub(crate) mod memory;
+
+mod null;
+
+mod random;
+
+#[cfg(test)]
+mod conformance;
+
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::io::backend::descriptors::made;
-use crate::io::backend::memory;
-use crate::io::backend::threads::Pool;
-use crate::io::backend::{BackingFile, Seek};
-use crate::io::request::{BackgroundRead, Direction, Transfer};
-use disk::Disk;
+use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
+use crate::io::pool::Pool;
+use crate::io::request;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sim::disk::Disk;
+use crate::sim::memory::MemoryFile;
+use crate::sim::null::NullFile;
+use crate::sim::random::split_mix;
 
-pub use device::{SimDevice, SimWrite};
+pub use crate::sim::device::{SimDevice, SimWrite};
+
+/// Which of them an engine has.
+pub(crate) enum Simulated {
+    Memory,
+    Sim(SimOptions),
+    Null,
+}
+
+impl Simulated {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Simulated::Memory => "memory",
+            Simulated::Sim(_) => "sim",
+            Simulated::Null => "null",
+        }
+    }
+
+    pub(crate) fn open(
+        &self,
+        fd: &OwnedFd,
+        readers: &Arc<Pool>,
+    ) -> io::Result<Arc<dyn BackingFile>> {
+        Ok(match self {
+            Simulated::Memory => Arc::new(MemoryFile::new(file_contents(fd)?, readers)),
+            Simulated::Sim(options) => Arc::new(SimFile::new(file_contents(fd)?, options, readers)),
+            Simulated::Null => Arc::new(NullFile::new(file_size(fd)?)),
+        })
+    }
+}
+
+fn file_size(fd: &OwnedFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_size as u64)
+}
+
+fn file_contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; file_size(fd)? as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pread(fd, &mut bytes[done..], done as u64)? {
+            0 => break,
+            moved => done += moved,
+        }
+    }
+    Ok(bytes)
+}
 
 /// What a simulated device does to the transfers it is given.
 #[derive(Debug, Clone)]
@@ -107,15 +166,6 @@ impl SimOptions {
     }
 }
 
-/// The next number: SplitMix64 (Steele et al., OOPSLA 2014).
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 pub(crate) struct SimFile {
     disk: Arc<Mutex<Disk>>,
     /// The file's number on the device.
@@ -124,11 +174,11 @@ pub(crate) struct SimFile {
     random: Mutex<u64>,
     /// Keeps the inode, by which the registry knows the file, from being another file's.
     inode: OnceLock<OwnedFd>,
-    pool: Arc<Pool>,
+    readers: Arc<Pool>,
 }
 
 impl SimFile {
-    pub(crate) fn new(bytes: Vec<u8>, options: &SimOptions, pool: &Arc<Pool>) -> SimFile {
+    pub(crate) fn new(bytes: Vec<u8>, options: &SimOptions, readers: &Arc<Pool>) -> SimFile {
         let (number, disk) = options.device.open(bytes);
         SimFile {
             disk,
@@ -136,7 +186,7 @@ impl SimFile {
             options: options.clone(),
             random: Mutex::new(options.seed),
             inode: OnceLock::new(),
-            pool: Arc::clone(pool),
+            readers: Arc::clone(readers),
         }
     }
 
@@ -304,11 +354,11 @@ impl BackingFile for SimFile {
             // A device that has no slot free.
             return Err(read);
         }
-        let pool = Arc::clone(&self.pool);
-        pool.start(self, read)
+        let readers = Arc::clone(&self.readers);
+        readers::start(&readers, read, move |read| request::try_one(&*self, read))
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
     }
 
@@ -316,8 +366,8 @@ impl BackingFile for SimFile {
         Ok(self.disk().len())
     }
 
-    fn made(&self) -> Option<(i64, u32)> {
-        made(self.inode.get()?.as_fd())
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        self.inode.get().filter(|_| !writing).map(|fd| fd.as_fd())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -331,11 +381,7 @@ impl BackingFile for SimFile {
         self.disk().set_len(len)
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.clear(offset, len)
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn zero(&self, offset: u64, len: u64, _: bool) -> io::Result<()> {
         self.clear(offset, len)
     }
 
@@ -377,7 +423,7 @@ mod tests {
     use crate::io::segment::Segment;
 
     fn file(content: &[u8], options: &SimOptions) -> Arc<SimFile> {
-        Arc::new(SimFile::new(content.to_vec(), options, &Arc::default()))
+        Arc::new(SimFile::new(content.to_vec(), options, &readers::readers()))
     }
 
     fn try_writes(file: &SimFile, memory: &mut [u8], writes: &[(u64, usize)]) -> Vec<Option<i32>> {

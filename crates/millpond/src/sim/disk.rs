@@ -19,8 +19,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use crate::io::backend::memory;
-use crate::io::request::{Direction, Transfer};
+use crate::io::transfer::{Direction, Transfer};
+use crate::sim::memory;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
 /// Versions kept of a sector (D2).
@@ -289,7 +289,7 @@ mod tests {
 
     fn random(seed: u64) -> impl FnMut(u64) -> u64 {
         let mut state = seed;
-        move |below| super::super::split_mix(&mut state) % below.max(1)
+        move |below| crate::sim::random::split_mix(&mut state) % below.max(1)
     }
 
     /// Everything that 2,000 crashes leave.

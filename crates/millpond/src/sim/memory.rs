@@ -4,20 +4,25 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::io::backend::threads::Pool;
-use crate::io::backend::{BackingFile, Seek};
-use crate::io::request::{BackgroundRead, Direction, Transfer};
+use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
+use crate::io::pool::Pool;
+use crate::io::request;
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 
 pub(crate) struct MemoryFile {
     bytes: Mutex<Vec<u8>>,
     /// Keeps the inode, by which the registry knows the file, from being another file's.
     inode: OnceLock<OwnedFd>,
-    pool: Arc<Pool>,
+    readers: Arc<Pool>,
 }
 
 impl MemoryFile {
-    pub(crate) fn new(bytes: Vec<u8>, pool: &Arc<Pool>) -> MemoryFile {
-        MemoryFile { bytes: Mutex::new(bytes), inode: OnceLock::new(), pool: Arc::clone(pool) }
+    pub(crate) fn new(bytes: Vec<u8>, readers: &Arc<Pool>) -> MemoryFile {
+        MemoryFile {
+            bytes: Mutex::new(bytes),
+            inode: OnceLock::new(),
+            readers: Arc::clone(readers),
+        }
     }
 
     fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
@@ -33,11 +38,11 @@ impl BackingFile for MemoryFile {
     }
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        let pool = Arc::clone(&self.pool);
-        pool.start(self, read)
+        let readers = Arc::clone(&self.readers);
+        readers::start(&readers, read, move |read| request::try_one(&*self, read))
     }
 
-    fn attach(&self, fd: OwnedFd, _read: bool, _write: bool) -> io::Result<Option<OwnedFd>> {
+    fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
     }
 
@@ -49,12 +54,7 @@ impl BackingFile for MemoryFile {
         set_len(&mut self.bytes(), len)
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        clear(&mut self.bytes(), offset, len);
-        Ok(())
-    }
-
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn zero(&self, offset: u64, len: u64, _: bool) -> io::Result<()> {
         clear(&mut self.bytes(), offset, len);
         Ok(())
     }

@@ -1,0 +1,45 @@
+//! What direct I/O must be aligned to.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+/// What direct I/O needs; 1 where nothing needs to be aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    pub(crate) memory_bytes: u32,
+    pub(crate) offset_bytes: u32,
+}
+
+impl Alignment {
+    pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
+}
+
+/// That of a file, as its file system tells.
+///
+/// # Errors
+///
+/// Of kind `InvalidInput` where it has no direct I/O.
+pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
+    let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        // Before Linux 6.1, or a file system that does not tell: a page serves everywhere.
+        return Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 });
+    }
+    let wanted = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
+    if stat.stx_dio_offset_align == 0 || wanted > 4096 {
+        let (offset, memory) = (stat.stx_dio_offset_align, stat.stx_dio_mem_align);
+        let what = format!("its alignment is {offset}, of memory {memory}, and must be 1 to 4096");
+        return Err(no_direct(&what));
+    }
+    Ok(Alignment {
+        memory_bytes: stat.stx_dio_mem_align.max(1),
+        offset_bytes: stat.stx_dio_offset_align,
+    })
+}
+
+pub(crate) fn no_direct(why: &str) -> io::Error {
+    let what = format!("no direct I/O on this file or file system: {why}");
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}

@@ -1,0 +1,196 @@
+//! Transfers by the descriptors of a file: which of them, with which flags, and by plain system calls.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::io::backend::aio::{AioRequest, Contexts};
+use crate::io::backend::alignment::Alignment;
+use crate::io::backend::descriptors::{Descriptors, RWF_NOAPPEND, can_ignore_append};
+use crate::io::backend::in_place::Inside;
+use crate::io::batch;
+use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
+
+/// Drop what was moved from the kernel's cache (Linux 6.14).
+const RWF_DONTCACHE: i32 = 0x80;
+
+impl Descriptors {
+    /// The descriptor and flags with which `transfer` goes to the kernel.
+    pub(crate) fn route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
+        let own = match transfer.direction {
+            Direction::Read => &self.direct_read,
+            Direction::Write => &self.direct_write,
+        };
+        let alignment = match transfer.direct {
+            true => self.handles_direct.get().copied(),
+            false => self.direct.filter(|_| self.in_place.is_none()),
+        };
+        // The last block that a file can have is one byte short (see `Transfer::new`).
+        let is_last = transfer.offset + transfer.segments.left() == i64::MAX as u64;
+        let is_direct = alignment.is_some_and(|alignment| {
+            let is_whole = transfer.direction == Direction::Read && !is_last;
+            is_whole || is_aligned(transfer, alignment)
+        });
+        if !is_direct {
+            self.transfers.add(transfer.direction, false);
+            return self.plain_route(transfer);
+        }
+        let fd = own.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        if transfer.direction == Direction::Read && !transfer.direct {
+            // As for `verify`; once for reads that go out together. Relaxed: a thread finds its own
+            // batch's number only if it has left it there itself, after a look.
+            let batch = batch::number();
+            if batch.is_none_or(|batch| self.checked_in.load(Relaxed) != batch) {
+                self.check(fd)?;
+                self.checked_in.store(batch.unwrap_or(0), Relaxed);
+            }
+        }
+        self.transfers.add(transfer.direction, true);
+        Ok((fd.as_raw_fd(), durable_flag(transfer)))
+    }
+
+    /// The same for a transfer in a ring; `None` if it can't be in one: the kernel looks at the flags of a
+    /// description when it gets round to the transfer, which are to be the ones that it needs.
+    pub(crate) fn ring_route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        (transfer.direct || self.in_place.is_none()).then(|| self.route(transfer))
+    }
+
+    /// The same, by the caller's descriptors.
+    fn plain_route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
+        let (fd, flags) = match transfer.direction {
+            Direction::Read => (&self.read, 0),
+            // O_APPEND may be set at any time, by whoever shares the description.
+            Direction::Write if can_ignore_append() => (&self.write, RWF_NOAPPEND),
+            Direction::Write => (&self.write, 0),
+        };
+        let fd = fd.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        Ok((fd.as_raw_fd(), flags | durable_flag(transfer)))
+    }
+
+    /// One attempt at each transfer, one after the other.
+    pub(crate) fn try_each(&self, batch: &mut [Transfer<'_>]) {
+        for transfer in batch {
+            transfer.set(self.try_one(transfer));
+        }
+    }
+
+    /// One attempt at each transfer, all at once; false: they are not all direct ones in place, or it
+    /// can't be done, and nothing was.
+    pub(crate) fn try_at_once(&self, contexts: &Contexts, batch: &mut [Transfer<'_>]) -> bool {
+        let (Some(gate), Some(alignment)) = (&self.in_place, self.direct) else { return false };
+        if !batch.iter().all(|transfer| is_aligned(transfer, alignment)) {
+            return false;
+        }
+        let Some(_inside) = gate.try_direct(self) else { return false };
+        let mut requests = Vec::with_capacity(batch.len());
+        for transfer in &*batch {
+            let Ok((fd, flags)) = self.plain_route(transfer) else { return false };
+            requests.push(AioRequest::new(transfer, fd, flags));
+        }
+        let Some(outcomes) = contexts.try_all(&requests) else { return false };
+        for (transfer, outcome) in batch.iter_mut().zip(outcomes) {
+            self.transfers.add(transfer.direction, true);
+            transfer.set(outcome.map_err(|error| match error.raw_os_error() {
+                // To be tried again, alone, which sees to these.
+                Some(libc::EINVAL | libc::EFAULT) => io::Error::from_raw_os_error(libc::EAGAIN),
+                _ => error,
+            }));
+        }
+        true
+    }
+
+    /// The descriptor and flags with which `read` goes to the kernel as a direct one, and what is to be
+    /// kept until the kernel has taken it; `None` if it can't be one. The kernel looks at the flags of
+    /// the description as it takes a request, and not again.
+    pub(crate) fn direct_route(
+        &self,
+        read: &Transfer<'_>,
+    ) -> Option<(RawFd, i32, Option<Inside<'_, Descriptors>>)> {
+        if !is_aligned(read, self.direct?) {
+            return None;
+        }
+        let Some(gate) = &self.in_place else {
+            let (fd, flags) = self.route(read).ok()?;
+            return Some((fd, flags, None));
+        };
+        let inside = gate.try_direct(self)?;
+        let (fd, flags) = self.plain_route(read).ok()?;
+        self.transfers.add(read.direction, true);
+        Some((fd, flags, Some(inside)))
+    }
+
+    /// One attempt by one system call.
+    pub(crate) fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
+        let (Some(gate), Some(alignment), false) = (&self.in_place, self.direct, transfer.direct)
+        else {
+            let (fd, flags) = self.route(transfer)?;
+            return self.call(transfer, fd, flags);
+        };
+        let (fd, flags) = self.plain_route(transfer)?;
+        if is_aligned(transfer, alignment) && !gate.is_refused() {
+            // Without, it goes as the flag happens to be: either will do.
+            let inside = gate.try_direct(self);
+            match self.call(transfer, fd, flags) {
+                // Some file systems take the flag, and then refuse.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => gate.refuse(),
+                // Of memory that is bad in part, the kernel's cache takes the good part.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {}
+                moved => {
+                    self.transfers.add(transfer.direction, inside.is_some());
+                    return moved;
+                }
+            }
+        }
+        let _plain = gate.plain();
+        self.transfers.add(transfer.direction, false);
+        self.call(transfer, fd, flags)
+    }
+
+    fn call(&self, transfer: &Transfer<'_>, fd: RawFd, flags: i32) -> io::Result<usize> {
+        let front = transfer.segments.front(SEGMENTS_MAX);
+        let segments = front.as_slice();
+        let (iovecs, count) = (segments.as_ptr().cast::<libc::iovec>(), segments.len());
+        let (low, high) = (transfer.offset, 0u64);
+        let number = match transfer.direction {
+            Direction::Read => libc::SYS_preadv2,
+            Direction::Write => libc::SYS_pwritev2,
+        };
+        let call = |flags: i32| {
+            // The raw system call: a library that takes the place of libc's functions sees nothing.
+            // SAFETY: the segments describe memory that is valid for the transfer; where it may
+            // fault, the kernel says EFAULT.
+            let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
+            if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
+        };
+        // The kernel, the file system or a sandbox does not know a flag.
+        let is_refused = |moved: &io::Result<usize>| {
+            moved.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
+        };
+        if self.uncached.load(Relaxed) {
+            let moved = call(flags | RWF_DONTCACHE);
+            if !is_refused(&moved) {
+                return moved;
+            }
+            self.uncached.store(false, Relaxed);
+        }
+        let moved = call(flags);
+        if transfer.durable && is_refused(&moved) {
+            let moved = call(flags & !libc::RWF_DSYNC)?;
+            // SAFETY: open for as long as the descriptors, which the caller has.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            rustix::io::retry_on_intr(|| rustix::fs::fdatasync(fd))?;
+            return Ok(moved);
+        }
+        moved
+    }
+}
+
+fn durable_flag(transfer: &Transfer<'_>) -> i32 {
+    if transfer.durable { libc::RWF_DSYNC } else { 0 }
+}
+
+fn is_aligned(transfer: &Transfer<'_>, alignment: Alignment) -> bool {
+    let found = transfer.segments.misalignment();
+    (transfer.offset as u32 | found.len) & (alignment.offset_bytes - 1) == 0
+        && found.base & (alignment.memory_bytes - 1) == 0
+}

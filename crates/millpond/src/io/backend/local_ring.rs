@@ -1,0 +1,134 @@
+//! A ring of one thread, which waits for what it submits: several transfers at once.
+//!
+//! It is empty whenever its thread does something else, so nobody has to look after it. For rules R1 to R3
+//! see [`ring`](crate::io::backend::ring). A failed submission changes nothing: the kernel may have seen any
+//! part of what was queued, and nothing of it is taken back.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, Submitter, opcode, squeue, types};
+use rustix::fs::{Mode, OFlags};
+
+use crate::io::backend::ring::{PAUSE, is_broken, new_ring, outcome};
+
+pub(crate) struct LocalRing {
+    ring: ManuallyDrop<IoUring>,
+    /// What was pushed since the submission queue was last found empty.
+    queued: VecDeque<u32>,
+    /// Why it is broken (ring.R3).
+    broken: Option<i32>,
+}
+
+impl Drop for LocalRing {
+    fn drop(&mut self) {
+        if self.broken.is_none() {
+            // SAFETY: it is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
+    }
+}
+
+impl LocalRing {
+    /// With room for so many transfers.
+    pub(crate) fn new(entries: u32) -> io::Result<LocalRing> {
+        Ok(LocalRing {
+            ring: ManuallyDrop::new(new_ring(entries, 2 * entries)?),
+            queued: VecDeque::with_capacity(2 * entries as usize),
+            broken: None,
+        })
+    }
+
+    pub(crate) fn submitter(&self) -> Submitter<'_> {
+        self.ring.submitter()
+    }
+
+    /// Whether it takes no more: nothing is to be pushed any more.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Queues what will be known by `number`. There is room: no more may be under way than the ring was made
+    /// for.
+    ///
+    /// # Safety
+    ///
+    /// R1, for all that the entry names, its descriptor included.
+    #[inline]
+    pub(crate) unsafe fn push(&mut self, number: u32, entry: squeue::Entry) {
+        // SAFETY: the caller's promise.
+        unsafe { self.ring.submission().push(&entry.user_data(number.into())) }
+            .expect("room for all");
+        self.queued.push_back(number);
+    }
+
+    /// Submits what is queued, and waits until `min` have ended; or finds that the ring is broken.
+    #[inline]
+    pub(crate) fn enter(&mut self, min: usize) {
+        match self.ring.submit_and_wait(min) {
+            Err(error) if is_broken(&error) => self.broken = error.raw_os_error(),
+            // Another error says that submitting or waiting was interrupted, or that memory was short for
+            // a moment: what is queued or under way stays so (R1).
+            _ => {
+                if self.ring.submission().is_empty() {
+                    self.queued.clear();
+                }
+            }
+        }
+    }
+
+    /// Submits what is queued, waits until `min` have ended, and tells of all that have. What a broken ring
+    /// has not taken ends as cancelled, to be tried elsewhere; for what is under way it is looked.
+    pub(crate) fn wait(&mut self, min: usize, mut end: impl FnMut(u32, io::Result<usize>)) {
+        let mut ended = 0;
+        loop {
+            if self.broken.is_none() {
+                self.enter(min);
+            }
+            for done in self.ring.completion() {
+                end(done.user_data() as u32, outcome(done.result()));
+                ended += 1;
+            }
+            if self.broken.is_some() {
+                let untaken = self.ring.submission().len().min(self.queued.len());
+                for number in self.queued.drain(self.queued.len() - untaken..) {
+                    end(number, Err(io::Error::from_raw_os_error(libc::ECANCELED)));
+                    ended += 1;
+                }
+                self.queued.clear();
+            }
+            if ended >= min {
+                return;
+            }
+            if self.broken.is_some() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Sets up a ring and reads a byte through it.
+///
+/// # Errors
+///
+/// What the system answered: EPERM or ENOSYS where io_uring is forbidden.
+pub(crate) fn probe() -> io::Result<()> {
+    let mut ring = LocalRing::new(2)?;
+    let file = rustix::fs::open("/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut byte = [0u8; 1];
+    let read = opcode::Read::new(types::Fd(file.as_raw_fd()), byte.as_mut_ptr(), 1).build();
+    // SAFETY: ring.R1: `byte` and `file` live until `wait` has seen the end of it.
+    unsafe { ring.push(0, read) };
+    let mut outcome = Ok(0);
+    ring.wait(1, |_, it| outcome = it);
+    // It was made just now: its descriptor is nobody else's.
+    match (ring.broken.take(), outcome) {
+        (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+        (None, Ok(1)) => Ok(()),
+        (None, Ok(_)) => Err(io::ErrorKind::UnexpectedEof.into()),
+        (None, Err(error)) => Err(error),
+    }
+}

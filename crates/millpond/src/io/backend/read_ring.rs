@@ -1,0 +1,295 @@
+//! A ring of background reads, and the reads that are in it.
+//!
+//! ```text
+//!   start -> kept, queued -> submit -> the kernel -> reap -> ended
+//!                 ^                                   |
+//!                 +-- it says nothing of the read ----+
+//!                 |        (ring.R2)
+//!                 +-- the ring is broken -> untaken, for the caller (ring.R3)
+//! ```
+//!
+//! The driver has one, to which it alone submits; so has each queue, to which any thread does
+//! (`shared_ring`).
+//!
+//! - **B1** A read is kept in `jobs` until its completion was reaped, and with it its memory and its file.
+//! - **B2** The submission queue is touched under `submission`, the completion queue by one thread at a time:
+//!   callers of what says so see to it.
+//! - **B3** So few reads are in flight that the kernel never has to keep completions for want of room: of
+//!   those it would tell nobody.
+//!
+//! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them but
+//! the kernel.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::{self, ManuallyDrop};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use io_uring::{EnterFlags, IoUring, squeue, types};
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::io::backend::BackingFile;
+use crate::io::backend::entry::entry;
+use crate::io::backend::ring::{PAUSE, is_broken, outcome};
+use crate::io::request;
+use crate::io::transfer::BackgroundRead;
+
+/// The user data of a completion that stands for nothing.
+pub(crate) const POKE: u64 = u64::MAX;
+/// That of the driver's read of its eventfd; reads have their place.
+pub(crate) const BELL: u64 = u64::MAX - 1;
+/// Completions that are seldom exceeded by what is reaped at once.
+const TOGETHER_ENDED: usize = 16;
+
+/// A background read, and its file.
+pub(crate) struct RingRead {
+    pub(crate) file: Arc<dyn BackingFile>,
+    pub(crate) read: BackgroundRead,
+}
+
+impl RingRead {
+    /// `None`: it can't be in a ring.
+    fn entry(&self) -> Option<squeue::Entry> {
+        let transfer = self.read.transfer();
+        let (fd, flags) = self.file.route(&transfer)?.ok()?;
+        Some(entry(types::Fd(fd), flags, &transfer, None))
+    }
+
+    /// Tries it without a ring.
+    pub(crate) fn attempt(&self) -> io::Result<usize> {
+        request::try_one(&*self.file, self.read.transfer())
+    }
+
+    /// Tells of its end, which may be the last of the file.
+    pub(crate) fn finish(self, outcome: io::Result<usize>) {
+        (self.read.done)(outcome);
+        drop(self.file);
+    }
+}
+
+/// Reads that a broken ring has not taken.
+pub(crate) type Untaken = Vec<RingRead>;
+
+/// How a ring is used.
+pub(crate) struct Use {
+    /// Entries that are submitted together, but for the last ones.
+    pub(crate) together: usize,
+    /// B3.
+    pub(crate) jobs_max: usize,
+    /// Whether a thread that has submitted may end before the reads do: the kernel may cancel them then,
+    /// or fail them with EFAULT. The memory is ours, and good.
+    pub(crate) outlives_submitters: bool,
+}
+
+pub(crate) struct ReadRing {
+    pub(super) ring: ManuallyDrop<IoUring>,
+    usage: Use,
+    /// ring.R3.
+    broken: AtomicBool,
+    /// The user data of entries that were not submitted.
+    submission: Mutex<VecDeque<u64>>,
+    jobs: Mutex<Jobs>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    places: Slab<RingRead>,
+    retired: bool,
+}
+
+/// What was reaped.
+#[derive(Default)]
+pub(crate) struct Reaped {
+    pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); TOGETHER_ENDED]>,
+    pub(crate) untaken: Untaken,
+}
+
+impl Drop for ReadRing {
+    fn drop(&mut self) {
+        assert!(self.is_idle(), "B1: reads are in flight");
+        if !*self.broken.get_mut() {
+            // SAFETY: it is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
+    }
+}
+
+impl ReadRing {
+    pub(crate) fn new(ring: IoUring, usage: Use) -> ReadRing {
+        ReadRing {
+            ring: ManuallyDrop::new(ring),
+            usage,
+            broken: AtomicBool::new(false),
+            submission: Mutex::default(),
+            jobs: Mutex::default(),
+        }
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().expect("no panic under the lock")
+    }
+
+    fn submission(&self) -> MutexGuard<'_, VecDeque<u64>> {
+        self.submission.lock().expect("no panic under the lock")
+    }
+
+    /// Whether nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs().places.is_empty()
+    }
+
+    /// Takes no more reads from now on.
+    pub(crate) fn retire(&self) {
+        self.jobs().retired = true;
+    }
+
+    /// Whether it is of no use any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let jobs = self.jobs();
+        jobs.retired && jobs.places.is_empty()
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        // Acquire: pairs with the release of who found it out. Argued: a flag that carries nothing else; the
+        // reads are under their lock, and a sleeper that misses it wakes up by itself, and looks again.
+        self.broken.load(Acquire)
+    }
+
+    /// Queues a read; gives it back if it can't be in a ring, or this one takes no more.
+    pub(crate) fn start(&self, job: RingRead) -> Result<Untaken, RingRead> {
+        let Some(entry) = job.entry() else { return Err(job) };
+        let mut jobs = self.jobs();
+        // Who breaks the ring later has the read among the untaken.
+        if self.is_broken() || jobs.retired || jobs.places.len() >= self.usage.jobs_max {
+            return Err(job);
+        }
+        // The entry names the job's segments, which stay where they are (`transfer::Segments`).
+        let number = jobs.places.insert(job);
+        drop(jobs);
+        // SAFETY: B1.
+        Ok(unsafe { self.push(&entry.user_data(number as u64)) })
+    }
+
+    /// Queues an entry.
+    ///
+    /// # Safety
+    ///
+    /// What it names stays until its completion was reaped.
+    pub(crate) unsafe fn push(&self, entry: &squeue::Entry) -> Untaken {
+        let mut queued = self.submission();
+        queued.push_back(entry.get_user_data());
+        // Relaxed: whichever it is, all that is queued and was not submitted is untaken.
+        if !self.broken.load(Relaxed) {
+            // SAFETY: B2; the caller's promise.
+            unsafe { self.ring.submission_shared().push(entry) }
+                .expect("there are never that many");
+        }
+        if queued.len() >= self.usage.together {
+            return self.submit_under(queued, 0);
+        }
+        Untaken::new()
+    }
+
+    /// Submits all that is queued, and waits for so many completions; may return early.
+    pub(crate) fn submit(&self, wanted: usize) -> Untaken {
+        self.submit_under(self.submission(), wanted)
+    }
+
+    fn submit_under(&self, mut queued: MutexGuard<'_, VecDeque<u64>>, wanted: usize) -> Untaken {
+        while (wanted > 0 || !queued.is_empty()) && !self.broken.load(Relaxed) {
+            match self.ring.submitter().submit_and_wait(wanted) {
+                Ok(submitted) => {
+                    drop(queued.drain(..submitted));
+                    if queued.is_empty() {
+                        break;
+                    }
+                }
+                // Release: pairs with the look of who is about to sleep. Those who slept before are not
+                // to be reached. Argued: see `is_broken`.
+                Err(error) if is_broken(&error) => self.broken.store(true, Release),
+                // The wait was interrupted.
+                Err(_) if queued.is_empty() => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Short of memory for a moment: nobody may be told that the reads have failed.
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+        if queued.is_empty() {
+            return Untaken::new();
+        }
+        let untaken = mem::take(&mut *queued);
+        drop(queued);
+        let mut jobs = self.jobs();
+        let numbers = untaken.into_iter().filter(|&number| number < BELL);
+        numbers.map(|number| jobs.places.remove(number as usize)).collect()
+    }
+
+    /// Sleeps until something has completed, or for so long; may return early. Submits nothing.
+    pub(crate) fn sleep(&self, limit: Duration) {
+        if self.is_broken() {
+            return std::thread::sleep(PAUSE);
+        }
+        let limit = types::Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
+        let args = types::SubmitArgs::new().timespec(&limit);
+        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        // An error says "interrupted" or "timed out": the caller looks again.
+        // SAFETY: nothing is submitted; the arguments are valid for the call.
+        let entered = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), Some(&args)) };
+        if entered.is_err_and(|error| is_broken(&error)) {
+            // Argued: see `is_broken`.
+            self.broken.store(true, Release);
+        }
+    }
+
+    /// Takes what has completed off the queue (B2), and has those read again of which it says nothing. Whether
+    /// the bell was among it goes to `bell`.
+    pub(crate) fn reap(&self, mut bell: impl FnMut()) -> Reaped {
+        // SAFETY: B2: the caller sees to it.
+        let completions = unsafe { self.ring.completion_shared() };
+        let completed: SmallVec<[(u64, i32); TOGETHER_ENDED]> =
+            completions.map(|done| (done.user_data(), done.result())).collect();
+        let mut reaped = Reaped::default();
+        let mut again = Vec::new();
+        let mut jobs = self.jobs();
+        for (number, result) in completed {
+            match number {
+                POKE => {}
+                BELL => bell(),
+                // It stays, so that the ring is not over.
+                _ if self.says_nothing(result) => again.push(number as usize),
+                _ => reaped.ended.push((jobs.places.remove(number as usize), outcome(result))),
+            }
+        }
+        drop(jobs);
+        for number in again {
+            self.read_again(number, &mut reaped);
+        }
+        reaped
+    }
+
+    /// ring.R2.
+    fn says_nothing(&self, result: i32) -> bool {
+        match -result {
+            libc::EINTR | libc::EAGAIN | libc::ECANCELED => true,
+            libc::EFAULT => self.usage.outlives_submitters,
+            _ => false,
+        }
+    }
+
+    #[cold]
+    fn read_again(&self, number: usize, reaped: &mut Reaped) {
+        let entry = self.jobs().places[number].entry();
+        if let Some(entry) = entry {
+            // SAFETY: B1.
+            reaped.untaken.append(&mut unsafe { self.push(&entry.user_data(number as u64)) });
+            return;
+        }
+        let job = self.jobs().places.remove(number);
+        let outcome = job.attempt();
+        reaped.ended.push((job, outcome));
+    }
+}

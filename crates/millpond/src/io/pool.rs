@@ -1,0 +1,158 @@
+//! Threads that carry out jobs: a few, started when there is work, asleep when there is none.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use crate::io::batch;
+use crate::thread::spawn;
+
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+pub(crate) struct Pool {
+    /// Of its threads.
+    name: &'static str,
+    threads_max: usize,
+    state: Mutex<PoolState>,
+    work: Condvar,
+    /// There is a thread. Relaxed: it is never unset, and what the threads share is under the lock.
+    started: AtomicBool,
+    /// Whether the system gives no threads.
+    #[cfg(test)]
+    pub(crate) refused: AtomicBool,
+}
+
+#[derive(Default)]
+struct PoolState {
+    queue: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    stopped: bool,
+}
+
+impl Pool {
+    pub(crate) fn new(name: &'static str, threads_max: usize) -> Arc<Pool> {
+        Arc::new(Pool {
+            name,
+            threads_max,
+            state: Mutex::default(),
+            work: Condvar::new(),
+            started: AtomicBool::new(false),
+            #[cfg(test)]
+            refused: AtomicBool::new(false),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    /// Sees to it that there is a thread, for as long as the engine lives.
+    ///
+    /// # Errors
+    ///
+    /// The system gives none.
+    #[inline]
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
+        if self.started.load(Relaxed) { Ok(()) } else { self.start_first() }
+    }
+
+    #[cold]
+    fn start_first(self: &Arc<Self>) -> io::Result<()> {
+        let mut state = self.state();
+        if state.threads == 0 { self.spawn_one(&mut state) } else { Ok(()) }
+    }
+
+    fn spawn_one(self: &Arc<Self>, state: &mut PoolState) -> io::Result<()> {
+        #[cfg(test)]
+        if self.refused.load(Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        let pool = Arc::clone(self);
+        spawn(self.name, move || pool.serve())?;
+        state.threads += 1;
+        self.started.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Has a thread carry out `job`. There is one if [`Pool::start`] has succeeded; else the calling
+    /// one may have to.
+    pub(crate) fn run(self: &Arc<Self>, job: Job) {
+        let mut state = self.state();
+        if state.idle <= state.queue.len() && state.threads < self.threads_max {
+            let spawned = self.spawn_one(&mut state);
+            if spawned.is_err() && state.threads == 0 {
+                drop(state);
+                // The job may wait.
+                batch::tell_now();
+                return job();
+            }
+        }
+        state.queue.push_back(job);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn serve(&self) {
+        let mut state = self.state();
+        loop {
+            if let Some(job) = state.queue.pop_front() {
+                drop(state);
+                job();
+                state = self.state();
+            } else if state.stopped {
+                return;
+            } else {
+                state.idle += 1;
+                state = self.work.wait(state).expect("no panic under the lock");
+                state.idle -= 1;
+            }
+        }
+    }
+
+    /// How many jobs no thread has taken yet.
+    pub(crate) fn queued(&self) -> usize {
+        self.state().queue.len()
+    }
+
+    /// Lets the threads end when the queue is empty.
+    pub(crate) fn stop(&self) {
+        self.state().stopped = true;
+        self.work.notify_all();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
+
+    const THREADS_MAX: usize = 4;
+
+    /// Goal: all jobs are done, by no more threads than there may be, also those queued before a stop.
+    #[test]
+    fn a_few_threads_do_all_jobs() {
+        let pool = Pool::new("pool", THREADS_MAX);
+        let (now, most, done) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let (tell, told) = mpsc::channel::<()>();
+        for _ in 0..100 {
+            let (now, most, done, tell) =
+                (Arc::clone(&now), Arc::clone(&most), Arc::clone(&done), tell.clone());
+            pool.run(Box::new(move || {
+                most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+                std::thread::yield_now();
+                now.fetch_sub(1, Relaxed);
+                done.fetch_add(1, Relaxed);
+                drop(tell);
+            }));
+        }
+        pool.stop();
+        drop(tell);
+        assert!(told.recv().is_err(), "all jobs are gone");
+        assert_eq!(done.load(Relaxed), 100);
+        assert!(most.load(Relaxed) <= THREADS_MAX);
+    }
+}

@@ -1,0 +1,131 @@
+//! What is to be moved between memory and a backing file.
+//!
+//! A [`Transfer`] is carried out by the thread that asks for it, which waits; a [`BackgroundRead`] has
+//! all that it needs, and nobody waits for it. Back ends attempt each of them once: `request` brings
+//! transfers to their end, and who started a background read goes on with it.
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use smallvec::SmallVec;
+
+use crate::io::segment::{Segment, SegmentIter};
+
+/// Segments that one system call takes (IOV_MAX).
+pub(crate) const SEGMENTS_MAX: usize = 1024;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+/// A vectored read or write of contiguous bytes of a file.
+pub(crate) struct Transfer<'a> {
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    /// Its memory.
+    pub(crate) segments: SegmentIter<'a>,
+    /// Past the kernel's cache; the caller has seen to alignment.
+    pub(crate) direct: bool,
+    /// Of a write: ends when the bytes, and what is needed to find them, are on the device.
+    pub(crate) durable: bool,
+    /// Bytes moved so far.
+    pub(crate) moved: u64,
+    pub(crate) error: Option<io::Error>,
+}
+
+impl<'a> Transfer<'a> {
+    pub(crate) fn new(
+        direction: Direction,
+        offset: u64,
+        segments: impl Into<SegmentIter<'a>>,
+    ) -> Self {
+        let segments: SegmentIter<'a> = segments.into();
+        Transfer {
+            direction,
+            offset,
+            // No file has bytes beyond, and the kernel refuses all of a transfer that ends there: that
+            // of the page with the last of them.
+            segments: segments.limited((i64::MAX as u64).saturating_sub(offset)),
+            direct: false,
+            durable: false,
+            moved: 0,
+            error: None,
+        }
+    }
+
+    /// What has not been moved.
+    pub(crate) fn rest(&self) -> Transfer<'a> {
+        let mut segments = self.segments;
+        let missing = segments.left() - self.moved;
+        if missing < self.moved {
+            segments.advance(segments.left());
+            segments.rewind(missing);
+        } else {
+            segments.advance(self.moved);
+        }
+        let offset = self.offset + self.moved;
+        Transfer { offset, segments, moved: 0, error: None, ..*self }
+    }
+
+    /// Notes the outcome of an attempt to move the first bytes.
+    pub(crate) fn set(&mut self, outcome: io::Result<usize>) {
+        match outcome {
+            Ok(moved) => self.moved = moved as u64,
+            Err(error) => self.error = Some(error),
+        }
+    }
+}
+
+/// Whether an attempt that moved so much has met the end of the file.
+pub(crate) fn is_end(moved: u64, block_bytes: u64) -> bool {
+    moved == 0 || !moved.is_multiple_of(block_bytes)
+}
+
+pub(crate) fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
+}
+
+/// Segments of their owner's. It may move while a transfer of them is under way: a single segment is not
+/// referred to then ([`Front`](crate::io::segment::Front)), and more have a place of their own.
+pub(crate) type Segments = SmallVec<[Segment<'static>; 1]>;
+
+/// A read for which no thread waits: it owns what it needs, and tells whoever cares when it ends.
+pub(crate) struct BackgroundRead {
+    pub(crate) offset: u64,
+    /// A task waits for it: it is not given back for being one too many (`io::flight` sees to that).
+    pub(crate) wanted: bool,
+    /// As of a [`Transfer`].
+    pub(crate) direct: bool,
+    /// Into memory that `done` keeps valid.
+    pub(crate) segments: Segments,
+    pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,
+}
+
+impl BackgroundRead {
+    pub(crate) fn transfer(&self) -> Transfer<'_> {
+        let transfer = Transfer::new(Direction::Read, self.offset, &*self.segments);
+        Transfer { direct: self.direct, ..transfer }
+    }
+}
+
+/// How many transfers were handed to the kernel, of each direction and kind.
+#[derive(Default)]
+pub(crate) struct TransferCounts([[AtomicU64; 2]; 2]);
+
+impl TransferCounts {
+    fn counter(&self, direction: Direction, is_direct: bool) -> &AtomicU64 {
+        &self.0[direction as usize][usize::from(is_direct)]
+    }
+
+    // Relaxed, here and below: nothing goes with the counts.
+    pub(crate) fn add(&self, direction: Direction, is_direct: bool) {
+        self.counter(direction, is_direct).fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn get(&self, direction: Direction, is_direct: bool) -> u64 {
+        self.counter(direction, is_direct).load(Relaxed)
+    }
+}
