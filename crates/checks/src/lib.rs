@@ -5,6 +5,7 @@
 //! that defines it. Calls of methods are not seen: they follow from types that somebody imported.
 
 mod graph;
+mod module;
 mod names;
 mod source;
 

@@ -6,15 +6,9 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Field, ImplItem, Item, Macro, Path, Stmt, TraitItem, Visibility};
 
-use crate::source::{Module, ModulePath, attributes, is_production};
+use crate::module::{Module, ModulePath, attributes, is_production};
 
 type Modules = BTreeMap<ModulePath, Module>;
-
-/// A name that a `use` brings into a module.
-pub(crate) struct Import {
-    pub(crate) path: Vec<String>,
-    pub(crate) is_public: bool,
-}
 
 /// As many `pub use` in a row as are followed.
 const HANDED_ON_MAX: usize = 16;

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use syn::{Attribute, Item, Meta, Token, UseTree, Visibility, punctuated::Punctuated};
+use syn::{Attribute, Item, Meta, UseTree, Visibility};
 
-use crate::names::{Import, Names};
+use crate::module::{Import, Module, ModulePath, attributes, is_production};
+use crate::names::Names;
 
 /// One file of a crate.
 pub struct SourceFile {
@@ -23,20 +24,6 @@ pub struct Crate {
     pub name: String,
     /// By name.
     pub files: BTreeMap<String, SourceFile>,
-}
-
-/// A module, by its path from the root of the crate.
-pub(crate) type ModulePath = Vec<String>;
-
-/// What a module declares.
-pub(crate) struct Module {
-    pub(crate) file: String,
-    pub(crate) children: BTreeSet<String>,
-    /// Names that it hands on or has imported, and where they are from.
-    pub(crate) imports: BTreeMap<String, Import>,
-    /// Where it takes everything from.
-    pub(crate) globs: Vec<ModulePath>,
-    pub(crate) items: Vec<Item>,
 }
 
 impl Crate {
@@ -178,49 +165,5 @@ fn flatten(tree: &UseTree, prefix: &mut Vec<String>, is_public: bool, module: &m
                 flatten(tree, prefix, is_public, module);
             }
         }
-    }
-}
-
-pub(crate) fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(it) => &it.attrs,
-        Item::Enum(it) => &it.attrs,
-        Item::ExternCrate(it) => &it.attrs,
-        Item::Fn(it) => &it.attrs,
-        Item::ForeignMod(it) => &it.attrs,
-        Item::Impl(it) => &it.attrs,
-        Item::Macro(it) => &it.attrs,
-        Item::Mod(it) => &it.attrs,
-        Item::Static(it) => &it.attrs,
-        Item::Struct(it) => &it.attrs,
-        Item::Trait(it) => &it.attrs,
-        Item::Type(it) => &it.attrs,
-        Item::Union(it) => &it.attrs,
-        Item::Use(it) => &it.attrs,
-        _ => &[],
-    }
-}
-
-/// Whether an item with these attributes is in a build that is neither a test, a model nor documentation.
-pub(crate) fn is_production(attrs: &[Attribute]) -> bool {
-    let conditions = attrs.iter().filter(|attr| attr.path().is_ident("cfg"));
-    conditions
-        .filter_map(|attr| attr.parse_args::<Meta>().ok())
-        .all(|meta| holds(&meta) != Some(false))
-}
-
-/// `None`: it depends.
-fn holds(condition: &Meta) -> Option<bool> {
-    let name = condition.path().get_ident().map(ToString::to_string).unwrap_or_default();
-    let Meta::List(list) = condition else {
-        return matches!(name.as_str(), "test" | "loom" | "doc" | "fuzzing").then_some(false);
-    };
-    let inner = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;
-    let mut inner = inner.iter().map(holds);
-    match name.as_str() {
-        "not" => inner.next()?.map(|holds| !holds),
-        "all" => inner.any(|it| it == Some(false)).then_some(false),
-        "any" => inner.all(|it| it == Some(false)).then_some(false),
-        _ => None,
     }
 }
