@@ -1,7 +1,7 @@
 //! A ring of one thread, which waits for what it submits: several transfers at once.
 //!
-//! It is empty whenever its thread does something else, so nobody has to look after it. For rules R1 to R3
-//! see [`ring`](crate::io::backend::ring). A failed submission changes nothing: the kernel may have seen any
+//! It is empty whenever its thread does something else, so nobody has to look after it. For the rules of
+//! rings see [`ring`](crate::io::backend::ring). A failed submission changes nothing: the kernel may have seen any
 //! part of what was queued, and nothing of it is taken back.
 
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ impl LocalRing {
     ///
     /// # Safety
     ///
-    /// R1, for all that the entry names, its descriptor included.
+    /// ring.R1, for all that the entry names, its descriptor included.
     #[inline]
     pub(crate) unsafe fn push(&mut self, number: u32, entry: squeue::Entry) {
         // SAFETY: the caller's promise.
@@ -71,7 +71,7 @@ impl LocalRing {
         match self.ring.submit_and_wait(min) {
             Err(error) if is_broken(&error) => self.broken = error.raw_os_error(),
             // Another error says that submitting or waiting was interrupted, or that memory was short for
-            // a moment: what is queued or under way stays so (R1).
+            // a moment: what is queued or under way stays so (ring.R1).
             _ => {
                 if self.ring.submission().is_empty() {
                     self.queued.clear();

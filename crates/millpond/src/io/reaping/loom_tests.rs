@@ -28,9 +28,9 @@ struct Model {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rule {
     None,
-    /// H1: a vacant ring notifies.
+    /// reaping.H1: a vacant ring notifies.
     Notify,
-    /// H2.
+    /// reaping.H2.
     SecondLook,
     /// reaping.H3, of completions.
     Completed,
