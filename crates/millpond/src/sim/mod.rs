@@ -17,7 +17,7 @@ mod null;
 
 mod random;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod conformance;
 
 use std::io;

@@ -1,7 +1,7 @@
 //! A ring of one thread, which waits for what it submits: several transfers at once.
 //!
-//! It is empty whenever its thread does something else, so nobody has to look after it. For rules ring.R1 to ring.R3
-//! see [`ring`](crate::io::backend::ring). A failed submission changes nothing: the kernel may have seen any
+//! It is empty whenever its thread does something else, so nobody has to look after it. For the rules of
+//! rings see [`ring`](crate::io::backend::ring). A failed submission changes nothing: the kernel may have seen any
 //! part of what was queued, and nothing of it is taken back.
 
 use std::collections::VecDeque;
