@@ -118,6 +118,6 @@ fn a_storm_of_a_million_completions() {
         assert_eq!(queue.counts(), (0, 0));
         assert!(seen.iter().all(|seen| seen.load(SeqCst)));
         println!("{:?}: {total}, {failed:?} failed, {:?}", begun.elapsed(), engine.stats());
-        assert!(total < 100_000 || failed.load(SeqCst) > 10, "too few errors: {failed:?}");
+        assert!(failed.load(SeqCst) >= total / 100_000, "too few errors: {failed:?}");
     });
 }
