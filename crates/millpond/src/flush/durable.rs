@@ -59,7 +59,7 @@ pub(crate) fn conclude_apart(
 }
 
 fn tells_of_others(file: &CachedFile) -> bool {
-    file.backing.descriptor(false).is_some_and(descriptors::tells_of_others)
+    file.backing.descriptor(true).is_some_and(descriptors::tells_of_others)
 }
 
 /// A write that is not durable has failed: counts what it may have been told of other bytes (generations.G2).

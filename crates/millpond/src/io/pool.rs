@@ -29,6 +29,8 @@ struct PoolState {
     queue: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Started, and not at the queue yet.
+    coming: usize,
     stopped: bool,
 }
 
@@ -73,6 +75,7 @@ impl Pool {
         let pool = Arc::clone(self);
         spawn(self.name, move || pool.serve())?;
         state.threads += 1;
+        state.coming += 1;
         self.started.store(true, Relaxed);
         Ok(())
     }
@@ -81,7 +84,8 @@ impl Pool {
     /// one may have to.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
         let mut state = self.state();
-        if state.idle <= state.queue.len() && state.threads < self.threads_max {
+        let free = state.idle + state.coming;
+        if free <= state.queue.len() && state.threads < self.threads_max {
             let spawned = self.spawn_one(&mut state);
             if spawned.is_err() && state.threads == 0 {
                 drop(state);
@@ -97,6 +101,7 @@ impl Pool {
 
     fn serve(&self) {
         let mut state = self.state();
+        state.coming -= 1;
         loop {
             if let Some(job) = state.queue.pop_front() {
                 drop(state);
@@ -131,6 +136,20 @@ mod tests {
     use std::sync::mpsc;
 
     const THREADS_MAX: usize = 4;
+
+    /// Goal: a thread that is on its way counts as one that is free.
+    #[test]
+    fn the_first_job_takes_one_thread() {
+        for _ in 0..100 {
+            let pool = Pool::new("pool", THREADS_MAX);
+            let (tell, told) = mpsc::channel();
+            pool.start().unwrap();
+            pool.run(Box::new(move || tell.send(()).unwrap()));
+            told.recv().unwrap();
+            assert_eq!(pool.state().threads, 1);
+            pool.stop();
+        }
+    }
 
     /// Goal: all jobs are done, by no more threads than there may be, also those queued before a stop.
     #[test]

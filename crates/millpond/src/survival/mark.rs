@@ -30,6 +30,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -52,6 +54,7 @@ pub(super) struct Mark {
     pub(super) listener: OwnedFd,
     /// Connections that wait for the end of the mark.
     waiting: Mutex<Vec<OwnedFd>>,
+    is_buried: AtomicBool,
 }
 
 fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
@@ -72,13 +75,23 @@ impl Mark {
             bound => bound?,
         }
         rustix::net::listen(&listener, BACKLOG)?;
-        Ok(Mark { listener, waiting: Mutex::default() })
+        Ok(Mark { listener, waiting: Mutex::default(), is_buried: AtomicBool::new(false) })
     }
 
-    /// Takes the connections that have come. They wait until they are closed.
-    pub(super) fn accept(&self) -> Vec<OwnedFd> {
+    /// Takes connections that have come, so many at most. They wait until they are closed.
+    pub(super) fn accept(&self, at_most: usize) -> Vec<OwnedFd> {
         let accept = || rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC).ok();
-        std::iter::from_fn(accept).collect()
+        std::iter::from_fn(accept).take(at_most).collect()
+    }
+
+    /// The process whose file it marks is dead, and what it left is to be written.
+    pub(super) fn bury(&self) {
+        // Relaxed: the server's thread alone asks.
+        self.is_buried.store(true, Relaxed);
+    }
+
+    pub(super) fn is_buried(&self) -> bool {
+        self.is_buried.load(Relaxed)
     }
 
     /// Closes connections with the mark.
@@ -92,7 +105,7 @@ impl Drop for Mark {
         // A process that was forked from this one may have the descriptor, too: so closing it alone
         // would not do. First, so that nobody comes after.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
-        drop(self.accept());
+        drop(self.accept(usize::MAX));
     }
 }
 

@@ -86,7 +86,8 @@ impl LocalRing {
         let mut ended = 0;
         loop {
             if self.broken.is_none() {
-                self.enter(min);
+                // What has ended is off the queue, and the kernel counts what is on it.
+                self.enter(min - ended);
             }
             for done in self.ring.completion() {
                 end(done.user_data() as u32, outcome(done.result()));
@@ -130,5 +131,60 @@ pub(crate) fn probe() -> io::Result<()> {
         (None, Ok(1)) => Ok(()),
         (None, Ok(_)) => Err(io::ErrorKind::UnexpectedEof.into()),
         (None, Err(error)) => Err(error),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    /// Goal: a signal that interrupts a wait for several has nobody wait for more than are under way.
+    /// Method: one of two reads has ended when the signal comes.
+    #[test]
+    fn an_interrupted_wait_goes_on_for_the_rest() {
+        if let Err(error) = probe() {
+            return crate::skip::skip(format_args!("no io_uring: {error}"));
+        }
+        // SAFETY: a handler that does nothing; without SA_RESTART.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as usize;
+            libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
+        }
+        let (first, mut first_in) = std::io::pipe().unwrap();
+        let (second, mut second_in) = std::io::pipe().unwrap();
+        let (tell, told) = mpsc::channel();
+        let waiter = std::thread::spawn(move || {
+            let mut ring = LocalRing::new(2).unwrap();
+            let mut bytes = [0u8; 2];
+            for (number, pipe) in [&first, &second].into_iter().enumerate() {
+                let fd = types::Fd(pipe.as_raw_fd());
+                let read = opcode::Read::new(fd, &raw mut bytes[number], 1).build();
+                // SAFETY: ring.R1: pipes and bytes outlive the wait for both.
+                unsafe { ring.push(number as u32, read) };
+            }
+            let mut ended = Vec::new();
+            ring.wait(2, |number, outcome| ended.push((number, outcome.unwrap())));
+            tell.send(ended).unwrap();
+        });
+        first_in.write_all(b"1").unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        // It is not known when the waiter sleeps: signals until it surely did.
+        for _ in 0..50 {
+            // SAFETY: the thread has not been joined.
+            unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        second_in.write_all(b"2").unwrap();
+        let ended = told.recv_timeout(deadline - std::time::Instant::now());
+        assert_eq!(ended.expect("it waits for a third"), [(0, 1), (1, 1)]);
+        waiter.join().unwrap();
     }
 }

@@ -159,12 +159,20 @@ impl ReadRing {
         self.broken.load(Acquire)
     }
 
+    fn takes_more(&self, jobs: &Jobs) -> bool {
+        !self.is_broken() && !jobs.retired && jobs.places.len() < self.usage.jobs_max
+    }
+
     /// Queues a read; gives it back if it can't be in a ring, or this one takes no more.
     pub(crate) fn start(&self, job: RingRead) -> Result<Untaken, RingRead> {
+        // First, as making an entry counts the read.
+        if !self.takes_more(&self.jobs()) {
+            return Err(job);
+        }
         let Some(entry) = job.entry() else { return Err(job) };
         let mut jobs = self.jobs();
         // Who breaks the ring later has the read among the untaken.
-        if self.is_broken() || jobs.retired || jobs.places.len() >= self.usage.jobs_max {
+        if !self.takes_more(&jobs) {
             return Err(job);
         }
         // The entry names the job's segments, which stay where they are (`transfer::Segments`).
@@ -215,10 +223,16 @@ impl ReadRing {
                 Err(_) if queued.is_empty() => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Short of memory for a moment: nobody may be told that the reads have failed.
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => {
+                    std::thread::sleep(PAUSE);
+                    // Whoever waits reaps first, which may be what the kernel is short of.
+                    if wanted > 0 {
+                        break;
+                    }
+                }
             }
         }
-        if queued.is_empty() {
+        if queued.is_empty() || !self.broken.load(Relaxed) {
             return Untaken::new();
         }
         let untaken = mem::take(&mut *queued);

@@ -43,6 +43,7 @@ impl Keeper {
             file.note();
             if let Some(mark) = &file.mark {
                 let _ = epoll::delete(&self.marks, &mark.listener);
+                mark.bury();
             }
         }
         let dead = Dead { pid, memory, patience: self.patience };

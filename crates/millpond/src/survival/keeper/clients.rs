@@ -26,6 +26,8 @@ use crate::thread::spawn as spawn_thread;
 /// Connections whose request has not come yet; the oldest goes when there are more. A quarter of
 /// the descriptors that a process has as a rule.
 const CONNECTIONS_MAX: usize = 256;
+/// Opens of marked files that are looked at together: each is a descriptor until then.
+const OPENS_TOGETHER: usize = 64;
 /// Mounts that are remembered: more than a machine has, as a rule; then they are asked anew.
 const MEDIA_MAX: usize = 1024;
 
@@ -337,19 +339,21 @@ impl Keeper {
         if epoll::wait(&self.marks, spare, Some(&timeout)).is_err() {
             return Ok(());
         }
-        let mut opens = Vec::new();
+        let (mut opens, mut left) = (Vec::new(), OPENS_TOGETHER);
         for event in &events {
             match self.marked.get(&event.data.u64()).and_then(Weak::upgrade) {
-                Some(mark) => opens.push((mark.accept(), mark)),
+                Some(mark) => {
+                    let connections = mark.accept(left);
+                    left -= connections.len();
+                    opens.push((connections, mark));
+                }
                 None => drop(self.marked.remove(&event.data.u64())),
             }
         }
         self.bury_dead(on_report)?;
         for (connections, mark) in opens {
-            let mut files = self.clients.iter().flat_map(|client| &client.files);
-            let is_it = |own: &Arc<Mark>| Arc::ptr_eq(own, &mark);
-            if !files.any(|file| file.mark.as_ref().is_some_and(is_it)) {
-                // The files of a dead process are in other hands, which drop the mark.
+            // Of a file that a living process has let go of, nobody waits for the end of that.
+            if mark.is_buried() {
                 mark.keep_waiting(connections);
             }
         }
