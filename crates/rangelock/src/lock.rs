@@ -16,7 +16,7 @@ use crate::wait::{Backoff, ThreadWait};
 /// - **Fair**: a request waits for what is held and for every conflicting request that queued
 ///   before it, and for nothing that came after; so neither readers nor writers starve. (A thread
 ///   spins for a few microseconds before it queues, unless others wait already.)
-/// - **Free of threads**: a [`Guard`] may be moved to, and released by, any thread.
+/// - **Free of threads**: a [`Guard`](crate::Guard) may be moved to, and released by, any thread.
 ///
 /// A lock neither orders nor checks several guards of one caller: a caller that holds a range and then
 /// waits for an overlapping one waits for itself, and two that lock several ranges in different

@@ -21,8 +21,8 @@ const UNIQUE: &str = "millpond-keeper-";
 
 impl Address {
     /// An address that nobody else has, and no other user learns: a socket below a directory that
-    /// they can't list, which [`Server::bind`] makes. It works for a client that has become another
-    /// user, too.
+    /// they can't list, which [`Server::bind`](crate::keeper::Server::bind) makes. It works for a
+    /// client that has become another user, too.
     ///
     /// # Examples
     ///
