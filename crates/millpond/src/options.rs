@@ -87,6 +87,8 @@ impl EngineBuilder {
     /// needs it, and is small: about 150 bytes for each that waits, and 8 for each page that is being
     /// written back. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
     /// cgroup's limit, whichever is less.
+    /// Below 1 MiB, sets of dirty pages that lie more than 2 MiB apart in a file may pass the limit by a
+    /// few KiB while write-back keeps all of the cache; frames never do.
     #[must_use]
     pub fn cache_bytes(mut self, cache_bytes: u64) -> Self {
         self.cache_bytes = Some(cache_bytes);

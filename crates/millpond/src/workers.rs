@@ -1,7 +1,7 @@
 //! A few threads for what has to wait: operations that nobody has made to wait without one.
 //!
 //! Asynchronous writes, syncs and changes of extents run here, and reads that are too long or too
-//! unlucky to be retried (`cache::miss`). At most [`THREADS_MAX`] of them at a time, however many are
+//! unlucky to be retried (`read::miss`). At most [`THREADS_MAX`] of them at a time, however many are
 //! pending.
 //!
 //! Jobs that hang keep their threads: with [`THREADS_MAX`] syncs of a file whose device does not answer, all

@@ -1,6 +1,6 @@
 //! The asynchronous face of an open file.
 //!
-//! A read polls the hit path, and then the states of `cache::miss`, with the caller's buffer borrowed:
+//! A read polls the hit path, and then the states of `read::miss`, with the caller's buffer borrowed:
 //! between two polls nobody but the caller has it. Other operations are those of `file`, carried out by
 //! a worker that owns what it needs; the future only waits for the outcome.
 
