@@ -47,13 +47,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-pub(crate) use crate::cache::class::Class;
+use crate::cache::class::Class;
 use crate::cache::pin::Pins;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
-pub(crate) use crate::units::FrameIndex;
-use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, UNIT_BYTES, UNIT_SHIFT};
+use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, UNIT_BYTES, UNIT_SHIFT};
 
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.

@@ -8,10 +8,10 @@ use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, LinkSlot};
+use crate::units::FrameIndex;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();

@@ -11,10 +11,10 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
+use crate::units::FrameIndex;
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 

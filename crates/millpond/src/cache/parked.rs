@@ -196,8 +196,8 @@ mod tests {
 
     use super::*;
     use crate::cache::epoch::Epoch;
-    use crate::cache::frame::FrameIndex;
     use crate::cache::page::Shown;
+    use crate::units::FrameIndex;
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -300,8 +300,8 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::cache::frame::FrameIndex;
     use crate::cache::page::Shown;
+    use crate::units::FrameIndex;
 
     #[derive(Default)]
     struct Flag(AtomicBool);

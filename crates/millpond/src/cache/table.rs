@@ -36,10 +36,9 @@ use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::page::{PageWord, State, Word};
 use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
 use crate::copy;
-pub(crate) use crate::units::PageIndex;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;
-use crate::units::{FRAME_BITS, FrameIndex, UNIT_SHIFT};
+use crate::units::{FRAME_BITS, FrameIndex, PageIndex, UNIT_SHIFT};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;

@@ -14,13 +14,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::step;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
 use crate::read::fill::{self, Alone};
+use crate::units::{FrameIndex, PageIndex};
 
 /// Times that a view is tried while others change the page.
 const TRIES_MAX: usize = 64;

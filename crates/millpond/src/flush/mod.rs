@@ -20,15 +20,15 @@ use std::ops::Range;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::page::{State as PageState, Word, WritebackEnd};
-use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::batch;
 use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
+use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
 use crate::writeback::{Failure, LAST_PAGE};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::page::Word;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
+use crate::units::PageIndex;
 use crate::writeback::LAST_PAGE;
 
 /// Notes pages whose words the caller has made DIRTY, under its guard (writeback.B2).

@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use millpond_rangelock::Mode;
 
 use crate::cache::pageset::PageSet;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush::owed::tell_flusher;
 use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
+use crate::units::PageIndex;
 use crate::writeback::{Failure, LAST_PAGE};
 
 /// Pages of which [`settle`] clears a bit under one hold of the lock.

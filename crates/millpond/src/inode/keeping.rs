@@ -18,10 +18,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use crate::cache::frame::FrameIndex;
-use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::survival::{EntryUse, Intent, Survival};
+use crate::units::{FrameIndex, PageIndex};
 
 impl CachedFile {
     fn survival(&self) -> Option<&Survival> {

@@ -32,7 +32,7 @@ use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 use crate::cache::Cache;
 use crate::cache::page::Change;
 use crate::cache::parked;
-use crate::cache::table::{FileCore, PageIndex};
+use crate::cache::table::FileCore;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
@@ -46,6 +46,7 @@ use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::options::WriteMode;
 use crate::survival::changes::ToldFile;
+use crate::units::PageIndex;
 use crate::writeback::{Flusher, Writeback, untold};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for those who

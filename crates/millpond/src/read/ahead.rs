@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex};
 use millpond_rangelock::Mode;
 
 use crate::advice::Advice;
-use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::read::run::{Claims, Next};
+use crate::units::PageIndex;
 
 /// The first window, in bytes.
 const WINDOW_BYTES_FIRST: u64 = 128 << 10;

@@ -27,7 +27,6 @@ use smallvec::SmallVec;
 
 use crate::cache::page::State;
 use crate::cache::step;
-use crate::cache::table::PageIndex;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -38,6 +37,7 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Direction, Segments, Transfer};
 use crate::read::hit::copy_out;
 use crate::read::run::{Claims, Filled, Next, Run, RunEnd};
+use crate::units::PageIndex;
 
 /// Pages that are claimed and read in one go.
 const CHUNK_PAGES: usize = 256;

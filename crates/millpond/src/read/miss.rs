@@ -46,7 +46,6 @@ use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
-use crate::cache::table::PageIndex;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
@@ -58,6 +57,7 @@ use crate::read::ahead::Readahead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next};
 use crate::read::{self};
+use crate::units::PageIndex;
 use crate::workers::Outcome;
 
 /// How often a read starts what is missing before a worker does it.

@@ -16,16 +16,17 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
+use crate::cache::class::Class;
 use crate::cache::evict::Arrival;
-use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
-use crate::cache::table::{Held, PageIndex};
+use crate::cache::table::Held;
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Segments};
+use crate::units::{FrameIndex, PageIndex};
 
 /// A run of at least so many pages counts as frames in a row.
 const RUN_NOTED: usize = 16;

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::changes::Changes;
 use crate::survival::tests::{TestKeeper, adopt, fill};
 use crate::survival::{Intent, Survival};
+use crate::units::FrameIndex;
 
 const ROLE: &str = "MILLPOND_TEST_ROLE";
 const WRITERS: u64 = 3;

@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::changes::Changes;
 use crate::survival::keeper::{self, Address, Report, Server, Stopper};
 use crate::survival::wire::{self, KeeperRequest, Trust};
 use crate::survival::{EntryUse, Intent, Survival};
+use crate::units::FrameIndex;
 
 /// A keeper in a thread.
 pub(super) struct TestKeeper {
@@ -356,7 +356,8 @@ fn failures_are_reported_and_the_rest_is_written() {
 /// again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
-    use crate::cache::frame::{Class, Frames};
+    use crate::cache::class::Class;
+    use crate::cache::frame::Frames;
     let keeper = TestKeeper::new();
     let file = tempfile::tempfile().unwrap();
     let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();

@@ -5,14 +5,15 @@
 //! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for who has
 //! several such writes under way at once.
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
-use crate::cache::table::{Held, PageIndex};
+use crate::cache::table::Held;
 use crate::error::{Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
+use crate::units::{FrameIndex, PageIndex};
 use crate::write::{Write, Written};
 use crate::writeback::Copy;
 

@@ -3,9 +3,8 @@
 //! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
 //! before the first page is seen, so that nothing is missing from then on.
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::step;
-use crate::cache::table::PageIndex;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
@@ -15,6 +14,7 @@ use crate::io::flight::Slots;
 use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
+use crate::units::{FrameIndex, PageIndex};
 use crate::write::{CHUNK_PAGES, Write};
 
 /// How often a write has others written back to get one frame.

@@ -18,9 +18,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::page::{Shown, State};
-use crate::cache::table::PageIndex;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
@@ -31,6 +30,7 @@ use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
+use crate::units::{FrameIndex, PageIndex};
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::{Copy, LAST_PAGE};
 

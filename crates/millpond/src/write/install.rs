@@ -1,11 +1,12 @@
 //! Putting the pages of a write in place together.
 
+use crate::cache::class::Class;
 use crate::cache::evict::Arrival;
-use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
 use crate::flush;
 use crate::inode::leaves::Leaves;
+use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write};
 
 impl Write<'_> {

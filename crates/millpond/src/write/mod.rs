@@ -31,8 +31,7 @@ use std::io;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::table::PageIndex;
+use crate::cache::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
@@ -42,6 +41,7 @@ use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
+use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::{Epoch, Failure, Pass};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};

@@ -6,13 +6,14 @@
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::step;
 use crate::copy;
 use crate::error::Result;
 use crate::flush::Durability;
 use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
+use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::Copy;
 

@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use crate::cache::pageset::PageSet;
-use crate::cache::table::PageIndex;
+use crate::units::PageIndex;
 
 /// A flush under way.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -44,8 +44,8 @@
 //! Locks: the one in here is a leaf, but for page words, which are changed under it.
 
 use crate::cache::pageset::PageSet;
-use crate::cache::table::PageIndex;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
+use crate::units::PageIndex;
 use crate::writeback::failure::Failure;
 
 use std::sync::atomic::Ordering::{Acquire, Release};

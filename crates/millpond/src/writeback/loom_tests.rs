@@ -9,10 +9,9 @@ use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
 use crate::cache::epoch::Epoch as PageEpoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, WritebackEnd};
 use crate::cache::step::Hiding;
-use crate::cache::table::PageIndex;
+use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::Failure;
 use crate::writeback::dirty::{Dirty, FlushNumber};
 use crate::writeback::generations::{Copy, Generations, Pass};

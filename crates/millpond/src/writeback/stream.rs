@@ -2,7 +2,7 @@
 //! written back before there are many: the device has something to do from the start, and the sync in
 //! the end little. A stream shorter than an eighth of the dirty limit waits, as it may be overwritten.
 
-use crate::cache::table::PageIndex;
+use crate::units::PageIndex;
 
 /// Pages that writes have dirtied in order.
 #[derive(Default)]

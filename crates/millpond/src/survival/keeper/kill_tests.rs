@@ -15,13 +15,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::keeper::memory::Memory;
 use crate::survival::keeper::replay::{Dead, replay};
 use crate::survival::keeper::report::FileReport;
 use crate::survival::keeper::target::{Adopted, Medium, SYNCS_TO_FAIL};
 use crate::survival::layout::{ChangeWords, EntryUse, Intent, OPS, mtime_ns};
 use crate::survival::{Survival, keeper::Address};
+use crate::units::FrameIndex;
 
 const UNITS: u32 = 512;
 

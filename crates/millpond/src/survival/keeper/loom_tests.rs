@@ -9,11 +9,11 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::keeper::dirty::{DirtyPages, size_of};
 use crate::survival::layout::{ChangeWords, EntryUse, FileEntryWords, OpWords, RecordWords};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;
+use crate::units::FrameIndex;
 
 const FILE: EntryUse = EntryUse { index: 0, generation: 1 };
 /// More than a commit of two pages and a size has.
