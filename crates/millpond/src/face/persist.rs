@@ -33,7 +33,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use crate::error::{Error, PersistStep, Result};
 use crate::flush;
 use crate::inode::CachedFile;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 /// A place for a name.
 struct Place<'a> {
@@ -78,7 +78,8 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     let same_dir = from.has_same_dir(&to).map_err(lookup)?;
     from.check(file).map_err(lookup)?;
 
-    flush::sync(file, 0, LAST_PAGE, false).map_err(|error| at(PersistStep::Sync)(error.into()))?;
+    flush::sync(file, PageIndex::FIRST, PageIndex::LAST, false)
+        .map_err(|error| at(PersistStep::Sync)(error.into()))?;
 
     // Once more, as a sync may take long. Nothing closes the gap between this and the rename: there is no
     // rename of an open file.

@@ -57,7 +57,7 @@ use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
 use crate::thread::spawn;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 use crate::writeback::flusher::{Flusher, FlusherState, Hand, ThreadId};
 use crate::writeback::turns::STUCK_AFTER;
 
@@ -405,7 +405,7 @@ impl Flusher<CachedFile> {
         self.begin_work(me);
         let behind = file.writeback.state().stream.take(least, batch);
         if flushed {
-            flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
+            flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
         } else if let Some((first, last)) = behind {
             flush(file, first, last, BusyPages::Skip, false);
         }

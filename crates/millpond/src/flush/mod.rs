@@ -29,9 +29,9 @@ use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex};
+use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
-use crate::writeback::{Failure, LAST_PAGE};
 
 pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
 pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
@@ -135,7 +135,8 @@ pub(crate) fn flush(
 /// Writes back some of what is DIRTY, for a writer or the flusher.
 pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
-    let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
+    let (number, pages) =
+        file.writeback.state().dirty.begin(PageIndex::FIRST..=PageIndex::LAST, at_most);
     Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0
 }
 

@@ -26,7 +26,7 @@ use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
-use crate::writeback::{Failure, LAST_PAGE};
+use crate::writeback::Failure;
 
 /// Pages of which [`settle`] clears a bit under one hold of the lock.
 const SETTLED_TOGETHER: usize = 256;
@@ -176,7 +176,10 @@ fn settle(file: &CachedFile, covered: &PageSet) {
 /// Makes all suspect pages DIRTY again (generations.G6). Where guards must not be waited for, and one is taken, leaves
 /// the page for the next sync.
 fn redirty(file: &CachedFile, blocking: Blocking) {
-    let Some((pages, _)) = file.writeback.generations.suspects(0, LAST_PAGE) else { return };
+    let Some((pages, _)) = file.writeback.generations.suspects(PageIndex::FIRST, PageIndex::LAST)
+    else {
+        return;
+    };
     for page in pages {
         // Who has found the page clean, under its guard, and had the back end change it, must not be
         // overtaken by what is written back now.

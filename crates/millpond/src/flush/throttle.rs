@@ -24,7 +24,7 @@ use crate::error::{Op, Result};
 use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 /// How long a writer over the limit waits without any progress before its write goes through.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
@@ -119,7 +119,7 @@ pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
         return false;
     }
     if file.writeback.share.kept() > 0 {
-        let flushed = flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
+        let flushed = flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
         // Not waited for: whoever syncs may wait for guards, and the caller has one.
         if flushed.failure.is_none() && ledger.unstable() > 0 {
             sync_in_background(file, Blocking::Try);

@@ -10,7 +10,7 @@ use crate::flush::owed::write_back;
 use crate::flush::space;
 use crate::inode::{CachedFile, Shared, registry};
 use crate::options::WriteMode;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 impl CachedFile {
     /// Has writes go through until [`CachedFile::end_through`], and writes back what waits: when
@@ -33,7 +33,7 @@ impl CachedFile {
             return Ok(());
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
-        write_back(self, 0, LAST_PAGE, Op::Sync)?;
+        write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Sync)?;
         space::trim(self, self.core().size.get());
         if let_go {
             self.let_go();

@@ -245,12 +245,12 @@ impl CachedFile {
     /// The page of byte `offset`.
     #[inline]
     pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
-        offset >> self.core().page_shift
+        PageIndex::of_byte(offset, self.core().page_shift)
     }
 
     #[inline]
     pub(crate) fn start_of(&self, page: PageIndex) -> u64 {
-        page << self.core().page_shift
+        page.first_byte(self.core().page_shift)
     }
 
     /// The bytes from `start` to `end`, rounded out to whole pages.

@@ -107,7 +107,7 @@ impl Readahead {
 fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
     let mut leaves = Leaves::new(file);
     let (mut marked, mut missing) = (false, false);
-    for page in first..=last {
+    for page in first.to(last) {
         match leaves.hold(page, false).map(|held| held.word(page)) {
             Ok(word) => {
                 let seen = word.load();
@@ -127,7 +127,7 @@ pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, m
     if size == 0 {
         return;
     }
-    let end = first.saturating_add(pages).min(file.page_of(size - 1) + 1);
+    let end = (first + pages).min(file.page_of(size - 1) + 1);
     let mut page = first;
     while page < end {
         let run_end = end.min(page + RUN_PAGES_MAX as u64);

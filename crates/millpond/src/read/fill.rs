@@ -123,7 +123,7 @@ impl Reader<'_> {
                 break;
             }
         }
-        for (page, done) in (first..).zip(&done[..pages]) {
+        for (page, done) in first.onwards().zip(&done[..pages]) {
             if !done {
                 self.one(page)?;
             }

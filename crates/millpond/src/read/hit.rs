@@ -28,6 +28,7 @@ use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::ThreadCounts;
+use crate::units::PageIndex;
 
 /// Pages that one lock-free read covers; longer reads take the slow path.
 pub(crate) const HIT_PAGES_MAX: usize = 64;
@@ -139,7 +140,8 @@ impl<'f> HitPath<'f> {
         let HitPath { shared, slot, core, .. } = self;
         let frames = &shared.cache.frames;
         let begun = core.epoch.begin();
-        let Some((word, guess)) = core.lookup(frames, offset >> core.page_shift) else {
+        let Some((word, guess)) = core.lookup(frames, PageIndex::of_byte(offset, core.page_shift))
+        else {
             return at_end(core, offset);
         };
         let seen = word.load();
@@ -175,18 +177,18 @@ impl<'f> HitPath<'f> {
         let frames = &shared.cache.frames;
         let begun = core.epoch.begin();
         let hint = core.size.hint();
-        let first = offset >> core.page_shift;
+        let first = PageIndex::of_byte(offset, core.page_shift);
         let hinted_end = (offset + len).min(hint);
         // Set up to `pages`: to clear all of it would cost as much as a page.
         let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
             [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
         let mut pages = 0;
         if hinted_end > offset {
-            let last = (hinted_end - 1) >> core.page_shift;
+            let last = PageIndex::of_byte(hinted_end - 1, core.page_shift);
             if last - first >= HIT_PAGES_MAX as u64 {
                 return Attempt::Miss;
             }
-            for page in first..=last {
+            for page in first.to(last) {
                 let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
                 let seen = word.load();
                 if !seen.is_hit() {
@@ -208,7 +210,7 @@ impl<'f> HitPath<'f> {
         if end <= offset {
             return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
         }
-        if (end - 1) >> core.page_shift >= first + pages as u64 {
+        if PageIndex::of_byte(end - 1, core.page_shift) >= first + pages as u64 {
             return Attempt::Retry(0);
         }
         let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
@@ -284,6 +286,6 @@ pub(crate) unsafe fn copy_out(
 
 /// Whether the page at `offset` looks as if it could be read without a guard.
 pub(super) fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
-    let found = core.lookup(&shared.cache.frames, offset >> core.page_shift);
+    let found = core.lookup(&shared.cache.frames, PageIndex::of_byte(offset, core.page_shift));
     shared.hit_path.load(Relaxed) && found.is_some_and(|(word, _)| word.load().is_hit())
 }

@@ -149,7 +149,7 @@ impl Wanted<'_> {
 
     /// Whether a read of that many pages can be a hit once they are cached.
     fn may_hit(&self, pages: &RangeInclusive<PageIndex>) -> bool {
-        let count = pages.end() - pages.start() + 1;
+        let count = *pages.end() - *pages.start() + 1;
         let most = self.file.chunk_pages(HIT_PAGES_MAX) as u64;
         count <= most && self.file.shared.hit_path.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -159,7 +159,7 @@ impl Wanted<'_> {
         let mut leaves = Leaves::new(self.file);
         loop {
             let mut busy = None;
-            for page in pages.clone() {
+            for page in pages.start().to(*pages.end()) {
                 let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
                 match held.word(page).load().state() {
                     State::Empty => return Found::Missing,
@@ -344,7 +344,7 @@ fn start_missing(
     let alone = pages.start() == pages.end();
     // Reads of several runs share it.
     let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
-    let mut claims = Claims::new(file, *pages.start()..pages.end() + 1, size);
+    let mut claims = Claims::new(file, *pages.start()..*pages.end() + 1, size);
     claims.alone = alone;
     loop {
         let next = claims.next_run(&mut || {
@@ -380,7 +380,7 @@ fn offer(
     let (failed, waker) = (Arc::clone(failed), waker.clone());
     Box::new(move |slot| {
         let mut spare = Some(slot);
-        let range = file.pages(file.start_of(*pages.start()), file.start_of(pages.end() + 1));
+        let range = file.pages(file.start_of(*pages.start()), file.start_of(*pages.end() + 1));
         // Where there is no guard or no frame now, the task looks what to do.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());

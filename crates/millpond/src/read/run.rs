@@ -204,7 +204,7 @@ impl Run {
         let mut leaves = Leaves::new(file);
         let mut end = RunEnd::Whole;
         let mut ready = 0;
-        for (page, frame) in (self.first..).zip(self.frames.iter().copied()) {
+        for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {
             let start = file.start_of(page);
             let valid = page_bytes.min(self.size.saturating_sub(start));
             let arrived = (run_start + moved).saturating_sub(start);
@@ -237,15 +237,15 @@ impl Run {
             }
         }
         file.cache().counters.fills.add(ready as u64);
-        file.cache().arrived((self.first..).zip(self.frames.iter().copied()).take(ready).map(
-            |(page, frame)| Arrival {
-                frame,
-                core: file.core(),
-                page,
-                prefetched: self.prefetched,
-                kept: false,
-            },
-        ));
+        let shown = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
+        let (core, prefetched) = (file.core(), self.prefetched);
+        file.cache().arrived(shown.map(|(page, frame)| Arrival {
+            frame,
+            core,
+            page,
+            prefetched,
+            kept: false,
+        }));
         end
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::cache::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
+use crate::units::PageIndex;
 use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, Request, WriteMode};
 
 const PAGE: u64 = 4096;
@@ -46,7 +47,7 @@ impl Case {
     }
 
     fn is_empty(&self, page: u64) -> bool {
-        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, page);
+        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
         found.is_none_or(|(word, _)| word.load().state() == State::Empty)
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::cache::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
+use crate::units::PageIndex;
 use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
 
 const PAGE: usize = 4096;
@@ -49,7 +50,7 @@ impl Case {
     }
 
     fn state(&self, page: u64) -> State {
-        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, page);
+        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
         found.map_or(State::Empty, |(word, _)| word.load().state())
     }
 }

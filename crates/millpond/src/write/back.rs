@@ -48,7 +48,7 @@ impl Write<'_> {
     /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
     /// be seen; false if there is no memory for the tables.
     pub(super) fn occupy(&self, leaves: &mut Leaves<'_>, pages: usize) -> bool {
-        for (done, page) in (self.first..).take(pages).enumerate() {
+        for (done, page) in self.first.onwards().take(pages).enumerate() {
             match leaves.hold(page, true) {
                 Ok(held) => held.occupy(),
                 Err(_) => {
@@ -61,7 +61,7 @@ impl Write<'_> {
     }
 
     pub(super) fn vacate(&self, leaves: &mut Leaves<'_>, pages: usize) {
-        for page in (self.first..).take(pages) {
+        for page in self.first.onwards().take(pages) {
             leaves.hold(page, false).expect("held for the page").vacated();
         }
     }
@@ -98,7 +98,7 @@ impl Write<'_> {
         if !self.read_old(&missing)? {
             return Ok(false);
         }
-        for (page, &frame) in (self.first..).zip(&*fresh) {
+        for (page, &frame) in self.first.onwards().zip(&*fresh) {
             self.copy_new(page, frame)?;
         }
         Ok(true)

@@ -32,7 +32,7 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{drop_hidden, drop_pages, hide_pages};
-use crate::writeback::{Copy, LAST_PAGE};
+use crate::writeback::Copy;
 
 const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
@@ -74,7 +74,7 @@ impl CachedFile {
         } else {
             let first = self.page_of(len);
             let tail = (len > self.start_of(first)).then_some(first);
-            self.hide_and_settle(Op::Truncate, first, LAST_PAGE, [tail, None])?;
+            self.hide_and_settle(Op::Truncate, first, PageIndex::LAST, [tail, None])?;
             self.intending(intent, || self.cut(len, first, tail))
         };
         drop(guard);
@@ -92,7 +92,7 @@ impl CachedFile {
     fn cut(&self, len: u64, first: PageIndex, tail: Option<PageIndex>) -> Result<()> {
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
-            self.show_hidden(first, LAST_PAGE);
+            self.show_hidden(first, PageIndex::LAST);
             if let Some(frame) = fresh {
                 self.cache().frames.free(frame, Class::page(self.core().page_shift));
             }
@@ -102,8 +102,8 @@ impl CachedFile {
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
-        drop_pages(self, first, LAST_PAGE);
-        self.writeback.forget(first + u64::from(tail.is_some()), LAST_PAGE);
+        drop_pages(self, first, PageIndex::LAST);
+        self.writeback.forget(first + u64::from(tail.is_some()), PageIndex::LAST);
         self.space.forget(len, u64::MAX);
         Ok(())
     }
@@ -226,7 +226,7 @@ impl CachedFile {
         if offset >= size {
             return Ok(None);
         }
-        flush::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
+        flush::write_back(self, self.page_of(offset), PageIndex::LAST, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
         Ok(match to {
@@ -391,15 +391,15 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // The back end's length counts only when it has everything.
-        flush::write_back(self, 0, LAST_PAGE, Op::Stat)?;
+        flush::write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Stat)?;
         let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
             let end = old.min(new);
             let first = self.page_of(end);
-            self.hide_and_settle(Op::Stat, first, LAST_PAGE, [None, None])?;
+            self.hide_and_settle(Op::Stat, first, PageIndex::LAST, [None, None])?;
             self.set_size(new);
-            drop_pages(self, first, LAST_PAGE);
+            drop_pages(self, first, PageIndex::LAST);
         }
         drop(guard);
         Ok(new)

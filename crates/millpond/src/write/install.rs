@@ -37,7 +37,7 @@ impl Write<'_> {
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         let mut was_dirty = dirty;
         let mut hiding = Hiding::new(&core.epoch);
-        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
+        for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
             if frame == FrameIndex::NONE && word.load().state() == State::Empty {
@@ -56,13 +56,13 @@ impl Write<'_> {
         // Before anything that tells of the write.
         hiding.finish();
         if dirty {
-            let pages = (self.first..).zip(fresh.iter().copied());
+            let pages = self.first.onwards().zip(fresh.iter().copied());
             self.file.commit(pages, (size != self.size).then_some(size));
         }
         if size != self.size {
             self.file.set_size(size);
         }
-        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
+        for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(&mut old) {
             let Ok(held) = leaves.hold(page, false) else {
                 if frame != FrameIndex::NONE {
                     cache.frames.free(frame, class);

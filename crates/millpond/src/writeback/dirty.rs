@@ -135,7 +135,7 @@ impl Dirty {
         }
         let number = self.number(waiting.range);
         // They stay in the set: who takes them there as well finds them claimed, or clean.
-        Some((number, waiting.owed.take(0, PageIndex::MAX, usize::MAX)))
+        Some((number, waiting.owed.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX)))
     }
 }
 
@@ -146,32 +146,40 @@ fn meet(one: &Pages, other: &Pages) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::ops::Range;
+
+    fn pages(pages: Range<u64>) -> impl Iterator<Item = PageIndex> {
+        pages.map(PageIndex)
+    }
 
     /// Goal: what a flush owes is bounded by what was DIRTY when it began.
     /// Method: pages are dirtied and put back by flushes that begin after it, for as long as it waits.
     #[test]
     fn a_flush_owes_what_was_dirty_when_it_began() {
         let mut dirty = Dirty::default();
-        dirty.insert(0..4);
-        let (earlier, taken) = dirty.begin(0..=1, usize::MAX);
-        assert_eq!(taken, [0, 1]);
-        let (sync, own) = dirty.begin_waiting(0..=10).unwrap();
-        assert_eq!(own, [2, 3]);
+        dirty.insert(pages(0..4));
+        let (earlier, taken) = dirty.begin(PageIndex(0)..=PageIndex(1), usize::MAX);
+        assert_eq!(taken, [0, 1].map(PageIndex));
+        let (sync, own) = dirty.begin_waiting(PageIndex(0)..=PageIndex(10)).unwrap();
+        assert_eq!(own, [2, 3].map(PageIndex));
         for _ in 0..3 {
-            dirty.insert(2..8);
-            let (later, taken) = dirty.begin(0..=10, usize::MAX);
-            assert_eq!(taken, [2, 3, 4, 5, 6, 7]);
+            dirty.insert(pages(2..8));
+            let (later, taken) = dirty.begin(PageIndex(0)..=PageIndex(10), usize::MAX);
+            assert_eq!(taken, [2, 3, 4, 5, 6, 7].map(PageIndex));
             dirty.put_back(later, &taken);
             dirty.end(later);
             assert!(dirty.is_earlier_under_way(sync));
         }
-        dirty.put_back(earlier, &[1]);
+        dirty.put_back(earlier, &[PageIndex(1)]);
         dirty.end(earlier);
         assert!(!dirty.is_earlier_under_way(sync));
         dirty.end(sync);
         let (again, owed) = dirty.take_owed(sync).unwrap();
-        assert_eq!(owed, [1], "what the earlier one had in hand, and left");
-        assert!(dirty.begin_waiting(20..=30).is_none(), "nobody has those in hand");
+        assert_eq!(owed, [PageIndex(1)], "what the earlier one had in hand, and left");
+        assert!(
+            dirty.begin_waiting(PageIndex(20)..=PageIndex(30)).is_none(),
+            "nobody has those in hand"
+        );
         dirty.end(again);
         assert!(!dirty.is_clean());
     }

@@ -17,8 +17,8 @@ use crate::writeback::dirty::{Dirty, FlushNumber};
 use crate::writeback::generations::{Copy, Generations, Pass};
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
-const PAGE: PageIndex = 0;
-const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = 0..=PageIndex::MAX;
+const PAGE: PageIndex = PageIndex::FIRST;
+const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = PageIndex::FIRST..=PageIndex::LAST;
 
 /// A rule that a twin leaves out.
 #[derive(Clone, Copy, PartialEq)]
@@ -298,15 +298,15 @@ impl Owing {
         self.give(page);
         let late = self.generations.epoch();
         let epoch = if self.without == Rule::EpochFirst { late } else { early };
-        self.generations.lock().took([page as PageIndex], Copy::Cached, epoch);
+        self.generations.lock().took([PageIndex(page as u64)], Copy::Cached, epoch);
     }
 
     /// A sync, which has what is suspect written again.
     fn sync(&self) -> Result<(), ()> {
-        if let Some((pages, _)) = self.generations.suspects(0, PageIndex::MAX) {
+        if let Some((pages, _)) = self.generations.suspects(PageIndex::FIRST, PageIndex::LAST) {
             for page in pages {
                 if self.generations.lock().take_suspect(page) {
-                    self.write(page as usize);
+                    self.write(page.0 as usize);
                 }
             }
         }
@@ -337,7 +337,11 @@ impl Owing {
         let device = self.device();
         covered.for_each(&mut |page| {
             if generations.is_settled(page) {
-                assert_eq!(device.pages[page as usize], Bytes::Durable, "covered, and not durable");
+                assert_eq!(
+                    device.pages[page.0 as usize],
+                    Bytes::Durable,
+                    "covered, and not durable"
+                );
             }
         });
         outcome.map_err(drop)

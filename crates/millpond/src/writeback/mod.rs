@@ -64,9 +64,6 @@ pub(crate) use crate::writeback::failure::Failure;
 pub(crate) use crate::writeback::flusher::{Flusher, Limits};
 pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
 
-/// The last page that a file can have, and so "to the end".
-pub(crate) const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
-
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -140,7 +137,7 @@ impl Writeback {
         epoch: Epoch,
     ) {
         let mut generations = self.generations.lock();
-        generations.took(first..=last, copy, epoch);
+        generations.took(first.to(last), copy, epoch);
         let heap_bytes = generations.heap_bytes();
         drop(generations);
         self.owed_heap.set(cache, heap_bytes);
