@@ -24,7 +24,7 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: the region only says where memory is; who may use it, its buffers say.
+// SAFETY: the region only says where memory is; its buffers say who may use it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

@@ -186,8 +186,8 @@ impl Drop for File {
         if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
             let cached = Arc::clone(&self.cached);
             if batch::is_open() {
-                // Who has a batch open must not wait: a fill may be ending here, whose guard it would
-                // wait for.
+                // A thread with an open batch must not wait: a fill may be ending here, whose guard
+                // it would wait for.
                 let workers = Arc::clone(&cached.shared.workers);
                 workers.run(Box::new(move || cached.leave()));
             } else {

@@ -1,7 +1,7 @@
 //! A file that takes another's name, durably: sync, rename, sync of the directory.
 //!
-//! Who replaces a file by writing a new one and renaming it needs all three, in this order, and needs to
-//! know which of them failed:
+//! To replace a file by writing a new one and renaming it takes all three, in this order, and the
+//! caller needs to know which of them failed:
 //!
 //! ```text
 //!              after a power cut, `to` is       seen now, `to` is
@@ -15,8 +15,8 @@
 //!   its bytes. File systems that write a renamed file's bytes out of their own accord know of those in
 //!   the kernel's cache only, not of what waits in this engine's.
 //! - **N2** The directories are opened before anything is changed, and the rename, too, is by those
-//!   descriptors: what is synced is the directory that was changed, whatever becomes of its path, and who
-//!   may not sync it has not renamed.
+//!   descriptors: what is synced is the directory that was changed, whatever becomes of its path,
+//!   and nothing is renamed where that may not be synced.
 //! - **N3** Nothing is undone. After a failed sync of the directory the kernel has the new name already, and
 //!   may or may not have stored it; renaming back could fail in the same way.
 //!

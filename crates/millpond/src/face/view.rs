@@ -5,8 +5,8 @@
 //! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
 //! may be views of at most half of it.
 //!
-//! A [`Detached`] view is one that a worker took for somebody who waits for it, or does no more: it
-//! keeps the file itself, and unpins when it is dropped.
+//! A [`Detached`] view is one that a worker took for a caller that waits for it, or no longer does:
+//! it keeps the file itself, and unpins when it is dropped.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
-    /// The view, for who keeps `file`, which is its file.
+    /// The view, for a caller that keeps `file`, which is its file.
     pub(crate) fn attach(mut self, file: &CachedFile) -> View<'_> {
         debug_assert!(std::ptr::eq(file, &*self.cached), "another file's view");
         let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);

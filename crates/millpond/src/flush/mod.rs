@@ -123,8 +123,8 @@ pub(crate) fn flush(
         hidden.extend(more);
     }
     for page in hidden {
-        // Who waits for a guard gets it in turn, and nobody hides the page then. Not before the flush has
-        // ended: who has the guard may wait for that.
+        // A guard comes in turn, and nobody hides the page then. Not before the flush has ended:
+        // the holder of the guard may wait for that.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let _guard = file.ranges.lock(range, Mode::Shared);
         all.add(flush(file, page, page, BusyPages::Wait, false));
@@ -324,7 +324,7 @@ impl Flush<'_> {
         file.writeback.owed_heap.set(file.cache(), heap_bytes);
         let mut leaves = Leaves::new(file);
         let mut failed = Vec::new();
-        // Who is woken is told of it in the end, and does not wait for this flush meanwhile.
+        // Waiters are woken at the end of the batch, and so do not wait for this flush meanwhile.
         let batch = batch::open();
         for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
             let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
@@ -339,7 +339,7 @@ impl Flush<'_> {
         }
         drop(batch);
         if !failed.is_empty() {
-            // Who waits for this flush finds them, and tells of it or writes them.
+            // A waiter for this flush finds them, and tells of it or writes them.
             file.writeback.state().dirty.put_back(self.number, &failed);
         }
         suspicion

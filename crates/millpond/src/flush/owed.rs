@@ -1,5 +1,5 @@
-//! What a file owes to its back end, for those who do not care how it gets there: pages become DIRTY, are
-//! written back, and are waited for; and what is left when the last handle goes.
+//! What a file owes to its back end, for callers that do not care how it gets there: pages become
+//! DIRTY, are written back, and are waited for; and what is left when the last handle goes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

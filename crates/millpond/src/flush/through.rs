@@ -17,9 +17,10 @@ impl CachedFile {
     /// this returns, the back end has it all, and the keeper has nothing to do with the file, which
     /// others may change; and the flags of its descriptors are as they were given.
     pub(crate) fn begin_through(&self) -> Result<()> {
-        // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
-        // and is waited for; who gets one later has. Argued: the release of the guard that is asked for
-        // here comes after this, and before the next guard; no model has guards of the range lock.
+        // AcqRel: before the guard is asked for. A holder of one that conflicts may not have seen
+        // it, and is waited for; a later holder has. Argued: the release of the guard that is asked
+        // for here comes after this, and before the next guard; no model has guards of the range
+        // lock.
         self.through.fetch_add(1, AcqRel);
         let settled = self.settle(true);
         self.backing.set_plain(true);

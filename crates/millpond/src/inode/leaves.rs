@@ -1,4 +1,4 @@
-//! The table's leaves, for those who look at many pages in a row.
+//! The table's leaves, to look at many pages in a row.
 
 use crate::cache::table::{Held, Unheld};
 use crate::inode::CachedFile;

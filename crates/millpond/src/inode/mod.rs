@@ -49,9 +49,9 @@ use crate::survival::changes::ToldFile;
 use crate::units::PageIndex;
 use crate::writeback::{Flusher, Writeback, untold};
 
-/// What an open file costs beside its core: its object and range lock, with what that keeps for those who
-/// wait; its backing, its entry in the registry and what the allocator adds, rounded up; and in debug builds
-/// what the range lock remembers of its holders.
+/// What an open file costs beside its core: its object and range lock, with what that keeps for its
+/// waiters; its backing, its entry in the registry and what the allocator adds, rounded up; and in
+/// debug builds what the range lock remembers of its holders.
 const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
@@ -273,7 +273,7 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        // Before somebody else opens the file anew: the one whom it concerned may have failed to open it.
+        // Before the file is opened anew: the opener it concerned may have failed.
         self.writeback.forget_failures(self.id, &*self.backing);
         registry().leave(self.id);
         self.writeback.uncharge(self.cache());

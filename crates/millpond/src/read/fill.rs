@@ -132,7 +132,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads one page, whoever fills it.
+    /// Reads one page: fills it, or waits for the thread that does.
     fn one(&mut self, page: PageIndex) -> Outcome {
         let file = self.file;
         let mut leaves = Leaves::new(file);

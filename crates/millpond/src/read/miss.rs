@@ -31,9 +31,10 @@
 //!   reads under a guard, so a tiny cache makes progress.
 //! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
 //!   thread that ended a fill, in the middle of that (parked.A4).
-//! - **M8** Who finds no slot leaves an offer that starts its reads when there is one (`io::flight`), on
-//!   the thread of a read that has ended and let go of all it had, and then wakes the task: so under
-//!   the limit, too, reads follow each other without another thread, whether or not tasks are polled.
+//! - **M8** A task that finds no slot leaves an offer that starts its reads when there is one
+//!   (`io::flight`), on the thread of a read that has ended and let go of all it had, and then
+//!   wakes the task: so under the limit, too, reads follow each other without another thread,
+//!   whether or not tasks are polled.
 
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -242,7 +243,7 @@ impl Miss {
                         Poll::Ready(guard) => guard,
                         Poll::Pending => {
                             self.wait = Wait::Guard(waiting);
-                            // Asking is no round: who asks is in the queue.
+                            // Asking is no round: the task is in the queue then.
                             self.rounds -= 1;
                             return Step::Pending;
                         }

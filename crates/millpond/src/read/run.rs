@@ -1,4 +1,4 @@
-//! Runs: contiguous pages that are claimed, read by one transfer, and shown; whoever reads them.
+//! Runs: contiguous pages that are claimed, read by one transfer, and shown.
 //!
 //! ```text
 //!   Claims::next_run: EMPTY pages get frames and become FILLING       (one filler of a page, page.W9)
@@ -37,7 +37,7 @@ pub(crate) struct Filled {
     pub(crate) frame: FrameIndex,
 }
 
-/// Contiguous pages that are FILLING, by whoever has this.
+/// Contiguous pages that are FILLING, by the owner of this.
 pub(crate) struct Run {
     pub(crate) first: PageIndex,
     pub(crate) frames: SmallVec<[FrameIndex; 4]>,
@@ -149,7 +149,7 @@ impl Run {
     pub(crate) fn memory(&self, file: &CachedFile) -> Segments {
         let page_bytes = file.core().page_bytes();
         let frames = self.frames.iter().map(|&frame| file.cache().frames.bytes(frame));
-        // SAFETY: the frames of pages that are FILLING, of a file that whoever reads them keeps.
+        // SAFETY: the frames of pages that are FILLING, of a file that the reader keeps.
         frames.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect()
     }
 
@@ -170,11 +170,12 @@ impl Run {
         let valid = bytes.min(self.size.saturating_sub(offset));
         let owner = Arc::clone(file);
         let done = Box::new(move |outcome: std::io::Result<usize>| {
-            // A failed or short read leaves its pages EMPTY: who wants them reads them.
+            // A failed or short read leaves its pages EMPTY: the next reader reads them.
             let moved = outcome.unwrap_or(0) as u64;
             if let Some(failed) = failed.filter(|_| moved < valid) {
-                // Release: pairs with the look of who is woken by the end of a fill. Argued: the words
-                // that end the fill after it are released, too, and the waker passes through a lock.
+                // Release: pairs with the look of the task that the end of a fill wakes. Argued:
+                // the words that end the fill after it are released, too, and the waker passes
+                // through a lock.
                 failed.store(true, Release);
             }
             let _ = self.finish(&owner, moved, &mut |_| {});

@@ -1,4 +1,4 @@
-//! How many reads the back end is given at a time, whoever they are for.
+//! How many reads the back end is given at a time, by all callers together.
 
 use std::future::Future;
 use std::pin::pin;
@@ -168,8 +168,8 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     }
 }
 
-/// Goal: a thread that waits for a slot has claimed nothing (flight.L1): who wants its pages is not made to
-/// wait for it, and reads them when there is a slot.
+/// Goal: a thread that waits for a slot has claimed nothing (flight.L1): another reader of its
+/// pages is not made to wait for it, and reads them when there is a slot.
 #[test]
 fn who_waits_for_a_slot_has_claimed_nothing() {
     let case = Case::new(1, 1 << 20, Duration::ZERO);

@@ -257,7 +257,7 @@ fn a_task_that_waits_for_a_page_again_is_woken_again() {
 }
 
 /// Goal: the end of a page's state wakes no task of another page, and uses up no wake-up of one, though
-/// both are in one bucket of the table of those who wait.
+/// both are in one bucket of the table of waiters.
 #[test]
 fn pages_of_one_bucket_are_told_apart() {
     // The table has 64 buckets, in which neighbours follow each other.

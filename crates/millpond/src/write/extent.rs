@@ -305,8 +305,8 @@ impl CachedFile {
     /// was reserved for writes to come, and the file's place at the keeper.
     pub(crate) fn rest(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
-        // Argued: who opens the file again does nothing to it before it gets a guard, and has raised
-        // the count before.
+        // Argued: a thread that opens the file again has raised the count before it gets a guard,
+        // and does nothing to the file before that.
         if self.handles.load(Acquire) == 0 && !self.owes() {
             space::trim(self, self.core().size.get());
             self.let_go();

@@ -121,11 +121,11 @@ struct Durable(bool);
 /// An exclusive guard for `len` bytes at the end of the file, and where that is: it does not move
 /// meanwhile. Caller: has the turn to append.
 ///
-/// Waits twice at most, however fast others move the end. Who moves it holds the bytes from the old end
-/// on (W5). So a guard from where the end was seen to the last byte there is has it in its range, or
-/// before that where it was cut meanwhile: then the next guard is for the whole file. One for the bytes
-/// of the append alone would come too late each time that somebody extends the file while it is waited
-/// for.
+/// Waits twice at most, however fast others move the end. A writer that moves it holds the bytes
+/// from the old end on (W5). So a guard from where the end was seen to the last byte there is has
+/// it in its range, or before that where it was cut meanwhile: then the next guard is for the whole
+/// file. One for the bytes of the append alone would come too late each time that somebody extends
+/// the file while it is waited for.
 pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> {
     let check = |end: u64| match end.checked_add(len) {
         Some(to) if to <= i64::MAX as u64 => Ok(to),

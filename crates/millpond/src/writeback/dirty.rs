@@ -1,11 +1,12 @@
-//! The pages of a file that are DIRTY, and who has taken them to write them back.
+//! The pages of a file that are DIRTY, and the flushes that have taken them to write them back.
 //!
-//! The page word decides, the set finds. Who writes back takes pages out of the set, claims each by its
-//! word, and puts back what it could not write. What it has taken is in its hands until its *flush* ends.
+//! The page word decides, the set finds. A flush takes pages out of the set, claims each by its
+//! word, and puts back what it could not write. What it has taken is in its hands until its *flush*
+//! ends.
 //!
 //! - **B2** A page enters the set when its word is DIRTY already, before the guard of its writer is
-//!   released; who takes it out of the set claims it, finds it clean, or puts it back. So a page
-//!   that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
+//!   released; a flush that takes it out of the set claims it, finds it clean, or puts it back. So
+//!   a page that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
 //! - **B3** Each flush has a number, given together with taking its pages. One that waits owes what was
 //!   DIRTY of its range when it began, and no more: what it took itself; and what flushes with smaller
 //!   numbers had in hand then. It waits for those of them to end whose ranges meet its own, and writes
@@ -134,7 +135,7 @@ impl Dirty {
             return None;
         }
         let number = self.number(waiting.range);
-        // They stay in the set: who takes them there as well finds them claimed, or clean.
+        // They stay in the set: a flush that takes them there as well finds them claimed, or clean.
         Some((number, waiting.owed.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX)))
     }
 }

@@ -32,9 +32,9 @@ enum Rule {
     Owed,
     /// The epoch is asked for before the back end is given bytes (generations.G1).
     EpochFirst,
-    /// Who is told of an error raises the epoch (generations.G2).
+    /// An operation that is told of an error raises the epoch (generations.G2).
     Epoch,
-    /// Who has ended well waits for those who were in the gate (generations.G3).
+    /// An operation that has ended well waits for those that were in the gate (generations.G3).
     Gate,
     /// A durable operation enters before it begins (generations.G3).
     EnterFirst,
@@ -123,7 +123,7 @@ impl Book {
         for page in pages {
             let seen = self.word.load();
             let is_busy = !seen.is_ready() || (seen.is_dirty() && seen.is_under_writeback());
-            // Who is beaten to the claim has met a writer.
+            // A flush that is beaten to the claim has met a writer.
             if is_busy || (seen.is_dirty() && !self.write_page()) {
                 self.dirty().put_back(number, &[page]);
             }
@@ -131,7 +131,7 @@ impl Book {
         drop(self.end(number));
     }
 
-    /// Writes what was taken, whoever has it in hand.
+    /// Writes what was taken.
     fn write_all(&self, pages: &[PageIndex]) {
         for _ in pages {
             loop {
@@ -172,7 +172,7 @@ fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
 }
 
 /// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
-/// whoever writes them (dirty.B3).
+/// from any flush (dirty.B3).
 /// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
 /// `apart`: the flush does not wait for the writer.
 fn sync_races_a_flush(without: Rule, apart: bool) {
@@ -386,7 +386,8 @@ fn loom_without_an_epoch_a_loss_is_hidden() {
     durable_writes_share_an_error(Rule::Epoch);
 }
 
-/// Goal: what was written before a sync that succeeds is durable then, whoever was told of an error.
+/// Goal: what was written before a sync that succeeds is durable then, whichever call was told of
+/// an error.
 /// Method: a write, and a durable one beside it that is told; then, or beside them, syncs.
 fn a_sync_covers_what_was_written(without: Rule, apart: bool) {
     model(move || {

@@ -6,18 +6,20 @@
 //!               +------- failed -------+------- the sync failed ------+
 //! ```
 //!
-//! Whoever writes back, the flusher, a sync, a writer over the dirty limit, takes pages out of the
-//! file's set ([`dirty`]), claims each by its word, and hands contiguous ones to the back end as one
-//! vectored transfer, several at once ([`flush`](mod@crate::flush)). It takes no range guard. What the back end took is
-//! in one of three [`generations`] until a [`sync`](mod@crate::flush::sync) has covered it.
+//! A thread that writes back (the flusher, a sync, a writer over the dirty limit) takes pages out
+//! of the file's set ([`dirty`]), claims each by its word, and hands contiguous ones to the back
+//! end as one vectored transfer, several at once ([`flush`](mod@crate::flush)). It takes no range
+//! guard. What the back end took is in one of three [`generations`] until a
+//! [`sync`](mod@crate::flush::sync) has covered it.
 //!
 //! - **B1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
 //!   leaves the cache only when it is clean (page.W4), and a write that leaves a gap behind the old end
 //!   has the back end extend the file first.
 //! - **B2**, **dirty.B3**: [`dirty`]. **generations.G1** to **generations.G7**: [`generations`].
 //! - **B4** Nobody waits for a page while it has claimed pages that are not submitted.
-//! - **B5** The size is read after the pages are claimed. Who cuts the file hides the pages first,
-//!   and waits for write-backs then, so the back end's file is never longer than the size.
+//! - **B5** The size is read after the pages are claimed. A thread that cuts the file hides the
+//!   pages first, and waits for write-backs then, so the back end's file is never longer than the
+//!   size.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -27,9 +29,9 @@
 //! was written since the last good one is DIRTY again where it is cached; where it is not, syncs
 //! say so for as long as the file is open ([`Error::Lost`](crate::Error::Lost)).
 //!
-//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`; who has a range guard does
-//! not wait for `syncing`; under `generations` only page words and the table are touched.
-//! The flusher's own lock is a leaf.
+//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`; the holder of a range
+//! guard does not wait for `syncing`; under `generations` only page words and the table are
+//! touched. The flusher's own lock is a leaf.
 
 pub(crate) mod dirty;
 pub(crate) mod failure;
@@ -74,7 +76,7 @@ pub(crate) struct Writeback {
     pub(crate) flush_ended: Condvar,
     pub(crate) generations: Generations,
     pub(crate) syncing: Mutex<()>,
-    /// A sync has pages written just now. A hint, for who would write others.
+    /// A sync has pages written just now. A hint, for writers that would write others.
     pub(crate) is_written_for_sync: AtomicBool,
     pub(crate) share: Arc<Share>,
     /// What the sets of the state take, and those of the generations.
@@ -102,8 +104,8 @@ impl Writeback {
     }
 
     /// Forgets errors that are told until the file is closed, as it is; but for one that nobody was told
-    /// of, which is for whoever opens it next. (The flusher, or a writer over the dirty limit, may keep it
-    /// from being dropped for a moment, in which it is opened again.)
+    /// of, which is for the next to open it. (The flusher, or a writer over the dirty limit, may
+    /// keep it from being dropped for a moment, in which it is opened again.)
     pub(crate) fn forget_failures(&self, id: FileId, backing: &dyn BackingFile) {
         self.state().failure = None;
         if let Some(failure) = self.generations.forget_failures() {

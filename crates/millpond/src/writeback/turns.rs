@@ -1,4 +1,4 @@
-//! Who writes back, of the writers over the limit (see [`throttle`](mod@crate::flush::throttle)).
+//! Which writer over the limit writes back (see [`throttle`](mod@crate::flush::throttle)).
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ pub(crate) const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// Writers that write back at once, of those that are not stuck; the flusher does beside them.
 const TURNS_MAX: usize = 1;
 
-/// Who writes back, of the writers over the limit.
+/// Which writer over the limit writes back.
 #[derive(Default)]
 pub(crate) struct WritersTurns {
     taken: Mutex<Vec<Taken>>,

@@ -5,8 +5,8 @@
 //! it is used for. Where it is forbidden, or there are too many contexts, transfers go one after the
 //! other.
 //!
-//! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped: who
-//!   submits reaps all of it before it returns.
+//! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped:
+//!   the submitter reaps all of it before it returns.
 //! - **A2** A context is used by one batch at a time, and is empty in between.
 //!
 //! Locks: the list of contexts, a leaf.

@@ -228,7 +228,7 @@ impl Driver {
         for job in jobs {
             let outcome = job.attempt();
             self.finish(job, outcome);
-            // Who waits there must not wait for all of these.
+            // A waiter there must not wait for all of these.
             self.look();
         }
     }
@@ -247,7 +247,7 @@ impl Driver {
     }
 }
 
-/// Of who has memory in the kernel's hands, which unwinding would free.
+/// Of a thread that has memory in the kernel's hands, which unwinding would free.
 pub(crate) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {

@@ -154,8 +154,9 @@ impl ReadRing {
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        // Acquire: pairs with the release of who found it out. Argued: a flag that carries nothing else; the
-        // reads are under their lock, and a sleeper that misses it wakes up by itself, and looks again.
+        // Acquire: pairs with the release of the thread that found it out. Argued: a flag that
+        // carries nothing else; the reads are under their lock, and a sleeper that misses it wakes
+        // up by itself, and looks again.
         self.broken.load(Acquire)
     }
 
@@ -171,7 +172,7 @@ impl ReadRing {
         }
         let Some(entry) = job.entry() else { return Err(job) };
         let mut jobs = self.jobs();
-        // Who breaks the ring later has the read among the untaken.
+        // If the ring breaks later, the read is among the untaken.
         if !self.takes_more(&jobs) {
             return Err(job);
         }
@@ -216,8 +217,8 @@ impl ReadRing {
                         break;
                     }
                 }
-                // Release: pairs with the look of who is about to sleep. Those who slept before are not
-                // to be reached. Argued: see `is_broken`.
+                // Release: pairs with the look of a thread that is about to sleep. Earlier sleepers
+                // are not to be reached. Argued: see `is_broken`.
                 Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // The wait was interrupted.
                 Err(_) if queued.is_empty() => break,
@@ -225,7 +226,7 @@ impl ReadRing {
                 // Short of memory for a moment: nobody may be told that the reads have failed.
                 Err(_) => {
                     std::thread::sleep(PAUSE);
-                    // Whoever waits reaps first, which may be what the kernel is short of.
+                    // A waiter reaps first, which may be what the kernel is short of.
                     if wanted > 0 {
                         break;
                     }

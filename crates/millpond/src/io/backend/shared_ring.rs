@@ -1,8 +1,8 @@
-//! A ring that any thread submits to, and that who waits for its completions reaps: that of a queue.
+//! A ring that any thread submits to, and that a waiter for its completions reaps: that of a queue.
 //!
-//! Who has the role of its reaper, `io::reaping` says. The ring's completions ring the driver's bell by
-//! way of an eventfd that the kernel writes to while the ring's flag lets it: so the driver reaps while
-//! nobody else does, and until then it sleeps.
+//! `io::reaping` says which waiter has the role of its reaper. The ring's completions ring the
+//! driver's bell by way of an eventfd that the kernel writes to while the ring's flag lets it: so
+//! the driver reaps while nobody else does, and until then it sleeps.
 //!
 //! The kernel completes a read in the context of the thread that submitted it, wherever that is. So only
 //! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
@@ -12,13 +12,14 @@
 //!
 //! - **S1** The ring is in the driver's list while there are reads in it: a ring that is retired takes
 //!   none.
-//! - **S2** Who has the role reaps (read_ring.B2).
+//! - **S2** The holder of the role reaps (read_ring.B2).
 //! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a
-//!   time, so that the device works while more are made ready. Who starts the first one takes the role,
-//!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
+//!   time, so that the device works while more are made ready. The thread that starts the first one
+//!   takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is
+//!   not rung for.
 //! - **S4** Once a thread finds the ring broken (ring.R3), what the kernel has not taken goes to the
-//!   driver, and whatever comes later, too. Nobody sleeps in it any more, but who did may do so for
-//!   [`SLEEP_MAX`], as he can't be poked.
+//!   driver, and whatever comes later, too. Nobody goes to sleep in it any more, but a thread that
+//!   sleeps may do so for [`SLEEP_MAX`], as it can't be poked.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -111,9 +112,9 @@ impl SharedRing {
     fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
         let untaken = self.led().reads.start(job)?;
         self.led().hand_over(untaken);
-        // AcqRel: who submits next has pushed, or sees what was pushed before this. Argued: an RMW of
-        // one word comes before or after the other; who finds it set leaves its push, which is under a
-        // lock that the submitter takes later, to the one that clears it.
+        // AcqRel: the next submitter has pushed, or sees what was pushed before this. Argued: an
+        // RMW of one word comes before or after the other; a thread that finds it set leaves its
+        // push, which is under a lock that the submitter takes later, to the one that clears it.
         if !self.led().due.swap(true, AcqRel) {
             let leads = self.reaping.try_take();
             let ring = Arc::clone(self);
