@@ -255,7 +255,7 @@ fn age_is_kept_beside_files_that_hang() {
 /// than the flusher would look at of pages that are dirty, and as many that were written and not synced.
 #[test]
 fn who_needs_memory_does_not_wait_for_another_file() {
-    within(LIMIT * 2, "who needs memory", || {
+    within(LIMIT * 2, "a write that needs memory", || {
         let cache_pages = 512;
         let sim = SimOptions::new(1);
         let device = sim.device();

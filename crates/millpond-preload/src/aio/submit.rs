@@ -57,8 +57,7 @@ pub fn destroy(handle: usize) -> isize {
             return -(libc::EINVAL as isize);
         }
         context.close();
-        // Who waits in it finds it gone.
-        // SAFETY: no memory involved.
+        // A thread that waits in it finds it gone. SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
         drop(context);
         free_removed();

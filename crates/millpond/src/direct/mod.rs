@@ -13,8 +13,8 @@
 //! - **D1** The caller that begins an operation ends it: until then its pages are hidden, and its
 //!   range is held. With one under way it waits for no other guard, nor for a flush, which may wait
 //!   for the hidden pages.
-//! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
-//!   the handle says so, served through a bounce buffer and counted.
+//! - **D2** Alignment is looked at before anything is done. Unaligned requests are refused, or,
+//!   where the handle says so, served through a bounce buffer and counted.
 
 use std::io;
 

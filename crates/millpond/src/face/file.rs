@@ -177,7 +177,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         if self.cached.core().is_the_parents() {
-            // What it would write back, give back and wait for is the parent's.
+            // All that it would write back, give back and wait for is the parent's.
             std::mem::forget(Arc::clone(&self.cached));
             return;
         }

@@ -46,9 +46,10 @@ impl CachedFile {
     /// Parts all files of the engine from its keeper, which writes what is dirty: writes that begin later
     /// go through.
     ///
-    /// Files are written back first, so that the keeper finds nothing to write. What can't be written
-    /// back now it may have more luck with; until it is done the guards of those files are held, so that
-    /// no write comes in between, and the flusher writes nothing but what the keeper writes.
+    /// Files are written back first, so that the keeper finds nothing to write. The keeper may have
+    /// more luck with what can't be written back now; until it is done the guards of those files
+    /// are held, so that no write comes in between, and the flusher writes nothing but what the
+    /// keeper writes.
     pub(crate) fn leave_keeper(shared: &Arc<Shared>) {
         let Some(survival) = shared.cache.frames.survival() else { return };
         survival.part();

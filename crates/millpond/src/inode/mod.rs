@@ -273,7 +273,7 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        // Before the file is opened anew: the opener it concerned may have failed.
+        // Before the file is opened anew: the opener that it concerned may have failed.
         self.writeback.forget_failures(self.id, &*self.backing);
         registry().leave(self.id);
         self.writeback.uncharge(self.cache());

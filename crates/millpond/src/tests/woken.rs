@@ -224,7 +224,7 @@ fn a_task_is_woken_when_a_hidden_page_is_shown_or_dropped() {
                 let (read, mut bytes) = task.finish();
                 bytes.truncate(read.unwrap());
                 assert_eq!(bytes, if errno == 0 { new } else { &[OLD; PAGE] }, "{name}");
-                assert_eq!(count.0.load(SeqCst), 0, "who went is not woken");
+                assert_eq!(count.0.load(SeqCst), 0, "a reader that left is not woken");
             });
         }
     }

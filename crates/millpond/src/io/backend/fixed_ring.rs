@@ -1,6 +1,6 @@
 //! A ring with registered files and buffers, for the direct requests of one thread.
 //!
-//! What is registered, the kernel looks up once instead of for each request: a file's reference, a
+//! The kernel looks up what is registered once, instead of for each request: a file's reference, a
 //! buffer's pages. Files are registered for as long as their requests are under way, regions of
 //! buffers for as long as the ring lives; what can't be registered, for want of room or of locked
 //! memory (`RLIMIT_MEMLOCK`), is used all the same.

@@ -6,9 +6,9 @@
 //!
 //! The kernel completes a read in the context of the thread that submitted it, wherever that is. So only
 //! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
-//! What a thread leaves in flight when it ends the kernel may cancel, or fail with EFAULT; it is
-//! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the kernel
-//! the fence there that reaping.H2 needs.)
+//! The kernel may cancel what a thread leaves in flight when it ends, or fail it with EFAULT; it is
+//! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the
+//! kernel the fence there that reaping.H2 needs.)
 //!
 //! - **S1** The ring is in the driver's list while there are reads in it: a ring that is retired takes
 //!   none.
