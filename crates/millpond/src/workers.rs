@@ -21,7 +21,7 @@ use std::task::{Poll, Waker};
 
 use crate::io::pool::Pool;
 
-/// Threads of one engine.
+/// Threads of one engine. Chosen, not measured.
 pub(crate) const THREADS_MAX: usize = 4;
 
 /// The workers of an engine.

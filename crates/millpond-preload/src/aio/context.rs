@@ -61,7 +61,7 @@ unsafe impl Sync for Context {}
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 
 /// Contexts at a time; more are the kernel's alone, and what they are asked for of served files
-/// makes those the kernel's, too.
+/// makes those the kernel's, too. Chosen, not measured.
 const PLACES: usize = 1024;
 
 static CONTEXTS: Places<Context, PLACES> = Places::new();

@@ -31,7 +31,8 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::Ticket;
 
-/// Bytes that a bounce buffer holds at most.
+/// Bytes that a bounce buffer holds at most. Chosen, not measured: longer requests are carried out
+/// in parts.
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
 /// The most that bounce buffers are aligned to; devices that want more are refused at open.
 const BOUNCE_ALIGN_BYTES: usize = 4096;

@@ -34,7 +34,7 @@ use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
 use crate::writeback::Ticket;
 
-/// The most requests that a pipeline has under way.
+/// The most requests that a pipeline has under way. Chosen, not measured.
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
 
 /// A direct read or write, for a [`Pipeline`].

@@ -22,7 +22,7 @@ use crate::inode::CachedFile;
 use crate::read::fill::{self, Alone};
 use crate::units::{FrameIndex, PageIndex};
 
-/// Times that a view is tried while others change the page.
+/// Times that a view is tried while others change the page. Chosen, not measured.
 const TRIES_MAX: usize = 64;
 
 /// Cached bytes of one page, as they were when the view was taken; see [`crate::File::view`].

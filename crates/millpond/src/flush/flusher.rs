@@ -64,15 +64,16 @@ use crate::units::PageIndex;
 use crate::writeback::flusher::{Flusher, FlusherState, Hand, ThreadId};
 use crate::writeback::turns::STUCK_AFTER;
 
-/// How soon the flusher looks again after it found nothing to do, while there are writes.
+/// How soon the flusher looks again after it found nothing to do, while there are writes. Chosen,
+/// not measured.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How often a watch looks.
+/// How often a watch looks: twice in [`STUCK_AFTER`].
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
-/// With fewer files, it is not looked for those that are closed.
+/// With fewer files, it is not looked for those that are closed. Chosen, not measured.
 const QUEUE_MAX_MIN: usize = 64;
-/// Threads of one engine.
+/// Threads of one engine: so many files may hang before others wait for them. Chosen, not measured.
 const THREADS_MAX: usize = 16;
-/// Of these, those at files of one device.
+/// Of these, those at files of one device, which may hang as a whole. Chosen, not measured.
 const DEVICE_THREADS_MAX: usize = 4;
 
 enum Role {

@@ -38,13 +38,15 @@ pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back
 pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
 pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
 
-/// What is in flight at once, of one flush.
+/// What is in flight at once, of one flush. Chosen, not measured.
 pub(crate) const BATCH_BYTES: u64 = 16 << 20;
 /// Direct I/O and the kernel's cache do not share one of its pages.
 const KERNEL_PAGE_BYTES: u64 = 4096;
-/// Pages that fail in a row before the rest of their transfer counts as failed, too.
+/// Pages that fail in a row before the rest of their transfer counts as failed, too. Chosen, not
+/// measured.
 const FAILURES_MAX: usize = 8;
-/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from it.
+/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from
+/// it. Chosen, not measured.
 const HIDDEN_MAX: u32 = 8;
 
 /// What to do about pages that are in somebody else's hands.

@@ -94,6 +94,7 @@ pub(crate) fn close(file: &CachedFile) -> Result<()> {
 }
 
 /// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
+/// Chosen, not measured.
 const LOOKED_AT_MAX: u64 = 4096;
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody

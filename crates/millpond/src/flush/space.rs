@@ -25,7 +25,8 @@ use crate::inode::space::{Known, size_limit};
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::{self, Company, Overwrites};
 
-/// Smaller files have nothing reserved ahead: they are many, and giving it back takes time.
+/// Smaller files have nothing reserved ahead: they are many, and giving it back takes time. These
+/// four are chosen, not measured.
 const AHEAD_SIZE_MIN: u64 = 256 << 10;
 const AHEAD_BYTES_MIN: u64 = 64 << 10;
 const AHEAD_BYTES_MAX: u64 = 32 << 20;

@@ -28,7 +28,7 @@ use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 use crate::writeback::Failure;
 
-/// Pages of which [`settle`] clears a bit under one hold of the lock.
+/// Pages of which [`settle`] clears a bit under one hold of the lock. Chosen, not measured.
 const SETTLED_TOGETHER: usize = 256;
 
 /// Makes durable what was written to the pages from `first` to `last` before the call, and what the

@@ -27,12 +27,16 @@ use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 
 /// How long a writer over the limit waits without any progress before its write goes through.
+/// Chosen, not measured.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
-/// What a file may owe, in parts of what is free (T1).
+/// What a file may owe, in parts of what is free (T1). Chosen: one file alone has four fifths of
+/// it.
 const SHARES: u64 = 4;
-/// What write-back may keep, of all memory.
+/// What write-back may keep, of all memory: an eighth is left for what is read. Chosen, not
+/// measured.
 const KEPT_EIGHTHS_MAX: u64 = 7;
 /// How long a write that finds no frame waits for the flusher: there is the way around the cache.
+/// Chosen, not measured.
 pub(crate) const WRITE_RELIEF_MAX: Duration = Duration::from_millis(20);
 /// For a view, there is not.
 pub(crate) const VIEW_RELIEF_MAX: Duration = THROTTLED_MAX;

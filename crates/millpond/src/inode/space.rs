@@ -13,6 +13,8 @@ use rustix::process::Resource;
 
 use crate::cache::heap::HeapCharge;
 
+/// Ranges that are remembered of a file; before there are more, all are forgotten. Chosen, not
+/// measured.
 const RANGES_MAX: usize = 4096;
 /// The blocks that a file is known to have.
 #[derive(Default)]

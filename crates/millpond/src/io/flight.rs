@@ -42,7 +42,7 @@ use crate::io::batch;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
-/// The most reads of one engine.
+/// The most reads of one engine. Chosen, not measured.
 pub(crate) const READS_MAX: usize = 1024;
 
 /// Of the word: offers wait.

@@ -59,9 +59,10 @@ use crate::read::miss::{Pace, Wanted};
 
 pub use crate::queue::request::{Completion, Request};
 
-/// The largest capacity of a queue.
+/// The largest capacity of a queue. Chosen, not measured.
 const CAPACITY_MAX: usize = 1 << 20;
-/// Requests of one submission that are started, and if they hit completed, together.
+/// Requests of one submission that are started, and if they hit completed, together. Chosen, not
+/// measured.
 const BATCH_MAX: usize = 32;
 
 /// A completion queue: operations are submitted, many at once, and waited for in batches.

@@ -21,13 +21,13 @@ use crate::inode::leaves::Leaves;
 use crate::read::run::{Claims, Next};
 use crate::units::PageIndex;
 
-/// The first window, in bytes.
+/// The first window, in bytes: what Linux reads ahead of a file at most, unless told otherwise.
 const WINDOW_BYTES_FIRST: u64 = 128 << 10;
 /// Of the cache, a window takes at most this part: half of the eviction policy's young queue.
 const CACHE_PART: u64 = 128;
-/// Pages of one background read.
+/// Pages of one background read: of small pages, 1 MiB. Chosen, not measured.
 const RUN_PAGES_MAX: usize = 256;
-/// Pages of a slow read that are looked at.
+/// Pages of a slow read that are looked at: as many as a hit may have.
 const LOOK_PAGES_MAX: u64 = 64;
 
 /// What a handle remembers of its slow reads.

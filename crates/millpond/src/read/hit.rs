@@ -30,13 +30,16 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::ThreadCounts;
 use crate::units::PageIndex;
 
-/// Pages that one lock-free read covers; longer reads take the slow path.
+/// Pages that one lock-free read covers; longer reads take the slow path. Chosen, not measured.
 pub(crate) const HIT_PAGES_MAX: usize = 64;
-/// Files from this size on are taken to be in memory rather than in the processor's caches.
+/// Files from this size on are taken to be in memory rather than in the processor's caches: chosen.
+/// What it gains was measured: 4 KiB at random over 256 MiB went from 2.26 of `pread` to 2.32, and
+/// the time of 8 KiB writes over 1 GiB from 2.15 to 1.65 µs.
 pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
-/// Of a read of several pages, so many are asked for before the first is copied.
+/// Of a read of several pages, so many are asked for before the first is copied. Chosen, not
+/// measured.
 const AHEAD_PAGES_MAX: usize = 4;
-/// Lock-free attempts before the slow path.
+/// Lock-free attempts before the slow path. Chosen, not measured.
 pub(crate) const TRIES_MAX: u32 = 8;
 /// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
 pub(crate) const TRIES_TORN: u32 = 1;

@@ -32,7 +32,7 @@ use crate::io::segment::SegmentIter;
 use crate::read::fill::{Came, Stopped};
 use crate::read::hit::{HitPath, TRIES_MAX, may_hit, wipe};
 
-/// Times that a read starts over because the file below shrank under it.
+/// Times that a read starts over because the file below shrank under it. Chosen, not measured.
 const SHRUNK_MAX: usize = 8;
 
 /// Reads at `offset` under a shared guard, filling what is missing. Of bytes that can't be read, tells

@@ -42,10 +42,11 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::survival::wire;
 
-/// Connections that wait for one file to be written; later ones try again.
+/// Connections that wait for one file to be written; later ones try again. Chosen, not measured.
 const BACKLOG: i32 = 256;
 /// How long an open waits for a keeper: longer than the kernel lets one wait for a lease (45 s).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two tries. Chosen, not measured.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Set by a keeper that has the file; a file is marked until this is dropped.

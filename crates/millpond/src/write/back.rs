@@ -17,7 +17,7 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{CHUNK_PAGES, Write};
 
-/// How often a write has others written back to get one frame.
+/// How often a write has others written back to get one frame. Chosen, not measured.
 const RELIEVED_MAX: usize = 3;
 
 impl Write<'_> {

@@ -39,7 +39,8 @@ const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 /// Pages at the ends of a range that are covered in part.
 type Edges = [Option<PageIndex>; 2];
 
-/// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself.
+/// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself: 256
+/// segments of one block. Chosen, not measured.
 const ZEROS_BYTES: u64 = 1 << 20;
 
 /// A block of zeros, aligned for direct I/O.

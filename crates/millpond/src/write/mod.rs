@@ -46,9 +46,10 @@ use crate::writeback::{Epoch, Failure, Pass};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
-/// Pages that a write puts in place together; longer ones are not cached.
+/// Pages that a write puts in place together; longer ones are not cached. Chosen, not measured: of
+/// small pages, 1 MiB.
 const CHUNK_PAGES: usize = 256;
-/// From this length on, what is written is not expected to be read soon.
+/// From this length on, what is written is not expected to be read soon. Chosen, not measured.
 const AWAY_BYTES_MIN: u64 = 256 << 10;
 
 /// Writes `src` at `offset`; returns how many bytes were taken. `durable`: and makes them so.

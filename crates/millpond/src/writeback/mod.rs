@@ -66,6 +66,8 @@ pub(crate) use crate::writeback::failure::Failure;
 pub(crate) use crate::writeback::flusher::{Flusher, Limits};
 pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
 
+/// Between two attempts to write back what fails: each pause is twice the last, up to the longest.
+/// Chosen, not measured.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 

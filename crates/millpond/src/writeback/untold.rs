@@ -23,6 +23,7 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::made;
 use crate::writeback::failure::Failure;
 
+/// Errors that are remembered. Chosen, not measured.
 const FILES_MAX: usize = 1024;
 
 struct Untold {

@@ -15,7 +15,8 @@ unsafe extern "C-unwind" {
 
 /// glibc's signal for cancellation.
 const SIGNAL: c_int = 32;
-/// How long [`on_signal`] waits for the thread to leave the library.
+/// How long [`on_signal`] waits for the thread to leave the library, before it looks again. Chosen,
+/// not measured.
 const PAUSE_NS: i64 = 1_000_000;
 
 /// The program sets the calling thread's cancel type; returns the old one.

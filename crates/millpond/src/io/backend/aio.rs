@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::io::segment::Front;
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
-/// What is in flight of a batch.
+/// What is in flight of a batch: as much as in a thread's ring. Chosen, not measured.
 const IN_FLIGHT_MAX: usize = 64;
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;

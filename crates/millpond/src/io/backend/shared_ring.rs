@@ -45,9 +45,10 @@ const ENTRIES: u32 = 2 * TOGETHER;
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
 /// read_ring.B3; the rest is for pokes, of which there are few.
 const JOBS_MAX: usize = COMPLETIONS as usize - 256;
-/// Reads that are submitted together at least, but for the last ones.
+/// Reads that are submitted together at least, but for the last ones. As for a pipeline
+/// ([`SUBMITTED_TOGETHER`](crate::io::backend::fixed_ring)).
 const TOGETHER: u32 = 4;
-/// The longest sleep in the ring (S4).
+/// The longest sleep in the ring (S4). Chosen, not measured.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
 /// See the module header.

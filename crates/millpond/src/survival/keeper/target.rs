@@ -37,7 +37,7 @@ use crate::survival::layout::{EntryUse, mtime_ns};
 use crate::survival::mark::Mark;
 use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
-/// Bytes written by one call at most.
+/// Bytes written by one call at most. Chosen, not measured.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
