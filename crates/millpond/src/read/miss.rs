@@ -61,7 +61,7 @@ use crate::read::{self};
 use crate::units::PageIndex;
 use crate::workers::Outcome;
 
-/// How often a read starts what is missing before a worker does it.
+/// How often a read starts what is missing before a worker does it. Chosen, not measured.
 const ROUNDS_MAX: u32 = 4;
 
 /// What is to be read, where to.
@@ -92,11 +92,13 @@ pub(crate) enum Step {
     Work,
 }
 
+type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
+
 /// What a read waits for.
 enum Wait {
     Nothing,
     Page(Parked),
-    Guard(Pin<Box<dyn Future<Output = OwnedGuard> + Send>>),
+    Guard(GuardRequest),
     Room(Arc<Shared>, Ticket),
     Worker(Outcome<Result<Vec<u8>>>),
 }
@@ -228,41 +230,52 @@ impl Miss {
             if matches!(found, Found::Ready) {
                 continue;
             }
-            let file = wanted.file;
-            // Of all that is wanted, not only of what lies below the size by now: a request that waits
-            // is for the range of the step that made it, and the file may grow meanwhile (page.W3).
-            let range = file.pages(wanted.offset, wanted.offset + wanted.dst.left());
-            let guard = request.is_none().then(|| file.ranges.try_lock_owned(range, Mode::Shared));
-            let guard = match guard.flatten() {
-                Some(guard) => guard,
-                None => {
-                    let mut waiting = request.take().unwrap_or_else(|| {
-                        Box::pin(file.ranges.lock_owned_async(range, Mode::Shared))
-                    });
-                    match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
-                        Poll::Ready(guard) => guard,
-                        Poll::Pending => {
-                            self.wait = Wait::Guard(waiting);
-                            // Asking is no round: the task is in the queue then.
-                            self.rounds -= 1;
-                            return Step::Pending;
-                        }
-                    }
-                }
+            let Some(guard) = self.guard(request.take(), wanted, waker) else {
+                return Step::Pending;
             };
             let failed = self.failed.get_or_insert_default();
             let ring = SharedRing::of_this_batch(wanted.ring);
-            match start_missing(file, guard, pages.clone(), failed, ring, &mut None) {
+            match start_missing(wanted.file, guard, pages.clone(), failed, ring, &mut None) {
                 Started::Reads => self.may_hit = false,
                 Started::NoFrame => return self.hand_over(wanted, waker),
                 Started::NoSlot => {
                     let offer = offer(wanted, pages, failed, waker);
-                    if let Some(ticket) = file.shared.flight.wait(offer) {
-                        self.wait = Wait::Room(Arc::clone(&file.shared), ticket);
+                    let shared = &wanted.file.shared;
+                    if let Some(ticket) = shared.flight.wait(offer) {
+                        self.wait = Wait::Room(Arc::clone(shared), ticket);
                         self.rounds -= 1;
                         return Step::Pending;
                     }
                 }
+            }
+        }
+    }
+
+    /// A shared guard over the read, by the request that waits for one or a new one; `None`: it waits.
+    fn guard(
+        &mut self,
+        request: Option<GuardRequest>,
+        wanted: &Wanted<'_>,
+        waker: &Waker,
+    ) -> Option<OwnedGuard> {
+        let ranges = &wanted.file.ranges;
+        // Of all that is wanted, not only of what lies below the size by now: a request that waits is
+        // for the range of the step that made it, and the file may grow meanwhile (page.W3).
+        let range = wanted.file.pages(wanted.offset, wanted.offset + wanted.dst.left());
+        if request.is_none()
+            && let Some(guard) = ranges.try_lock_owned(range, Mode::Shared)
+        {
+            return Some(guard);
+        }
+        let mut waiting =
+            request.unwrap_or_else(|| Box::pin(ranges.lock_owned_async(range, Mode::Shared)));
+        match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
+            Poll::Ready(guard) => Some(guard),
+            Poll::Pending => {
+                self.wait = Wait::Guard(waiting);
+                // Asking is no round: the task is in the queue then.
+                self.rounds -= 1;
+                None
             }
         }
     }
