@@ -143,7 +143,7 @@ fn calls_as_text() -> String {
         let calls = |file: &&&str| words().any(|word| names_word(&tests[**file], word));
         let mut tested: Vec<&str> = TRY_ALL.iter().filter(calls).copied().collect();
         if tested.is_empty() {
-            tested = tests.keys().map(String::as_str).filter(|file| calls(&&file)).collect();
+            tested = tests.keys().map(String::as_str).filter(|file| calls(&file)).collect();
         }
         if tested.is_empty() {
             untested.push(words().collect::<Vec<_>>().join("/"));
