@@ -71,7 +71,7 @@ pub(crate) const CLASS_SHIFT: u32 = 8;
 
 /// What is known about a frame beside its bytes.
 ///
-/// `owner` and `page` are written by whoever has the frame in hand, before it enters the
+/// `owner` and `page` are written by the thread that has the frame in hand, before it enters the
 /// eviction queues; `next`, `previous` and `tags` belong to the evictor while the frame is in its
 /// queues (under its lock) and to the free list while it is free.
 pub(crate) struct FrameMeta {

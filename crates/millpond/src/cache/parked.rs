@@ -390,9 +390,9 @@ mod loom_tests {
         });
     }
 
-    /// Goal: the first task of a process, which makes the table, is not missed by who ends the
-    /// fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the table is a
-    /// flag.
+    /// Goal: the first task of a process, which makes the table, is not missed by the thread that
+    /// ends the fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the
+    /// table is a flag.
     #[test]
     fn loom_the_first_task_is_not_missed() {
         loom::model(|| {

@@ -1,4 +1,5 @@
-//! Who gets which completions: the waiting rules of a queue, without threads, clocks or I/O.
+//! Which waiter gets which completions: the waiting rules of a queue, without threads, clocks or
+//! I/O.
 //!
 //! ```text
 //!   admit: inflight += n        complete: inflight -> ready        dispatch: ready -> granted

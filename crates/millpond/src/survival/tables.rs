@@ -1,4 +1,4 @@
-//! The engine's side of the tables: who stores what, in which order.
+//! The engine's side of the tables: what is stored, in which order.
 //!
 //! Every store that a kill may follow is a *step*: the caller's hook is asked before each, and the
 //! tests' hooks say stop. The engine's says go on, and costs nothing.

@@ -128,7 +128,7 @@ fn an_engine_with_a_keeper() {
     }
 }
 
-/// Goal: the keeper knows a file's size, whoever hands the file over while another changes it.
+/// Goal: the keeper knows a file's size, also if one hands the file over while another changes it.
 /// Incident: a write below the end read the size, and then handed the file over with it.
 #[test]
 fn a_file_that_grows_while_it_is_handed_over() {
