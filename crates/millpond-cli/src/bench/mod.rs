@@ -1,7 +1,8 @@
 //! `millpond bench`: Millpond and its peers, measured side by side on this machine.
 //!
 //! - [`harness`]: what a suite is made of: engines, slices, pairs. [`outcome`]: what is found.
-//! - [`data`], [`load`]: the files that are read and written, and the order in which.
+//! - [`data`], [`load`], [`loop_mount`]: the files that are read and written, the order in which, and a
+//!   file system for them.
 //! - [`cached_read`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`], [`stalls`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
@@ -17,6 +18,7 @@ mod harness;
 mod histogram;
 mod html;
 mod load;
+mod loop_mount;
 mod machine;
 mod mixed;
 mod no_copy;
