@@ -415,7 +415,7 @@ fn programs_reports_both_sides_and_what_was_reached() {
         notes.iter().any(|note| note.starts_with(start) && note.contains(text))
     };
     for case in cases {
-        assert!(told(case, "served "), "{case}: {notes:?}");
+        assert!(told(case, "1 threads: "), "{case}: {notes:?}");
         assert!(told("reached", case) || told("missed", case), "{case}: {notes:?}");
     }
 }
