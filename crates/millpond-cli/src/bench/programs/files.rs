@@ -1,7 +1,7 @@
 //! Programs that go through files once: whoever caches for them what they don't read again, loses.
 
 use super::fixtures::{self, Workplace, program};
-use super::job::{Bar, Job, Site, bar};
+use super::job::{Bar, Job, Site, bar, clear, remove};
 use crate::bench::data::{MIB, NamedFile};
 use crate::failure::{Context, Result};
 
@@ -74,10 +74,9 @@ fn small(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
     for (bar, name, package, job) in jobs {
         measure(place, site, bar, (name, package), &job);
     }
-    for path in [&tree, &out, &archive] {
-        super::job::remove(path).context(path.display())?;
-    }
-    Ok(())
+    // Directories stay until the end.
+    remove(&archive).context(archive.display())?;
+    clear(&out).context(out.display())
 }
 
 /// One large file.
@@ -106,7 +105,7 @@ fn large(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
     for (bar, name, job) in jobs {
         measure(place, site, bar, (name, "coreutils"), &job.reads(&[&file.path]));
     }
-    super::job::remove(&out).context(out.display())
+    remove(&out).context(out.display())
 }
 
 fn measure(

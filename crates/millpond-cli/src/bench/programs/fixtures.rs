@@ -1,4 +1,5 @@
-//! What the programs work on: made when first wanted, the same each time, removed in the end.
+//! What the programs work on: made when first wanted, the same each time; removed in the end, and large files
+//! as soon as nobody wants them.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{fs, io};
 
 use super::fixtures::{self, Workplace, program};
-use super::job::{Bar, Job, Site, bar, remove};
+use super::job::{Bar, Job, Site, bar, clear};
 use crate::failure::{Context, Result};
 
 const GIT: Bar = bar("git", 0.95);
@@ -45,7 +45,7 @@ fn git(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
     let script = "git clone -q --no-hardlinks repository out && git -C out fsck --no-progress";
     let job = Job::new(GIT, files, ["sh", "-c", script]).makes(place.at("out"));
     site.measure(&place.path, &job.reads(&[&repository]));
-    [repository, place.at("out")].iter().try_for_each(|path| remove(path).context(path.display()))
+    clear(&place.at("out")).context("out")
 }
 
 /// Starts an interpreter over and over.
@@ -91,7 +91,7 @@ fn compiler(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
                   for file in *.c; do cc -O1 -c -o ../out/$file.o $file || exit 1; done";
     let job = Job::new(CC, files, ["sh", "-c", script]).makes(place.at("out"));
     site.measure(&place.path, &job.reads(&[&sources]));
-    [sources, place.at("out")].iter().try_for_each(|path| remove(path).context(path.display()))
+    clear(&place.at("out")).context("out")
 }
 
 /// C files with a header of their own and some of the system's.
