@@ -183,7 +183,11 @@ fn no_copy_reports_every_case_and_peer() {
         assert!(told(case, "io_uring NOP, 32 at once"), "{case}");
     }
     for case in ["direct-read-4k-random", "direct-read-1m", "direct-write-1m"] {
-        assert!(told(case, "millpond, direct") && told(case, "fio, io_uring, O_DIRECT, fixed"));
+        let fio = "fio, io_uring, O_DIRECT, fixed";
+        assert!(told(case, fio), "{case}");
+        // Measured beside fio alone, which needs io_uring.
+        let without_fio = skipped.iter().any(|gap| gap["case"] == case && gap["engine"] == fio);
+        assert!(without_fio || told(case, "millpond, direct"), "{case}");
     }
 }
 
