@@ -123,15 +123,20 @@ impl CachedFile {
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
-        if !self.writeback.has_begun() {
+        // A sync that fails beside this may have pages DIRTY in a moment, or had that just now, and is not
+        // seen to have begun. If its failure is not found here, it finds that the last handle is gone; else
+        // either of us finds the other under the lock of what is owed (`after_redirty`).
+        let has_begun = self.writeback.has_begun();
+        if !has_begun && !self.writeback.generations.has_failed() {
             // A write that was to wait may have gone around the cache after all.
-            if self.is_kept() || self.space.is_reserved() || self.writeback.generations.has_failed()
-            {
+            if self.is_kept() || self.space.is_reserved() {
                 self.rest();
             }
             return;
         }
-        if write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err() || self.owes() {
+        let has_failed =
+            has_begun && write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err();
+        if has_failed || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
         } else {

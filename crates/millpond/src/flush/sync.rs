@@ -15,7 +15,7 @@
 //! the holder of a range guard does not wait for `syncing`.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use millpond_rangelock::Mode;
 
@@ -207,10 +207,9 @@ pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIn
 /// The caller has a guard over the page.
 fn redirty_page(file: &CachedFile, page: PageIndex) {
     let writeback = &file.writeback;
-    // Argued: a reader that relies on it has a guard that conflicts with the caller's. `leave`,
-    // which has none, asks the generations under their lock besides: it finds the failure there, or
-    // was there before, and `after_redirty` sees that the last handle is gone.
-    writeback.begun.store(true, SeqCst);
+    // Relaxed: a reader that relies on it has a guard that conflicts with the caller's. `leave`, which
+    // has none, relies on two locks instead: it says there how.
+    writeback.begun.store(true, Relaxed);
     // Under one lock, so that nobody has read the page back and not said so (generations.G5), and a
     // thread that does not find it among the suspects finds it DIRTY; and in the set, before a sync
     // or a read past the cache looks there.

@@ -207,6 +207,38 @@ fn loom_a_task_is_woken_while_it_goes_to_rest() {
     });
 }
 
+/// Goal: of two wake-ups that meet a runner, both are seen by the run after them, though the second
+/// finds that the first has asked for it.
+/// Method: two who bring a thing each; the runner rests, and what it saw last is all there is.
+#[test]
+fn loom_two_wake_ups_meet_a_runner() {
+    loom::model(|| {
+        let shared = Arc::new((Running::new(), [AtomicUsize::new(0), AtomicUsize::new(0)]));
+        let last_seen = Arc::new(AtomicUsize::new(0));
+        let run = |(running, things): &(Running, [AtomicUsize; 2]), last_seen: &AtomicUsize| {
+            loop {
+                let seen = things.iter().map(|thing| thing.load(Relaxed)).sum();
+                last_seen.store(seen, Relaxed);
+                if running.try_rest() {
+                    return;
+                }
+            }
+        };
+        let bringers = [0, 1].map(|thing| {
+            let (shared, last_seen) = (Arc::clone(&shared), Arc::clone(&last_seen));
+            thread::spawn(move || {
+                shared.1[thing].store(1, Relaxed);
+                if shared.0.wake() {
+                    run(&shared, &last_seen);
+                }
+            })
+        });
+        run(&shared, &last_seen);
+        bringers.into_iter().for_each(|bringer| bringer.join().unwrap());
+        assert_eq!(last_seen.load(Relaxed), 2, "a wake-up whose cause was not seen");
+    });
+}
+
 /// Goal: the next runner of a task finds what the one before it left.
 /// Method: a runner that rests, and two threads that wake it.
 #[test]

@@ -48,7 +48,7 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::units::PageIndex;
 use crate::writeback::failure::Failure;
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// The memory that may go into remembering pages that are not kept, in bitmaps of some hundred bytes; of
 /// more, those count as bytes without a copy. Kept ones are never forgotten, as nobody else would let them
@@ -127,10 +127,11 @@ pub(crate) struct Generations {
     left: Condvar,
     /// As in the state.
     epoch: AtomicU64,
-    /// Whether a generation may have something. A thread that has found a noted page EMPTY, under a
-    /// guard, sees it set: that was done before the guard of its writer was released (G1).
+    /// Whether a generation may have something. Changed under the lock, and Relaxed: a thread that has
+    /// found a noted page EMPTY, under a guard, sees it set, by that guard or by the page's word, as that
+    /// was done before the guard of its writer was released, and before UNSTABLE (G1).
     owes: AtomicBool,
-    /// Whether a page may be suspect.
+    /// Whether a page may be suspect; who finds it set looks under the lock. Changed under it.
     suspects: AtomicBool,
 }
 
@@ -196,7 +197,7 @@ impl Locked<'_> {
         copy: Copy,
         epoch: Epoch,
     ) -> bool {
-        self.shared.owes.store(true, Release);
+        self.shared.owes.store(true, Relaxed);
         let is_suspect = self.suspicion(epoch).is_some();
         let state = &mut *self.state;
         let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
@@ -207,7 +208,7 @@ impl Locked<'_> {
             pages.into_iter().for_each(|page| generation.pages.insert(page));
         }
         if is_suspect {
-            self.shared.suspects.store(true, Release);
+            self.shared.suspects.store(true, Relaxed);
         }
         is_suspect
     }
@@ -247,7 +248,10 @@ impl Generations {
     /// To be asked before the back end is given bytes (G1).
     pub(crate) fn epoch(&self) -> Epoch {
         // Acquire: pairs with the Release in `fail`. A thread that sees an older number here finds
-        // a newer one under the lock in the end, and takes its bytes for suspect without need.
+        // a newer one under the lock in the end, and takes its bytes for suspect without need. Argued:
+        // one that sees the newer number gives its bytes to the back end after that, and not before,
+        // when the failure may have taken them; loom has no load that sees a store which follows from
+        // its thread's own next one.
         Epoch(self.epoch.load(Acquire))
     }
 
@@ -290,9 +294,9 @@ impl Generations {
         let mut state = self.state();
         state.leave(pass.number);
         state.fail(failure);
-        self.owes.store(true, Release);
-        self.suspects.store(true, Release);
-        // Release: see `epoch`.
+        self.owes.store(true, Relaxed);
+        self.suspects.store(true, Relaxed);
+        // Argued: see `epoch`.
         self.epoch.store(state.epoch, Release);
         drop(state);
         self.left.notify_all();
@@ -342,9 +346,10 @@ impl Generations {
         if state.suspect.is_empty() {
             // Mended: everything was written again.
             (state.failure, state.untold) = (None, None);
+            // Release: pairs with the Acquire in `may_suspect`.
             self.suspects.store(false, Release);
             if state.young.is_empty() && state.covering.is_empty() {
-                self.owes.store(false, Release);
+                self.owes.store(false, Relaxed);
             }
         }
         Ok(())
@@ -362,8 +367,7 @@ impl Generations {
     /// yet, are read from the back end (G5).
     #[inline]
     pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
-        // Acquire: see the field.
-        if self.owes.load(Acquire) {
+        if self.owes.load(Relaxed) {
             let State { young, covering, suspect, .. } = &mut *self.state();
             for generation in [young, covering, suspect] {
                 generation.uncached |= generation.forget(first, last);
@@ -373,7 +377,7 @@ impl Generations {
 
     /// The bytes of the pages from `first` to `last` are gone from the file.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
-        if self.owes.load(Acquire) {
+        if self.owes.load(Relaxed) {
             let State { young, covering, suspect, .. } = &mut *self.state();
             for generation in [young, covering, suspect] {
                 generation.forget(first, last);
@@ -384,7 +388,7 @@ impl Generations {
     /// The back end was given new bytes of all of these pages: what it may have lost of them matters no
     /// more.
     pub(crate) fn overwritten(&self, first: PageIndex, last: PageIndex) {
-        if self.suspects.load(Acquire) {
+        if self.may_suspect() {
             self.state().suspect.forget(first, last);
         }
     }
@@ -405,9 +409,16 @@ impl Generations {
     /// that was taken before the guard, unless an operation fails from now on.
     #[inline]
     pub(crate) fn has_suspects(&self, first: PageIndex, last: PageIndex) -> bool {
-        // Acquire: pairs with the Release in `fail`. A page is taken from the suspects when its word
-        // says DIRTY, so a thread that does not see it here sees it there.
-        self.suspects.load(Acquire) && self.state().suspect.pages.intersects(first, last)
+        // A page is taken from the suspects when its word says DIRTY, so who does not see it here sees
+        // it there.
+        self.may_suspect() && self.state().suspect.pages.intersects(first, last)
+    }
+
+    #[inline]
+    fn may_suspect(&self) -> bool {
+        // Acquire: pairs with the Release in `clear`: who finds that nothing is suspect any more finds
+        // what was written again.
+        self.suspects.load(Acquire)
     }
 
     /// The suspect pages from `first` to `last`, and why they are.
@@ -416,7 +427,7 @@ impl Generations {
         first: PageIndex,
         last: PageIndex,
     ) -> Option<(Vec<PageIndex>, Failure)> {
-        if !self.suspects.load(Acquire) {
+        if !self.may_suspect() {
             return None;
         }
         let state = self.state();

@@ -443,3 +443,60 @@ fn loom_without_a_look_for_suspects_a_sync_claims_what_is_lost() {
 fn loom_without_covering_first_a_sync_covers_too_much() {
     a_sync_covers_what_was_written(Rule::CoverFirst, true);
 }
+
+/// A page that the cache has, and the device lost: it is suspect, and its word says nothing.
+struct Suspect {
+    generations: Generations,
+    word: PageWord,
+    device: AtomicUsize,
+}
+
+impl Suspect {
+    fn new() -> Arc<Suspect> {
+        let generations = Generations::default();
+        generations.lock().took([PAGE], Copy::Kept, generations.epoch());
+        generations.fail(generations.enter(), Failure::UNKNOWN);
+        let word = PageWord::new();
+        word.try_fill(FrameIndex(1)).unwrap();
+        let _ = word.finish_fill(FrameIndex(1), Shown::default());
+        Arc::new(Suspect { generations, word, device: AtomicUsize::new(0) })
+    }
+
+    /// A sync, whose first half makes it DIRTY again, and writes it.
+    fn sync(&self) {
+        let mut generations = self.generations.lock();
+        assert!(generations.take_suspect(PAGE));
+        let _ = self.word.redirty();
+        drop(generations);
+        assert!(self.word.try_writeback(self.word.load()).is_some());
+        let epoch = self.generations.epoch();
+        self.device.store(1, Relaxed);
+        self.generations.lock().took([PAGE], Copy::Kept, epoch);
+        let _ = self.word.end_writeback(WritebackEnd::Unstable);
+        let pass = self.generations.enter_sync().unwrap();
+        let ticket = self.generations.leave(pass);
+        self.generations.wait(ticket).unwrap();
+        self.generations.cover().1.unwrap();
+    }
+}
+
+/// Goal: who reads past the cache what was suspect, and finds nothing owed, finds it written again
+/// (generations.G6).
+#[test]
+fn loom_what_is_suspect_no_more_is_at_the_device() {
+    model(|| {
+        let page = Suspect::new();
+        let syncing = thread::spawn({
+            let page = Arc::clone(&page);
+            move || page.sync()
+        });
+        // As `flush::owes` does.
+        if !page.generations.has_suspects(PAGE, PAGE) {
+            let seen = page.word.load();
+            if !seen.is_dirty() && !seen.is_under_writeback() {
+                assert_eq!(page.device.load(Relaxed), 1, "read as it was lost");
+            }
+        }
+        syncing.join().unwrap();
+    });
+}

@@ -48,7 +48,7 @@ mod loom_tests;
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -160,8 +160,8 @@ impl Writeback {
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
-        // Argued: see `redirty_page`.
-        self.begun.load(Acquire)
+        // Relaxed: see `redirty_page`.
+        self.begun.load(Relaxed)
     }
 }
 

@@ -123,6 +123,27 @@ fn loom_claim_looks_again() {
     });
 }
 
+/// Goal: what is told to be held for certain was held, though a slot goes from one range to another.
+/// Method: neither of the two overlaps what is asked for, but the start of the second with the end of
+/// the first does. The one who changes the slot goes first: see `docs/testing.md`.
+#[test]
+fn loom_a_conflict_that_is_certain() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let first = claim(&stripe, r(5, 8), Mode::Exclusive).unwrap();
+        let other = thread::spawn({
+            let stripe = Arc::clone(&stripe);
+            move || {
+                let said = stripe.claim(r(3, 4), Mode::Exclusive, 0, &mut 0);
+                assert!(!matches!(said, Claim::Held), "never held");
+            }
+        });
+        give_back(&stripe, first, r(5, 8));
+        let _ = claim(&stripe, r(0, 2), Mode::Exclusive);
+        other.join().unwrap();
+    });
+}
+
 /// Goal: shared claims see what the exclusive one before them wrote, and end before the next.
 #[test]
 fn loom_shared_claims_read() {
