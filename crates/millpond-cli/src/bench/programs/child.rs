@@ -106,13 +106,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pid = dir.path().join("pid");
         let script = format!("sleep 1000 & echo $! >{}; wait", pid.display());
-        let error = shell(&script, 500).unwrap_err();
+        let error = shell(&script, 2000).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let pid = std::fs::read_to_string(pid).unwrap();
-        // Dead, or not yet fetched by who inherited it.
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-        let is_gone = || stat.map_or(true, |stat| stat.contains(") Z "));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(is_gone());
+        // Dead, or not yet fetched by the process that inherited it.
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        let is_gone = || stat().map_or(true, |stat| stat.contains(") Z "));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_gone() {
+            assert!(Instant::now() < deadline, "{pid} lives on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
