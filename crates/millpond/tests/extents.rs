@@ -402,7 +402,8 @@ fn reads_below_go_on_while_holes_are_punched_above() {
             let mut random = Random(9);
             let end = Instant::now() + stress_time(0.3);
             let mut reads = 0;
-            while Instant::now() < end || (punches.load(SeqCst) < 20 && reads < 1_000_000) {
+            let is_enough = |reads| reads > 100 && punches.load(SeqCst) >= 20 || reads >= 1_000_000;
+            while Instant::now() < end || !is_enough(reads) {
                 engine.set_hit_path(random.chance(500));
                 let at = random.below(90 * PAGE as u64) as usize;
                 if random.chance(100) {
@@ -413,7 +414,6 @@ fn reads_below_go_on_while_holes_are_punched_above() {
             }
             stop.store(true, SeqCst);
             println!("{name}: {reads} reads, {} changes", punches.load(SeqCst));
-            assert!(reads > 100);
         });
     }
 }
