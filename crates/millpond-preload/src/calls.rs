@@ -175,7 +175,7 @@ macro_rules! calls {
             flags: c_int) -> c_int
             ; after kernel::before_sendmmsg(messages, count), else -1, number SYS_sendmmsg }
         $row! { settled fn aio_read64/aio_read(block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, go_through), else -1 }
+            ; after kernel::with_block(block, kernel::before_aio_read), else -1 }
         $row! { settled fn aio_fsync64/aio_fsync(operation: c_int, block: *mut c_void) -> c_int
             ; after kernel::with_block(block, settle), else -1 }
         $row! { passed fn aio_write64/aio_write(block: *mut c_void) -> c_int

@@ -63,7 +63,7 @@ mod fork;
 mod report;
 mod runtime;
 
-use files::{late, registry, streams, table};
+use files::{late, registry, streams, table, watch};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
 use runtime::{config, libc_calls, section, thread};
@@ -75,7 +75,7 @@ extern "C" fn load() {
         end_on_panic();
         let_threads_end();
         table::initialise();
-        config::get();
+        config::initialise(watch::READS_AGAIN);
         for fd in report::initialise() {
             table::set(fd, table::Known::Internal);
         }

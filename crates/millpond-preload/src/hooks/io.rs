@@ -1,17 +1,21 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc.
-//! Each is a cancellation point.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. What
+//! is not served goes to libc at once; what may be some day is counted. Each is a cancellation point.
 
+use crate::files::adoption::try_adopt;
 use crate::files::io::{self, At, Outcome};
-use crate::files::segments::Memory;
-use crate::files::{late, mode_back, registry};
+use crate::files::segments::{Direction, Memory};
+use crate::files::table::{self, Known};
+use crate::files::under_way::{Way, begin};
+use crate::files::{late, mode_back, registry, watch};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::section;
 use crate::runtime::sys::{fail, to_libc};
+use crate::runtime::thread::record;
 
 /// The memory of a vectored call.
 pub fn many(vectors: Vectors, count: c_int) -> Memory {
@@ -34,10 +38,12 @@ pub unsafe fn read_one(
     buf: *mut c_void,
     len: usize,
     at: At,
-    by_libc: impl FnOnce() -> isize,
+    by_libc: impl Fn() -> isize,
 ) -> isize {
-    // SAFETY: the caller's duty.
-    if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) } {
+    if let Known::File(_) = table::get(fd)
+        // SAFETY: the caller's duty.
+        && let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) }
+    {
         return bytes as isize;
     }
     // SAFETY: as above.
@@ -45,21 +51,65 @@ pub unsafe fn read_one(
 }
 
 #[inline(always)]
-pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
-    point();
+pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
     // SAFETY: the caller's duty.
-    finish(unsafe { io::read(fd, memory, at) }, by_libc)
+    through(fd, at, Direction::Read, || unsafe { io::read(fd, memory, at) }, by_libc)
 }
 
 #[inline(always)]
-pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
-    point();
+pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
     // SAFETY: the caller's duty.
-    finish(unsafe { io::write(fd, memory, at) }, by_libc)
+    through(fd, at, Direction::Write, || unsafe { io::write(fd, memory, at) }, by_libc)
+}
+
+/// A call that did not hit: by the engine, or the kernel's, whose calls are cancellation points by
+/// themselves.
+#[inline(always)]
+fn through(
+    fd: c_int,
+    at: At,
+    direction: Direction,
+    by_engine: impl Fn() -> Outcome,
+    by_libc: impl Fn() -> isize,
+) -> isize {
+    let call = match begin(fd) {
+        Way::Kernels => return by_libc(),
+        Way::Left => {
+            let result = by_libc();
+            io::count_passed(fd, result);
+            return result;
+        }
+        Way::Open(call) => call,
+    };
+    if let Known::Watched = call.known {
+        let result = by_libc();
+        let is_useful = result > 0 && count(fd, at, direction, result as u64);
+        call.end();
+        if is_useful {
+            try_adopt(fd);
+        }
+        return result;
+    }
+    point();
+    let result = finish(by_engine(), by_libc);
+    call.end();
+    result
+}
+
+/// Counts what the kernel has moved. Whether the file shows use.
+#[inline(always)]
+fn count(fd: c_int, at: At, direction: Direction, bytes: u64) -> bool {
+    let Some(watch) = watch::of(fd) else { return false };
+    record().count_passed(watch.reason() as usize, bytes);
+    let at = match at {
+        At::Offset => None,
+        At::Byte(offset) => Some(offset as u64),
+    };
+    watch.count(at, bytes, direction == Direction::Write)
 }
 
 #[inline(always)]
-fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
+fn finish(outcome: Outcome, by_libc: impl Fn() -> isize) -> isize {
     match outcome {
         Outcome::Done(result) => to_libc(result),
         Outcome::Kernel(reason) => {
@@ -82,7 +132,7 @@ pub unsafe fn preadv2(
     memory: Memory,
     offset: Off,
     flags: c_int,
-    by_libc: impl FnOnce() -> isize,
+    by_libc: impl Fn() -> isize,
 ) -> isize {
     if flags != 0 {
         leave_to_kernel(fd);
@@ -119,8 +169,10 @@ pub unsafe fn pwritev2(
 /// Flags such as `RWF_NOWAIT` and `RWF_APPEND` mean things that only the kernel does.
 #[cold]
 fn leave_to_kernel(fd: c_int) {
-    point();
-    section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+    if let Known::File(_) = table::get(fd) {
+        point();
+        section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+    }
 }
 
 unsafe extern "C" {
