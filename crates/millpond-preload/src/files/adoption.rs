@@ -35,7 +35,7 @@ use crate::files::table::{self, Known};
 use crate::files::{identity, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::{errno, set_errno, sys};
-use crate::runtime::thread::Record;
+use crate::runtime::thread::{Record, record};
 use crate::runtime::{config, section};
 
 /// N1.
@@ -44,6 +44,9 @@ const POSTPONED: u32 = 4;
 /// Tries to adopt the file behind `fd`, which has shown use. Between two calls.
 #[cold]
 pub fn try_adopt(fd: RawFd) {
+    if record().is_inside() {
+        return;
+    }
     let errno = errno();
     section::run(|record| {
         let Some(watch) = watch::of(fd) else { return };

@@ -10,6 +10,7 @@ pub mod adoption;
 pub mod claim;
 pub mod copy;
 pub mod description;
+pub mod evidence;
 pub mod hand_over;
 pub mod identity;
 pub mod io;

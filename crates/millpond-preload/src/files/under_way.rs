@@ -32,14 +32,24 @@ pub enum Way {
     Open(UnderWay),
 }
 
+/// Whether a call on `fd` is the kernel's, and nothing to note.
+#[inline(always)]
+pub fn is_kernels(fd: RawFd) -> bool {
+    match table::get(fd) {
+        Known::Foreign | Known::Internal => true,
+        Known::Unknown => !config::is_eager(),
+        _ => false,
+    }
+}
+
 /// Begins a call.
 #[inline(always)]
 pub fn begin(fd: RawFd) -> Way {
-    match table::get(fd) {
-        Known::Foreign | Known::Internal => return Way::Kernels,
-        Known::Unknown if !config::is_eager() => return Way::Kernels,
-        Known::Left => return Way::Left,
-        _ => {}
+    if is_kernels(fd) {
+        return Way::Kernels;
+    }
+    if let Known::Left = table::get(fd) {
+        return Way::Left;
     }
     let record = thread::record();
     if record.is_inside() {

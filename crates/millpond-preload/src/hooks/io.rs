@@ -7,7 +7,7 @@ use crate::files::adoption::try_adopt;
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, Known};
-use crate::files::under_way::{Way, begin};
+use crate::files::under_way::{self, Way, begin};
 use crate::files::{late, mode_back, registry, watch};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -29,9 +29,9 @@ pub fn one(buf: *const c_void, len: usize) -> Memory {
 }
 
 /// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
-/// kernel's, and the caller vouches for the memory as to libc.
-///
-/// Inlined, as are those below: else what `by_libc` captures would go to the stack before each hit.
+/// kernel's, and the caller vouches for the memory as to libc. It holds its arguments by value, and
+/// what is inlined is what a hit and a call on a file that is never served need: else the arguments
+/// would go to the stack before each.
 #[inline(always)]
 pub unsafe fn read_one(
     fd: c_int,
@@ -40,6 +40,9 @@ pub unsafe fn read_one(
     at: At,
     by_libc: impl Fn() -> isize,
 ) -> isize {
+    if under_way::is_kernels(fd) {
+        return by_libc();
+    }
     if let Known::File(_) = table::get(fd)
         // SAFETY: the caller's duty.
         && let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) }
@@ -47,70 +50,106 @@ pub unsafe fn read_one(
         return bytes as isize;
     }
     // SAFETY: as above.
-    unsafe { read(fd, Memory::One(buf.cast(), len), at, by_libc) }
+    unsafe { through(fd, Memory::One(buf.cast(), len), at, Direction::Read, by_libc) }
 }
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
+    if under_way::is_kernels(fd) {
+        return by_libc();
+    }
     // SAFETY: the caller's duty.
-    through(fd, at, Direction::Read, || unsafe { io::read(fd, memory, at) }, by_libc)
+    unsafe { through(fd, memory, at, Direction::Read, by_libc) }
 }
 
 #[inline(always)]
 pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
+    if under_way::is_kernels(fd) {
+        return by_libc();
+    }
     // SAFETY: the caller's duty.
-    through(fd, at, Direction::Write, || unsafe { io::write(fd, memory, at) }, by_libc)
+    unsafe { through(fd, memory, at, Direction::Write, by_libc) }
 }
 
 /// A call that did not hit: by the engine, or the kernel's, whose calls are cancellation points by
 /// themselves.
 #[inline(always)]
-fn through(
+unsafe fn through(
     fd: c_int,
+    memory: Memory,
     at: At,
     direction: Direction,
-    by_engine: impl Fn() -> Outcome,
     by_libc: impl Fn() -> isize,
 ) -> isize {
-    let call = match begin(fd) {
-        Way::Kernels => return by_libc(),
-        Way::Left => {
-            let result = by_libc();
-            io::count_passed(fd, result);
-            return result;
-        }
-        Way::Open(call) => call,
-    };
-    if let Known::Watched = call.known {
-        let result = by_libc();
-        let is_useful = result > 0 && count(fd, at, direction, result as u64);
-        call.end();
-        if is_useful {
-            try_adopt(fd);
-        }
-        return result;
+    match table::get(fd) {
+        Known::Left => left(fd, by_libc),
+        Known::Watched => match watched(fd, at, direction, &by_libc) {
+            Some(result) => result,
+            // SAFETY: the caller's duty.
+            None => unsafe { served(fd, memory, at, direction, by_libc) },
+        },
+        // SAFETY: as above.
+        _ => unsafe { served(fd, memory, at, direction, by_libc) },
     }
-    point();
-    let result = finish(by_engine(), by_libc);
-    call.end();
+}
+
+#[inline(never)]
+fn left(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
+    let result = by_libc();
+    io::count_passed(fd, result);
     result
 }
 
-/// Counts what the kernel has moved. Whether the file shows use.
-#[inline(always)]
-fn count(fd: c_int, at: At, direction: Direction, bytes: u64) -> bool {
-    let Some(watch) = watch::of(fd) else { return false };
-    record().count_passed(watch.reason() as usize, bytes);
+/// The kernel's, and counted; `None` if it is so no more.
+#[inline(never)]
+fn watched(fd: c_int, at: At, direction: Direction, by_libc: &impl Fn() -> isize) -> Option<isize> {
+    let record = record();
+    let watch = watch::of(fd)?;
+    let before = record.begin_call(fd);
+    if !matches!(table::get(fd), Known::Watched) {
+        record.end_call(before);
+        return None;
+    }
+    let result = by_libc();
+    if result <= 0 {
+        record.end_call(before);
+        return Some(result);
+    }
+    let bytes = result as u64;
+    record.count_passed(watch.reason_index(), bytes);
     let at = match at {
         At::Offset => None,
         At::Byte(offset) => Some(offset as u64),
     };
-    watch.count(at, bytes, direction == Direction::Write)
+    let is_useful = watch.count(at, bytes, direction == Direction::Write);
+    record.end_call(before);
+    if is_useful {
+        try_adopt(fd);
+    }
+    Some(result)
 }
 
-#[inline(always)]
-fn finish(outcome: Outcome, by_libc: impl Fn() -> isize) -> isize {
-    match outcome {
+#[inline(never)]
+unsafe fn served(
+    fd: c_int,
+    memory: Memory,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn() -> isize,
+) -> isize {
+    point();
+    let call = match begin(fd) {
+        Way::Kernels | Way::Left => return by_libc(),
+        Way::Open(call) => call,
+    };
+    // SAFETY: the caller's duty.
+    let outcome = unsafe {
+        match direction {
+            Direction::Read => io::read(fd, memory, at),
+            Direction::Write => io::write(fd, memory, at),
+        }
+    };
+    let result = match outcome {
         Outcome::Done(result) => to_libc(result),
         Outcome::Kernel(reason) => {
             let result = by_libc();
@@ -119,7 +158,9 @@ fn finish(outcome: Outcome, by_libc: impl Fn() -> isize) -> isize {
             }
             result
         }
-    }
+    };
+    call.end();
+    result
 }
 
 /// Where `preadv2` and `pwritev2` begin: -1 stands for the file offset.

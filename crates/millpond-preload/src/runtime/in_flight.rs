@@ -111,33 +111,3 @@ pub fn after_claim(membarrier: impl FnOnce()) {
 #[cfg(all(test, loom))]
 #[path = "in_flight/loom_tests.rs"]
 mod loom_tests;
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    fn calls(fds: &[RawFd]) -> (InFlight, Vec<Before>) {
-        let calls = InFlight(AtomicU64::new(0));
-        let before = fds.iter().map(|fd| calls.begin(*fd, false)).collect();
-        (calls, before)
-    }
-
-    #[test]
-    fn nested_calls_stay_named() {
-        let (calls, before) = calls(&[0, 7, (1 << 20) - 1]);
-        assert!(calls.names(&[0]) && calls.names(&[7]) && calls.names(&[(1 << 20) - 1]));
-        assert!(!calls.names(&[1]) && calls.names(&[1, 2]));
-        calls.end(before[1]);
-        assert!(calls.names(&[0]) && !calls.names(&[7]));
-        calls.end(before[0]);
-        assert!(!calls.names(&[0]) && !calls.names(&[1, 2]));
-    }
-
-    #[test]
-    fn more_than_there_is_room_for_are_all() {
-        let (calls, before) = calls(&[4, 5, 6, 7, 8]);
-        assert!(calls.names(&[4]) && calls.names(&[99]));
-        calls.end(before[3]);
-        assert!(calls.names(&[4]) && calls.names(&[6]) && !calls.names(&[7]));
-    }
-}

@@ -39,7 +39,7 @@ pub struct Record {
 }
 
 /// For so many reasons bytes are counted.
-pub const REASONS_MAX: usize = 24;
+pub const REASONS_MAX: usize = 32;
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
@@ -158,7 +158,7 @@ impl Record {
     /// Adds to the bytes that the kernel moved for this thread, for a reason; as `count_served`.
     #[inline]
     pub fn count_passed(&self, reason: usize, bytes: u64) {
-        let count = &self.bytes_passed[reason];
+        let count = &self.bytes_passed[reason % REASONS_MAX];
         count.store(count.load(Relaxed) + bytes, Relaxed);
     }
 

@@ -157,6 +157,13 @@ impl Pond {
         Self { cache_bytes, ..Self::new() }
     }
 
+    /// Where files are adopted and given back at random moments: what a program finds must not depend on
+    /// that. How much is served does.
+    pub fn at_random() -> [Self; 2] {
+        let pond = |mode, seed| Self::new().in_mode(mode).adopting(Adoption::Random(seed));
+        [pond(Mode::Through, 1), pond(Mode::Back, 2)]
+    }
+
     /// A path in the served directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.served.path().join(name)

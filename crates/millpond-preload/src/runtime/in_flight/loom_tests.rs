@@ -124,6 +124,26 @@ fn loom_in_flight_nests() {
     });
 }
 
+/// Goal: what is interrupted stays named, and what there is no room for is any number.
+#[test]
+fn loom_in_flight_names_all_that_are_nested() {
+    loom::model(|| {
+        let calls = InFlight::new();
+        let before = [0, 7, (1 << 20) - 1].map(|fd| calls.begin(fd, false));
+        assert!([0, 7, (1 << 20) - 1].iter().all(|fd| calls.names(&[*fd])));
+        assert!(!calls.names(&[1]) && calls.names(&[1, 2]));
+        let fourth = calls.begin(8, false);
+        assert!(calls.names(&[0]) && calls.names(&[99]));
+        let fifth = calls.begin(9, false);
+        assert!(calls.names(&[99]));
+        calls.end(fifth);
+        calls.end(fourth);
+        assert!(calls.names(&[0]) && !calls.names(&[99]));
+        calls.end(before[0]);
+        assert!(!calls.names(&[0]) && !calls.names(&[1, 2]));
+    });
+}
+
 #[test]
 #[should_panic]
 fn loom_in_flight_without_the_callers_fence_meets_the_kernel() {
