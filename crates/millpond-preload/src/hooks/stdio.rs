@@ -220,6 +220,7 @@ pub unsafe fn fclose(stream: *mut FILE) -> c_int {
         // libc closes the number of its own streams by itself.
         // SAFETY: as the caller vouches to `fclose`.
         let fd = unsafe { libc_calls::fileno(stream) };
+        // SAFETY: as above.
         closing = unsafe { before_libc_closes(stream, fd) };
     }
     // SAFETY: as above.
