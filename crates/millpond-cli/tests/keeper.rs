@@ -82,7 +82,7 @@ fn rescue(arguments: &[&str]) -> Output {
     millpond().arg("rescue").args(arguments).output().unwrap()
 }
 
-/// Goal: a rescue file is named where a keeper speaks, and can be put back by who says so.
+/// Goal: a rescue file is named where a keeper speaks, and can be put back on command.
 #[test]
 fn rescue_files_are_named_and_put_back() {
     let dir = tempfile::tempdir().unwrap();

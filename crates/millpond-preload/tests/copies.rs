@@ -1,5 +1,5 @@
 //! `sendfile`, `copy_file_range` and `splice` on served files: as much per call as the kernel moves,
-//! with its offsets and errors, whoever opens the files meanwhile.
+//! with its offsets and errors, even if the files are opened meanwhile.
 //!
 //! Two incidents. Copies between served files ended after 256 KiB, which a caller must expect but
 //! many do not: they were left with the file's beginning. And when somebody opened the destination

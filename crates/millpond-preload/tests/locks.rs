@@ -27,7 +27,8 @@ fn same(scenario: &str) {
     }
 }
 
-/// Goal: a close that was put off ends no lock that was taken since, whoever has seen it be taken.
+/// Goal: a close that was put off ends no lock that was taken since, whichever call has seen it be
+/// taken.
 #[test]
 fn closes_that_are_put_off() {
     same("deferred");

@@ -126,7 +126,7 @@ fn writes_wait() {
 }
 
 /// Goal: nobody meets the flag that direct backing sets on the program's own description: not calls
-/// that read there in the kernel, not who asks for flags or sets others, not a child.
+/// that read there in the kernel, that ask for flags or set others, nor a child.
 #[test]
 fn direct_backing_is_not_noticed() {
     run("undirected");
@@ -190,9 +190,9 @@ fn no_space_is_told() {
     }
 }
 
-/// Goal: who opens a file that a keeper still writes waits, whether the file can be served or not, and takes
-/// signals meanwhile. The incident: the keeper has such a file open for writing, so that there is no lease
-/// on it; the file was left to the kernel unwritten, and nobody waited.
+/// Goal: an open of a file that a keeper still writes waits, whether the file can be served or not,
+/// and takes signals meanwhile. The incident: the keeper has such a file open for writing, so that
+/// there is no lease on it; the file was left to the kernel unwritten, and nobody waited.
 #[test]
 fn opens_wait_for_a_keeper() {
     use std::io::Write;
@@ -254,7 +254,7 @@ impl StandIn {
         }
     }
 
-    /// Somebody who waits; there must be one before long.
+    /// A peer that waits; there must be one before long.
     fn accept(&self) -> OwnedFd {
         let fd = self.0.as_raw_fd();
         let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

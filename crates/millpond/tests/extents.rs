@@ -418,7 +418,7 @@ fn reads_below_go_on_while_holes_are_punched_above() {
     }
 }
 
-/// Goal: whoever reserves while others cut and extend the file, the length is one for all.
+/// Goal: while some reserve and others cut and extend the file, the length is one for all.
 /// Method: two threads reserve ranges below, across and beyond the end, one truncates, one appends
 /// and writes; after each burst the length is compared with the kernel's.
 #[test]
@@ -462,7 +462,7 @@ const GROUPS: u64 = 24;
 /// Groups from here on are cut off and come back.
 const CUT_FROM: u64 = 16;
 
-/// Goal: readers see each range as it was or all zero, never a mixture; who changed it last reads
+/// Goal: readers see each range as it was or all zero, never a mixture; the last to change it reads
 /// what it left.
 /// Method: groups of words with one stamp, unaligned to pages. Each of two threads owns half of the
 /// lower groups: it writes, punches or zeroes whole groups, or several at once, and reads them back.

@@ -15,9 +15,10 @@ use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{config, fault, section, thread};
 
-/// Reads of more are carried out by a thread, which reads to the program's memory.
+/// Reads of more are carried out by a thread, which reads to the program's memory: the pages of a
+/// hit.
 const START_BYTES_MAX: usize = 64 * 4096;
-/// Whole pages up to so many bytes are written at once.
+/// Whole pages up to so many bytes are written at once. As for reads.
 const WRITE_BYTES_MAX: usize = 64 * 4096;
 
 /// `io_setup`.
@@ -61,8 +62,7 @@ pub fn destroy(handle: usize) -> isize {
             return -(libc::EINVAL as isize);
         }
         context.close();
-        // Who waits in it finds it gone.
-        // SAFETY: no memory involved.
+        // A thread that waits in it finds it gone. SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
         drop(context);
         free_removed();

@@ -1,4 +1,4 @@
-//! The files of a program: which are open, who serves each, and what is done to them.
+//! The files of a program: which are open, which are served, and what is done to them.
 //!
 //! ```text
 //! table: number -> watched: the kernel, and counts (watch), until it pays (adoption, claim)

@@ -2,8 +2,9 @@
 //!
 //! Reading ones are coherent as they are, because every write is through, or is written back before
 //! (see `late`). Two things need care:
-//! who reads from the file offset must find it in the kernel, and who changes the file past the
-//! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
+//! a call that reads from the file offset must find it in the kernel, and one that changes the file
+//! past the engine must leave no stale byte in its cache. Rare ones simply pass the file to the
+//! kernel.
 //!
 //! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
 //! are holes and reservations, where it has the same operation.

@@ -121,7 +121,7 @@ pub fn before_quick_exit() {
 }
 
 pub unsafe fn _exit(status: c_int) -> ! {
-    // For good: the process ends here, whoever has asked this thread to.
+    // For good: the process ends here, cancelled or not.
     disable();
     late::end();
     report::say(registry::before_report);

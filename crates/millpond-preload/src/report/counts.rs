@@ -49,7 +49,7 @@ pub fn after_fork() {
     }
 }
 
-/// What was counted, by whom.
+/// What was counted.
 #[derive(Default)]
 pub struct Counts {
     served_files: u64,

@@ -269,9 +269,9 @@ fn claim() -> &'static Record {
         loop {
             let head = RECORDS.load(Relaxed);
             record.next.store(head, Relaxed);
-            // Release: publishes the record's fields to whoever walks the list (Acquire in
-            // `for_each`). SeqCst on both sides is not needed: a reader that a walk misses
-            // claimed its record after the walk began, hence after the slot was cleared.
+            // Release: publishes the record's fields to threads that walk the list (Acquire in
+            // `for_each`). SeqCst on both sides is not needed: a reader that a walk misses claimed
+            // its record after the walk began, hence after the slot was cleared.
             let new = std::ptr::from_ref(record).cast_mut();
             if RECORDS.compare_exchange(head, new, Release, Relaxed).is_ok() {
                 break;
@@ -281,7 +281,7 @@ fn claim() -> &'static Record {
     claim()
 }
 
-/// A page of fresh records. Straight from the kernel: a signal handler may be who needs one.
+/// A page of fresh records. Straight from the kernel: a signal handler may need one.
 fn make_chunk() -> &'static [Record] {
     const BYTES: usize = 4096;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -444,8 +444,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Notes who is reading now. What was unpublished before this call is unreachable for
-    /// everyone who is not in the snapshot.
+    /// Notes the threads that are reading now. What was unpublished before this call is unreachable
+    /// for all that are not in the snapshot.
     pub fn take() -> Self {
         let readers = Readers::take(membarrier, |note| for_each(|record| note(&record.sections)));
         Self { readers: UnsafeCell::new(readers) }

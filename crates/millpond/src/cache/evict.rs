@@ -205,7 +205,7 @@ impl Queues {
         let core: *const FileCore = arrival.core;
         let meta = frames.meta(arrival.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
-        meta.page.store(arrival.page, Relaxed);
+        meta.page.store(arrival.page.0, Relaxed);
         let class = Class::page(arrival.core.page_shift);
         let prefetched = if arrival.prefetched { PREFETCHED } else { 0 };
         meta.tags.store(u32::from(class.tag()) << CLASS_SHIFT | prefetched, Relaxed);
@@ -405,7 +405,7 @@ impl Queues {
             held.vacated();
             if name != QueueName::Main {
                 let core = meta.owner.load(Relaxed) as usize;
-                self.ghost.remember(core, meta.page.load(Relaxed));
+                self.ghost.remember(core, PageIndex(meta.page.load(Relaxed)));
             }
             Verdict::Evicted
         })
@@ -435,7 +435,7 @@ impl Queues {
         let meta = frames.meta(frame);
         // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(frames, meta.page.load(Relaxed));
+        core.ask_for(frames, PageIndex(meta.page.load(Relaxed)));
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
             copy::ask_for_line(frames.meta(next));
@@ -526,7 +526,7 @@ fn with_word<R>(
     // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
     // teardown takes first.
     let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-    let page = meta.page.load(Relaxed);
+    let page = PageIndex(meta.page.load(Relaxed));
     let held = core.hold(frames, page, false).ok()?;
     let word = held.word(page);
     let seen = word.load();

@@ -47,13 +47,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-pub(crate) use crate::cache::class::Class;
+use crate::cache::class::Class;
 use crate::cache::pin::Pins;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
-pub(crate) use crate::units::FrameIndex;
-use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, UNIT_BYTES, UNIT_SHIFT};
+use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, UNIT_BYTES, UNIT_SHIFT};
 
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
@@ -72,7 +71,7 @@ pub(crate) const CLASS_SHIFT: u32 = 8;
 
 /// What is known about a frame beside its bytes.
 ///
-/// `owner` and `page` are written by whoever has the frame in hand, before it enters the
+/// `owner` and `page` are written by the thread that has the frame in hand, before it enters the
 /// eviction queues; `next`, `previous` and `tags` belong to the evictor while the frame is in its
 /// queues (under its lock) and to the free list while it is free.
 pub(crate) struct FrameMeta {

@@ -11,10 +11,10 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
+use crate::units::FrameIndex;
 
 pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
 
@@ -287,7 +287,7 @@ fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
     });
 }
 
-/// Goal: who copies a page on a slow path takes no bytes of another one.
+/// Goal: a copy of a page on a slow path takes no bytes of another one.
 /// Method: the page is evicted, and its frame taken for something else, while it is copied.
 #[test]
 fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
@@ -451,7 +451,7 @@ fn loom_referenced_lands_on_any_state() {
     });
 }
 
-/// Goal: who sees a size finds the file below as long.
+/// Goal: a thread that sees a size finds the file below as long.
 /// Method: a truncation extends the file, and then the size, against a reader of it.
 #[test]
 fn loom_a_size_comes_after_the_file_below_is_as_long() {

@@ -11,10 +11,10 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
+use crate::units::FrameIndex;
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 
@@ -24,11 +24,11 @@ enum Rule {
     None,
     /// Raise the pin before the claim.
     Pin,
-    /// Who cuts the file waits for write-backs after hiding.
+    /// A thread that cuts the file waits for write-backs after hiding.
     AwaitEnds,
     /// The size is read after the claim (writeback.B5).
     SizeAfterClaim,
-    /// Who reads a page back says so, before it is shown (generations.G5).
+    /// A thread that reads a page back says so, before it is shown (generations.G5).
     ReadBack,
     /// The page is made DIRTY again under the lock under which it is found in doubt
     /// (generations.G5).

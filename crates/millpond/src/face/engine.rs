@@ -23,7 +23,8 @@ use crate::stats::Stats;
 use crate::workers::workers;
 use crate::writeback::{Flusher, Limits};
 
-/// The smallest and largest limits that an engine can keep to.
+/// The smallest and largest limits that an engine can keep to: the one has room for a page and its
+/// tables, the other is half of what frame indexes tell apart.
 const CACHE_BYTES_MIN: u64 = 16 << 10;
 const CACHE_BYTES_MAX: u64 = 512 << 30;
 /// Less would be taken up by the tables that the keeper reads.

@@ -1,22 +1,21 @@
-//! What a file owes to its back end, for those who do not care how it gets there: pages become DIRTY, are
-//! written back, and are waited for; and what is left when the last handle goes.
+//! What a file owes to its back end, for callers that do not care how it gets there: pages become
+//! DIRTY, are written back, and are waited for; and what is left when the last handle goes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::page::Word;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 /// Notes pages whose words the caller has made DIRTY, under its guard (writeback.B2).
 pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);
     let mut state = writeback.state();
-    state.dirty.insert(first..=last);
+    state.dirty.insert(first.to(last));
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
     let heap_bytes = state.dirty.heap_bytes();
@@ -80,7 +79,7 @@ pub(crate) fn await_ends(file: &CachedFile, first: PageIndex, last: PageIndex) {
 
 /// What syncs of the file would complain of, as it is closed.
 pub(crate) fn close(file: &CachedFile) -> Result<()> {
-    let written = write_back(file, 0, LAST_PAGE, Op::Close);
+    let written = write_back(file, PageIndex::FIRST, PageIndex::LAST, Op::Close);
     let generations = &file.writeback.generations;
     let outcome = match (generations.lost(), written, file.writeback.state().failure) {
         (Some(lost), ..) => Err(Error::Lost { source: lost.source() }),
@@ -95,12 +94,13 @@ pub(crate) fn close(file: &CachedFile) -> Result<()> {
 }
 
 /// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
+/// Chosen, not measured.
 const LOOKED_AT_MAX: u64 = 4096;
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
 /// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
 /// it is written.
-pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+pub(crate) fn owes(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
     if file.writeback.generations.has_suspects(first, last) {
         return true;
     }
@@ -131,7 +131,7 @@ impl CachedFile {
             }
             return;
         }
-        if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {
+        if write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err() || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
         } else {

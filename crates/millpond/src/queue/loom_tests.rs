@@ -43,8 +43,8 @@ fn no_time() -> Deadlines {
     Deadlines { for_min: None, at_all: Some(Instant::now()) }
 }
 
-/// Goal: who waits for two is woken when the second comes, wherever it is on its way to sleep, and the
-/// waker touches nothing of it afterwards.
+/// Goal: a waiter for two is woken when the second comes, wherever it is on its way to sleep, and
+/// the waker touches nothing of it afterwards.
 #[test]
 fn loom_wait_meets_completions() {
     model(|| {
@@ -174,7 +174,8 @@ fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
 
 /// Goal: a wake-up that meets the end of a run is not lost, and the run after it finds what was done
 /// before.
-/// Method: a runner whose task is pending until something is there, against who brings it.
+/// Method: a runner whose task is pending until something is there, against the thread that brings
+/// it.
 #[test]
 fn loom_a_task_is_woken_while_it_goes_to_rest() {
     loom::model(|| {
@@ -207,7 +208,7 @@ fn loom_a_task_is_woken_while_it_goes_to_rest() {
 }
 
 /// Goal: the next runner of a task finds what the one before it left.
-/// Method: a runner that rests, and two who wake it.
+/// Method: a runner that rests, and two threads that wake it.
 #[test]
 fn loom_a_task_is_handed_on() {
     loom::model(|| {

@@ -416,10 +416,10 @@ fn seeks_use_a_description_of_their_own() {
     }
 }
 
-/// Goal: a background read tells its end once, with its bytes in place; who is refused gets the
+/// Goal: a background read tells its end once, with its bytes in place; a refused caller gets the
 /// read back whole.
 /// Method: more reads at once than any back end queues, in segments, with some beyond the end; with
-/// and without somebody who waits, one by one and together.
+/// and without a waiter, one by one and together.
 #[test]
 fn background_reads_end_once_each() {
     for (wanted, together) in [(false, false), (true, false), (true, true)] {

@@ -119,8 +119,9 @@ impl Survival {
     /// it. Once false it stays so.
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
-        // Acquire: pairs with the Release of `part`. Argued: whoever must not miss it has a guard
-        // that `leave_keeper` waits for after it has parted; a flag alone carries nothing else.
+        // Acquire: pairs with the Release of `part`. Argued: a thread that must not miss it has a
+        // guard that `leave_keeper` waits for after it has parted; a flag alone carries nothing
+        // else.
         self.is_alive() && !self.said_goodbye.load(Acquire)
     }
 

@@ -130,7 +130,7 @@ fn reads_end_before_what_can_not_be_read() {
     }
 }
 
-/// Goal: who wants all bytes is told of the error, and not that the file has ended.
+/// Goal: a caller that wants all bytes is told of the error, and not that the file has ended.
 #[test]
 fn exact_reads_tell_of_what_can_not_be_read() {
     let case = Case::new(4096, 4 << 20);

@@ -146,7 +146,7 @@ impl<F> Flusher<F> {
         }
     }
 
-    /// Asks for frames that write-back keeps, for one who does not wait for them.
+    /// Asks for frames that write-back keeps, for a caller that does not wait for them.
     pub(crate) fn starve(&self, kept_bytes: u64) {
         if kept_bytes > 0 && !self.starved.swap(true, Relaxed) {
             self.tell();

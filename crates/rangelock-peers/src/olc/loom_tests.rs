@@ -72,7 +72,7 @@ fn loom_readers_see_one_moment() {
     });
 }
 
-/// Goal: who locks a node sees what the last holder wrote, whichever way it locks (node.N1).
+/// Goal: a locker of a node sees what the last holder wrote, whichever way it locks (node.N1).
 #[test]
 fn loom_the_lock_hands_over() {
     model(|| {

@@ -164,7 +164,7 @@ fn loom_gate_meets_claim_and_release() {
                 (!released).then_some(claimed)
             }
         });
-        // As who holds the mutex does.
+        // As the holder of the mutex does.
         stripe.gate();
         let mut held = 0;
         stripe.for_each_held(|_, range, mode| {
@@ -314,7 +314,7 @@ fn reader(lock: &Arc<RangeLock>, bytes: &Arc<Bytes>) -> thread::JoinHandle<()> {
     })
 }
 
-/// Goal: who drains the counter hands over for all who lowered it before.
+/// Goal: the thread that drains the counter hands over for all that lowered it before.
 #[test]
 fn loom_last_counted_hands_over_for_all() {
     model(|| {
@@ -335,7 +335,7 @@ fn loom_last_counted_hands_over_for_all() {
     });
 }
 
-/// Goal: who raises the counter sees what was written before it was opened.
+/// Goal: a thread that raises the counter sees what was written before it was opened.
 #[test]
 fn loom_opening_hands_over() {
     model(|| {
@@ -468,9 +468,9 @@ fn loom_grow_meets_claim_and_release() {
     });
 }
 
-/// Goal: who takes an offer and who lets it lapse are never the same offer's (queue.L1): a task that is
-/// told and polls, against a thread behind it that has run out of patience. Both get the range,
-/// one after the other, and the task is told again if it lost.
+/// Goal: no offer is both taken and left to lapse (queue.L1): a task that is told and polls,
+/// against a thread behind it that has run out of patience. Both get the range, one after the
+/// other, and the task is told again if it lost.
 #[test]
 fn loom_poll_meets_lapse() {
     model(|| {
