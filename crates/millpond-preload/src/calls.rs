@@ -33,29 +33,31 @@ macro_rules! calls {
     ($row:ident) => {
         // read, write: `io`
         $row! { served fn read/__read(fd: c_int, buf: *mut c_void, len: usize) -> isize
-            => io::read_one(fd, buf, len, At::Offset, move || libc_calls::read(fd, buf, len)),
+            => io::read_one(fd, buf, len, At::Offset,
+                |fd, buf, len, _| libc_calls::read(fd, buf, len)),
             else -1, number SYS_read }
         $row! { served fn pread64/pread/__pread64(fd: c_int, buf: *mut c_void, len: usize,
             offset: Off) -> isize
             => io::read_one(fd, buf, len, At::Byte(offset),
-                move || libc_calls::pread64(fd, buf, len, offset)), else -1, number SYS_pread64 }
+                |fd, buf, len, offset| libc_calls::pread64(fd, buf, len, offset)), else -1, number SYS_pread64 }
         $row! { served fn __read_chk(fd: c_int, buf: *mut c_void, len: usize,
             buf_len: usize) -> isize
             => { io::check(len, buf_len);
                 io::read_one(fd, buf, len, At::Offset,
-                move || libc_calls::read(fd, buf, len)) } }
+                |fd, buf, len, _| libc_calls::read(fd, buf, len)) } }
         $row! { served fn __pread64_chk/__pread_chk(fd: c_int, buf: *mut c_void, len: usize,
             offset: Off, buf_len: usize) -> isize
             => { io::check(len, buf_len);
                 io::read_one(fd, buf, len, At::Byte(offset),
-                move || libc_calls::pread64(fd, buf, len, offset)) } }
+                |fd, buf, len, offset| libc_calls::pread64(fd, buf, len, offset)) } }
         $row! { served fn write/__write(fd: c_int, buf: *const c_void, len: usize) -> isize
-            => io::write(fd, io::one(buf, len), At::Offset, move || libc_calls::write(fd, buf, len)),
+            => io::write_one(fd, buf, len, At::Offset,
+                |fd, buf, len, _| libc_calls::write(fd, buf, len)),
             else -1, number SYS_write }
         $row! { served fn pwrite64/pwrite/__pwrite64(fd: c_int, buf: *const c_void, len: usize,
             offset: Off) -> isize
-            => io::write(fd, io::one(buf, len), At::Byte(offset),
-                move || libc_calls::pwrite64(fd, buf, len, offset)), else -1, number SYS_pwrite64 }
+            => io::write_one(fd, buf, len, At::Byte(offset),
+                |fd, buf, len, offset| libc_calls::pwrite64(fd, buf, len, offset)), else -1, number SYS_pwrite64 }
         $row! { served fn readv(fd: c_int, vectors: Vectors, count: c_int) -> isize
             => io::read(fd, io::many(vectors, count), At::Offset,
                 move || libc_calls::readv(fd, vectors, count)), else -1, number SYS_readv }

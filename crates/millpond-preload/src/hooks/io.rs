@@ -23,50 +23,85 @@ pub fn many(vectors: Vectors, count: c_int) -> Memory {
     Memory::Many(vectors, count as usize)
 }
 
-/// The memory of a write, which is only read.
-pub fn one(buf: *const c_void, len: usize) -> Memory {
-    Memory::One(buf.cast_mut().cast(), len)
-}
-
 /// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
-/// kernel's, and the caller vouches for the memory as to libc. It holds its arguments by value, and
-/// what is inlined is what a hit and a call on a file that is never served need: else the arguments
-/// would go to the stack before each.
+/// kernel's, and the caller vouches for the memory as to libc. It captures nothing, and what is
+/// inlined is what a call on a file of nobody's interest needs: else the arguments would go to the
+/// stack before each hit, and registers before each of those.
 #[inline(always)]
 pub unsafe fn read_one(
     fd: c_int,
     buf: *mut c_void,
     len: usize,
     at: At,
-    by_libc: impl Fn() -> isize,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
     if under_way::is_kernels(fd) {
-        return by_libc();
+        return by_libc(fd, buf, len, offset_of(at));
     }
+    if let Known::Watched = table::get(fd) {
+        return watched_one(fd, buf, len, at, Direction::Read, by_libc);
+    }
+    // SAFETY: the caller's duty.
+    unsafe { read_known(fd, buf, len, at, by_libc) }
+}
+
+#[inline(never)]
+unsafe fn read_known(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
     if let Known::File(_) = table::get(fd)
         // SAFETY: the caller's duty.
         && let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) }
     {
         return bytes as isize;
     }
+    let memory = Memory::One(buf.cast(), len);
     // SAFETY: as above.
-    unsafe { through(fd, Memory::One(buf.cast(), len), at, Direction::Read, by_libc) }
+    unsafe { through(fd, memory, at, Direction::Read, || by_libc(fd, buf, len, offset_of(at))) }
+}
+
+/// A write of one buffer.
+#[inline(always)]
+pub unsafe fn write_one(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    at: At,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    let buf = buf.cast_mut();
+    if under_way::is_kernels(fd) {
+        return by_libc(fd, buf, len, offset_of(at));
+    }
+    if let Known::Watched = table::get(fd) {
+        return watched_one(fd, buf, len, at, Direction::Write, by_libc);
+    }
+    let memory = Memory::One(buf.cast(), len);
+    // SAFETY: the caller's duty.
+    unsafe { through(fd, memory, at, Direction::Write, || by_libc(fd, buf, len, offset_of(at))) }
+}
+
+/// What the kernel gets for it: nothing that is looked at, if it is the description's own.
+#[inline(always)]
+fn offset_of(at: At) -> Off {
+    match at {
+        At::Offset => 0,
+        At::Byte(offset) => offset,
+    }
 }
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
-    if under_way::is_kernels(fd) {
-        return by_libc();
-    }
     // SAFETY: the caller's duty.
     unsafe { through(fd, memory, at, Direction::Read, by_libc) }
 }
 
 #[inline(always)]
 pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
-    if under_way::is_kernels(fd) {
-        return by_libc();
-    }
     // SAFETY: the caller's duty.
     unsafe { through(fd, memory, at, Direction::Write, by_libc) }
 }
@@ -81,16 +116,49 @@ unsafe fn through(
     direction: Direction,
     by_libc: impl Fn() -> isize,
 ) -> isize {
-    match table::get(fd) {
-        Known::Left => left(fd, by_libc),
-        Known::Watched => match watched(fd, at, direction, &by_libc) {
-            Some(result) => result,
-            // SAFETY: the caller's duty.
-            None => unsafe { served(fd, memory, at, direction, by_libc) },
-        },
-        // SAFETY: as above.
-        _ => unsafe { served(fd, memory, at, direction, by_libc) },
+    if under_way::is_kernels(fd) {
+        return by_libc();
     }
+    let done = match table::get(fd) {
+        Known::Left => return left(fd, by_libc),
+        Known::Watched => watched(fd, at, direction, &by_libc),
+        _ => None,
+    };
+    // SAFETY: the caller's duty.
+    done.unwrap_or_else(|| unsafe { served(fd, memory, at, direction, by_libc) })
+}
+
+/// [`watched`], of one buffer.
+#[inline(never)]
+fn watched_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    match watched(fd, at, direction, || by_libc(fd, buf, len, offset_of(at))) {
+        Some(result) => result,
+        // SAFETY: the caller of the hook vouches for the memory.
+        None => unsafe { served_one(fd, buf, len, at, direction, by_libc) },
+    }
+}
+
+/// [`served`], of one buffer.
+#[cold]
+#[inline(never)]
+unsafe fn served_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    let by_libc = || by_libc(fd, buf, len, offset_of(at));
+    // SAFETY: the caller's duty.
+    unsafe { served(fd, Memory::One(buf.cast(), len), at, direction, by_libc) }
 }
 
 #[inline(never)]
@@ -101,8 +169,13 @@ fn left(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
 }
 
 /// The kernel's, and counted; `None` if it is so no more.
-#[inline(never)]
-fn watched(fd: c_int, at: At, direction: Direction, by_libc: &impl Fn() -> isize) -> Option<isize> {
+#[inline(always)]
+fn watched(
+    fd: c_int,
+    at: At,
+    direction: Direction,
+    by_libc: impl FnOnce() -> isize,
+) -> Option<isize> {
     let record = record();
     let watch = watch::of(fd)?;
     let before = record.begin_call(fd);

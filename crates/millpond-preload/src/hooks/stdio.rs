@@ -58,7 +58,7 @@ unsafe extern "C-unwind" fn cookie_read(
     // SAFETY: libc gives its stream's buffer.
     unsafe {
         let (fd, buf) = (fd_of(cookie), buf.cast());
-        io::read_one(fd, buf, len, At::Offset, move || libc_calls::read(fd, buf, len))
+        io::read_one(fd, buf, len, At::Offset, |fd, buf, len, _| libc_calls::read(fd, buf, len))
     }
 }
 
@@ -70,7 +70,8 @@ unsafe extern "C-unwind" fn cookie_write(
     // SAFETY: libc gives its stream's buffer. It takes 0 for a failure, and wants no -1.
     unsafe {
         let (fd, buf) = (fd_of(cookie), buf.cast());
-        io::write(fd, io::one(buf, len), At::Offset, move || libc_calls::write(fd, buf, len)).max(0)
+        io::write_one(fd, buf, len, At::Offset, |fd, buf, len, _| libc_calls::write(fd, buf, len))
+            .max(0)
     }
 }
 
