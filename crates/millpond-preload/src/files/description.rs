@@ -240,6 +240,9 @@ impl Description {
     /// A call was not a hit; `hits` says whether its thread had hits since its last such call. Whether
     /// the file should be given back. Approximate, as every thread counts here without a lock.
     pub fn note_slow(&self, hits: bool) -> bool {
+        // A miss takes about what the kernel's read takes, so there is time: whoever reads P pages at
+        // random has missed P / 34 times more than his hits make up for until the cache is warm, which
+        // must not be too much for 2 GiB.
         const MISSED_MAX: u32 = 1 << 14;
         const WORTH: u32 = 16;
         let missed = self.missed.load(Relaxed);

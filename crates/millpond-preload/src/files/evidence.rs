@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Points of a read that would have hit.
 pub const AGAIN: u32 = 4;
-/// Reads up to here that go on within a page count as read again.
+/// Reads up to here that go on within a page count as read again. Measured (64 MiB read once, in order,
+/// processor time over the kernel's): pieces of 256 bytes 0.4 to 0.9, 512 0.5, 1024 0.8, 2048 1.1 to 1.4.
 const SMALL_BYTES: u64 = 1024;
 const PAGE_SHIFT: u32 = 12;
 const FILTER_WORDS: usize = 8;

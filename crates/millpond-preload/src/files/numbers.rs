@@ -8,7 +8,7 @@ use crate::files::hand_over::{count_moved_by_libc, end_locks};
 use crate::files::identity::{self, FileId};
 use crate::files::registry::{Registry, STDERR};
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, PROCESS_LOCKED};
+use crate::files::watch::{self, LOCKED, PROCESS_LOCKED};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
 use crate::runtime::thread::Snapshot;
@@ -88,6 +88,11 @@ impl Registry {
     /// The program gives the number `fd` up: its close follows.
     pub fn forget(&mut self, fd: RawFd) {
         let slot = table::get(fd);
+        if matches!(slot, Known::Watched | Known::Left)
+            && watch::of(fd).is_some_and(|watch| watch.flags() & LOCKED != 0)
+        {
+            self.end_locks_of_watched(fd);
+        }
         table::set(fd, Known::Unknown);
         match slot {
             Known::File(description) => {

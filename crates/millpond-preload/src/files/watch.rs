@@ -21,7 +21,11 @@ use crate::runtime::config::{self, Adopt};
 
 /// Higher numbers are not watched, but left to the kernel.
 const NUMBERS: usize = 1 << 16;
-/// Reads that would have hit until the file is adopted.
+/// Reads that would have hit until the file is adopted. Measured (files of 64 KiB opened, read at 8 places
+/// in turn, 4 KiB each, and closed; 2 cores, processor time of a file in microseconds, kernel and adopted
+/// with the first): 16 reads 11 and 55, 64 reads 36 and 60, 128 reads 74 and 63, 256 reads 141 and 70. So
+/// adopting and giving up takes 50, which a hundred hits earn. Whoever stops right after has lost
+/// as much again as he would have spent on the kernel, at most.
 pub const READS_AGAIN: u32 = 128;
 /// The program may write it.
 pub const WRITABLE: u32 = 1;
@@ -113,7 +117,7 @@ pub fn join(fd: RawFd, new: RawFd) -> bool {
 #[inline]
 pub fn forget_watched(fd: RawFd, slot: Known) -> bool {
     let Some(watch) = of(fd) else { return false };
-    let is_plain = watch.flags() & PROCESS_LOCKED == 0;
+    let is_plain = watch.flags() & (PROCESS_LOCKED | LOCKED) == 0;
     if is_plain && table::try_change(fd, slot, Known::Unknown) {
         watch.tell();
         return true;

@@ -102,6 +102,9 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
         section::run(|_| {
             registry::lock().forget_lost(new);
             io::describe(new);
+            if let Some(identity) = identity::identify(new) {
+                registry::lock().give(identity.id);
+            }
         });
     }
     new
