@@ -18,7 +18,7 @@
 //!   ended: a request that was under way there may still write.
 //! - **N4** What a keeper still has to write for a dead process it has open for writing: no lease is had
 //!   before it is done.
-//! - **N5** A file that others open is given back ([`Registry::pass_file`]), and so is one that is
+//! - **N5** A file that others open is given back (`Registry::pass_file`), and so is one that is
 //!   missed and not hit, or written in mode through: [`note_slow`]. Then it is watched again, and
 //!   needs eight times the use.
 //!
