@@ -22,6 +22,7 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
+pub use self::program::find;
 use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.

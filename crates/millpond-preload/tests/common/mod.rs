@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use millpond::keeper::{Address, Server};
 
@@ -267,6 +268,9 @@ pub fn succeed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// What takes longer hangs, also on a busy machine.
+const HANG: Duration = Duration::from_secs(300);
+
 /// Runs a command to its end; a hang ends it, with all its children.
 pub fn finish(command: &mut Command) -> Output {
     use std::os::unix::process::CommandExt;
@@ -275,7 +279,7 @@ pub fn finish(command: &mut Command) -> Output {
     let pid = child.id();
     let (done, is_done) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if is_done.recv_timeout(std::time::Duration::from_secs(60)).is_err() {
+        if is_done.recv_timeout(HANG).is_err() {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
     });

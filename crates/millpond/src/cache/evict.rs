@@ -65,6 +65,10 @@ const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
 /// For so many evictions: looks in vain are half a look for each of them, then.
 const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 
+/// The shares of the young and the small queue in the limit.
+const YOUNG_PART: u64 = 64;
+const SMALL_PART: u64 = 10;
+
 const QUEUE: u32 = 0b11;
 const PREFETCHED: u32 = 1 << 2;
 
@@ -159,20 +163,26 @@ impl Looks {
 }
 
 impl Queues {
+    /// The ghost stays as large as for this limit.
     pub(crate) fn new(limit_bytes: u64) -> Queues {
         Queues {
             young: Queue::default(),
             small: Queue::default(),
             main: Queue::default(),
             ghost: Ghost::new(limit_bytes),
-            young_bytes_max: limit_bytes / 64,
-            small_bytes_max: limit_bytes / 10,
+            young_bytes_max: limit_bytes / YOUNG_PART,
+            small_bytes_max: limit_bytes / SMALL_PART,
             readahead: ReadaheadUse::default(),
             rests: [0; 4],
             barren: None,
             #[cfg(test)]
             most_looks: 0,
         }
+    }
+
+    pub(crate) fn set_limit(&mut self, limit_bytes: u64) {
+        self.young_bytes_max = limit_bytes / YOUNG_PART;
+        self.small_bytes_max = limit_bytes / SMALL_PART;
     }
 
     /// So many goes show each queue's frames once.

@@ -34,6 +34,8 @@ pub(crate) mod pin;
 
 pub(crate) mod evict;
 
+mod resize;
+
 mod ghost;
 mod slab;
 
@@ -83,6 +85,10 @@ pub(crate) struct Cache {
     queues: Mutex<Queues>,
     /// What the tables of range locks take (counted against the limit, too).
     locks_bytes: AtomicU64,
+    /// The limit that it was built with.
+    pub(crate) limit_bytes_max: u64,
+    /// Held while the limit changes.
+    resizing: Mutex<()>,
 }
 
 impl Cache {
@@ -97,6 +103,8 @@ impl Cache {
             ledger: Ledger::default(),
             queues: Mutex::new(queues),
             locks_bytes: AtomicU64::new(0),
+            limit_bytes_max: limit_bytes,
+            resizing: Mutex::default(),
         })
     }
 

@@ -432,7 +432,7 @@ impl Flusher<CachedFile> {
     /// Whether files are to be synced so that their pages can go.
     fn is_sync_due(&self, unstable_bytes: u64, starved: bool) -> bool {
         let stuck = self.stuck_unstable.load(Relaxed);
-        let most = self.limits.unstable_bytes_max;
+        let most = self.limits.unstable_bytes_max();
         let most = most.saturating_sub(stuck).max(most / 4);
         unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
     }
@@ -491,11 +491,7 @@ mod tests {
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
     #[test]
     fn threads_of_one_device() {
-        let limits = Limits {
-            dirty_bytes_max: 1 << 20,
-            unstable_bytes_max: 1 << 20,
-            age_max: Duration::from_secs(30),
-        };
+        let limits = Limits::new(None, Duration::from_secs(30), 4 << 20);
         let flusher = Flusher::new(limits);
         let long_ago = Instant::now() - 2 * STUCK_AFTER;
         let add = |thread, device| {

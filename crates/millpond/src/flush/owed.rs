@@ -39,7 +39,7 @@ pub(crate) fn tell_flusher(file: &CachedFile) {
 /// How long a stream must be to be written back the first time, and then.
 pub(crate) fn stream_pages(file: &CachedFile) -> (u64, u64) {
     let shift = file.core().page_shift;
-    let least = file.shared.flusher.limits.dirty_bytes_max / 8;
+    let least = file.shared.flusher.limits.dirty_bytes_max() / 8;
     (least >> shift, BATCH_BYTES >> shift)
 }
 

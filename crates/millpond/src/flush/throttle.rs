@@ -50,7 +50,7 @@ fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
 /// Whether there is room below the dirty limit.
 fn has_room(file: &CachedFile, bytes: u64) -> bool {
     let (own, all) = (file.writeback.share.unwritten(), file.cache().ledger.unwritten());
-    has_share(own, all, bytes, file.shared.flusher.limits.dirty_bytes_max)
+    has_share(own, all, bytes, file.shared.flusher.limits.dirty_bytes_max())
 }
 
 /// Whether there are frames (T4).
@@ -75,7 +75,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     if has_room(file, bytes) {
         return Ok(has_frames(file, bytes));
     }
-    if bytes > flusher.limits.dirty_bytes_max {
+    if bytes > flusher.limits.dirty_bytes_max() {
         return Ok(false);
     }
     let mut deadline = Instant::now() + THROTTLED_MAX;
