@@ -126,7 +126,9 @@ fn a_program_whose_keeper_is_killed() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     std::fs::write(dir.path().join("other"), "three").unwrap();
     let mut command = millpond();
-    command.args(["run", "--mode", "back", "--", "sh", "-c", script]).current_dir(dir.path());
+    command
+        .args(["run", "--eager", "--mode", "back", "--", "sh", "-c", script])
+        .current_dir(dir.path());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut run = command.spawn().unwrap();
     let mut stdin = run.stdin.take().unwrap();

@@ -197,7 +197,7 @@ fn kill_once(seed: u64, backing: &str, program: &Path, seen: &mut Seen, wrong: &
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let cache = CACHES[seed as usize % CACHES.len()];
     let mut run = Command::new(env!("CARGO_BIN_EXE_millpond"));
-    run.args(["run", "--mode", "back", "--backing", backing]);
+    run.args(["run", "--eager", "--mode", "back", "--backing", backing]);
     run.args(["--cache", cache, "--"]);
     run.arg(program).arg(seed.to_string()).current_dir(dir.path());
     run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -19,6 +19,9 @@ fn run(scenario: &str) -> Vec<Report> {
         }
     };
     run(&alone, &|| alone.plain(&program));
+    for pond in Pond::at_random() {
+        run(&pond, &|| pond.served(&program));
+    }
     let served = |mode| {
         let pond = Pond::new().in_mode(mode);
         run(&pond, &|| pond.served(&program));

@@ -17,6 +17,9 @@ fn run(scenario: &str) -> Vec<(Mode, Report)> {
     let alone = Pond::new();
     let program = alone.compile("copies.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
+    for pond in Pond::at_random() {
+        succeed(pond.served(&program).arg(scenario));
+    }
     MODES
         .map(|mode| {
             let pond = Pond::new().in_mode(mode);

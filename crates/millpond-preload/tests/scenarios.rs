@@ -8,11 +8,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use common::{MODES, Mode, Pond, Report, succeed};
 
-/// In all modes; returns what mode through reported.
+/// In all modes, and adopted at random; returns what mode through reported.
 fn run(scenario: &str) -> Report {
     let alone = Pond::new();
     let program = alone.compile("scenario.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
+    for pond in Pond::at_random() {
+        succeed(pond.served(&program).arg(scenario));
+    }
     let [report, ..] = MODES.map(|mode| {
         let pond = Pond::new().in_mode(mode);
         succeed(pond.served(&program).arg(scenario));

@@ -55,7 +55,10 @@ pub fn give_inherited() {
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.is_served()))
+            .filter(|(_, slot)| match slot {
+                Known::File(description) => description.is_served(),
+                slot => matches!(slot, Known::Watched),
+            })
             .map(|(fd, _)| fd)
             .collect();
         for fd in fds {

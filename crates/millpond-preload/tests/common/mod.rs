@@ -44,6 +44,27 @@ pub struct Pond {
     aside: tempfile::TempDir,
     cache_bytes: u64,
     mode: Mode,
+    adoption: Adoption,
+}
+
+/// When files are served; see the library's module `adoption`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Adoption {
+    /// From their open on.
+    AtOpen,
+    /// When they have shown use, as in a run without options.
+    OnUse,
+    /// At random moments, and given back at others.
+    Random(u64),
+}
+
+impl Default for Adoption {
+    /// At open; with `MILLPOND_TEST_ADOPT=SEED` at random, to run tests so that are not written for it: what
+    /// they expect to be served is not, but nothing may be wrong.
+    fn default() -> Self {
+        let seed = std::env::var("MILLPOND_TEST_ADOPT").ok().and_then(|seed| seed.parse().ok());
+        seed.map_or(Self::AtOpen, Self::Random)
+    }
 }
 
 /// The library's modes; see its module `late`.
@@ -116,6 +137,7 @@ impl Pond {
             aside: tempfile::tempdir().unwrap(),
             cache_bytes: 64 << 20,
             mode: Mode::Through,
+            adoption: Adoption::default(),
         }
     }
 
@@ -128,8 +150,19 @@ impl Pond {
         Self { mode, ..self }
     }
 
+    pub fn adopting(self, adoption: Adoption) -> Self {
+        Self { adoption, ..self }
+    }
+
     pub fn with_cache_bytes(cache_bytes: u64) -> Self {
         Self { cache_bytes, ..Self::new() }
+    }
+
+    /// Where files are adopted and given back at random moments: what a program finds must not depend on
+    /// that. How much is served does.
+    pub fn at_random() -> [Self; 2] {
+        let pond = |mode, seed| Self::new().in_mode(mode).adopting(Adoption::Random(seed));
+        [pond(Mode::Through, 1), pond(Mode::Back, 2)]
     }
 
     /// A path in the served directory.
@@ -159,6 +192,11 @@ impl Pond {
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
             .env("MILLPOND_REPORT_FILE", self.aside("report"))
             .env("MILLPOND_QUIET", "1");
+        match self.adoption {
+            Adoption::AtOpen => command.env("MILLPOND_EAGER", "1"),
+            Adoption::OnUse => &mut command,
+            Adoption::Random(seed) => command.env("MILLPOND_ADOPT", format!("random:{seed}")),
+        };
         if self.mode == Mode::BackDirect {
             command.env("MILLPOND_BACKING", "direct");
         }
