@@ -340,6 +340,36 @@ fn after_a_failure_the_cache_shows_what_is_stored() {
     assert!(partly > 20, "{partly}");
 }
 
+/// Goal: a hole that fails drops nothing that waits to be written.
+/// Method: of a device on which half of all fails, holes over whole pages that are dirty; the last of
+/// them is written before.
+#[test]
+fn after_a_failed_hole_what_was_dirty_is_there() {
+    const PAGES: usize = 12;
+    let options = SimOptions::new(8).error_per_mille(500);
+    let errors = options.errors_switch();
+    errors.store(false, SeqCst);
+    let dir = temp_dir();
+    let engine = engine(1 << 20, BackendChoice::Sim(options));
+    let back = read_write().write_mode(WriteMode::Back);
+    let file = engine.open(dir.path().join("file"), &back).unwrap();
+    let mut failed = 0;
+    for round in 0..60 {
+        let old = content(PAGES * PAGE, round);
+        file.write_all_at(&old, 0).unwrap();
+        errors.store(true, SeqCst);
+        let outcome = file.punch_hole(2 * PAGE as u64, 8 * PAGE as u64);
+        errors.store(false, SeqCst);
+        let Err(error) = outcome else { continue };
+        assert_eq!(error.errno(), libc::EIO);
+        failed += 1;
+        let seen = read(&file, PAGES * PAGE, 0);
+        assert!(seen[..9 * PAGE] == old[..9 * PAGE], "round {round}");
+        assert!(seen[10 * PAGE..] == old[10 * PAGE..], "round {round}");
+    }
+    assert!(failed > 10, "{failed}");
+}
+
 /// Goal: the length of a range costs nothing by itself, nor does it keep memory.
 /// Method: the largest ranges on a file with a page here and there, up to the file system's end.
 #[test]

@@ -24,13 +24,12 @@ pub struct Claim {
 }
 
 /// `adoption.N5`: who comes again and again is waited for the longer. Adopting and giving back takes
-/// 50 microseconds (`watch::READS_AGAIN`); with eight times as many reads before the next time that is a
-/// tenth of what the reads take in the kernel, and less from then on.
+/// 50 microseconds (`watch::READS_AGAIN`, measured). Chosen, not measured: with eight times as many reads
+/// before the next time that is a small part of what they take, and less from then on.
 const GIVEN_BACK: u32 = 8;
 
-/// For how long a claim waits for calls in flight, while others on the description wait for it. A
-/// `pread` of 4 KiB takes the kernel half a microsecond to two, one of 256 KiB some fifty, and one that goes
-/// to the device longer than anybody should wait.
+/// For how long a claim waits for calls in flight, while others on the description wait for it. Chosen,
+/// not measured: longer than a read from the kernel's cache, shorter than most from the device.
 fn patience() -> impl FnMut() -> bool {
     const PATIENCE: Duration = Duration::from_micros(200);
     let mut end = None;
