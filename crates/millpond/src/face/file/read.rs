@@ -235,6 +235,11 @@ impl File {
     pub unsafe fn read_vectored_raw_at(&self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise is the same.
         let list = unsafe { RawList::from_iovecs(dst) };
+        self.read_list(&list, offset)
+    }
+
+    /// Reads into all of `list`, whose memory may be written.
+    pub(crate) fn read_list(&self, list: &RawList<'_>, offset: u64) -> Result<usize> {
         let len = list.total();
         if self.hits && in_range(offset, len) {
             let slot = self.cached.cache().counters.mine();
