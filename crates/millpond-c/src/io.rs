@@ -8,6 +8,8 @@ use millpond::{Advice, File};
 
 use crate::call::{self, Outcome, call, check_memory, invalid, status, store};
 use crate::file::millpond_file;
+use crate::handle::protect::Refusal;
+use crate::handle::thread;
 use crate::objects::FILES;
 
 /// No particular pattern: read-ahead as detected.
@@ -51,16 +53,31 @@ pub unsafe extern "C" fn millpond_read(
 ) -> i64 {
     call(|| {
         check_memory(memory, len)?;
-        let hit = FILES.with(file.id, |file| {
-            file.prepare_thread();
-            // SAFETY: our caller's promise.
-            unsafe { file.try_read_hit_raw(memory.cast(), len, offset) }
-        })?;
+        // SAFETY: our caller's promise.
+        let hit = unsafe { try_hit(file, memory, len, offset) }?;
         match hit {
             Some(moved) => Ok(moved as i64),
             // SAFETY: our caller's promise.
             None => unsafe { read_missed(file, memory, len, offset) },
         }
+    })
+}
+
+/// The part of a read that takes no lock; `None`: it did not come to its end.
+///
+/// # Safety
+///
+/// As for [`millpond_read`].
+#[inline]
+unsafe fn try_hit(
+    file: millpond_file,
+    memory: *mut c_void,
+    len: usize,
+    offset: u64,
+) -> Result<Option<usize>, Refusal> {
+    FILES.with(file.id, |file| {
+        // SAFETY: our caller's promise.
+        unsafe { file.try_read_hit_counted(&thread::record().counts, memory.cast(), len, offset) }
     })
 }
 
@@ -125,18 +142,14 @@ pub unsafe extern "C" fn millpond_try_read(
 ) -> i64 {
     call(|| {
         check_memory(memory, len)?;
-        let hit = FILES.with(file.id, |file| {
-            file.prepare_thread();
-            // SAFETY: our caller's promise.
-            unsafe { file.try_read_hit_raw(memory.cast(), len, offset) }
-        })?;
+        // SAFETY: our caller's promise.
+        let hit = unsafe { try_hit(file, memory, len, offset) }?;
         if let Some(moved) = hit {
             return Ok(moved as i64);
         }
-        // Why not, without memory to read into: nothing, or a byte that is there.
         let file = FILES.get(file.id)?;
-        let mut none = [];
-        file.try_read_at(&mut none, offset)?;
+        // Why not: of no bytes the engine says all but that.
+        file.try_read_at(&mut [], offset)?;
         if len == 0 {
             return Ok(0);
         }

@@ -158,6 +158,20 @@ impl Last {
     }
 }
 
+/// What a thread counts of an engine, kept by who reads so often that looking it up tells. For that thread
+/// alone: else reads go uncounted.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct HitCounts {
+    engine: u64,
+    slot: *const ThreadCounts,
+}
+
+impl HitCounts {
+    /// Of no engine.
+    pub const NONE: HitCounts = HitCounts { engine: 0, slot: std::ptr::null() };
+}
+
 /// Changes the engine used last. A signal handler may look at any moment: it finds no engine, or
 /// one with its slot. Argued: it runs on this very thread, so the compiler's order is enough; loom
 /// has no signals.
@@ -221,6 +235,19 @@ impl Counters {
             return unsafe { &*slot };
         }
         self.find()
+    }
+
+    /// [`Counters::mine`] of a thread that keeps them at hand.
+    #[inline]
+    pub(crate) fn kept(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
+        let kept = counts.get();
+        if kept.engine == self.id {
+            // SAFETY: a slot of this engine, whose `slots` keep it alive; ids are not used again.
+            return unsafe { &*kept.slot };
+        }
+        let slot = self.find();
+        counts.set(HitCounts { engine: self.id, slot });
+        slot
     }
 
     #[cold]

@@ -6,8 +6,8 @@
 use std::cell::UnsafeCell;
 use std::sync::{MutexGuard, Once};
 
-use crate::handle::protect::Hazard;
 use crate::handle::state::{self, State};
+use crate::handle::thread;
 
 /// The lock, held from before a fork until after it.
 struct Across(UnsafeCell<Option<MutexGuard<'static, State>>>);
@@ -42,8 +42,9 @@ unsafe extern "C" fn in_child() {
     // SAFETY: held since `before`, by the thread that is this one in the parent.
     let Some(mut guard) = (unsafe { (*ACROSS.0.get()).take() }) else { return };
     let state = &mut *guard;
-    // Of threads that are not here.
-    state.hazards.iter().copied().for_each(Hazard::clear);
+    // Those of threads that are not here.
+    let own = &raw const thread::record().hazard;
+    state.hazards.retain(|one| one.0 == own);
     for table in state.tables.clone() {
         table.forget_all(state);
     }

@@ -6,6 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use crate::handle::protect::{Fences, Hazard, Refusal, Slot};
+use crate::sync::yield_now;
 
 /// Written by its owner when it goes, so that loom finds who looks at it then.
 struct Object(UnsafeCell<u32>);
@@ -33,8 +34,12 @@ fn take(slot: &Slot<Object>, hazards: &[Arc<Hazard>]) -> bool {
     if !slot.withdraw(7) {
         return false;
     }
-    // SAFETY: withdrawn above.
-    let object = unsafe { slot.take(7, Fences::Full, hazards.iter().map(|hazard| &**hazard)) };
+    Fences::Full.heavy();
+    while hazards.iter().any(|hazard| hazard.is(7)) {
+        yield_now(0);
+    }
+    // SAFETY: withdrawn above, and waited for.
+    let object = unsafe { slot.take() };
     let object = object.expect("withdrawn by us");
     // SAFETY: that it is ours alone is what is tested.
     object.0.with_mut(|at| unsafe { *at = 2 });

@@ -22,7 +22,7 @@ mod state;
 #[cfg(not(loom))]
 pub(crate) mod table;
 #[cfg(not(loom))]
-mod thread;
+pub(crate) mod thread;
 
 #[cfg(all(test, loom))]
 mod loom_tests;

@@ -26,10 +26,9 @@ use std::cell::UnsafeCell;
 
 #[cfg(not(loom))]
 use crate::handle::membarrier;
-use crate::sync::{AtomicU64, Ordering, fence, yield_now};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// The id of the object that a thread is using, or 0.
-#[repr(align(128))]
 #[derive(Default)]
 pub(crate) struct Hazard {
     held: AtomicU64,
@@ -70,7 +69,8 @@ impl Fences {
         }
     }
 
-    fn heavy(self) {
+    /// Above step b.
+    pub(crate) fn heavy(self) {
         fence(Ordering::SeqCst);
         #[cfg(not(loom))]
         if self == Fences::Asymmetric {
@@ -98,6 +98,13 @@ impl<T> Default for Slot<T> {
     }
 }
 
+#[cfg(not(loom))]
+impl<T> Slot<T> {
+    pub(crate) const fn new() -> Slot<T> {
+        Slot { id: AtomicU64::new(0), object: UnsafeCell::new(None) }
+    }
+}
+
 /// An object in use.
 pub(crate) struct Held<'a, T> {
     object: &'a T,
@@ -121,6 +128,17 @@ impl<T> Drop for Held<'_, T> {
 }
 
 impl Hazard {
+    #[cfg(not(any(loom, target_arch = "x86_64")))]
+    pub(crate) const fn new() -> Hazard {
+        Hazard { held: AtomicU64::new(0) }
+    }
+
+    /// Step b, one look.
+    pub(crate) fn is(&self, id: u64) -> bool {
+        // Acquire: P2.
+        self.held.load(Ordering::Acquire) == id
+    }
+
     /// Whether its thread is using an object.
     #[inline]
     pub(crate) fn is_in_use(&self) -> bool {
@@ -178,34 +196,17 @@ impl<T> Slot<T> {
 
     /// Step a: nobody finds the object any more. False: it is not there, or somebody else was faster.
     pub(crate) fn withdraw(&self, id: u64) -> bool {
-        // Acquire: the object is seen as it was published. Before users look: the fence of `take`.
+        // Acquire: the object is seen as it was published.
         self.id.compare_exchange(id, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Steps b and c.
+    /// Step c.
     ///
     /// # Safety
     ///
-    /// The caller withdrew `id`, and `hazards` are those of all other threads that may have looked for it
-    /// before: a thread whose hazard is not among them sees what was done before this call.
-    pub(crate) unsafe fn take<'h>(
-        &self,
-        id: u64,
-        fences: Fences,
-        hazards: impl IntoIterator<Item = &'h Hazard>,
-    ) -> Option<T> {
-        let mut hazards = hazards.into_iter().peekable();
-        if hazards.peek().is_some() {
-            fences.heavy();
-        }
-        for hazard in hazards {
-            let mut looks = 0;
-            // Acquire: P2.
-            while hazard.held.load(Ordering::Acquire) == id {
-                yield_now(looks);
-                looks += 1;
-            }
-        }
+    /// The caller withdrew the id, then made the heavy fence, and then found each hazard once not to be the
+    /// id: those of all other threads that may have looked for it before.
+    pub(crate) unsafe fn take(&self) -> Option<T> {
         // SAFETY: withdrawn, and no user is left (P1); the caller alone withdrew it.
         unsafe { (*self.object.get()).take() }
     }

@@ -25,12 +25,31 @@ pub(super) struct Places {
     pub(super) free: Vec<(u32, u64)>,
 }
 
+/// The hazard of a thread, which is in its thread-local storage. It is in the list for no longer than that
+/// is there, and used under the lock alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct HazardOf(pub(super) *const Hazard);
+
+// SAFETY: says where it is; it is looked at as said above, and any thread may.
+unsafe impl Send for HazardOf {}
+
+impl State {
+    /// Whether another thread than that of `own` is there.
+    pub(super) fn has_others(&self, own: *const Hazard) -> bool {
+        self.hazards.iter().any(|one| one.0 != own)
+    }
+
+    /// Whether another thread is using the object `id`.
+    pub(super) fn is_used(&self, id: u64, own: *const Hazard) -> bool {
+        // SAFETY: in the list, so there, while we have the lock.
+        self.hazards.iter().any(|one| one.0 != own && unsafe { &*one.0 }.is(id))
+    }
+}
+
 pub(super) struct State {
     pub(super) places: [Places; KINDS],
     /// Of the threads that have used a handle.
-    pub(super) hazards: Vec<&'static Hazard>,
-    /// Of threads that have ended.
-    pub(super) free_hazards: Vec<&'static Hazard>,
+    pub(super) hazards: Vec<HazardOf>,
     /// Those that have had an object.
     pub(super) tables: Vec<&'static dyn Forget>,
     /// Memory that was given out, by its address.
@@ -40,7 +59,6 @@ pub(super) struct State {
 static STATE: Mutex<State> = Mutex::new(State {
     places: [const { Places { next: 0, free: Vec::new() } }; KINDS],
     hazards: Vec::new(),
-    free_hazards: Vec::new(),
     tables: Vec::new(),
     buffers: None,
 });

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use crate::handle::fork;
 use crate::handle::protect::{Fences, Held, Refusal, Slot};
 use crate::handle::state::{self, Forget, State};
-use crate::handle::thread::{self, Mine};
+use crate::handle::thread;
+use crate::sync::yield_now;
 
 /// What a handle stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,15 +31,25 @@ type Chunk<T> = [Slot<T>; CHUNK_PLACES];
 /// Objects of one kind, by their ids.
 pub(crate) struct Table<T: 'static> {
     kind: Kind,
+    /// The first of the chunks, which is found without another look at memory; the others.
+    first: Chunk<T>,
     chunks: [AtomicPtr<Chunk<T>>; CHUNKS],
 }
 
 impl<T: Clone + Send + Sync> Table<T> {
     pub(crate) const fn new(kind: Kind) -> Table<T> {
-        Table { kind, chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS] }
+        Table {
+            kind,
+            first: [const { Slot::new() }; CHUNK_PLACES],
+            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+        }
     }
 
-    fn slot(&self, place: u32) -> Option<&'static Slot<T>> {
+    #[inline]
+    fn slot(&self, place: u32) -> Option<&Slot<T>> {
+        if let Some(slot) = self.first.get(place as usize) {
+            return Some(slot);
+        }
         // Acquire: pairs with the release in `slot_or_new`.
         let chunk = self.chunks.get(place as usize / CHUNK_PLACES)?.load(Acquire);
         // SAFETY: null, or a chunk that was leaked by `slot_or_new`.
@@ -47,7 +58,7 @@ impl<T: Clone + Send + Sync> Table<T> {
     }
 
     /// Under the lock.
-    fn slot_or_new(&self, place: u32) -> &'static Slot<T> {
+    fn slot_or_new(&self, place: u32) -> &Slot<T> {
         if let Some(slot) = self.slot(place) {
             return slot;
         }
@@ -63,7 +74,7 @@ impl<T: Clone + Send + Sync> Table<T> {
 
     /// The slot that an id names, if it is an id of this table.
     #[inline]
-    fn named(&self, id: u64) -> Option<&'static Slot<T>> {
+    fn named(&self, id: u64) -> Option<&Slot<T>> {
         let kind = (id >> PLACE_BITS) & ((1 << KIND_BITS) - 1);
         // Kinds count from 1 and generations, too, so that no id is small.
         (kind == self.kind as u64 + 1).then(|| self.slot(id as u32 & (PLACES - 1))).flatten()
@@ -96,21 +107,15 @@ impl<T: Clone + Send + Sync> Table<T> {
     #[inline]
     pub(crate) fn with<R>(&self, id: u64, work: impl FnOnce(&T) -> R) -> Result<R, Refusal> {
         let Some(slot) = self.named(id) else { return Err(Refusal::Unknown) };
-        let Some(Mine { hazard, fences }) = thread::mine() else {
-            return self.with_enlisted(id, work);
+        let record = thread::record();
+        let (fences, _late) = match record.fences() {
+            Some(fences) => (fences, None),
+            None => {
+                let late = thread::enlist();
+                (record.fences().unwrap_or(Fences::Full), late)
+            }
         };
-        let held: Held<'_, T> = slot.enter(hazard, fences, id)?;
-        Ok(work(&held))
-    }
-
-    #[cold]
-    fn with_enlisted<R>(&self, id: u64, work: impl FnOnce(&T) -> R) -> Result<R, Refusal> {
-        let slot = self.named(id).ok_or(Refusal::Unknown)?;
-        let (mine, _borrowed) = match thread::enlist() {
-            Ok(mine) => (mine, None),
-            Err(borrowed) => (borrowed.0, Some(borrowed)),
-        };
-        let held = slot.enter(mine.hazard, mine.fences, id)?;
+        let held: Held<'_, T> = slot.enter(&record.hazard, fences, id)?;
         Ok(work(&held))
     }
 
@@ -122,21 +127,30 @@ impl<T: Clone + Send + Sync> Table<T> {
     /// Takes an object out, when nobody is using it any more.
     pub(crate) fn take(&self, id: u64) -> Result<T, Refusal> {
         let slot = self.named(id).ok_or(Refusal::Unknown)?;
-        let mine = thread::mine();
-        if mine.is_some_and(|mine| mine.hazard.is_in_use()) {
+        let own = &thread::record().hazard;
+        if own.is_in_use() {
             return Err(Refusal::Nested);
         }
         if !slot.withdraw(id) {
             return Err(Refusal::Unknown);
         }
-        let state = state::lock();
-        let (mut hazards, fences) = (state.hazards.clone(), Fences::here());
-        drop(state);
-        hazards.retain(|one| mine.is_none_or(|mine| !std::ptr::eq(*one, mine.hazard)));
-        // SAFETY: withdrawn above, by us. A thread that gets its hazard later does so under the lock that
-        // was taken after the withdrawal; one that gave it back has seen to its uses before.
-        let object = unsafe { slot.take(id, fences, hazards) };
-        self.free_place(&mut state::lock(), id);
+        // A thread that comes into the list later does so under the lock that is taken here, and finds the id
+        // gone; one that goes has seen to its uses before.
+        let mut state = state::lock();
+        if state.has_others(own) {
+            Fences::here().heavy();
+        }
+        let mut looks = 0;
+        while state.is_used(id, own) {
+            drop(state);
+            yield_now(looks);
+            looks += 1;
+            state = state::lock();
+        }
+        // SAFETY: withdrawn above, by us, and seen to be nobody's after the fence. With nobody else in the
+        // list there is no need of one.
+        let object = unsafe { slot.take() };
+        self.free_place(&mut state, id);
         object.ok_or(Refusal::Unknown)
     }
 
