@@ -51,7 +51,7 @@ pub unsafe extern "C" fn millpond_read(
     len: usize,
     offset: u64,
 ) -> i64 {
-    call(|| {
+    call(move || {
         check_memory(memory, len)?;
         // SAFETY: our caller's promise.
         let hit = unsafe { try_hit(file, memory, len, offset) }?;
@@ -68,14 +68,14 @@ pub unsafe extern "C" fn millpond_read(
 /// # Safety
 ///
 /// As for [`millpond_read`].
-#[inline]
+#[inline(always)]
 unsafe fn try_hit(
     file: millpond_file,
     memory: *mut c_void,
     len: usize,
     offset: u64,
 ) -> Result<Option<usize>, Refusal> {
-    FILES.with(file.id, |file| {
+    FILES.with(file.id, move |file| {
         // SAFETY: our caller's promise.
         unsafe { file.try_read_hit_counted(&thread::record().counts, memory.cast(), len, offset) }
     })

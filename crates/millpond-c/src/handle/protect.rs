@@ -60,7 +60,7 @@ impl Fences {
         if membarrier::is_there() { Fences::Asymmetric } else { Fences::Full }
     }
 
-    #[inline]
+    #[inline(always)]
     fn light(self) {
         match self {
             Fences::Full => fence(Ordering::SeqCst),
@@ -114,14 +114,14 @@ pub(crate) struct Held<'a, T> {
 impl<T> std::ops::Deref for Held<'_, T> {
     type Target = T;
 
-    #[inline]
+    #[inline(always)]
     fn deref(&self) -> &T {
         self.object
     }
 }
 
 impl<T> Drop for Held<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         self.hazard.clear();
     }
@@ -140,18 +140,18 @@ impl Hazard {
     }
 
     /// Whether its thread is using an object.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_in_use(&self) -> bool {
         self.held.load(Ordering::Relaxed) != 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn set(&self, id: u64) {
         // Release (P2): who finds this id instead of the one before must see that use, too.
         self.held.store(id, Ordering::Release);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn clear(&self) {
         // Release (P2).
         self.held.store(0, Ordering::Release);
@@ -168,7 +168,7 @@ impl<T> Slot<T> {
     }
 
     /// Steps 1 and 2. `hazard` is the calling thread's.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter<'a>(
         &'a self,
         hazard: &'a Hazard,

@@ -45,7 +45,7 @@ impl<T: Clone + Send + Sync> Table<T> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn slot(&self, place: u32) -> Option<&Slot<T>> {
         if let Some(slot) = self.first.get(place as usize) {
             return Some(slot);
@@ -73,7 +73,7 @@ impl<T: Clone + Send + Sync> Table<T> {
     }
 
     /// The slot that an id names, if it is an id of this table.
-    #[inline]
+    #[inline(always)]
     fn named(&self, id: u64) -> Option<&Slot<T>> {
         let kind = (id >> PLACE_BITS) & ((1 << KIND_BITS) - 1);
         // Kinds count from 1 and generations, too, so that no id is small.
@@ -104,18 +104,22 @@ impl<T: Clone + Send + Sync> Table<T> {
     }
 
     /// Carries out `work`, which takes moments (protect.P4), with the object.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with<R>(&self, id: u64, work: impl FnOnce(&T) -> R) -> Result<R, Refusal> {
         let Some(slot) = self.named(id) else { return Err(Refusal::Unknown) };
         let record = thread::record();
-        let (fences, _late) = match record.fences() {
-            Some(fences) => (fences, None),
-            None => {
-                let late = thread::enlist();
-                (record.fences().unwrap_or(Fences::Full), late)
-            }
-        };
+        let Some(fences) = record.fences() else { return self.with_enlisted(id, work) };
         let held: Held<'_, T> = slot.enter(&record.hazard, fences, id)?;
+        Ok(work(&held))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_enlisted<R>(&self, id: u64, work: impl FnOnce(&T) -> R) -> Result<R, Refusal> {
+        let _late = thread::enlist();
+        let record = thread::record();
+        let slot = self.named(id).ok_or(Refusal::Unknown)?;
+        let held = slot.enter(&record.hazard, record.fences().unwrap_or(Fences::Full), id)?;
         Ok(work(&held))
     }
 
