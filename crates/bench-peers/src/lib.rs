@@ -223,17 +223,28 @@ impl Usage {
         Self::of(rustix::time::ClockId::ThreadCPUTime, libc::RUSAGE_THREAD)
     }
 
-    fn of(clock: rustix::time::ClockId, who: i32) -> Self {
-        let cpu = rustix::time::clock_gettime(clock);
-        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: getrusage writes one rusage to a place that holds one; all zeros are a valid
-        // value of it, so it is initialised even if the call should fail.
-        let usage = unsafe {
-            libc::getrusage(who, usage.as_mut_ptr());
-            usage.assume_init()
+    /// The usage of all children that were waited for, and of theirs. Its processor time is in
+    /// microseconds.
+    #[must_use]
+    pub fn of_children() -> Self {
+        let usage = rusage(libc::RUSAGE_CHILDREN);
+        let time = |time: libc::timeval| {
+            Duration::from_secs(time.tv_sec.unsigned_abs())
+                + Duration::from_micros(time.tv_usec.unsigned_abs())
         };
+        Self::with(time(usage.ru_utime) + time(usage.ru_stime), &usage)
+    }
+
+    fn of(clock: rustix::time::ClockId, who: i32) -> Self {
+        // Finer than what `rusage` has.
+        let cpu = rustix::time::clock_gettime(clock);
+        let cpu = Duration::new(cpu.tv_sec.unsigned_abs(), cpu.tv_nsec.unsigned_abs() as u32);
+        Self::with(cpu, &rusage(who))
+    }
+
+    fn with(cpu: Duration, usage: &libc::rusage) -> Self {
         Self {
-            cpu: Duration::new(cpu.tv_sec.unsigned_abs(), cpu.tv_nsec.unsigned_abs() as u32),
+            cpu,
             context_switches: (usage.ru_nvcsw + usage.ru_nivcsw).unsigned_abs(),
             sleeps: usage.ru_nvcsw.unsigned_abs(),
         }
@@ -247,6 +258,16 @@ impl Usage {
             context_switches: self.context_switches.saturating_sub(earlier.context_switches),
             sleeps: self.sleeps.saturating_sub(earlier.sleeps),
         }
+    }
+}
+
+fn rusage(who: i32) -> libc::rusage {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: getrusage writes one rusage to a place that holds one; all zeros are a valid
+    // value of it, so it is initialised even if the call should fail.
+    unsafe {
+        libc::getrusage(who, usage.as_mut_ptr());
+        usage.assume_init()
     }
 }
 

@@ -82,7 +82,7 @@ fn rescue(arguments: &[&str]) -> Output {
     millpond().arg("rescue").args(arguments).output().unwrap()
 }
 
-/// Goal: a rescue file is named where a keeper speaks, and can be put back by who says so.
+/// Goal: a rescue file is named where a keeper speaks, and can be put back on command.
 #[test]
 fn rescue_files_are_named_and_put_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,9 @@ fn a_program_whose_keeper_is_killed() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     std::fs::write(dir.path().join("other"), "three").unwrap();
     let mut command = millpond();
-    command.args(["run", "--mode", "back", "--", "sh", "-c", script]).current_dir(dir.path());
+    command
+        .args(["run", "--eager", "--mode", "back", "--", "sh", "-c", script])
+        .current_dir(dir.path());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut run = command.spawn().unwrap();
     let mut stdin = run.stdin.take().unwrap();

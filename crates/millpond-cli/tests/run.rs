@@ -99,7 +99,7 @@ fn a_line_says_what_was_recovered() {
     {
         let _ = fs::remove_file(dir.path().join("f"));
         let mut command = millpond();
-        command.args(["run", "--mode", "back"]).args(quiet.then_some("--quiet"));
+        command.args(["run", "--eager", "--mode", "back"]).args(quiet.then_some("--quiet"));
         command.args(["--", "python3", "-c", script]).current_dir(dir.path());
         let output = command.output().unwrap();
         assert_eq!(output.status.signal(), Some(9), "{}", stderr(&output));
@@ -170,7 +170,7 @@ fn the_library_is_told_what_to_do() {
     let place = dir.path().to_str().unwrap();
     let output = millpond()
         .args(["run", "--cache", "64m", "--path", place, "--path", "/usr/../usr", "--quiet"])
-        .args(["--backing", "direct", "--mode", "through", "--", "/usr/bin/env"])
+        .args(["--backing", "direct", "--mode", "through", "--eager", "--", "/usr/bin/env"])
         .env("XDG_RUNTIME_DIR", dir.path())
         .env("LD_PRELOAD", "")
         .output()
@@ -184,6 +184,7 @@ fn the_library_is_told_what_to_do() {
         "MILLPOND_QUIET=1\n".into(),
         "MILLPOND_BACKING=direct\n".into(),
         "MILLPOND_MODE=through\n".into(),
+        "MILLPOND_EAGER=1\n".into(),
     ] {
         assert!(environment.contains(&line), "{line:?} in {environment}");
     }
@@ -193,9 +194,9 @@ fn the_library_is_told_what_to_do() {
 fn one_line_says_what_was_served() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), vec![7; 100_000]).unwrap();
-    let cat = |quiet: &[&str]| {
+    let cat = |options: &[&str]| {
         let mut command = millpond();
-        command.arg("run").args(quiet).args(["--", "cat", "file"]).current_dir(dir.path());
+        command.arg("run").args(options).args(["--", "cat", "file"]).current_dir(dir.path());
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(output.stdout, vec![7; 100_000]);
@@ -204,6 +205,9 @@ fn one_line_says_what_was_served() {
     let told = cat(&[]);
     assert_eq!(told.lines().count(), 1, "{told}");
     assert!(told.starts_with("millpond: ") && told.contains("served"), "{told}");
+    assert!(told.contains("served 0 files, 0 bytes") && told.contains("once: "), "{told}");
+    let eager = cat(&["--eager"]);
+    assert!(eager.contains("served 1 files, 100000 bytes"), "{eager}");
     assert_eq!(cat(&["--quiet"]), "");
 }
 
@@ -220,7 +224,8 @@ fn a_write_without_space_fails() {
                   try:\n while True: os.write(f, b'x' * 100000)\n\
                   except OSError as error: os._exit(error.errno)";
     let mut command = millpond();
-    command.args(["run", "--mode", "back", "--quiet", "--", "python3", "-c", script]);
+    command.args(["run", "--eager", "--mode", "back", "--quiet", "--"]);
+    command.args(["python3", "-c", script]);
     let output = command.current_dir(dir.path()).output().unwrap();
     let size = fs::metadata(dir.path().join("f")).unwrap().len();
     let _ = Command::new("umount").arg("-l").arg(dir.path()).output();

@@ -33,60 +33,62 @@ macro_rules! calls {
     ($row:ident) => {
         // read, write: `io`
         $row! { served fn read/__read(fd: c_int, buf: *mut c_void, len: usize) -> isize
-            => io::read_one(fd, buf, len, At::Offset, || libc_calls::read(fd, buf, len)),
+            => io::read_one(fd, buf, len, At::Offset,
+                |fd, buf, len, _| libc_calls::read(fd, buf, len)),
             else -1, number SYS_read }
         $row! { served fn pread64/pread/__pread64(fd: c_int, buf: *mut c_void, len: usize,
             offset: Off) -> isize
             => io::read_one(fd, buf, len, At::Byte(offset),
-                || libc_calls::pread64(fd, buf, len, offset)), else -1, number SYS_pread64 }
+                |fd, buf, len, offset| libc_calls::pread64(fd, buf, len, offset)), else -1, number SYS_pread64 }
         $row! { served fn __read_chk(fd: c_int, buf: *mut c_void, len: usize,
             buf_len: usize) -> isize
             => { io::check(len, buf_len);
                 io::read_one(fd, buf, len, At::Offset,
-                || libc_calls::read(fd, buf, len)) } }
+                |fd, buf, len, _| libc_calls::read(fd, buf, len)) } }
         $row! { served fn __pread64_chk/__pread_chk(fd: c_int, buf: *mut c_void, len: usize,
             offset: Off, buf_len: usize) -> isize
             => { io::check(len, buf_len);
                 io::read_one(fd, buf, len, At::Byte(offset),
-                || libc_calls::pread64(fd, buf, len, offset)) } }
+                |fd, buf, len, offset| libc_calls::pread64(fd, buf, len, offset)) } }
         $row! { served fn write/__write(fd: c_int, buf: *const c_void, len: usize) -> isize
-            => io::write(fd, io::one(buf, len), At::Offset, || libc_calls::write(fd, buf, len)),
+            => io::write_one(fd, buf, len, At::Offset,
+                |fd, buf, len, _| libc_calls::write(fd, buf, len)),
             else -1, number SYS_write }
         $row! { served fn pwrite64/pwrite/__pwrite64(fd: c_int, buf: *const c_void, len: usize,
             offset: Off) -> isize
-            => io::write(fd, io::one(buf, len), At::Byte(offset),
-                || libc_calls::pwrite64(fd, buf, len, offset)), else -1, number SYS_pwrite64 }
+            => io::write_one(fd, buf, len, At::Byte(offset),
+                |fd, buf, len, offset| libc_calls::pwrite64(fd, buf, len, offset)), else -1, number SYS_pwrite64 }
         $row! { served fn readv(fd: c_int, vectors: Vectors, count: c_int) -> isize
             => io::read(fd, io::many(vectors, count), At::Offset,
-                || libc_calls::readv(fd, vectors, count)), else -1, number SYS_readv }
+                move || libc_calls::readv(fd, vectors, count)), else -1, number SYS_readv }
         $row! { served fn writev(fd: c_int, vectors: Vectors, count: c_int) -> isize
             => io::write(fd, io::many(vectors, count), At::Offset,
-                || libc_calls::writev(fd, vectors, count)), else -1, number SYS_writev }
+                move || libc_calls::writev(fd, vectors, count)), else -1, number SYS_writev }
         // A file's offset has 64 bits: the system call's word of its upper half is not looked at.
         $row! { served fn preadv64/preadv(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off) -> isize
             => io::read(fd, io::many(vectors, count), At::Byte(offset),
-                || libc_calls::preadv64(fd, vectors, count, offset)), else -1, number SYS_preadv }
+                move || libc_calls::preadv64(fd, vectors, count, offset)), else -1, number SYS_preadv }
         $row! { served fn pwritev64/pwritev(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off) -> isize
             => io::write(fd, io::many(vectors, count), At::Byte(offset),
-                || libc_calls::pwritev64(fd, vectors, count, offset)), else -1, number SYS_pwritev }
+                move || libc_calls::pwritev64(fd, vectors, count, offset)), else -1, number SYS_pwritev }
         $row! { served fn preadv64v2/preadv2(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off, flags: c_int) -> isize
             => io::preadv2(fd, io::many(vectors, count), offset, flags,
-                || libc_calls::preadv64v2(fd, vectors, count, offset, flags)), else -1 }
+                move || libc_calls::preadv64v2(fd, vectors, count, offset, flags)), else -1 }
         $row! { served fn pwritev64v2/pwritev2(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off, flags: c_int) -> isize
             => io::pwritev2(fd, io::many(vectors, count), offset, flags,
-                |flags| libc_calls::pwritev64v2(fd, vectors, count, offset, flags)), else -1 }
+                move |flags| libc_calls::pwritev64v2(fd, vectors, count, offset, flags)), else -1 }
         $row! { served number SYS_preadv2 (fd: c_int, vectors: Vectors, count: c_int, offset: Off,
             _upper: usize, flags: c_int)
             => io::preadv2(fd, io::many(vectors, count), offset, flags,
-                || libc_calls::preadv64v2(fd, vectors, count, offset, flags)) }
+                move || libc_calls::preadv64v2(fd, vectors, count, offset, flags)) }
         $row! { served number SYS_pwritev2 (fd: c_int, vectors: Vectors, count: c_int, offset: Off,
             _upper: usize, flags: c_int)
             => io::pwritev2(fd, io::many(vectors, count), offset, flags,
-                |flags| libc_calls::pwritev64v2(fd, vectors, count, offset, flags)) }
+                move |flags| libc_calls::pwritev64v2(fd, vectors, count, offset, flags)) }
 
         // open: `open`
         $row! { served fn openat64/openat(dir: c_int, path: Text, flags: c_int,
@@ -175,7 +177,7 @@ macro_rules! calls {
             flags: c_int) -> c_int
             ; after kernel::before_sendmmsg(messages, count), else -1, number SYS_sendmmsg }
         $row! { settled fn aio_read64/aio_read(block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, go_through), else -1 }
+            ; after kernel::with_block(block, kernel::before_aio_read), else -1 }
         $row! { settled fn aio_fsync64/aio_fsync(operation: c_int, block: *mut c_void) -> c_int
             ; after kernel::with_block(block, settle), else -1 }
         $row! { passed fn aio_write64/aio_write(block: *mut c_void) -> c_int

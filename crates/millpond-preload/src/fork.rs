@@ -38,7 +38,11 @@ pub fn initialise() {
 
 /// Leaves to the kernel what a child shares that may not come by libc's fork.
 pub fn give_to_child() {
-    section::run(|_| registry::lock().pass_where(Reason::Forked, |_| true));
+    section::run(|_| {
+        let mut registry = registry::lock();
+        registry.pass_where(Reason::Forked, |_| true);
+        registry.leave_watched(Reason::Forked);
+    });
 }
 
 /// A fork by system call: it calls nobody.
@@ -63,6 +67,7 @@ unsafe extern "C" fn prepare() {
     }
     let mut registry = registry::lock();
     registry.pass_where(Reason::Forked, |_| true);
+    registry.leave_watched(Reason::Forked);
     // From here on the engine's threads close nothing.
     let mut internal_fds = process_locks::before_fork();
     internal_fds.extend(registry.internal_fds());

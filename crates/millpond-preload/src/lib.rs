@@ -10,7 +10,11 @@
 //! hooks  ->  files/table: number -> description  ->  hit: the engine's lock-free read
 //!                                                ->  files/io: pinned, through the engine
 //!                                                ->  the kernel, if not served, or passed
+//!                                -> watched      ->  the kernel, and counts (files/watch)
 //! ```
+//!
+//! A file is the kernel's when it is opened, and *watched*. When its use shows that serving it pays,
+//! it is taken over, between two calls (`files/adoption`, `runtime/in_flight`).
 //!
 //! Folders, each of which knows only those below it: `hooks`, `fork`, `aio`, `files`, `report`,
 //! `runtime`.
@@ -29,7 +33,8 @@
 //! - one process has the file open twice, once for writing; or another process has it open so, or
 //!   opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
 //! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
-//! - libc's own streams on descriptors 0 to 2, and wide-character streams;
+//! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all where files are
+//!   adopted on use; numbers from 65,536 on;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
 //!   thread's own (`Registry::leave_all`);
 //! - **a system call that the program makes by an instruction of its own is not seen**: on a file
@@ -63,7 +68,7 @@ mod fork;
 mod report;
 mod runtime;
 
-use files::{late, registry, streams, table};
+use files::{late, registry, streams, table, watch};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
 use runtime::{config, libc_calls, section, thread};
@@ -75,7 +80,7 @@ extern "C" fn load() {
         end_on_panic();
         let_threads_end();
         table::initialise();
-        config::get();
+        config::initialise(watch::READS_AGAIN);
         for fd in report::initialise() {
             table::set(fd, table::Known::Internal);
         }

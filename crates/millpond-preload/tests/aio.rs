@@ -19,6 +19,9 @@ fn run(scenario: &str) -> Vec<Report> {
         }
     };
     run(&alone, &|| alone.plain(&program));
+    for pond in Pond::at_random() {
+        run(&pond, &|| pond.served(&program));
+    }
     let served = |mode| {
         let pond = Pond::new().in_mode(mode);
         run(&pond, &|| pond.served(&program));
@@ -81,20 +84,21 @@ fn threads_submit_while_others_wait() {
     run("threads");
 }
 
-/// Goal: contexts that are made and destroyed on several threads do not meet each other, and who waits in
-/// one that is destroyed is told.
+/// Goal: contexts that are made and destroyed on several threads do not meet each other, and a
+/// thread that waits in one that is destroyed is told.
 #[test]
 fn contexts_come_and_go() {
     run("churn");
 }
 
-/// Goal: who submits to a context while it is destroyed is told that it is gone.
+/// Goal: a thread that submits to a context while it is destroyed is told that it is gone.
 #[test]
 fn destroyed_while_others_submit() {
     run("closing");
 }
 
-/// Goal: a child has no contexts, those of its parent go on; who exits has written what he submitted.
+/// Goal: a child has no contexts, those of its parent go on; a process that exits has written what
+/// it submitted.
 #[test]
 fn forks_and_exits() {
     run("forks");

@@ -15,6 +15,9 @@ fn run(scenario: &str) -> Vec<(Mode, Report)> {
     let alone = Pond::new();
     let program = alone.compile("cancel.c", &["-O1"]);
     let expected = succeed(alone.plain(&program).arg(scenario));
+    for pond in Pond::at_random() {
+        assert_eq!(succeed(pond.served(&program).arg(scenario)), expected, "at random");
+    }
     MODES
         .map(|mode| {
             let pond = Pond::new().in_mode(mode);

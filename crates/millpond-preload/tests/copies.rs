@@ -1,5 +1,5 @@
 //! `sendfile`, `copy_file_range` and `splice` on served files: as much per call as the kernel moves,
-//! with its offsets and errors, whoever opens the files meanwhile.
+//! with its offsets and errors, even if the files are opened meanwhile.
 //!
 //! Two incidents. Copies between served files ended after 256 KiB, which a caller must expect but
 //! many do not: they were left with the file's beginning. And when somebody opened the destination
@@ -17,6 +17,9 @@ fn run(scenario: &str) -> Vec<(Mode, Report)> {
     let alone = Pond::new();
     let program = alone.compile("copies.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
+    for pond in Pond::at_random() {
+        succeed(pond.served(&program).arg(scenario));
+    }
     MODES
         .map(|mode| {
             let pond = Pond::new().in_mode(mode);

@@ -92,3 +92,84 @@ fn each_name_is_there_once() {
         assert_eq!(seen.insert(name, place), None, "{name}, in {place}, too");
     }
 }
+
+const RUN: &str = include_str!("../../../docs/run.md");
+const BEGIN: &str = "<!-- calls: begin -->\n";
+const END: &str = "<!-- calls: end -->\n";
+
+/// Tests that try call after call; what they leave out others try.
+const TRY_ALL: [&str; 2] = ["hooks", "system_calls"];
+
+/// Each file of tests, with the programs that it names.
+fn tests() -> BTreeMap<String, String> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let programs = std::fs::read_dir(dir.join("programs")).unwrap().map(|entry| entry.unwrap());
+    let programs: Vec<_> = programs
+        .map(|entry| (entry.file_name().into_string().unwrap(), read(&entry.path())))
+        .filter(|(name, _)| !name.ends_with(".txt"))
+        .collect();
+    let files = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
+    files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .filter(|path| !path.ends_with("functions.rs"))
+        .map(|path| {
+            let mut text = read(&path);
+            for (name, program) in &programs {
+                if text.contains(&format!("\"{name}\"")) {
+                    text += program;
+                }
+            }
+            (path.file_stem().unwrap().to_str().unwrap().to_owned(), text)
+        })
+        .collect()
+}
+
+fn names_word(text: &str, word: &str) -> bool {
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    text.match_indices(word).any(|(at, _)| {
+        !text.as_bytes()[..at].last().is_some_and(is_part)
+            && !text.as_bytes().get(at + word.len()).is_some_and(is_part)
+    })
+}
+
+/// The table of docs/run.md.
+fn calls_as_text() -> String {
+    let (tests, mut text, mut untested) = (tests(), String::new(), Vec::new());
+    text += "| functions | system calls | | tests |\n|---|---|---|---|\n";
+    for row in rows() {
+        let system_calls: Vec<_> = row.numbers.iter().map(|name| format!("SYS_{name}")).collect();
+        let words = || row.names.iter().copied().chain(system_calls.iter().map(String::as_str));
+        let calls = |file: &&&str| words().any(|word| names_word(&tests[**file], word));
+        let mut tested: Vec<&str> = TRY_ALL.iter().filter(calls).copied().collect();
+        if tested.is_empty() {
+            tested = tests.keys().map(String::as_str).filter(|file| calls(&file)).collect();
+        }
+        if tested.is_empty() {
+            untested.push(words().collect::<Vec<_>>().join("/"));
+        }
+        let code = |names: &[&str]| {
+            names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+        };
+        let (names, numbers) = (code(&row.names), code(&row.numbers));
+        text += &format!("| {names} | {numbers} | {} | {} |\n", row.class, code(&tested));
+    }
+    assert!(untested.is_empty(), "called by no test: {untested:?}");
+    text
+}
+
+/// Goal: each call is tested by somebody, and docs/run.md says of each what becomes of it. With
+/// `MILLPOND_WRITE_DOCS=1` the page is written.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_documentation_has_every_call() {
+    let (before, rest) = RUN.split_once(BEGIN).unwrap();
+    let (calls, after) = rest.split_once(END).unwrap();
+    let expected = calls_as_text();
+    if std::env::var_os("MILLPOND_WRITE_DOCS").is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/run.md");
+        std::fs::write(path, [before, BEGIN, &expected, END, after].concat()).unwrap();
+    } else {
+        assert!(calls == expected, "docs/run.md is not of this table: MILLPOND_WRITE_DOCS=1");
+    }
+}

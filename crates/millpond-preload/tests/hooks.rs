@@ -43,3 +43,18 @@ fn fortified_names() {
 fn large_file_names() {
     same_with_and_without(&["-O2", "-D_FILE_OFFSET_BITS=64"]);
 }
+
+/// Goal: what hardly any program calls is no way around the library, either.
+#[test]
+fn seldom_called_names() {
+    for mode in MODES {
+        let (with, without) = (Pond::new().in_mode(mode), Pond::new());
+        let ring = with.compile("fake_uring.c", &["-shared", "-fPIC"]);
+        let program =
+            with.compile_with("seldom.c", &[], &[ring.to_str().unwrap(), "-laio", "-lutil"]);
+        let expected = succeed(&mut without.plain(&program));
+        let found = succeed(&mut with.served(&program));
+        assert_eq!(found, expected, "in mode {mode:?}");
+        assert!(with.report().served_bytes > 5000, "{}", with.report().lines);
+    }
+}

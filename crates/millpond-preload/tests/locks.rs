@@ -16,17 +16,19 @@ fn same(scenario: &str) {
     let program = alone.compile("posix_locks.c", &["-O1"]);
     let expected = succeed(alone.plain(&program).arg(scenario));
     assert!(!expected.is_empty());
-    for mode in MODES {
-        let pond = Pond::new().in_mode(mode);
+    let in_modes = MODES.map(|mode| (Pond::new().in_mode(mode), format!("{mode:?}")));
+    let at_random = Pond::at_random().map(|pond| (pond, "at random".into()));
+    for (pond, mode) in in_modes.into_iter().chain(at_random) {
         let found = succeed(pond.served(&program).arg(scenario));
         for (expected, found) in expected.lines().zip(found.lines()) {
-            assert_eq!(found, expected, "{mode:?}");
+            assert_eq!(found, expected, "{mode}");
         }
-        assert_eq!(found.lines().count(), expected.lines().count(), "{mode:?}");
+        assert_eq!(found.lines().count(), expected.lines().count(), "{mode}");
     }
 }
 
-/// Goal: a close that was put off ends no lock that was taken since, whoever has seen it be taken.
+/// Goal: a close that was put off ends no lock that was taken since, whichever call has seen it be
+/// taken.
 #[test]
 fn closes_that_are_put_off() {
     same("deferred");

@@ -8,11 +8,11 @@ mod common;
 #[path = "../../millpond/tests/power/mod.rs"]
 mod power;
 
-use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::Stdio;
 
-use common::{MODES, Pond};
+use common::{MODES, Pond, succeed};
 use power::{Disk, Unflushed};
 
 const A_BYTES: usize = 1 << 20;
@@ -41,9 +41,10 @@ fn run_in(disk: &mut Disk, pond: &Pond, mode: &str, args: [&str; 2], source_is_s
     let program = pond.compile("power_cut.c", &["-O1"]);
     let file = pond.path("file");
     let source = if source_is_served { pond.path("source") } else { disk.path("source") };
-    fs::write(&file, vec![1; A_BYTES + B_BYTES]).unwrap();
-    fs::write(&source, vec![0xA; A_BYTES]).unwrap();
-    fs::File::open(&file).unwrap().sync_all().unwrap();
+    // Not by this process: what another test's thread forks meanwhile would have the file open until it
+    // executes, and a file that is open elsewhere is not served.
+    make(pond, &file, r"\001", A_BYTES + B_BYTES);
+    make(pond, &source, r"\012", A_BYTES);
 
     let mut command = pond.served(program);
     command.args(args).arg(source).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -63,6 +64,13 @@ fn run_in(disk: &mut Disk, pond: &Pond, mode: &str, args: [&str; 2], source_is_s
     assert_eq!(right, [(A_BYTES, B_BYTES); 2], "{what}");
     let report = pond.report();
     assert!(report.served_files > 0, "the library served nothing: {}", report.lines);
+}
+
+/// Makes a durable file of one byte, given in octal, as often as told.
+fn make(pond: &Pond, path: &Path, byte: &str, len: usize) {
+    let script = r#"head -c "$3" /dev/zero | tr '\000' "$2" >"$1" && sync "$1""#;
+    let mut shell = pond.plain("sh");
+    succeed(shell.args(["-c", script, "sh"]).arg(path).arg(byte).arg(len.to_string()));
 }
 
 /// Goal: `fdatasync` covers what was written before the program closed the file and opened it again.

@@ -8,11 +8,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use common::{MODES, Mode, Pond, Report, succeed};
 
-/// In all modes; returns what mode through reported.
+/// In all modes, and adopted at random; returns what mode through reported.
 fn run(scenario: &str) -> Report {
     let alone = Pond::new();
     let program = alone.compile("scenario.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
+    for pond in Pond::at_random() {
+        succeed(pond.served(&program).arg(scenario));
+    }
     let [report, ..] = MODES.map(|mode| {
         let pond = Pond::new().in_mode(mode);
         succeed(pond.served(&program).arg(scenario));
@@ -103,7 +106,7 @@ fn as_many_files_as_the_limit_allows() {
 #[test]
 fn processes_that_take_turns() {
     let report = run("take_turns");
-    assert!(report.passed_for("opened-elsewhere") >= 50, "{}", report.lines);
+    assert!(report.passed_for("opened-elsewhere") >= 15, "{}", report.lines);
     assert!(report.served_bytes > 1 << 20, "{}", report.lines);
 }
 
@@ -123,7 +126,7 @@ fn writes_wait() {
 }
 
 /// Goal: nobody meets the flag that direct backing sets on the program's own description: not calls
-/// that read there in the kernel, not who asks for flags or sets others, not a child.
+/// that read there in the kernel, that ask for flags or set others, nor a child.
 #[test]
 fn direct_backing_is_not_noticed() {
     run("undirected");
@@ -187,9 +190,9 @@ fn no_space_is_told() {
     }
 }
 
-/// Goal: who opens a file that a keeper still writes waits, whether the file can be served or not, and takes
-/// signals meanwhile. The incident: the keeper has such a file open for writing, so that there is no lease
-/// on it; the file was left to the kernel unwritten, and nobody waited.
+/// Goal: an open of a file that a keeper still writes waits, whether the file can be served or not,
+/// and takes signals meanwhile. The incident: the keeper has such a file open for writing, so that
+/// there is no lease on it; the file was left to the kernel unwritten, and nobody waited.
 #[test]
 fn opens_wait_for_a_keeper() {
     use std::io::Write;
@@ -251,7 +254,7 @@ impl StandIn {
         }
     }
 
-    /// Somebody who waits; there must be one before long.
+    /// A peer that waits; there must be one before long.
     fn accept(&self) -> OwnedFd {
         let fd = self.0.as_raw_fd();
         let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

@@ -17,8 +17,8 @@ pub enum Advice {
     /// Reads of this handle need not be of one moment: one that covers several pages may show some
     /// of them as they were before a write and some as after it, and ends at the end of the file as
     /// it finds it on the way. Each page is still whole, and no older than the call. In return such
-    /// a read never waits for who writes, or holds, another page than one that it has to fetch. For
-    /// programs with locks of their own. Concerns this handle's reads and nothing else.
+    /// a read never waits for the writer or the holder of a page that it does not have to fetch.
+    /// For programs with locks of their own. Concerns this handle's reads and nothing else.
     TornReads,
     /// Reads of this handle are atomic, however many pages they cover (the default).
     AtomicReads,

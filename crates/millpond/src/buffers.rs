@@ -14,7 +14,8 @@ use crate::error::{Error, Op, Result};
 
 /// What buffers are aligned to, in bytes: enough for direct I/O on every file system known to us.
 pub const BUFFER_ALIGN_BYTES: usize = 4096;
-/// Buffers that fit together share a region of this size.
+/// Buffers that fit together share a region of this size: two huge pages of 2 MiB. Chosen, not
+/// measured.
 const REGION_BYTES: usize = 4 << 20;
 
 /// Memory that is registered as one.
@@ -24,7 +25,7 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: the region only says where memory is; who may use it, its buffers say.
+// SAFETY: the region only says where memory is; its buffers say who may use it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

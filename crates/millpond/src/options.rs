@@ -50,7 +50,7 @@ pub enum WriteMode {
     Back,
 }
 
-/// What is read ahead at most, unless asked otherwise: the largest window.
+/// What is read ahead at most, unless asked otherwise: the largest window. Chosen, not measured.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 20;
 
 /// Options of an [`Engine`]; see [`Engine::builder`].

@@ -215,7 +215,7 @@ impl Counters {
         }
     }
 
-    /// The calling thread's slot if it is at hand, else one for all: for those who may run in a
+    /// The calling thread's slot if it is at hand, else one for all: for callers that may run in a
     /// signal handler, and so can't take locks or memory.
     #[inline]
     pub(crate) fn mine_if_known(&self) -> &ThreadCounts {

@@ -9,7 +9,8 @@
 //!
 //! The first is started before anything begins that may need one ([`Pool::start`]), so that what
 //! has begun comes to its end: a system that gives no thread refuses a queue, or an asynchronous
-//! operation before it has done anything, and never has a job carried out by who must not wait.
+//! operation before it has done anything, and never has a job carried out by a thread that must not
+//! wait.
 //!
 //! A job may wait for a guard. Nobody holds a guard while waiting for a job to be started: guards are
 //! held by callers at work, by I/O under way, and by jobs that run; so the jobs that run come to their
@@ -20,7 +21,7 @@ use std::task::{Poll, Waker};
 
 use crate::io::pool::Pool;
 
-/// Threads of one engine.
+/// Threads of one engine. Chosen, not measured.
 pub(crate) const THREADS_MAX: usize = 4;
 
 /// The workers of an engine.
@@ -28,7 +29,7 @@ pub(crate) fn workers() -> Arc<Pool> {
     Pool::new("millpond-work", THREADS_MAX)
 }
 
-/// The outcome of a job, for who polls for it.
+/// The outcome of a job, to be polled for.
 pub(crate) struct Outcome<T>(Arc<Mutex<Told<T>>>);
 
 enum Told<T> {
@@ -37,7 +38,7 @@ enum Told<T> {
     Taken,
 }
 
-/// Who tells of an [`Outcome`].
+/// The side that tells of an [`Outcome`].
 pub(crate) struct Teller<T>(Arc<Mutex<Told<T>>>);
 
 impl<T> Teller<T> {
@@ -52,7 +53,7 @@ impl<T> Teller<T> {
 }
 
 impl<T: Send + 'static> Outcome<T> {
-    /// An outcome, and who tells of it.
+    /// An outcome, and the side that tells of it.
     pub(crate) fn new() -> (Outcome<T>, Teller<T>) {
         let told = Arc::new(Mutex::new(Told::Waits(None)));
         (Outcome(Arc::clone(&told)), Teller(told))

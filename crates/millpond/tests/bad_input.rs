@@ -349,7 +349,8 @@ fn a_read_only_file_opened_for_writing() {
             assert_eq!(unsafe { libc::seteuid(65534) }, 0);
         }
         if let Err(error) = std::fs::File::open(&path) {
-            // SAFETY: no memory is concerned. Who may not enter can't write down the skip either.
+            // SAFETY: no memory is concerned. A user that may not enter can't write down the skip
+            // either.
             unsafe { libc::seteuid(libc::getuid()) };
             common::skip(format_args!("the directory of the tests is not for everybody: {error}"));
         } else {
@@ -360,7 +361,7 @@ fn a_read_only_file_opened_for_writing() {
             let file = engine.open(&path, &read_only()).unwrap();
             assert_eq!(read(&file, 9, 0).unwrap(), b"pond");
         }
-        // SAFETY: as above; back to who may remove the directory, if we were root.
+        // SAFETY: as above; back to a user that may remove the directory, if we were root.
         unsafe { libc::seteuid(libc::getuid()) };
     });
 }
@@ -458,7 +459,7 @@ fn a_full_device() {
     });
 }
 
-/// Goal: views pin at most half of the cache; who wants more is told, and reads go on.
+/// Goal: views pin at most half of the cache; a caller that wants more is told, and reads go on.
 #[test]
 fn too_many_views() {
     for (_, backend) in back_ends(1) {

@@ -1,7 +1,8 @@
 //! Rings that the kernel refuses after they were made: a program enters a sandbox without `io_uring_enter`,
 //! or closes descriptors that it does not know.
 //!
-//! Whoever submitted to such a ring, or waited for it, tried again for ever, with guards held.
+//! A thread that submitted to such a ring, or waited for it, tried again for ever, with guards
+//! held.
 
 mod common;
 
@@ -251,7 +252,7 @@ fn a_pipeline_goes_on_without_the_descriptors_of_rings() {
 }
 
 /// Goal: an engine that is made where rings can't be set up, or can be set up and not entered, does
-/// without, and says why; who asks for them is told.
+/// without, and says why; a caller that asks for them is told.
 fn made_without_rings(name: &str, call: libc::c_long) {
     in_own_process(name, Duration::from_secs(60), || {
         refuse(call);

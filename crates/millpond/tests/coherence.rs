@@ -213,8 +213,8 @@ fn concurrent_misses_of_a_page_are_one_fill() {
     assert_eq!(engine.stats().fills, 64);
 }
 
-/// Goal: a hit does not wait for who holds the file elsewhere, nor for a slow write to other pages;
-/// a length does not wait at all.
+/// Goal: a hit does not wait for holders of other parts of the file, nor for a slow write to other
+/// pages; a length does not wait at all.
 /// Method: a device that takes its time for a write; hits and lengths meanwhile.
 #[test]
 fn hits_do_not_wait_for_the_device() {

@@ -271,7 +271,7 @@ impl Model {
     fn pipeline(&mut self) {
         let depth = [1, 2, 3, 8, 40][self.random.below(5) as usize];
         let block = self.block.max(512);
-        // Who reads beyond the end does not wait for who moves it.
+        // A reader beyond the end does not wait for the writer that moves it.
         let readable = self.bytes.len();
         let mut left = self.random.below(30) as usize;
         let mut pipeline = self.engine.pipeline(depth).unwrap();

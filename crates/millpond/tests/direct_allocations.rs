@@ -159,7 +159,7 @@ fn pipeline(
         next
     });
     assert!(number >= last);
-    // Debug builds remember who holds which range, in a table that is made anew now and then.
+    // Debug builds remember the holder of each range, in a table that is made anew now and then.
     let allowed = if cfg!(debug_assertions) && depth > 8 { 4 } else { 0 };
     assert!(counted <= allowed, "{name}: {segments} segments, depth {depth}: {counted}");
 }

@@ -248,8 +248,8 @@ fn neighbours_in_the_kernels_cache() {
     }
 }
 
-/// Goal: whoever reads while the file is cut, punched and written anew sees one content, as far as
-/// the file went.
+/// Goal: a reader sees one content while the file is cut, punched and written anew, as far as the
+/// file went.
 /// Method: writers of all ways write an area at the start of the file whole, each with a number of
 /// its own; somebody cuts the file within it, or makes all of it a hole; readers of all ways.
 #[test]

@@ -233,8 +233,8 @@ fn direct_reads_see_what_the_device_has_lost() {
     assert!(lost > 0, "the device lost nothing: the test shows nothing");
 }
 
-/// Goal: an error that only the engine was told of, in the background, is told to who opens the file next,
-/// once; as the kernel does it for who has written without the engine.
+/// Goal: an error that only the engine was told of, in the background, is told to the next to open
+/// the file, once; as the kernel does it for writers without the engine.
 /// Incident: it was forgotten with the last handle.
 /// Method: bytes without a copy; the flusher's sync of them fails; close, and open again.
 #[test]

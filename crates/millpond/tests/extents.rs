@@ -402,7 +402,8 @@ fn reads_below_go_on_while_holes_are_punched_above() {
             let mut random = Random(9);
             let end = Instant::now() + stress_time(0.3);
             let mut reads = 0;
-            while Instant::now() < end || (punches.load(SeqCst) < 20 && reads < 1_000_000) {
+            let is_enough = |reads| reads > 100 && punches.load(SeqCst) >= 20 || reads >= 1_000_000;
+            while Instant::now() < end || !is_enough(reads) {
                 engine.set_hit_path(random.chance(500));
                 let at = random.below(90 * PAGE as u64) as usize;
                 if random.chance(100) {
@@ -413,12 +414,11 @@ fn reads_below_go_on_while_holes_are_punched_above() {
             }
             stop.store(true, SeqCst);
             println!("{name}: {reads} reads, {} changes", punches.load(SeqCst));
-            assert!(reads > 100);
         });
     }
 }
 
-/// Goal: whoever reserves while others cut and extend the file, the length is one for all.
+/// Goal: while some reserve and others cut and extend the file, the length is one for all.
 /// Method: two threads reserve ranges below, across and beyond the end, one truncates, one appends
 /// and writes; after each burst the length is compared with the kernel's.
 #[test]
@@ -462,7 +462,7 @@ const GROUPS: u64 = 24;
 /// Groups from here on are cut off and come back.
 const CUT_FROM: u64 = 16;
 
-/// Goal: readers see each range as it was or all zero, never a mixture; who changed it last reads
+/// Goal: readers see each range as it was or all zero, never a mixture; the last to change it reads
 /// what it left.
 /// Method: groups of words with one stamp, unaligned to pages. Each of two threads owns half of the
 /// lower groups: it writes, punches or zeroes whole groups, or several at once, and reads them back.

@@ -1,9 +1,9 @@
 //! Changes of pages that are being filled: a page that a read without a thread, or read-ahead, is bringing
 //! from the device never shows, nor keeps, what it held before a change that has returned.
 //!
-//! The page word's rule W3: who fills holds a guard over the page from before it is claimed until it is
-//! READY, and so does who changes it. A read that no thread waits for has its guard beside the transfer,
-//! whatever became of the reader.
+//! The page word's rule W3: a thread that fills a page holds a guard over it from before it is
+//! claimed until it is READY, and so does one that changes it. A read that no thread waits for has
+//! its guard beside the transfer, whatever became of the reader.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Readers beside writers, cutters and punchers, who know from the bytes alone what they may see: no
-//! mixture, nothing that is older than the read, nothing that came back.
+//! Readers beside writers, cutters and punchers, which know from the bytes alone what they may see:
+//! no mixture, nothing that is older than the read, nothing that came back.
 //!
 //! The histories of `linearizable` are short, for the checker's sake. Here they are long: what a file
 //! holds after each step is known before, so a read is right if it is what one step left, and that step
@@ -200,8 +200,9 @@ impl Step {
 /// Goal: whatever one thread does to a file, with operations longer than the cache among it, readers
 /// see what one of its steps left, and none that was over before they began: nothing that was cut off,
 /// punched or overwritten comes back.
-/// Method: random steps by one thread; readers through handles of their own, who also sync and have
-/// pages dropped and fetched; caches of a few pages, on every back end, and on a device that fails.
+/// Method: random steps by one thread; readers through handles of their own, which also sync and
+/// have pages dropped and fetched; caches of a few pages, on every back end, and on a device that
+/// fails.
 #[test]
 fn readers_see_one_step_and_none_that_is_over() {
     let mut random = Random::from_environment();
@@ -288,7 +289,7 @@ fn one_file(
             match done.act(&file, token) {
                 Ok(true) => versions.ended.store(number, SeqCst),
                 Err(error) if error.errno() == libc::EOPNOTSUPP => {
-                    // Back to what it was; who saw it saw the version before.
+                    // Back to what it was; a reader that saw it saw the version before.
                     let number = versions.begin(now.bytes.to_vec());
                     versions.ended.store(number, SeqCst);
                 }
@@ -327,7 +328,7 @@ fn disturb(file: &File, random: &mut Random) {
         1 => file.advise(0, 0, Advice::WillNeed).unwrap(),
         2 => drop(file.write_back()),
         3 => drop(file.view(random.below(9 * PAGE as u64), PAGE)),
-        // So that who writes gets a processor, too.
+        // So that the writer gets a processor, too.
         4..=9 => std::thread::sleep(Duration::from_micros(50)),
         _ => {}
     }
@@ -348,7 +349,7 @@ fn runs(bytes: &[u8]) -> Vec<(u8, usize)> {
     chunks.map(|run| (run[0], run.len())).collect()
 }
 
-/// Goal: of writers who each write all of a range that they share, readers of it see one, never a
+/// Goal: of writers that each write all of a range that they share, readers of it see one, never a
 /// mixture, whatever the length; and appends neither mix nor leave gaps.
 /// Method: each write is one token over the whole range: a page's part, pages that it straddles, or
 /// several times the cache; readers reject any other. Beside it a log: each record is one token, and

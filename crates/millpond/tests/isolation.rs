@@ -255,7 +255,7 @@ fn age_is_kept_beside_files_that_hang() {
 /// than the flusher would look at of pages that are dirty, and as many that were written and not synced.
 #[test]
 fn who_needs_memory_does_not_wait_for_another_file() {
-    within(LIMIT * 2, "who needs memory", || {
+    within(LIMIT * 2, "a write that needs memory", || {
         let cache_pages = 512;
         let sim = SimOptions::new(1);
         let device = sim.device();
@@ -340,8 +340,8 @@ fn hung_syncs_leave_room_in_the_cache() {
 }
 
 /// Goal: however many files hang, the threads that write back are a few; all of the files are written in
-/// the end, and the threads end with the work, but for one, and that with the engine. Who drops the engine
-/// while a file hangs does not wait for it.
+/// the end, and the threads end with the work, but for one, and that with the engine. A thread that
+/// drops the engine while a file hangs does not wait for it.
 #[test]
 fn threads_are_a_few_and_end() {
     let test = "threads_are_a_few_and_end";

@@ -65,7 +65,7 @@ fn a_successor_is_not_overwritten() {
     keeper.signal(libc::SIGCONT);
     let report = keeper.hears("report");
     assert_eq!(std::fs::read(&path).unwrap(), [2; PAGE]);
-    // Whoever is responsible decides.
+    // Somebody else has to decide.
     let rescue = rescue_of(&report);
     assert_eq!(rescue.parent(), path.parent());
     assert_eq!(rescue.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -91,8 +91,8 @@ fn what_others_append_stays() {
     assert!(std::fs::read(&path).unwrap() == expected, "{report}");
 }
 
-/// Goal: who opens a file through Millpond after its process died finds what that had written, however
-/// late the keeper is, and does not wait for a process that lives.
+/// Goal: a program that opens a file through Millpond after its process died finds what that had
+/// written, however late the keeper is, and does not wait for a process that lives.
 /// Incident: the successor read the old bytes, and its synced write was undone.
 #[test]
 fn who_opens_a_file_waits_for_its_keeper() {
@@ -149,7 +149,7 @@ fn a_file_has_one_keeper() {
 }
 
 /// Goal: an engine talks to no stranger, and hands it nothing.
-/// Incident: whoever bound a dead keeper's name was handed descriptors of files.
+/// Incident: a process that bound a dead keeper's name was handed descriptors of files.
 #[test]
 fn a_stranger_is_no_keeper() {
     if !is_root() {
@@ -205,7 +205,7 @@ fn strangers_at_the_door() {
     assert!(!outer.exists(), "the door is gone");
 }
 
-/// Goal: who sends a keeper something that takes long to close keeps nobody else waiting.
+/// Goal: a client that sends a keeper something that takes long to close keeps nobody else waiting.
 /// Method: a connection that lingers, whose other end reads nothing, in a message that is no request.
 /// Incident: descriptors were closed by the one thread that served.
 #[test]

@@ -34,7 +34,7 @@ fn failed(outcome: millpond::Result<()>) -> (PersistStep, i32) {
 }
 
 /// Goal: the file is there by its new name with what waited in the cache, in place of the old one,
-/// which stays as it is for who has it open; its handle goes on.
+/// which stays as it is for programs that have it open; its handle goes on.
 #[test]
 fn the_file_takes_the_name() {
     for (name, backend) in back_ends(1) {

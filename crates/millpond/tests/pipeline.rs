@@ -66,7 +66,8 @@ impl Bench {
     }
 }
 
-/// Goal: nobody who has requests under way waits for who waits for them: not for a flush, either.
+/// Goal: a thread with requests under way waits for nobody that waits for them: not for a flush,
+/// either.
 /// Method: a write to a page that is dirty, and so hidden, is under way; another thread syncs, and
 /// waits for the page; then a request comes for what is dirty elsewhere.
 #[test]
@@ -184,7 +185,8 @@ fn any_depth_and_number_of_requests() {
     });
 }
 
-/// Goal: requests of one pipeline that overlap take effect in their order, whoever else is at work.
+/// Goal: requests of one pipeline that overlap take effect in their order, whatever else is at
+/// work.
 /// Method: reads and writes of the same few pages; a cached writer beside them, elsewhere and there.
 #[test]
 fn requests_that_overlap_take_effect_in_their_order() {

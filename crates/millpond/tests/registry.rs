@@ -47,7 +47,7 @@ fn an_open_that_runs_out_of_descriptors_fails_and_no_more() {
 /// Goal: an open that is refused, as the file is open with pages of another size, never ends the
 /// life of that file under the registry's lock.
 /// Method: one thread opens and closes with one size, others with another one.
-/// Incident: as above; who was refused could be the last to let go.
+/// Incident: as above; a refused opener could be the last to let go.
 #[test]
 fn refused_opens_race_with_the_last_close() {
     let name = "refused_opens_race_with_the_last_close";

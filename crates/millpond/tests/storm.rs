@@ -70,7 +70,7 @@ fn a_storm_of_a_million_completions() {
                                 Kind::Cached => random.below(8 * PAGE),
                                 Kind::Anywhere => random.below(FILE_BYTES - LEN as u64),
                             };
-                            // The place comes back with the number, for who checks the bytes.
+                            // The place comes back with the number, to check the bytes.
                             let data = number << 32 | offset & 0xffff_ffff;
                             Request::read(file, vec![0; LEN], offset).user_data(data)
                         }));

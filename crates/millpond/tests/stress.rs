@@ -284,7 +284,7 @@ fn check_records(bytes: &[u8], what: &str) {
 
 /// Goal: appends, truncations and extensions are atomic, also for readers at the end of the file.
 /// Method: records are appended, one or a few at a time, and the file is cut and extended to whole
-/// records; whoever reads sees whole records with one stamp each, or zeros.
+/// records; a reader sees whole records with one stamp each, or zeros.
 #[test]
 fn the_end_of_the_file_moves_in_whole_records() {
     let mut random = Random::from_environment();
@@ -470,8 +470,8 @@ fn failing_fills_concern_only_who_wants_the_page() {
     }
 }
 
-/// Goal: leaves and inner nodes of the page table may be recycled at any moment: who reads sees
-/// its own file's pages, and the memory of the tables comes back.
+/// Goal: leaves and inner nodes of the page table may be recycled at any moment: a reader sees its
+/// own file's pages, and the memory of the tables comes back.
 /// Method: sparse files, in which each page has a leaf of its own, through a cache of a few pages;
 /// at the end one page of each can be cached again and again.
 #[test]

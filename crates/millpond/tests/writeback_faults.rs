@@ -353,7 +353,7 @@ fn every_handle_is_told_of_a_failure() {
     }
 }
 
-/// Goal: an error of write-back that nobody waited for is told to who syncs or closes next, unless
+/// Goal: an error of write-back that nobody waited for is told by the next sync or close, unless
 /// the bytes have reached the device meanwhile.
 #[test]
 fn failures_in_the_background_are_told() {

@@ -66,7 +66,7 @@ fn a_page_that_is_not_cached_is_overwritten() {
 
 /// Goal: the keeper has nothing to do with a file that was closed, even if none of its writes
 /// could wait in the cache.
-/// Method: a write to a part of a page by who may not read it.
+/// Method: a write to a part of a page through a handle that may not read it.
 /// Incident: the file stayed with the keeper, which in the end cut off what others had appended.
 #[test]
 fn a_closed_file_is_nothing_to_the_keeper() {

@@ -1,4 +1,4 @@
-//! Debug builds: who holds what, so that a thread that waits for itself is told.
+//! Debug builds: the holders of ranges, so that a thread that waits for itself is told.
 //!
 //! A guard belongs to no thread, so this is advice and not an error: another thread may yet release
 //! the guard. A thread that has waited for a while (`PATIENCE`) for a range that it locked

@@ -67,7 +67,7 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
     /// Ends what tasks were offered and have not taken in time.
     fn expire(&self);
 
-    /// Collects the grant of a queued request, or replaces whom to tell.
+    /// Collects the grant of a queued request, or replaces what to wake.
     fn poll(
         &self,
         range: ByteRange,

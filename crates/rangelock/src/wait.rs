@@ -151,7 +151,7 @@ impl Signal {
     }
 }
 
-/// Whom to tell about a grant. Told at most once; telling is the last touch of the waiter.
+/// What to wake at a grant. Told at most once; telling is the last touch of the waiter.
 #[derive(Debug)]
 pub struct Notify(Kind);
 

@@ -134,7 +134,7 @@ struct Fio {
     preload: Option<PathBuf>,
     path: PathBuf,
     bytes: u64,
-    /// How long fio runs before it measures, so that the file is cached, whoever caches it.
+    /// How long fio runs before it measures, so that the file is cached, here or by the kernel.
     ramp: Duration,
 }
 

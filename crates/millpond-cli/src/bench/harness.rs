@@ -262,11 +262,11 @@ pub fn compare(
 }
 
 /// Takes slices of both sides in the order A B B A (B1), so many rounds: those of each.
-pub fn alternate<S>(
+pub fn alternate<S, E>(
     rounds: u32,
-    mut subject: impl FnMut() -> Result<S>,
-    mut peer: impl FnMut() -> Result<S>,
-) -> Result<[Vec<S>; 2]> {
+    mut subject: impl FnMut() -> std::result::Result<S, E>,
+    mut peer: impl FnMut() -> std::result::Result<S, E>,
+) -> std::result::Result<[Vec<S>; 2], E> {
     let (mut own, mut other) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         own.push(subject()?);

@@ -1,5 +1,7 @@
 //! What is found: rows, gaps and notes.
 
+use std::fmt::Display;
+
 use serde::Serialize;
 
 /// One engine in one case. The names are those of the JSON report, where null says that a figure
@@ -50,6 +52,8 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     pub skipped: Vec<Skipped>,
     pub notes: Vec<String>,
+    /// Whether something was not measured because it went wrong.
+    pub has_failed: bool,
 }
 
 impl Row {
@@ -72,6 +76,7 @@ impl Outcome {
         self.rows.extend(other.rows.into_iter().map(|row| Row { suite, ..row }));
         self.skipped.extend(other.skipped.into_iter().map(|gap| Skipped { suite, ..gap }));
         self.notes.extend(other.notes);
+        self.has_failed |= other.has_failed;
     }
 
     pub fn note(&mut self, note: String) {
@@ -83,5 +88,11 @@ impl Outcome {
     pub fn skip(&mut self, case: &'static str, engine: &str, reason: impl ToString) {
         let reason = reason.to_string();
         self.skipped.push(Skipped { suite: "", case, engine: engine.to_owned(), reason });
+    }
+
+    /// As [`Self::skip`], for what should have worked: the benchmark goes on, and fails in the end.
+    pub fn fail(&mut self, case: &'static str, engine: &str, reason: impl Display) {
+        self.skip(case, engine, format!("WENT WRONG: {reason}"));
+        self.has_failed = true;
     }
 }

@@ -37,7 +37,7 @@ pub const COLUMNS: [&str; 13] = [
 
 impl Report {
     pub fn new(suite: &'static str, machine: Machine, outcome: Outcome) -> Self {
-        let Outcome { rows, skipped, notes } = outcome;
+        let Outcome { rows, skipped, notes, .. } = outcome;
         Self { suite, machine, rows, skipped, notes }
     }
 

@@ -281,26 +281,9 @@ fn slice(
                 })
             })
             .collect();
-        let started = Instant::now();
-        let gap = Duration::from_secs(1) / RATE;
-        let mut submitted = 0;
-        let mut random = Random::seeded(started.elapsed().as_nanos() as u64);
-        // On a busy machine a short slice could be over before the waiters are there.
-        while started.elapsed() < length || !begun_to_come.load(Relaxed) {
-            // Not asleep: the rate is to be what it says.
-            if matches!(feed, Feed::Rate) && started.elapsed() < gap * submitted {
-                std::hint::spin_loop();
-            } else if source.submit_one(random.below(blocks))? {
-                submitted += 1;
-            } else if matches!(feed, Feed::Full) {
-                thread::sleep(Duration::from_micros(50));
-            } else {
-                seen.late += 1;
-                thread::yield_now();
-            }
-        }
-        let elapsed = started.elapsed();
+        let fed = feed_for(source, feed, blocks, length, &begun_to_come, seen);
         stop.store(true, Relaxed);
+        let elapsed = fed?;
         let mut all = Slice::default();
         seen.waiters.resize(minima.len(), Waits::default());
         for (waiter, seen) in waiters.into_iter().zip(&mut seen.waiters) {
@@ -316,4 +299,34 @@ fn slice(
         all.ops_per_s = all.ops as f64 / elapsed.as_secs_f64();
         Ok(all)
     })
+}
+
+/// Submits for `length`, and until something has come; how long that was.
+fn feed_for(
+    source: &dyn Source,
+    feed: Feed,
+    blocks: u32,
+    length: Duration,
+    begun_to_come: &AtomicBool,
+    seen: &mut Seen,
+) -> io::Result<Duration> {
+    let started = Instant::now();
+    let gap = Duration::from_secs(1) / RATE;
+    let mut submitted = 0;
+    let mut random = Random::seeded(started.elapsed().as_nanos() as u64);
+    // On a busy machine a short slice could be over before the waiters are there.
+    while started.elapsed() < length || !begun_to_come.load(Relaxed) {
+        // Not asleep: the rate is to be what it says.
+        if matches!(feed, Feed::Rate) && started.elapsed() < gap * submitted {
+            std::hint::spin_loop();
+        } else if source.submit_one(random.below(blocks))? {
+            submitted += 1;
+        } else if matches!(feed, Feed::Full) {
+            thread::sleep(Duration::from_micros(50));
+        } else {
+            seen.late += 1;
+            thread::yield_now();
+        }
+    }
+    Ok(started.elapsed())
 }

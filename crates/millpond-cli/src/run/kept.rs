@@ -37,7 +37,7 @@ pub const MODE: &str = "MILLPOND_MODE";
 /// Those that a terminal sends to the program, too.
 const OF_TERMINALS: [i32; 4] = [SIGINT, SIGQUIT, SIGHUP, SIGWINCH];
 const HANDED_ON: [i32; 5] = [SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT];
-/// These concern whoever writes: the keeper gets the error.
+/// These concern the process that writes: the keeper gets the error.
 const TAKEN: [i32; 2] = [SIGPIPE, SIGXFSZ];
 
 /// What was written back for processes that died.

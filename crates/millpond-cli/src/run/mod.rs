@@ -22,6 +22,7 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
+pub use self::program::find;
 use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.
@@ -39,6 +40,13 @@ pub struct Args {
     /// Serve files under this directory; may be given again [default: the current directory]
     #[arg(long = "path", value_name = "DIR")]
     paths: Vec<PathBuf>,
+
+    /// Serve files from their open on, not only when they show that it pays
+    ///
+    /// Then all reads and writes are atomic, from the first byte. What is opened and read once costs
+    /// several times what it costs on the kernel.
+    #[arg(long)]
+    eager: bool,
 
     /// Don't print the line that says what was served
     #[arg(long)]
@@ -130,6 +138,9 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
     if let Some(bytes) = args.cache {
         environment.push(("MILLPOND_CACHE_BYTES", bytes.to_string().into()));
     }
+    if args.eager {
+        environment.push(("MILLPOND_EAGER", "1".into()));
+    }
     if args.quiet {
         environment.push(("MILLPOND_QUIET", "1".into()));
     }
@@ -170,12 +181,13 @@ fn served_directories(paths: &[PathBuf]) -> Result<OsString> {
     Ok(joined)
 }
 
-/// The words that, put before a command, run it under this very binary; for benchmarks.
+/// The words that, put before a command, run it under this very binary; for benchmarks of what is
+/// served.
 pub fn launcher(cache_bytes: u64, served: &Path) -> Result<Vec<OsString>> {
     preload::library()?;
     let own = env::current_exe().context("finding this program")?;
     let cache = cache_bytes.to_string();
-    let words = ["run", "--quiet", "--cache", &cache, "--path"].map(OsString::from);
+    let words = ["run", "--eager", "--quiet", "--cache", &cache, "--path"].map(OsString::from);
     let served = served.as_os_str().to_owned();
     Ok([own.into()].into_iter().chain(words).chain([served, "--".into()]).collect())
 }

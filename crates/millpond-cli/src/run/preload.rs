@@ -3,9 +3,9 @@
 //! The dynamic loader wants a path, in the program and in every program that one starts. The file
 //! is written once per version of the library and found again by later runs.
 //!
-//! - L1. Whoever can write the file, or rename something else into its place, runs code in every
-//!   program started: so the directory is ours, writable by us alone, and its parent lets nobody
-//!   else rename it (owned by us or root, and not writable by others unless sticky).
+//! - L1. A user that can write the file, or rename something else into its place, runs code in
+//!   every program started: so the directory is ours, writable by us alone, and its parent lets
+//!   nobody else rename it (owned by us or root, and not writable by others unless sticky).
 //! - L2. The name carries a hash of the contents, and the contents are compared on each run: neither
 //!   an older version nor a half-written file is ever loaded.
 //! - L3. The file appears by rename, whole, and is never written in place: a running program keeps

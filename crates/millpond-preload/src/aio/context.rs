@@ -61,7 +61,7 @@ unsafe impl Sync for Context {}
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 
 /// Contexts at a time; more are the kernel's alone, and what they are asked for of served files
-/// makes those the kernel's, too.
+/// makes those the kernel's, too. Chosen, not measured.
 const PLACES: usize = 1024;
 
 static CONTEXTS: Places<Context, PLACES> = Places::new();
@@ -155,7 +155,7 @@ impl Context {
             let stand_in = stand_in(has_eventfd.then_some(block.aio_resfd));
             let block_at = at.expose_provenance() as u64;
             let slot = self.slot(index);
-            // Not `next`, which who is late may look at.
+            // Not `next`, which a late thread may look at.
             (&raw mut (*slot).stand_in).write(stand_in);
             (&raw mut (*slot).block).write(block_at);
             (&raw mut (*slot).data).write(block.aio_data);
@@ -203,7 +203,7 @@ impl Context {
         let mut served = 0;
         for event in &mut *events {
             let Some(index) = self.slot_of(event.block) else { continue };
-            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. Who submitted it
+            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. The submitter
             // did that after it had filled the slot, and a system call on both sides is between.
             let (block, data, result) = unsafe {
                 let slot = self.slot(index);
@@ -267,8 +267,8 @@ fn mend(block: &mut Block, errno: i32) {
     }
 }
 
-/// The descriptor of an empty file in memory, with a number of the library's. Who finds none at the
-/// same time as another makes one more.
+/// The descriptor of an empty file in memory, with a number of the library's. A thread that finds
+/// none at the same time as another makes one more.
 pub fn nothing() -> Option<i32> {
     let fd = NOTHING.load(Relaxed);
     if fd >= 0 {
@@ -308,7 +308,7 @@ impl Ending {
         Self { context: context.clone(), slot, writes: false }
     }
 
-    /// A write, or a sync: who ends the process waits for it.
+    /// A write, or a sync: the thread that ends the process waits for it.
     pub fn counted(mut self) -> Self {
         unfinished::begin();
         self.writes = true;

@@ -6,14 +6,15 @@
 //!   free:   the handle is 0 -> users is 0 -> the place is empty
 //! ```
 //!
-//! - **U1** Who wants to use a context counts himself, and then looks whether the handle stands.
-//! - **U2** Who takes the handle away is counted, and stays so until after. In the order of the
-//!   changes of `users`, who counts himself later than that one's going acquires it, and so finds
-//!   the handle gone; who does so earlier is seen by whoever sees that one gone.
-//! - **U3** Who frees a context has acquired the end of its handle, so that he sees the count of
-//!   who took it away, or his going; and then the end of each use.
+//! - **U1** A user of a context counts itself, and then looks whether the handle stands.
+//! - **U2** The destroyer, which takes the handle away, is counted, and stays so until after. In
+//!   the order of the changes of `users`, a user that counts itself after the destroyer has gone
+//!   acquires that, and so finds the handle gone; an earlier one is seen by any thread that sees
+//!   the destroyer gone.
+//! - **U3** A thread that frees a context has acquired the end of its handle, so that it sees the
+//!   destroyer counted, or gone; and then the end of each use.
 //!
-//! Locks: who makes or destroys a context holds one, a leaf.
+//! Locks: making or destroying a context holds one, a leaf.
 
 use std::ops::Deref;
 use std::ptr::null_mut;
@@ -26,7 +27,7 @@ pub struct Places<T, const COUNT: usize> {
     places: [Place<T>; COUNT],
     /// One more than the highest place ever used.
     used: AtomicUsize,
-    /// Held by who makes or destroys a context.
+    /// Held while a context is made or destroyed.
     making: Lock<()>,
 }
 
@@ -57,7 +58,7 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
     }
 
     fn used(&self) -> &[Place<T>] {
-        // Relaxed: who knows a handle has been told of it, and so of this.
+        // Relaxed: a thread that knows a handle has been told of it, and so of this.
         &self.places[..self.used.load(Relaxed)]
     }
 
@@ -115,7 +116,7 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
 impl<T> Place<T> {
     fn fill(&self, handle: usize, context: *mut T) {
         self.context.store(context, Relaxed);
-        // Release: who finds the handle finds the context.
+        // Release: a thread that finds the handle finds the context.
         self.handle.store(handle, Release);
     }
 
@@ -126,7 +127,7 @@ impl<T> Place<T> {
         if context.is_null() || self.handle.load(Acquire) != 0 {
             return null_mut();
         }
-        // Acquire: pairs with the Release of each who used it.
+        // Acquire: pairs with the Release of each user.
         if self.users.load(Acquire) != 0 {
             return null_mut();
         }
@@ -137,7 +138,7 @@ impl<T> Place<T> {
 
 impl<'a, T> InUse<'a, T> {
     fn of(place: &'a Place<T>, handle: usize) -> Option<Self> {
-        // Acquire: pairs with the Release of who took the handle away, and has gone (U2).
+        // Acquire: pairs with the Release of the destroyer, which has gone (U2).
         place.users.fetch_add(1, Acquire);
         let in_use = Self { place };
         // Acquire: pairs with the Release in `fill`.
@@ -147,7 +148,7 @@ impl<'a, T> InUse<'a, T> {
     /// Takes the handle away from its context; whether it had it still. From then on nobody finds
     /// it.
     pub fn remove(&self, handle: usize) -> bool {
-        // Release: who finds it gone sees that this one is counted (U3).
+        // Release: a thread that finds it gone sees that this one is counted (U3).
         self.place.handle.compare_exchange(handle, 0, Release, Relaxed).is_ok()
     }
 }

@@ -8,9 +8,9 @@ use millpond::{File, ReadDone};
 use crate::aio::context::Ending;
 use crate::files::io::{Outcome, enterable, find, outcome_of};
 use crate::files::pin::Pin;
-use crate::files::registry;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
+use crate::files::{adoption, registry};
 use crate::report::reason::Reason;
 use crate::runtime::section;
 use crate::runtime::thread::record;
@@ -60,7 +60,18 @@ impl Request {
             // To describe it the registry is locked.
             File::start_now();
         }
-        let pin = find(fd).map_err(Unserved::Kernel)?;
+        let pin = loop {
+            if matches!(table::get(fd), Known::Watched | Known::Claimed) {
+                File::start_now();
+                adoption::decide(fd);
+            }
+            match find(fd) {
+                Ok(pin) => break pin,
+                // Given back just now.
+                Err(_) if matches!(table::get(fd), Known::Watched | Known::Claimed) => {}
+                Err(reason) => return Err(Unserved::Kernel(reason)),
+            }
+        };
         let access = pin.access();
         let is_durable =
             direction == Direction::Write && flags & !DURABLE == 0 && pin.late_file().is_some();

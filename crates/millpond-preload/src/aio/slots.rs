@@ -1,4 +1,5 @@
-//! Which slots of a context of Linux AIO are free, and who may have one: `aio.A2` and `A4`.
+//! Which slots of a context of Linux AIO are free, and which request may have one: `aio.A2` and
+//! `A4`.
 //!
 //! ```text
 //!   begin: counts += 1, if there is room -> under_way += 1, unless CLOSED -> a freed slot, or a fresh one
@@ -7,11 +8,11 @@
 //!   close: CLOSED -> sleep until nothing is under way
 //! ```
 //!
-//! - **S1** A request is counted before it has a slot, and until after it gave that back. So who is
-//!   admitted and finds none that was freed finds one that was never used.
-//! - **S2** The word of the free list has a number that grows with every change: who read the slot
-//!   after the first changes nothing if the first went and came back meanwhile.
-//! - **S3** CLOSED and what is under way are one word: a request is waited for by who closes, or
+//! - **S1** A request is counted before it has a slot, and until after it gave that back. So an
+//!   admitted request that finds none that was freed finds one that was never used.
+//! - **S2** The word of the free list has a number that grows with every change: a thread that read
+//!   the slot after the first changes nothing if the first went and came back meanwhile.
+//! - **S3** CLOSED and what is under way are one word: a request is waited for by the close, or
 //!   refused.
 //!
 //! Locks: none.
@@ -112,7 +113,8 @@ impl Slots {
     }
 
     fn enter(&self) -> bool {
-        // Relaxed: who closes looks at what was done by those who ended (S3).
+        // Relaxed: the closing thread looks at what was done by the threads that ended requests
+        // (S3).
         let enter = |word| (word & CLOSED == 0).then_some(word + 1);
         self.under_way.fetch_update(Relaxed, Relaxed, enter).is_ok()
     }
@@ -144,7 +146,8 @@ impl Slots {
         loop {
             links.next(slot).store(seen as u32, Relaxed);
             let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(slot + 1);
-            // Release: who pops it finds `next`, and comes after all that was done with the slot.
+            // Release: the thread that pops it finds `next`, and comes after all that was done with
+            // the slot.
             match self.list.compare_exchange_weak(seen, after, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -171,7 +174,7 @@ impl Slots {
     pub fn close(&self) {
         self.under_way.fetch_or(CLOSED, Relaxed);
         loop {
-            // Acquire: who finds none under way finds all that they did.
+            // Acquire: a thread that finds none under way finds all that they did.
             match self.under_way.load(Acquire) {
                 CLOSED => return,
                 seen => sync::wait(&self.under_way, seen),

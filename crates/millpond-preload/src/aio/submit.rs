@@ -13,11 +13,12 @@ use crate::files::{late, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
-use crate::runtime::{fault, section, thread};
+use crate::runtime::{config, fault, section, thread};
 
-/// Reads of more are carried out by a thread, which reads to the program's memory.
+/// Reads of more are carried out by a thread, which reads to the program's memory: the pages of a
+/// hit.
 const START_BYTES_MAX: usize = 64 * 4096;
-/// Whole pages up to so many bytes are written at once.
+/// Whole pages up to so many bytes are written at once. As for reads.
 const WRITE_BYTES_MAX: usize = 64 * 4096;
 
 /// `io_setup`.
@@ -32,6 +33,10 @@ pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
         return made;
     }
     section::run(|_| {
+        // Files that may be adopted are looked for among the requests from the first on.
+        if !config::is_eager() {
+            fault::install();
+        }
         // SAFETY: the kernel has read and written it.
         let kernel = unsafe { handle.read() };
         // Where there is no memory or no descriptor for it, the kernel's it stays.
@@ -57,8 +62,7 @@ pub fn destroy(handle: usize) -> isize {
             return -(libc::EINVAL as isize);
         }
         context.close();
-        // Who waits in it finds it gone.
-        // SAFETY: no memory involved.
+        // A thread that waits in it finds it gone. SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
         drop(context);
         free_removed();
@@ -153,7 +157,10 @@ unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
         let Some((_, block)) = (unsafe { read_block(blocks, index) }) else { return };
         let fd = block.aio_fildes as i32;
         match block.aio_lio_opcode {
-            PREAD | PREADV => late::go_through_inside(fd),
+            PREAD | PREADV => {
+                registry::lock().leave(fd, Reason::InLibc);
+                late::go_through_inside(fd);
+            }
             PWRITE | PWRITEV => registry::lock().pass_fd(fd, Reason::InLibc),
             _ => {}
         }

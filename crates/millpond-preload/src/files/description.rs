@@ -96,8 +96,14 @@ pub struct Description {
     kernel_fd: AtomicI32,
     /// Opened in mode back: what is written may wait in the cache; see `late`.
     late: AtomicBool,
+    /// See [`Description::is_unwritten`].
+    unwritten: AtomicBool,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
+    /// Counts its lives: who remembers one sees whether it has ended.
+    life: AtomicU32,
+    /// Calls that missed, and what makes up for them: see [`Description::note_slow`].
+    missed: AtomicU32,
     references: References,
     file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
@@ -127,6 +133,8 @@ impl Description {
         }
         description.moved_in_kernel.store(0, Relaxed);
         description.late.store(false, Relaxed);
+        description.unwritten.store(false, Relaxed);
+        description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
@@ -160,7 +168,10 @@ impl Description {
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
             late: AtomicBool::new(false),
+            unwritten: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
+            life: AtomicU32::new(0),
+            missed: AtomicU32::new(0),
             references: References::none(),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
@@ -200,10 +211,44 @@ impl Description {
         if self.late.load(Relaxed) { self.file() } else { None }
     }
 
+    /// Passed, and something still waits to be written: it must be found until that is done.
+    pub fn is_unwritten(&self) -> bool {
+        self.unwritten.load(Relaxed)
+    }
+
+    pub fn set_unwritten(&self) {
+        self.unwritten.store(true, Relaxed);
+    }
+
     /// The registry is locked, and nobody has found the description yet.
     pub fn set_late(&self) {
         self.late.store(true, Relaxed);
         mode_back::opened();
+    }
+
+    /// Which life this is; see [`Description::is_alive`].
+    pub fn life(&self) -> u32 {
+        self.life.load(Relaxed)
+    }
+
+    /// Whether that life has not ended.
+    pub fn is_alive(&self, life: u32) -> bool {
+        // Acquire: pairs with the Release in `end`; what was done in that life comes before.
+        self.life.load(Acquire) == life
+    }
+
+    /// A call was not a hit; `hits` says whether its thread had hits since its last such call. Whether
+    /// the file should be given back. Approximate, as every thread counts here without a lock.
+    pub fn note_slow(&self, hits: bool) -> bool {
+        // A miss takes about what the kernel's read takes, so there is time: whoever reads P pages at
+        // random has missed P / 34 times more than his hits make up for until the cache is warm, which
+        // must not be too much for 2 GiB.
+        const MISSED_MAX: u32 = 1 << 14;
+        const WORTH: u32 = 16;
+        let missed = self.missed.load(Relaxed);
+        let missed = if hits { missed.saturating_sub(WORTH) } else { missed + 1 };
+        self.missed.store(missed, Relaxed);
+        missed > MISSED_MAX
     }
 
     pub fn moved_in_kernel(&self) -> u64 {
@@ -269,6 +314,7 @@ impl Description {
     /// The last reference is gone.
     pub unsafe fn end(&self) -> (FileId, Option<Arc<File>>) {
         self.state.store(FREE, Relaxed);
+        self.life.fetch_add(1, Release);
         if self.late.swap(false, Relaxed) {
             mode_back::closed();
         }

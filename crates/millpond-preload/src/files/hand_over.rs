@@ -36,6 +36,7 @@ fn go_through(description: &Description) {
     if let Some(file) = description.late_file()
         && let Err(error) = file.begin_through()
     {
+        description.set_unwritten();
         lines::warn_unwritten(description.kernel_fd(), error.errno());
     }
 }

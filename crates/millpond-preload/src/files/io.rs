@@ -9,17 +9,19 @@
 
 use std::os::fd::RawFd;
 
+use crate::files::adoption::note_slow;
 use crate::files::description::{Access, Description};
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
+use crate::files::watch::{self, Watch};
 use crate::files::{identity, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
-use crate::runtime::section;
 use crate::runtime::sys::sys;
 use crate::runtime::thread::{self, Record};
+use crate::runtime::{config, section};
 
 /// What became of a call.
 #[derive(Clone, Copy)]
@@ -122,7 +124,11 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
         let outcome = unsafe {
             match try_first_hit(fd, memory, at, record) {
                 Some(bytes) => Ok(bytes),
-                None => transfer(&pin, memory, at, Direction::Read),
+                None => {
+                    let outcome = transfer(&pin, memory, at, Direction::Read);
+                    note_slow(record, &pin);
+                    outcome
+                }
             }
         };
         outcome_of(record, outcome)
@@ -146,6 +152,7 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         };
         // SAFETY: the caller's duty.
         let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
+        note_slow(record, &pin);
         outcome_of(record, outcome)
     })
 }
@@ -153,8 +160,8 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
 /// The thread's record, if `fd` is worth a closer look.
 pub fn enterable(fd: RawFd) -> Option<&'static Record> {
     match table::get(fd) {
-        Known::Foreign | Known::Internal => None,
-        Known::Unknown | Known::File(_) => Some(thread::record()),
+        Known::Foreign | Known::Internal | Known::Left => None,
+        Known::Unknown | Known::Watched | Known::Claimed | Known::File(_) => Some(thread::record()),
     }
 }
 
@@ -173,9 +180,12 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
 
 /// Describes a number that was not seen opened: a regular file in a served directory is counted as
 /// passed, anything else is foreign. In a section. Whether there was something to do.
+///
+/// Not where files are adopted: such a number is the kernel's, and its first call is as cheap as any.
 #[cold]
 pub fn describe(fd: RawFd) -> bool {
-    if !matches!(table::get(fd), Known::Unknown) || !table::is_initialised() {
+    if !config::is_eager() || !matches!(table::get(fd), Known::Unknown) || !table::is_initialised()
+    {
         return false;
     }
     let Some(identity) = identity::identify(fd) else { return false };
@@ -269,8 +279,11 @@ unsafe fn transfer(
 
 /// Counts bytes that the kernel moved to or from `fd`, if its file counts.
 pub fn count_passed(fd: RawFd, result: isize) {
-    if let Known::File(description) = table::get(fd) {
-        let reason = if description.is_served() { Reason::Changed } else { description.reason() };
-        counts::count_bytes_passed(reason, result);
-    }
+    let reason = match table::get(fd) {
+        Known::File(description) if description.is_served() => Reason::Changed,
+        Known::File(description) => description.reason(),
+        Known::Watched | Known::Left => watch::of(fd).map_or(Reason::Once, Watch::reason),
+        _ => return,
+    };
+    counts::count_bytes_passed(reason, result);
 }

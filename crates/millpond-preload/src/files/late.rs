@@ -13,21 +13,21 @@
 //!   good: [`go_through`]. Passing a file begins with it, so a passed file is the kernel's
 //!   altogether.
 //! - L4. At the last close what waits is written back before the lease is given up, and the call
-//!   returns when the engine's descriptors are closed: whoever opens or executes the file next
-//!   finds it whole, and not open for writing.
+//!   returns when the engine's descriptors are closed: the next to open or execute the file finds
+//!   it whole, and not open for writing.
 //! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as
 //!   another one would cost the lease. While a call reads at the description in the kernel, or
-//!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. Who
-//!   asks for the flags is not told of it: [`hides_direct`].
+//!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. A
+//!   program that asks for the flags is not told of it: [`hides_direct`].
 //!
 //! What can't be written back stays in the cache. `close`, `fsync` and writes return the error;
 //! where there is no call to return it, a line on standard error names the file. The engine goes on
 //! trying, and the keeper after it.
 //!
 //! A process that is killed leaves the rest to the keeper, `millpond run`. The lease lives as long
-//! as the keeper has the file, so others who open it wait until it is whole. Who asks for size and
-//! times of a file *by path, from another process*, waits for nobody: they may be seen late, by
-//! fifteen seconds.
+//! as the keeper has the file, so others that open it wait until it is whole. A *lookup of size and
+//! times by path, from another process*, waits for nobody: they may be seen late, by fifteen
+//! seconds.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -209,7 +209,7 @@ pub fn sync(fd: RawFd, data_only: bool) -> Option<Result<(), c_int>> {
     with(fd, |file| errno(if data_only { file.sync_data() } else { file.sync_all() }))
 }
 
-/// After a write that asked to be durable, by whomever it was done.
+/// After a write that asked to be durable, by whichever call.
 pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
     sync(fd, data_only).unwrap_or_else(|| {
         let number = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };

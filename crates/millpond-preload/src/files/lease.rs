@@ -1,8 +1,8 @@
 //! Leases: how the library learns that another process opens a file it serves.
 //!
 //! A file lease (`F_SETLEASE`) is granted only while nobody else has the file open in a way that
-//! could change it (read lease) or at all (write lease). Whoever then opens it in such a way waits
-//! in the kernel until the lease is given up, and the kernel sends us a signal. So:
+//! could change it (read lease) or at all (write lease). A process that then opens it in such a way
+//! waits in the kernel until the lease is given up, and the kernel sends us a signal. So:
 //!
 //! - a description opened read-only takes a read lease, which fails while anybody may write;
 //! - a writable one takes a write lease, which fails while anybody has the file open at all;
@@ -67,7 +67,7 @@ pub fn take(fd: RawFd, access: Access, broken: Broken) -> Result<(), Reason> {
     }
 }
 
-/// Gives the lease up; whoever waits for it continues.
+/// Gives the lease up; a process that waits for it continues.
 pub fn give_up(fd: RawFd) {
     // SAFETY: fcntl on our own descriptor.
     unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK) };

@@ -14,7 +14,7 @@ static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
 /// done with what it stood for, if a thread of the engine closes it: a file system may have much to
 /// do then. Its lock may be taken under that of [`LINGERING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
-/// For so long a file may be in use after its number is free.
+/// For so long a file may be in use after its number is free. Chosen, not measured.
 const LEAVING_MAX: Duration = Duration::from_millis(100);
 /// A description has ended whose descriptor was `fd`: the engine may still use it, for other
 /// descriptions of the file.

@@ -1,12 +1,16 @@
-//! The files of a program: which are open, who serves each, and what is done to them.
+//! The files of a program: which are open, which are served, and what is done to them.
 //!
 //! ```text
-//! table: number -> description -> io: a hit, or pinned and through the engine
-//! registry: who serves a file, from open to close    late: what waits in the cache
+//! table: number -> watched: the kernel, and counts (watch), until it pays (adoption, claim)
+//!               -> description -> io: a hit, or pinned and through the engine
+//! registry: who serves a file                        late: what waits in the cache
 //! ```
 
+pub mod adoption;
+pub mod claim;
 pub mod copy;
 pub mod description;
+pub mod evidence;
 pub mod hand_over;
 pub mod identity;
 pub mod io;
@@ -14,6 +18,7 @@ pub mod late;
 pub mod lease;
 pub mod lingering;
 pub mod mode_back;
+pub mod numbers;
 pub mod offset;
 pub mod pin;
 pub mod process_locks;
@@ -24,4 +29,6 @@ pub mod segments;
 pub mod serving;
 pub mod streams;
 pub mod table;
+pub mod under_way;
 pub mod unfinished;
+pub mod watch;

@@ -15,7 +15,7 @@
 //! numbers do, where libc reads and writes by itself. Then every use asks the kernel and tells it.
 //!
 //! Offsets reach up to 2^62 - 2; the two bits above are LOCKED and WAITERS. Lock order: registry ->
-//! offset; who holds an offset takes no lock of this library but the heap's.
+//! offset; the holder of an offset takes no lock of this library but the heap's.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -49,8 +49,8 @@ impl Offset {
     /// The offset, unless somebody has it locked or the kernel has it.
     #[inline]
     pub fn peek(&self) -> Option<u64> {
-        // Acquire: pairs with the Release of `unlock`, so that who sees an offset that a write
-        // left also sees that write.
+        // Acquire: pairs with the Release of `unlock`, so that a thread that sees an offset that a
+        // write left also sees that write.
         let word = self.word.load(Acquire);
         (word < IN_KERNEL).then_some(word)
     }
@@ -58,7 +58,7 @@ impl Offset {
     /// Moves the offset from `old` to `new` unless it changed.
     #[inline]
     pub fn try_advance(&self, old: u64, new: u64) -> bool {
-        // AcqRel: as in `peek`, and for the next one who peeks.
+        // AcqRel: as in `peek`, and for the next peek.
         self.word.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
     }
 
@@ -101,8 +101,8 @@ impl Offset {
     /// The half with the flags, which is what a futex can wait on.
     fn high_half(&self) -> &AtomicU32 {
         let index = usize::from(cfg!(target_endian = "little"));
-        // SAFETY: the pointer stays within the eight bytes of `word`, aligned to four. The kernel
-        // is the only one who reads through it.
+        // SAFETY: the pointer stays within the eight bytes of `word`, aligned to four. Only the
+        // kernel reads through it.
         unsafe { AtomicU32::from_ptr(self.word.as_ptr().cast::<u32>().add(index)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Holding a description, and its end with the last who does: `description.D2` and `D3`.
+//! Holding a description, and its end with the last holder: `description.D2` and `D3`.
 
 use std::os::fd::RawFd;
 

@@ -9,10 +9,10 @@
 //!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the
 //!   file. Until then it is *retired*: open, and used by nobody.
 //! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program
-//!   may take one. So who is about to take one says so first ([`note`]), which holds until the
-//!   program has closed its last known descriptor of the file, and with it dropped its locks. The
-//!   kernel's answer is for locks that no hook has seen: of before an exec, or taken by an inline
-//!   system call.
+//!   may take one. So a thread that is about to take one says so first ([`note`]), which holds
+//!   until the program has closed its last known descriptor of the file, and with it dropped its
+//!   locks. The kernel's answer is for locks that no hook has seen: of before an exec, or taken by
+//!   an inline system call.
 //! - P3. Exec closes what is close-on-exec, ours as well, and the locks on those files end. They
 //!   must stay where all of the program's own descriptors of the file stay open, and so ours do
 //!   there ([`before_exec`]). The next program does not know of them; they are open until it ends.
@@ -158,7 +158,7 @@ fn is_locked(fd: RawFd, id: FileId) -> bool {
     if asked == 0 && whole.l_type == libc::F_UNLCK as i16 {
         return false;
     }
-    // One lock was told of, of whomever. The list of all has ours.
+    // One lock was told of, of any process. The list of all has ours.
     let own = std::process::id().to_string();
     let Some(locks) = read_whole(c"/proc/locks") else { return true };
     String::from_utf8_lossy(&locks).lines().any(|line| {

@@ -12,13 +12,13 @@ impl References {
         Self(AtomicU32::new(0))
     }
 
-    /// The first reference, of who alone can reach it.
+    /// The first reference, of the only thread that can reach it.
     pub fn begin(&self) {
         self.0.store(1, Relaxed);
     }
 
-    /// One more. Relaxed: there is one already; who found the description in a slot has acquired its
-    /// fields.
+    /// One more. Relaxed: there is one already; a thread that found the description in a slot has
+    /// acquired its fields.
     pub fn pin(&self) {
         self.0.fetch_add(1, Relaxed);
     }

@@ -1,4 +1,5 @@
-//! Which files are open here, and who serves them: decided at open, changed by `pass`.
+//! Which files are served here, and by what: decided by `adoption`, or at open where that is
+//! wanted (`--eager`), and changed by `pass`.
 //!
 //! The registry lock covers the table's slots of descriptions, the inodes below and the leases. It
 //! is held over short system calls on our own descriptors, never over one that opens a file:
@@ -8,7 +9,8 @@
 //!   can change it unnoticed; or else all its descriptions are passed.
 //! - R2. Descriptions of one file are served side by side only if all are read-only: a write lease
 //!   is refused while a second description exists, even our own.
-//! - R3. What has been passed stays passed until its last descriptor is closed here.
+//! - R3. What has been passed stays passed until its last descriptor is closed here; or is watched
+//!   again, if files are adopted when they show use (`claim`).
 //! - R4. A description takes its lease before the engine looks at the file, and what the engine
 //!   may remember of an earlier time is dropped when the first description of a file is served.
 //!
@@ -25,13 +27,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use millpond::{Backing, Engine, File, Stats};
 
 use crate::files::description::{Access, Description};
-use crate::files::hand_over::{count_moved_by_libc, end_locks, pass};
+use crate::files::hand_over::{count_moved_by_libc, pass};
 use crate::files::identity::{self, FileId};
 use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, Known};
-use crate::files::{lease, lingering, mode_back, process_locks};
+use crate::files::{lease, lingering, mode_back, process_locks, watch};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
@@ -40,10 +42,14 @@ use crate::runtime::{config, section};
 
 /// See the module header.
 pub struct Registry {
-    inodes: BTreeMap<FileId, Inode>,
-    serving: Serving,
+    pub(in crate::files) inodes: BTreeMap<FileId, Inode>,
+    pub(in crate::files) serving: Serving,
     /// Closed descriptions that a reading section may still look at.
-    closing: Closed,
+    pub(in crate::files) closing: Closed,
+    /// Descriptions of files that were given back, and may still be in use: which life.
+    pub(in crate::files) former: Vec<(FileId, &'static Description, u32)>,
+    /// Numbers without a description by which the process has taken POSIX locks.
+    pub(in crate::files) locked: Vec<(FileId, RawFd)>,
     /// Per device, whether its file system is one that can be served.
     devices: BTreeMap<u64, bool>,
     /// The program has met the limit of open descriptors.
@@ -52,15 +58,15 @@ pub struct Registry {
 
 /// A regular file that the program has open.
 #[derive(Default)]
-struct Inode {
-    descriptions: Vec<&'static Description>,
+pub struct Inode {
+    pub descriptions: Vec<&'static Description>,
     /// Set once the file was left to the kernel.
-    passed: Option<Reason>,
+    pub passed: Option<Reason>,
 }
 
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
 /// The highest number of a standard stream.
-const STDERR: RawFd = 2;
+pub const STDERR: RawFd = 2;
 /// See [`Registry::leave_all`].
 static IS_BLIND: AtomicBool = AtomicBool::new(false);
 /// Files that hold leases: zero means that an open can't meet one of ours.
@@ -129,6 +135,8 @@ impl Registry {
             inodes: BTreeMap::new(),
             serving: Serving::new(),
             closing: Vec::new(),
+            former: Vec::new(),
+            locked: Vec::new(),
             devices: BTreeMap::new(),
             is_crowded: false,
         }
@@ -147,7 +155,11 @@ impl Registry {
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
             Some(reason) => Err(reason),
-            None => self.serve(fd, id, access, is_late),
+            None => {
+                let is_first =
+                    self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
+                self.serve(&Opened { fd, id, access, is_late, is_first, waits: true })
+            }
         };
         if let Err(reason) = &served {
             self.pass_file(id, *reason);
@@ -155,24 +167,20 @@ impl Registry {
         // Asked again: it may be the first file, and no keeper there.
         let is_late = is_late && served.is_ok() && mode_back::is_wanted(flags);
         let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
-        let inode = self.inodes.entry(id).or_default();
-        match &served {
-            Ok(_) => {
-                if inode.descriptions.is_empty() {
-                    FILES_LEASED.fetch_add(1, Relaxed);
-                }
-                counts::count_file_served();
-            }
-            Err(reason) => {
-                inode.passed.get_or_insert(*reason);
-                counts::count_file_passed(*reason);
-            }
-        }
+        let passed = served.as_ref().err().copied();
         let description =
             Description::acquire(id, access, 0, internal_fd, served.map(|(_, file)| file));
-        inode.descriptions.push(description);
         if is_late {
             description.set_late();
+        }
+        match passed {
+            None => self.push_served(id, description),
+            Some(reason) => {
+                let inode = self.inodes.entry(id).or_default();
+                inode.passed.get_or_insert(reason);
+                inode.descriptions.push(description);
+                counts::count_file_passed(reason);
+            }
         }
         table::set(fd, Known::File(description));
         if fd <= STDERR {
@@ -181,7 +189,13 @@ impl Registry {
     }
 
     /// Why the file can't be served, as far as can be told without trying.
-    fn refusal(&mut self, fd: RawFd, id: FileId, access: Access, flags: i32) -> Option<Reason> {
+    pub(in crate::files) fn refusal(
+        &mut self,
+        fd: RawFd,
+        id: FileId,
+        access: Access,
+        flags: i32,
+    ) -> Option<Reason> {
         if IS_BLIND.load(Relaxed) {
             return Some(Reason::Unseen);
         }
@@ -203,24 +217,34 @@ impl Registry {
         }
         let is_written = access.write || inode.descriptions.iter().any(|d| d.access().write);
         if is_written && !inode.descriptions.is_empty() {
-            // R2. The open has broken the lease already, unless `before_open` came first.
-            self.pass_file(id, Reason::OpenTwice);
+            // R2. The open has broken the lease already, unless `before_open` came first; or it came
+            // before that was taken.
+            if config::is_eager() {
+                self.pass_file(id, Reason::OpenTwice);
+            }
             return Some(Reason::OpenTwice);
         }
         None
     }
 
-    fn serve(
-        &mut self,
-        fd: RawFd,
-        id: FileId,
-        access: Access,
-        is_late: bool,
-    ) -> Result<(RawFd, File), Reason> {
-        let is_first = self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
-        let opened = Opened { fd, id, access, is_late, is_first };
+    /// Notes a description that is served.
+    pub(in crate::files) fn push_served(&mut self, id: FileId, description: &'static Description) {
+        let inode = self.inodes.entry(id).or_default();
+        if inode.descriptions.is_empty() {
+            FILES_LEASED.fetch_add(1, Relaxed);
+        }
+        inode.descriptions.push(description);
+        counts::count_file_served();
+    }
+
+    /// The inode is no longer in the registry, and was served until then.
+    pub(in crate::files) fn note_unleased() {
+        FILES_LEASED.fetch_sub(1, Relaxed);
+    }
+
+    pub(in crate::files) fn serve(&mut self, opened: &Opened) -> Result<(RawFd, File), Reason> {
         let closing = &mut self.closing;
-        self.serving.serve(&opened, lease_broken, || is_closing(closing, id))
+        self.serving.serve(opened, lease_broken, || is_closing(closing, opened.id))
     }
 
     /// The program is about to open `id`, which would wait for our own lease. Makes way: R2.
@@ -248,6 +272,9 @@ impl Registry {
         for description in &inode.descriptions {
             pass(description, reason);
         }
+        if !config::is_eager() {
+            self.watch_again(id, reason);
+        }
     }
 
     /// The program is about to get a way to read and write that no hook sees: it gets all files
@@ -259,8 +286,9 @@ impl Registry {
         }
     }
 
-    /// Leaves the file behind `fd` to the kernel, if it is served.
+    /// Leaves the file behind `fd` to the kernel, if it is served, or may be some day.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
+        self.leave(fd, reason);
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             let id = unsafe { description.cold() }.id;
@@ -342,13 +370,6 @@ impl Registry {
         !ids.is_empty()
     }
 
-    /// The program is about to take a POSIX lock on the file behind `fd`.
-    pub fn note_process_lock(&mut self, fd: RawFd) {
-        let Some(description) = table::description(fd) else { return };
-        // SAFETY: the registry is locked.
-        process_locks::note(unsafe { description.cold() }.id);
-    }
-
     /// The descriptors of the engine's, retired ones excepted, for a forked child to close.
     pub fn internal_fds(&self) -> Vec<RawFd> {
         let of_inode = |inode: &Inode| inode.descriptions.clone();
@@ -360,100 +381,6 @@ impl Registry {
             .filter(|fd| *fd >= 0)
             .chain(lingering::fds())
             .collect()
-    }
-
-    /// The program locks the description at `fd`; see `Cold::is_locked`.
-    pub fn note_lock(&mut self, fd: RawFd) {
-        if let Some(description) = table::description(fd) {
-            // SAFETY: the registry is locked.
-            unsafe { description.cold() }.is_locked = true;
-        }
-    }
-
-    /// A second number for the description at `fd`.
-    pub fn share(&mut self, fd: RawFd, new: RawFd) {
-        match table::get(fd) {
-            Known::File(description) => {
-                // SAFETY: the registry is locked.
-                let cold = unsafe { description.cold() };
-                if table::set(new, Known::File(description)) {
-                    cold.slots += 1;
-                }
-                if new as usize >= table::SLOTS {
-                    let id = cold.id;
-                    self.pass_file(id, Reason::Descriptors);
-                } else if new <= STDERR {
-                    self.share_with_libc(new);
-                }
-            }
-            Known::Foreign => {
-                table::set(new, Known::Foreign);
-            }
-            Known::Unknown | Known::Internal => {
-                table::set(new, Known::Unknown);
-            }
-        }
-    }
-
-    /// The program gives the number `fd` up: its close follows.
-    pub fn forget(&mut self, fd: RawFd) {
-        let slot = table::get(fd);
-        table::set(fd, Known::Unknown);
-        if let Known::File(description) = slot {
-            // SAFETY: the registry is locked.
-            let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
-            self.give_up_slot(description);
-        }
-    }
-
-    /// The number `fd` was closed where no hook saw it.
-    pub fn forget_lost(&mut self, fd: RawFd) {
-        let slot = table::get(fd);
-        table::set(fd, Known::Unknown);
-        if let Known::File(description) = slot {
-            self.give_up_slot(description);
-        }
-    }
-
-    /// `new`, which was something else perhaps, has become a second number for the description at
-    /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
-    pub fn replace(&mut self, fd: RawFd, new: RawFd) {
-        let old = table::get(new);
-        self.share(fd, new);
-        if let Known::File(description) = old {
-            self.give_up_slot(description);
-        }
-    }
-
-    /// A number of the description is no longer in the table.
-    fn give_up_slot(&mut self, description: &'static Description) {
-        // SAFETY: the registry is locked.
-        let cold = unsafe { description.cold() };
-        cold.slots -= 1;
-        if cold.slots > 0 {
-            return;
-        }
-        let (id, is_locked) = (cold.id, cold.is_locked);
-        if let Some(inode) = self.inodes.get_mut(&id) {
-            inode.descriptions.retain(|other| !std::ptr::eq(*other, description));
-            if inode.descriptions.is_empty() {
-                if inode.passed.is_none() {
-                    FILES_LEASED.fetch_sub(1, Relaxed);
-                }
-                self.inodes.remove(&id);
-                process_locks::forget(id);
-            }
-        }
-        count_moved_by_libc(description);
-        if description.is_served() {
-            lease::give_up(description.kernel_fd());
-        }
-        if is_locked && description.kernel_fd() >= 0 {
-            end_locks(description.kernel_fd());
-        }
-        description.stop_hits();
-        self.closing.push((Snapshot::take(), description));
-        self.end_closing();
     }
 
     /// The description of a file in mode back, held. Such a file has only one (R2).
@@ -475,12 +402,12 @@ impl Registry {
         is_closing(&mut self.closing, id)
     }
 
-    fn end_closing(&mut self) {
+    pub(in crate::files) fn end_closing(&mut self) {
         end_closing(&mut self.closing);
     }
 }
 
-type Closed = Vec<(Snapshot, &'static Description)>;
+pub type Closed = Vec<(Snapshot, &'static Description)>;
 
 /// Ends the closed descriptions that no reading section can still look at. The registry is locked.
 fn end_closing(closing: &mut Closed) {
@@ -510,8 +437,13 @@ pub fn leave_all() {
 
 /// Before libc reads or writes `fd` by itself.
 pub fn give_to_libc(fd: RawFd) {
-    if is_served(fd) && !thread::record().is_inside() {
-        section::run(|_| lock().share_with_libc(fd));
+    let is_ours = is_served(fd) || matches!(table::get(fd), Known::Watched | Known::Claimed);
+    if is_ours && !thread::record().is_inside() {
+        section::run(|_| {
+            let mut registry = lock();
+            registry.leave(fd, Reason::InLibc);
+            registry.share_with_libc(fd);
+        });
     }
 }
 
@@ -538,6 +470,11 @@ pub fn before_report() -> Option<Stats> {
         .values()
         .flat_map(|inode| &inode.descriptions)
         .for_each(|d| count_moved_by_libc(d));
+    for (fd, slot) in table::known(0, u32::MAX) {
+        if let (Known::Watched | Known::Left, Some(watch)) = (slot, watch::of(fd)) {
+            watch.tell();
+        }
+    }
     let engine = registry.serving.made().cloned();
     drop(registry);
     // Takes time in proportion to what is cached.

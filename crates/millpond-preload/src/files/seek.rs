@@ -4,8 +4,9 @@ use std::os::fd::RawFd;
 
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
-use crate::files::registry;
 use crate::files::table::{self, Known};
+use crate::files::under_way::{Way, begin};
+use crate::files::{registry, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
@@ -18,17 +19,26 @@ const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
 /// `lseek`; the result in the kernel's form.
 #[inline]
 pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
-    if let Some(moved) = try_seek(fd, offset, whence) {
+    if let Known::File(_) = table::get(fd)
+        && let Some(moved) = try_seek(fd, offset, whence)
+    {
         return moved as isize;
     }
-    if let Known::File(_) = table::get(fd)
-        && !thread::record().is_inside()
-        && let Some(result) = seek_slow(fd, offset, whence)
-    {
-        return result;
-    }
     // SAFETY: no memory involved.
-    unsafe { sys!(libc::SYS_lseek, fd, offset, whence) }
+    let by_kernel = || unsafe { sys!(libc::SYS_lseek, fd, offset, whence) };
+    let Way::Open(call) = begin(fd) else { return by_kernel() };
+    let result = match call.known {
+        Known::File(_) => seek_slow(fd, offset, whence).unwrap_or_else(by_kernel),
+        _ => {
+            let result = by_kernel();
+            if let (Some(watch), Ok(offset)) = (watch::of(fd), u64::try_from(result)) {
+                watch.set_position(offset);
+            }
+            result
+        }
+    };
+    call.end();
+    result
 }
 
 /// The common seeks, without a lock.

@@ -28,6 +28,8 @@ pub struct Opened {
     pub is_late: bool,
     /// It has no other description here.
     pub is_first: bool,
+    /// Waits a moment for the lease, if that is our own in the way.
+    pub waits: bool,
 }
 
 /// The process's engine, which is made for the first file.
@@ -62,7 +64,7 @@ impl Serving {
         broken: Broken,
         is_closing: impl FnMut() -> bool,
     ) -> Result<(RawFd, File), Reason> {
-        let Opened { fd, id, access, is_late, is_first } = *opened;
+        let Opened { fd, id, access, is_late, is_first, .. } = *opened;
         let engine = self.engine()?;
         let is_late = is_late && mode_back::is_kept();
         fault::install();
@@ -123,6 +125,11 @@ impl Serving {
         }
     }
 
+    /// Makes the engine.
+    pub fn prepare(&mut self) -> Result<(), Reason> {
+        self.engine().map(drop)
+    }
+
     fn engine(&mut self) -> Result<Engine, Reason> {
         if let Some(engine) = &self.engine {
             return Ok(engine.clone());
@@ -152,7 +159,7 @@ fn take_lease(
     const PAUSE: Duration = Duration::from_micros(200);
     for _ in 0..TRIES_MAX {
         let taken = lease::take(fd, opened.access, broken);
-        if taken != Err(Reason::OpenElsewhere) {
+        if taken != Err(Reason::OpenElsewhere) || !opened.waits {
             return taken;
         }
         // It ends what can end, and so comes first.

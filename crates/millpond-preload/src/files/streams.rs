@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use libc::FILE;
 
@@ -10,6 +12,8 @@ use crate::runtime::section;
 
 /// Descriptors of our streams, by address.
 static STREAMS: Lock<BTreeMap<usize, RawFd>> = Lock::new(BTreeMap::new());
+/// How many they are: with none there is nothing to look for.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 pub fn before_fork() {
     STREAMS.acquire();
@@ -31,13 +35,27 @@ pub fn flush() {
 
 /// The descriptor of a stream of ours; taken out of the map if `take`.
 pub fn lookup(stream: *mut FILE, take: bool) -> Option<RawFd> {
+    // Relaxed: whoever has a stream of ours was told of it after it was counted.
+    if COUNT.load(Relaxed) == 0 {
+        return None;
+    }
     section::run(|_| {
         let mut streams = STREAMS.lock();
-        if take { streams.remove(&stream.addr()) } else { streams.get(&stream.addr()).copied() }
+        let found = if take {
+            streams.remove(&stream.addr())
+        } else {
+            streams.get(&stream.addr()).copied()
+        };
+        COUNT.store(streams.len(), Relaxed);
+        found
     })
 }
 
 /// `stream` is one of ours.
 pub fn insert(stream: *mut FILE, fd: RawFd) {
-    section::run(|_| STREAMS.lock().insert(stream.expose_provenance(), fd));
+    section::run(|_| {
+        let mut streams = STREAMS.lock();
+        streams.insert(stream.expose_provenance(), fd);
+        COUNT.store(streams.len(), Relaxed);
+    });
 }

@@ -6,7 +6,12 @@
 //! UNKNOWN   not seen opened: inherited, received, or opened where no hook sees it
 //! FOREIGN   not a regular file under the served directories
 //! INTERNAL  the library's own (the engine's duplicate, the report's stderr)
+//! WATCHED   the kernel's, until it shows use: see `watch`
+//! CLAIMED   just being adopted, or not: a moment under the registry lock
+//! LEFT      the kernel's for good
 //! pointer   a `Description`, served or passed
+//!
+//! open -> WATCHED -> CLAIMED -> pointer -> WATCHED, LEFT      (all but the first: registry lock)
 //! ```
 //!
 //! Reading a slot takes no lock; what it points to stays valid inside a reading section (see
@@ -18,7 +23,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::files::description::Description;
 use crate::runtime::sys::sys;
@@ -29,6 +34,9 @@ pub const SLOTS: usize = 1 << 20;
 const UNKNOWN: usize = 0;
 const FOREIGN: usize = 1;
 const INTERNAL: usize = 2;
+const WATCHED: usize = 3;
+const CLAIMED: usize = 4;
+const LEFT: usize = 5;
 const WORDS_PER_PAGE: usize = 512;
 
 #[repr(C, align(4096))]
@@ -50,7 +58,24 @@ pub enum Known {
     Unknown,
     Foreign,
     Internal,
+    Watched,
+    Claimed,
+    Left,
     File(&'static Description),
+}
+
+impl Known {
+    fn to_word(self) -> usize {
+        match self {
+            Known::Unknown => UNKNOWN,
+            Known::Foreign => FOREIGN,
+            Known::Internal => INTERNAL,
+            Known::Watched => WATCHED,
+            Known::Claimed => CLAIMED,
+            Known::Left => LEFT,
+            Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
+        }
+    }
 }
 
 pub fn initialise() {
@@ -93,6 +118,9 @@ pub fn get(fd: RawFd) -> Known {
         UNKNOWN => Known::Unknown,
         FOREIGN => Known::Foreign,
         INTERNAL => Known::Internal,
+        WATCHED => Known::Watched,
+        CLAIMED => Known::Claimed,
+        LEFT => Known::Left,
         // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.
         pointer => Known::File(unsafe { &*(pointer as *const Description) }),
     }
@@ -104,16 +132,25 @@ pub fn set(fd: RawFd, slot: Known) -> bool {
     let Some(word) = TABLE.slots.get(fd as usize) else {
         return false;
     };
-    let value = match slot {
-        Known::Unknown => UNKNOWN,
-        Known::Foreign => FOREIGN,
-        Known::Internal => INTERNAL,
-        Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
-    };
-    SLOTS_USED.fetch_max(fd as usize + 1, Relaxed);
+    use_slot(fd);
     // Release: pairs with the Acquire in `get`.
-    word.store(value, Release);
+    word.store(slot.to_word(), Release);
     true
+}
+
+/// Changes what is known of `fd` from `old`, if that is it.
+pub fn try_change(fd: RawFd, old: Known, new: Known) -> bool {
+    use_slot(fd);
+    let (old, new) = (old.to_word(), new.to_word());
+    // AcqRel: as in `get` and `set`.
+    let change = |word: &AtomicUsize| word.compare_exchange(old, new, AcqRel, Relaxed).is_ok();
+    TABLE.slots.get(fd as usize).is_some_and(change)
+}
+
+fn use_slot(fd: RawFd) {
+    if SLOTS_USED.load(Relaxed) <= fd as usize {
+        SLOTS_USED.fetch_max((fd as usize + 1).min(SLOTS), Relaxed);
+    }
 }
 
 /// Forgets `fd` if nothing is known of it but that it is foreign; the cheap half of a close.
@@ -136,7 +173,7 @@ pub fn forget_internal(fd: RawFd) {
 /// Marks `fd` as foreign if nothing is known of it.
 pub fn note_foreign(fd: RawFd) {
     if let Some(slot) = TABLE.slots.get(fd as usize) {
-        SLOTS_USED.fetch_max(fd as usize + 1, Relaxed);
+        use_slot(fd);
         let _ = slot.compare_exchange(UNKNOWN, FOREIGN, Relaxed, Relaxed);
     }
 }

@@ -1,4 +1,5 @@
-//! Writes and syncs that were asked for and have not ended: who ends the process waits for them.
+//! Writes and syncs that were asked for and have not ended: the thread that ends the process waits
+//! for them.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -6,13 +6,15 @@ use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::tell_offset;
 use crate::files::table::{self, Known};
+use crate::files::under_way::{during, with_watch};
+use crate::files::watch::{self, LOCKED, PROCESS_LOCKED, forget_watched};
 use crate::files::{io, late, process_locks};
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
-use crate::runtime::{section, thread};
+use crate::runtime::{config, section, thread};
 
 type Off = libc::off64_t;
 
@@ -24,7 +26,12 @@ pub unsafe fn close(fd: c_int) -> c_int {
     match table::get(fd) {
         Known::Foreign => table::forget_foreign(fd),
         Known::Internal => return fail(libc::EBADF) as c_int,
-        Known::File(_) => return close_file(fd),
+        Known::File(_) | Known::Claimed => return close_file(fd),
+        slot @ (Known::Watched | Known::Left) => {
+            if !forget_watched(fd, slot) {
+                return close_file(fd);
+            }
+        }
         Known::Unknown => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
@@ -156,7 +163,10 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         }
         // SAFETY: as above.
         let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
-        if replaces && !is_served(new) {
+        if replaces && !is_served(new) && !matches!(table::get(new), Known::Watched) {
+            registry.leave(fd, Reason::Changed);
+        }
+        if replaces && !is_served(new) && is_served(fd) {
             if (0..=libc::STDERR_FILENO).contains(&new) {
                 registry.share_with_libc(fd);
             } else {
@@ -178,7 +188,11 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
     // value, which nobody looks at.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
-    let is_file = matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside();
+    let is_outside = !thread::record().is_inside();
+    if is_outside && matches!(table::get(fd), Known::Watched | Known::Claimed) {
+        before_fcntl_watched(fd, command);
+    }
+    let is_file = matches!(table::get(fd), Known::File(_)) && is_outside;
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
     }
@@ -224,7 +238,7 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
         libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
             tell_offset(fd);
-            section::run(|_| registry::lock().note_lock(fd));
+            before_flock(fd);
         }
         _ => {}
     }
@@ -232,8 +246,22 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
 
 /// Before a lock on the description.
 pub fn before_flock(fd: c_int) {
+    with_watch(fd, |watch| watch.note(LOCKED));
     if let Known::File(_) = table::get(fd) {
         section::run(|_| registry::lock().note_lock(fd));
+    }
+}
+
+/// Before the kernel does something to a watched file that forbids its adoption.
+fn before_fcntl_watched(fd: c_int, command: c_int) {
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    match command {
+        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
+            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+        }
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW => before_flock(fd),
+        _ => {}
     }
 }
 
@@ -268,19 +296,30 @@ fn note_process_lock(fd: c_int) {
     if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
         return;
     }
+    if matches!(table::get(fd), Known::Watched | Known::Left)
+        && watch::of(fd).is_some_and(|watch| watch.flags() & PROCESS_LOCKED != 0)
+    {
+        return;
+    }
     section::run(|_| {
-        io::describe(fd);
+        if config::is_eager() || watch::of(fd).is_none() {
+            io::describe(fd);
+        }
         registry::lock().note_process_lock(fd);
     });
 }
 
 pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
+    to_libc(during([fd, -1], || truncate_open(fd, len))) as c_int
+}
+
+fn truncate_open(fd: c_int, len: Off) -> isize {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
     if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
-        return to_libc(by_kernel()) as c_int;
+        return by_kernel();
     }
-    let result = section::run(|_| {
+    section::run(|_| {
         let Some(pin) = Pin::of(fd) else { return by_kernel() };
         let Some(file) = pin.file().filter(|_| pin.is_served()) else { return by_kernel() };
         if len < 0 || !pin.access().write {
@@ -301,6 +340,5 @@ pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
                 result
             }
         }
-    });
-    to_libc(result) as c_int
+    })
 }

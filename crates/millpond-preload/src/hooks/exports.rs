@@ -2,7 +2,7 @@
 
 use crate::aio::block::{Block, Event, Handle};
 use crate::files::io::At;
-use crate::files::late::{go_through, settle, settle_all};
+use crate::files::late::{settle, settle_all};
 use crate::files::registry::{give_to_libc, leave_all};
 use crate::files::seek::seek;
 use crate::fork::fork_by;

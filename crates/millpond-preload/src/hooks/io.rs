@@ -1,17 +1,21 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc.
-//! Each is a cancellation point.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. What
+//! is not served goes to libc at once; what may be some day is counted. Each is a cancellation point.
 
+use crate::files::adoption::try_adopt;
 use crate::files::io::{self, At, Outcome};
-use crate::files::segments::Memory;
-use crate::files::{late, mode_back, registry};
+use crate::files::segments::{Direction, Memory};
+use crate::files::table::{self, Known};
+use crate::files::under_way::{self, Way, begin};
+use crate::files::{late, mode_back, registry, watch};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::section;
 use crate::runtime::sys::{fail, to_libc};
+use crate::runtime::thread::record;
 
 /// The memory of a vectored call.
 pub fn many(vectors: Vectors, count: c_int) -> Memory {
@@ -19,48 +23,206 @@ pub fn many(vectors: Vectors, count: c_int) -> Memory {
     Memory::Many(vectors, count as usize)
 }
 
-/// The memory of a write, which is only read.
-pub fn one(buf: *const c_void, len: usize) -> Memory {
-    Memory::One(buf.cast_mut().cast(), len)
-}
-
 /// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
-/// kernel's, and the caller vouches for the memory as to libc.
-///
-/// Inlined, as are those below: else what `by_libc` captures would go to the stack before each hit.
+/// kernel's, and the caller vouches for the memory as to libc. It captures nothing, and what is
+/// inlined is what a call on a file of nobody's interest needs: else the arguments would go to the
+/// stack before each hit, and registers before each of those.
 #[inline(always)]
 pub unsafe fn read_one(
     fd: c_int,
     buf: *mut c_void,
     len: usize,
     at: At,
-    by_libc: impl FnOnce() -> isize,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
+    if under_way::is_kernels(fd) {
+        return by_libc(fd, buf, len, offset_of(at));
+    }
+    if let Known::Watched = table::get(fd) {
+        return watched_one(fd, buf, len, at, Direction::Read, by_libc);
+    }
     // SAFETY: the caller's duty.
-    if let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) } {
+    unsafe { read_known(fd, buf, len, at, by_libc) }
+}
+
+#[inline(never)]
+unsafe fn read_known(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    if let Known::File(_) = table::get(fd)
+        // SAFETY: the caller's duty.
+        && let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) }
+    {
         return bytes as isize;
     }
+    let memory = Memory::One(buf.cast(), len);
     // SAFETY: as above.
-    unsafe { read(fd, Memory::One(buf.cast(), len), at, by_libc) }
+    unsafe { through(fd, memory, at, Direction::Read, || by_libc(fd, buf, len, offset_of(at))) }
 }
 
+/// A write of one buffer.
 #[inline(always)]
-pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
-    point();
+pub unsafe fn write_one(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    at: At,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    let buf = buf.cast_mut();
+    if under_way::is_kernels(fd) {
+        return by_libc(fd, buf, len, offset_of(at));
+    }
+    if let Known::Watched = table::get(fd) {
+        return watched_one(fd, buf, len, at, Direction::Write, by_libc);
+    }
+    let memory = Memory::One(buf.cast(), len);
     // SAFETY: the caller's duty.
-    finish(unsafe { io::read(fd, memory, at) }, by_libc)
+    unsafe { through(fd, memory, at, Direction::Write, || by_libc(fd, buf, len, offset_of(at))) }
+}
+
+/// What the kernel gets for it: nothing that is looked at, if it is the description's own.
+#[inline(always)]
+fn offset_of(at: At) -> Off {
+    match at {
+        At::Offset => 0,
+        At::Byte(offset) => offset,
+    }
 }
 
 #[inline(always)]
-pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl FnOnce() -> isize) -> isize {
-    point();
+pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
     // SAFETY: the caller's duty.
-    finish(unsafe { io::write(fd, memory, at) }, by_libc)
+    unsafe { through(fd, memory, at, Direction::Read, by_libc) }
 }
 
 #[inline(always)]
-fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
-    match outcome {
+pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
+    // SAFETY: the caller's duty.
+    unsafe { through(fd, memory, at, Direction::Write, by_libc) }
+}
+
+/// A call that did not hit: by the engine, or the kernel's, whose calls are cancellation points by
+/// themselves.
+#[inline(always)]
+unsafe fn through(
+    fd: c_int,
+    memory: Memory,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn() -> isize,
+) -> isize {
+    if under_way::is_kernels(fd) {
+        return by_libc();
+    }
+    let done = match table::get(fd) {
+        Known::Left => return left(fd, by_libc),
+        Known::Watched => watched(fd, at, direction, &by_libc),
+        _ => None,
+    };
+    // SAFETY: the caller's duty.
+    done.unwrap_or_else(|| unsafe { served(fd, memory, at, direction, by_libc) })
+}
+
+/// [`watched`], of one buffer.
+#[inline(never)]
+fn watched_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    match watched(fd, at, direction, || by_libc(fd, buf, len, offset_of(at))) {
+        Some(result) => result,
+        // SAFETY: the caller of the hook vouches for the memory.
+        None => unsafe { served_one(fd, buf, len, at, direction, by_libc) },
+    }
+}
+
+/// [`served`], of one buffer.
+#[cold]
+#[inline(never)]
+unsafe fn served_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    let by_libc = || by_libc(fd, buf, len, offset_of(at));
+    // SAFETY: the caller's duty.
+    unsafe { served(fd, Memory::One(buf.cast(), len), at, direction, by_libc) }
+}
+
+#[inline(never)]
+fn left(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
+    let result = by_libc();
+    io::count_passed(fd, result);
+    result
+}
+
+/// The kernel's, and counted; `None` if it is so no more.
+#[inline(always)]
+fn watched(
+    fd: c_int,
+    at: At,
+    direction: Direction,
+    by_libc: impl FnOnce() -> isize,
+) -> Option<isize> {
+    let record = record();
+    let watch = watch::of(fd)?;
+    let before = record.begin_call(fd);
+    if !matches!(table::get(fd), Known::Watched) {
+        record.end_call(before);
+        return None;
+    }
+    let result = by_libc();
+    if result <= 0 {
+        record.end_call(before);
+        return Some(result);
+    }
+    let bytes = result as u64;
+    record.count_passed(watch.reason_index(), bytes);
+    let at = match at {
+        At::Offset => None,
+        At::Byte(offset) => Some(offset as u64),
+    };
+    let is_useful = watch.count(at, bytes, direction == Direction::Write);
+    record.end_call(before);
+    if is_useful {
+        try_adopt(fd);
+    }
+    Some(result)
+}
+
+#[inline(never)]
+unsafe fn served(
+    fd: c_int,
+    memory: Memory,
+    at: At,
+    direction: Direction,
+    by_libc: impl Fn() -> isize,
+) -> isize {
+    point();
+    let call = match begin(fd) {
+        Way::Kernels | Way::Left => return by_libc(),
+        Way::Open(call) => call,
+    };
+    // SAFETY: the caller's duty.
+    let outcome = unsafe {
+        match direction {
+            Direction::Read => io::read(fd, memory, at),
+            Direction::Write => io::write(fd, memory, at),
+        }
+    };
+    let result = match outcome {
         Outcome::Done(result) => to_libc(result),
         Outcome::Kernel(reason) => {
             let result = by_libc();
@@ -69,7 +231,9 @@ fn finish(outcome: Outcome, by_libc: impl FnOnce() -> isize) -> isize {
             }
             result
         }
-    }
+    };
+    call.end();
+    result
 }
 
 /// Where `preadv2` and `pwritev2` begin: -1 stands for the file offset.
@@ -82,7 +246,7 @@ pub unsafe fn preadv2(
     memory: Memory,
     offset: Off,
     flags: c_int,
-    by_libc: impl FnOnce() -> isize,
+    by_libc: impl Fn() -> isize,
 ) -> isize {
     if flags != 0 {
         leave_to_kernel(fd);
@@ -119,8 +283,10 @@ pub unsafe fn pwritev2(
 /// Flags such as `RWF_NOWAIT` and `RWF_APPEND` mean things that only the kernel does.
 #[cold]
 fn leave_to_kernel(fd: c_int) {
-    point();
-    section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+    if let Known::File(_) = table::get(fd) {
+        point();
+        section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+    }
 }
 
 unsafe extern "C" {

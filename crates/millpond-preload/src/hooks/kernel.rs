@@ -2,8 +2,9 @@
 //!
 //! Reading ones are coherent as they are, because every write is through, or is written back before
 //! (see `late`). Two things need care:
-//! who reads from the file offset must find it in the kernel, and who changes the file past the
-//! engine must leave no stale byte in its cache. Rare ones simply pass the file to the kernel.
+//! a call that reads from the file offset must find it in the kernel, and one that changes the file
+//! past the engine must leave no stale byte in its cache. Rare ones simply pass the file to the
+//! kernel.
 //!
 //! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
 //! are holes and reservations, where it has the same operation.
@@ -12,6 +13,8 @@ use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
 use crate::files::seek::tell_offset;
 use crate::files::table::{self, Known};
+use crate::files::under_way::{during, with_watch};
+use crate::files::watch::{self, MAPPED, WRITABLE};
 use crate::files::{copy, identity, io, late};
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
@@ -30,6 +33,19 @@ fn pass(fd: c_int, reason: Reason) {
     }
 }
 
+/// The same, and of one that may be served some day.
+fn give(fd: c_int, reason: Reason) {
+    leave(fd, reason);
+    pass(fd, reason);
+}
+
+/// Leaves the watched file behind `fd` to the kernel.
+fn leave(fd: c_int, reason: Reason) {
+    if matches!(table::get(fd), Known::Watched | Known::Claimed) && !thread::record().is_inside() {
+        section::run(|_| lock().leave(fd, reason));
+    }
+}
+
 pub unsafe fn mmap64(
     address: *mut c_void,
     len: usize,
@@ -39,6 +55,9 @@ pub unsafe fn mmap64(
     offset: Off,
 ) -> *mut c_void {
     let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
+    if flags & libc::MAP_ANONYMOUS == 0 {
+        note_mapped(fd, is_shared);
+    }
     if is_shared
         && let Known::File(description) = table::get(fd)
         && description.access().write
@@ -52,6 +71,20 @@ pub unsafe fn mmap64(
     // allocators, before libc's own definition can be looked up.
     let result = unsafe { sys!(libc::SYS_mmap, address, len, prot, flags, fd, offset) };
     std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
+}
+
+/// Before a file is mapped that may be adopted some day: one that is written by a mapping never.
+fn note_mapped(fd: c_int, is_shared: bool) {
+    match (table::get(fd), watch::of(fd)) {
+        (Known::Watched | Known::Claimed, Some(watch))
+            if is_shared && watch.flags() & WRITABLE != 0 =>
+        {
+            section::run(|_| lock().leave(fd, Reason::Mapped));
+        }
+        (Known::Watched | Known::Claimed, _) => with_watch(fd, |watch| watch.note(MAPPED)),
+        (Known::File(_), Some(watch)) => watch.note(MAPPED),
+        _ => {}
+    }
 }
 
 /// Drops what the engine has cached of the file behind `fd`, which the kernel has just changed.
@@ -108,6 +141,11 @@ fn allocate_in_engine(fd: c_int, mode: c_int, offset: Off, len: Off) -> Option<i
 
 pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
     point();
+    // SAFETY: as the caller vouches to `fallocate64`.
+    during([fd, -1], || unsafe { allocate(fd, mode, offset, len) })
+}
+
+unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
     if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
         return to_libc(result) as c_int;
     }
@@ -126,6 +164,11 @@ pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_in
 }
 
 pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
+    // SAFETY: as the caller vouches to `posix_fallocate64`.
+    during([fd, -1], || unsafe { reserve(fd, offset, len) })
+}
+
+unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
     match allocate_in_engine(fd, 0, offset, len).map(|result| -result as c_int) {
         // Where the file system can't reserve, libc has a way of its own.
         None | Some(libc::EOPNOTSUPP) => {}
@@ -163,19 +206,31 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
     let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
     if !matches!(request, FICLONE | FICLONERANGE) {
-        return call();
+        return if matches!(table::get(fd), Known::Watched | Known::Claimed) {
+            control_watched(fd, request, call)
+        } else {
+            call()
+        };
     }
     let source = match request {
         FICLONE => arg as c_int,
         // SAFETY: the caller vouches for a structure that begins with the source's descriptor.
         _ => unsafe { std::ptr::with_exposed_provenance::<i64>(arg).read_unaligned() as c_int },
     };
-    late::settle(source);
-    let result = late::around(fd, call);
-    if is_file && result == 0 {
-        forget_bytes(fd, 0, i64::MAX as u64);
-    }
-    result
+    during([fd, source], || {
+        late::settle(source);
+        let result = late::around(fd, call);
+        if is_file && result == 0 {
+            forget_bytes(fd, 0, i64::MAX as u64);
+        }
+        result
+    })
+}
+
+/// A request on a file that may be adopted, and is not meanwhile; those of terminals change none, and
+/// may wait.
+fn control_watched(fd: c_int, request: c_ulong, call: impl FnOnce() -> c_int) -> c_int {
+    if (request >> 8) & 0xff == 0x54 { call() } else { during([fd, -1], call) }
 }
 
 pub unsafe fn copy_file_range(
@@ -187,6 +242,18 @@ pub unsafe fn copy_file_range(
     flags: u32,
 ) -> isize {
     point();
+    // SAFETY: the caller's duty.
+    during([from, to], || unsafe { copy(from, from_offset, to, to_offset, len, flags) })
+}
+
+unsafe fn copy(
+    from: c_int,
+    from_offset: *mut Off,
+    to: c_int,
+    to_offset: *mut Off,
+    len: usize,
+    flags: u32,
+) -> isize {
     if flags == 0
         && is_served(from)
         && is_served(to)
@@ -205,6 +272,11 @@ pub unsafe fn copy_file_range(
 }
 
 pub unsafe fn sendfile64(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
+    // SAFETY: the caller's duty.
+    during([from, to], || unsafe { send(to, from, offset, len) })
+}
+
+unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     if is_served(from)
         && is_served(to)
         && let Some(copied) = copy::between_served(from, offset, to, std::ptr::null_mut(), len)
@@ -233,6 +305,18 @@ pub unsafe fn splice(
     flags: u32,
 ) -> isize {
     point();
+    // SAFETY: the caller's duty.
+    during([from, to], || unsafe { splice_open(from, from_offset, to, to_offset, len, flags) })
+}
+
+unsafe fn splice_open(
+    from: c_int,
+    from_offset: *mut Off,
+    to: c_int,
+    to_offset: *mut Off,
+    len: usize,
+    flags: u32,
+) -> isize {
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }
@@ -263,7 +347,7 @@ pub extern "C" fn before_dprintf(fd: c_int) {
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.
 pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
-    if !registry::holds_leases() || message.is_null() {
+    if message.is_null() {
         return;
     }
     // SAFETY: the macros walk the control data that the caller vouches for.
@@ -274,7 +358,7 @@ pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
                 let bytes = control.cmsg_len - libc::CMSG_LEN(0) as usize;
                 let fds = libc::CMSG_DATA(header).cast::<c_int>();
                 for index in 0..bytes / size_of::<c_int>() {
-                    pass(fds.add(index).read_unaligned(), Reason::Given);
+                    give(fds.add(index).read_unaligned(), Reason::Given);
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
@@ -300,8 +384,14 @@ pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
     }
 }
 
+/// Before POSIX AIO reads at `fd`.
+pub fn before_aio_read(fd: c_int) {
+    leave(fd, Reason::InLibc);
+    late::go_through(fd);
+}
+
 pub fn give_to_aio(fd: c_int) {
-    pass(fd, Reason::InLibc);
+    give(fd, Reason::InLibc);
 }
 
 pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {

@@ -6,13 +6,13 @@
 //! somebody else's definition comes between ours and libc's, it does not: that one looks for
 //! libc's, and ours calls it.
 //!
-//! Lookups with `RTLD_DEFAULT` and `RTLD_NEXT` depend on who calls. They are left to libc, by a
+//! Lookups with `RTLD_DEFAULT` and `RTLD_NEXT` depend on the caller. They are left to libc, by a
 //! jump that leaves the caller's address where it was; the first finds our functions anyway, and
 //! the second is how a definition finds the next. `dlopen` depends on its caller, too.
 //!
 //! `RTLD_DEEPBIND` has a library find libc's functions before ours, and so does a name space of its
-//! own (`dlmopen`). The flag is not dropped: who sets it has symbols of the same names as somebody
-//! else's, and would break. Instead all files are left to the kernel before
+//! own (`dlmopen`). The flag is not dropped: a program that sets it has symbols of the same names
+//! as somebody else's, and would break. Instead all files are left to the kernel before
 //! (`Registry::leave_all`).
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};

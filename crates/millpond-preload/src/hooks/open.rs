@@ -1,8 +1,9 @@
-//! `open` and its kin: after the kernel has opened the file, it is decided who serves it.
+//! `open` and its kin: after the kernel has opened the file, its number is watched (`adoption`); or
+//! it is decided at once who serves it, if that was asked for (`--eager`).
 //!
-//! An open of a file that this process has a lease on would wait for that lease; so it is looked
-//! up by path first, and makes way for itself. If the path changes in between, the open does wait,
-//! and the watcher lets it through. No lock is held while the kernel opens.
+//! An open of a file that this process has a lease on waits for that lease, and the watcher lets it
+//! through. Where it may not wait, or files are served from their open on, the file is looked up by
+//! path first, and makes way. No lock is held while the kernel opens.
 //!
 //! A file that a dead process left to its keeper is waited for until it is written. No lock is held
 //! then, either, and signals are taken.
@@ -13,14 +14,15 @@ use std::time::Duration;
 use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::table::{self, Known};
-use crate::files::{io, registry};
+use crate::files::watch::forget_watched;
+use crate::files::{io, registry, watch};
 use crate::fork::ensure_initialised;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
-use crate::runtime::{fault, section, thread};
+use crate::runtime::{config, fault, section, thread};
 
 /// Opens, and describes what was opened.
 pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
@@ -31,11 +33,21 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     }
     point();
     ensure_initialised();
-    if registry::holds_leases() {
+    if config::is_eager() && registry::holds_leases() {
         make_way(dir, path, flags);
     }
     // SAFETY: the caller's duty.
     let mut fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    if fd < 0
+        && flags & libc::O_NONBLOCK != 0
+        && errno() == libc::EAGAIN
+        && registry::holds_leases()
+    {
+        // Perhaps for a lease of our own.
+        make_way(dir, path, flags);
+        // SAFETY: as above.
+        fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    }
     if fd < 0 && errno() == libc::EMFILE && section::run(|_| registry::lock().shed()) {
         // The numbers that the engine had are free now.
         // SAFETY: as above.
@@ -59,7 +71,7 @@ pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) ->
         unsafe { fault::copy_in((&raw mut flags).cast(), how.cast(), wanted) }
     });
     let flags = flags as c_int;
-    if registry::holds_leases() {
+    if (config::is_eager() || flags & libc::O_NONBLOCK != 0) && registry::holds_leases() {
         make_way(dir, path, flags);
     }
     // SAFETY: the caller's duty.
@@ -90,6 +102,9 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
         section::run(|_| {
             registry::lock().forget_lost(new);
             io::describe(new);
+            if let Some(identity) = identity::identify(new) {
+                registry::lock().give(identity.id);
+            }
         });
     }
     new
@@ -138,11 +153,49 @@ pub fn describe(fd: c_int, flags: c_int) {
         describe_foreign(fd);
         return;
     }
+    if !config::is_eager() {
+        begin_watch(fd, flags);
+        return;
+    }
     for slice in 1..=KEEPER_SLICES {
         if section::run(|_| try_describe(fd, flags, slice == KEEPER_SLICES)) {
             break;
         }
     }
+}
+
+/// The kernel's, until it shows use.
+fn begin_watch(fd: c_int, flags: c_int) {
+    let slot = table::get(fd);
+    let is_lost = match slot {
+        Known::Unknown | Known::Foreign => false,
+        // Closed where no hook saw it.
+        Known::Watched | Known::Left => !forget_watched(fd, slot),
+        Known::Internal | Known::Claimed | Known::File(_) => true,
+    };
+    if is_lost {
+        section::run(|_| registry::lock().forget_lost(fd));
+    }
+    let slot = match watch::of(fd) {
+        Some(watch) if watch::begin(fd, flags) => {
+            let reason = if flags & libc::O_DIRECT != 0 {
+                Some(Reason::Direct)
+            } else if fd <= registry::STDERR {
+                Some(Reason::Stdio)
+            } else {
+                None
+            };
+            match reason {
+                Some(reason) => {
+                    watch.set_reason(reason);
+                    Known::Left
+                }
+                None => Known::Watched,
+            }
+        }
+        _ => Known::Foreign,
+    };
+    table::set(fd, slot);
 }
 
 /// In a section. False if a keeper has to be waited for, unless it was for the last time.
@@ -166,7 +219,7 @@ fn try_describe(fd: c_int, flags: c_int, is_last: bool) -> bool {
 }
 
 fn describe_foreign(fd: c_int) {
-    if matches!(table::get(fd), Known::File(_)) {
+    if !matches!(table::get(fd), Known::Unknown | Known::Foreign | Known::Internal) {
         // Its last owner was closed where no hook saw it.
         section::run(|_| registry::lock().forget_lost(fd));
     }

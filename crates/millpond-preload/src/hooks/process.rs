@@ -55,7 +55,10 @@ pub fn give_inherited() {
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.is_served()))
+            .filter(|(_, slot)| match slot {
+                Known::File(description) => description.is_served(),
+                slot => matches!(slot, Known::Watched),
+            })
             .map(|(fd, _)| fd)
             .collect();
         for fd in fds {
@@ -118,7 +121,7 @@ pub fn before_quick_exit() {
 }
 
 pub unsafe fn _exit(status: c_int) -> ! {
-    // For good: the process ends here, whoever has asked this thread to.
+    // For good: the process ends here, cancelled or not.
     disable();
     late::end();
     report::say(registry::before_report);

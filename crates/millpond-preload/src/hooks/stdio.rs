@@ -7,7 +7,8 @@
 //! does it). One can't be: libc gives such streams no wide characters. A program whose main
 //! executable imports wide stream input gets libc's own streams, and those files are passed.
 //!
-//! The standard streams and streams on other files stay libc's own.
+//! The standard streams and streams on other files stay libc's own. So do all that `fopen` opens where
+//! files are adopted when they show use: see `adoption`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -16,6 +17,7 @@ use libc::FILE;
 use crate::files::io::At;
 use crate::files::seek::seek;
 use crate::files::table::{self, Known};
+use crate::files::watch::forget_watched;
 use crate::files::{late, process_locks, registry, streams};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
@@ -24,7 +26,7 @@ use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
 use crate::runtime::link::format_link;
 use crate::runtime::sys::{fail, set_errno, sys, to_libc};
-use crate::runtime::{section, thread};
+use crate::runtime::{config, section, thread};
 
 #[repr(C)]
 struct CookieFunctions {
@@ -56,7 +58,7 @@ unsafe extern "C-unwind" fn cookie_read(
     // SAFETY: libc gives its stream's buffer.
     unsafe {
         let (fd, buf) = (fd_of(cookie), buf.cast());
-        io::read_one(fd, buf, len, At::Offset, || libc_calls::read(fd, buf, len))
+        io::read_one(fd, buf, len, At::Offset, |fd, buf, len, _| libc_calls::read(fd, buf, len))
     }
 }
 
@@ -68,7 +70,8 @@ unsafe extern "C-unwind" fn cookie_write(
     // SAFETY: libc gives its stream's buffer. It takes 0 for a failure, and wants no -1.
     unsafe {
         let (fd, buf) = (fd_of(cookie), buf.cast());
-        io::write(fd, io::one(buf, len), At::Offset, || libc_calls::write(fd, buf, len)).max(0)
+        io::write_one(fd, buf, len, At::Offset, |fd, buf, len, _| libc_calls::write(fd, buf, len))
+            .max(0)
     }
 }
 
@@ -151,7 +154,7 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut
 }
 
 pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    if thread::record().is_inside() || mode.is_null() {
+    if thread::record().is_inside() || mode.is_null() || !config::is_eager() {
         // SAFETY: as the caller vouches to `fopen64`.
         return unsafe { libc_calls::fopen64(path, mode) };
     }
@@ -198,18 +201,28 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     }
 }
 
+/// Before libc closes the number `fd` of its stream.
+unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closing> {
+    match table::get(fd) {
+        Known::File(_) | Known::Claimed => {}
+        slot @ (Known::Watched | Known::Left) if !forget_watched(fd, slot) => {}
+        _ => return None,
+    }
+    // SAFETY: the stream is open until libc closes it.
+    unsafe { libc::fflush(stream) };
+    let closing = late::before_close(fd);
+    section::run(|_| registry::lock().forget(fd));
+    closing
+}
+
 pub unsafe fn fclose(stream: *mut FILE) -> c_int {
     let mut closing = None;
     if !stream.is_null() && streams::lookup(stream, true).is_none() {
         // libc closes the number of its own streams by itself.
         // SAFETY: as the caller vouches to `fclose`.
         let fd = unsafe { libc_calls::fileno(stream) };
-        if let Known::File(_) = table::get(fd) {
-            // SAFETY: the stream is open until libc closes it below.
-            unsafe { libc::fflush(stream) };
-            closing = late::before_close(fd);
-            section::run(|_| registry::lock().forget(fd));
-        }
+        // SAFETY: as above.
+        closing = unsafe { before_libc_closes(stream, fd) };
     }
     // SAFETY: as above.
     let result = unsafe { libc_calls::fclose(stream) };
@@ -234,11 +247,7 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
         // SAFETY: as the caller vouches to `freopen64`.
         unsafe {
             let fd = libc_calls::fileno(stream);
-            if let Known::File(_) = table::get(fd) {
-                libc::fflush(stream);
-                late::before_close(fd);
-                section::run(|_| registry::lock().forget(fd));
-            }
+            before_libc_closes(stream, fd);
             let stream = libc_calls::freopen64(path, mode, stream);
             process_locks::close_retired();
             return stream;

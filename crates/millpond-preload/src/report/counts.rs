@@ -9,9 +9,12 @@ use millpond::{Backing, Stats};
 use crate::report::reason::{REASONS, Reason};
 use crate::runtime::{config, thread};
 
+const _: () = assert!(REASONS.len() <= thread::REASONS_MAX);
+
 static FILES_SERVED: AtomicU64 = AtomicU64::new(0);
 static FILES_PASSED: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
-static BYTES_PASSED: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
+/// Bytes that an earlier line has told already.
+static PASSED_TOLD: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
 /// Files served through the kernel's cache though direct backing was asked for.
 static FILES_UNDIRECTED: AtomicU64 = AtomicU64::new(0);
 /// Transfers with `O_DIRECT` that an earlier line has told already: reads, writes.
@@ -33,20 +36,20 @@ pub fn count_file_passed(reason: Reason) {
 
 pub fn count_bytes_passed(reason: Reason, result: isize) {
     if result > 0 {
-        BYTES_PASSED[reason as usize].fetch_add(result as u64, Relaxed);
+        thread::record().count_passed(reason as usize, result as u64);
     }
 }
 
 /// Forgets the counts: in a forked child.
 pub fn after_fork() {
     let single = [&FILES_SERVED, &FILES_UNDIRECTED, &BYTES_TOLD];
-    let all = single.into_iter().chain(&DIRECT_TOLD).chain(&FILES_PASSED).chain(&BYTES_PASSED);
+    let all = single.into_iter().chain(&DIRECT_TOLD).chain(&FILES_PASSED).chain(&PASSED_TOLD);
     for count in all {
         count.store(0, Relaxed);
     }
 }
 
-/// What was counted, by whom.
+/// What was counted.
 #[derive(Default)]
 pub struct Counts {
     served_files: u64,
@@ -77,7 +80,9 @@ impl Counts {
             }
         }
         for (index, passed) in counts.passed.iter_mut().enumerate() {
-            *passed = (FILES_PASSED[index].swap(0, Relaxed), BYTES_PASSED[index].swap(0, Relaxed));
+            let bytes = thread::bytes_passed(index);
+            let told = PASSED_TOLD[index].swap(bytes, Relaxed);
+            *passed = (FILES_PASSED[index].swap(0, Relaxed), bytes.saturating_sub(told));
         }
         counts
     }

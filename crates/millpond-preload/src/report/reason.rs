@@ -12,6 +12,8 @@ macro_rules! reasons {
 }
 
 reasons! {
+    /// Its use did not show that it pays to serve it.
+    Once => "once",
     /// Open when the program started, or received, or opened past the hooks.
     Inherited => "inherited",
     /// Standard input, output or error: libc reads and writes there by itself.
@@ -43,6 +45,8 @@ reasons! {
     /// The program has I/O of its own that no hook sees: by io_uring, by a library that binds to
     /// libc first, or with descriptors that only some of its threads have.
     Unseen => "unseen",
+    /// Served, and hardly ever hit.
+    Unused => "unused",
     /// No descriptor was left for the engine.
     Descriptors => "descriptors",
     /// The engine could not take it.

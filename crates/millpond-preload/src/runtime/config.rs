@@ -7,6 +7,8 @@
 //! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
+//! | `MILLPOND_EAGER` | `1`: files are served from their open on, not only when they show use |
+//! | `MILLPOND_ADOPT` | for tests: after how many reads of what was read before a file is adopted; or `random:SEED`: adopted and given back at random moments |
 //! | `MILLPOND_HIT_PATH` | `0` switches the lock-free hit path off |
 //! | `MILLPOND_QUIET` | `1`: no line on stderr at the end |
 //! | `MILLPOND_REPORT_FILE` | a file to append one line to at the end; see `report` |
@@ -14,6 +16,8 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use millpond::{Backing, WriteMode};
 
@@ -24,6 +28,7 @@ pub struct Config {
     pub mode: WriteMode,
     pub keeper: Option<String>,
     pub hit_path: bool,
+    pub adopt: Adopt,
     pub is_quiet: bool,
     pub report_file: Option<CString>,
     /// What the process runs, for the report.
@@ -33,10 +38,53 @@ pub struct Config {
     pub internal_fd_min: RawFd,
 }
 
+/// When files are adopted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Adopt {
+    /// After so many reads of what was read before.
+    After(u32),
+    Random(u64),
+}
+
 static CONFIG: OnceLock<Config> = OnceLock::new();
+/// Files are served from their open on.
+static IS_EAGER: AtomicBool = AtomicBool::new(false);
+static WRITES_WAIT: AtomicBool = AtomicBool::new(false);
+static IS_RANDOM: AtomicBool = AtomicBool::new(false);
+
+#[inline]
+pub fn is_eager() -> bool {
+    IS_EAGER.load(Relaxed)
+}
+
+/// Mode back was asked for.
+#[inline]
+pub fn writes_wait() -> bool {
+    WRITES_WAIT.load(Relaxed)
+}
+
+/// Files are adopted and given back at random moments.
+#[inline]
+pub fn is_random() -> bool {
+    IS_RANDOM.load(Relaxed)
+}
 
 pub fn get() -> &'static Config {
     CONFIG.get_or_init(read)
+}
+
+/// Reads it, when the library is loaded.
+pub fn initialise(reads_again: u32) {
+    let config = CONFIG.get_or_init(|| {
+        let mut config = read();
+        if config.adopt == Adopt::After(0) {
+            config.adopt = Adopt::After(reads_again);
+        }
+        config
+    });
+    IS_EAGER.store(variable(c"MILLPOND_EAGER") == Some(b"1"), Relaxed);
+    WRITES_WAIT.store(config.mode == WriteMode::Back, Relaxed);
+    IS_RANDOM.store(matches!(config.adopt, Adopt::Random(_)), Relaxed);
 }
 
 fn read() -> Config {
@@ -64,6 +112,14 @@ fn read() -> Config {
             .filter(|text| !text.is_empty())
             .map(str::to_owned),
         hit_path: variable(c"MILLPOND_HIT_PATH") != Some(b"0"),
+        adopt: match variable(c"MILLPOND_ADOPT").and_then(|text| text.strip_prefix(b"random:")) {
+            Some(seed) => Adopt::Random(
+                std::str::from_utf8(seed).ok().and_then(|seed| seed.parse().ok()).unwrap_or(0),
+            ),
+            None => {
+                Adopt::After(number(c"MILLPOND_ADOPT").and_then(|n| n.try_into().ok()).unwrap_or(0))
+            }
+        },
         is_quiet: variable(c"MILLPOND_QUIET") == Some(b"1"),
         report_file: variable(c"MILLPOND_REPORT_FILE").and_then(|path| CString::new(path).ok()),
         program: std::fs::read_link("/proc/self/exe")

@@ -27,7 +27,7 @@ pub fn next(name: &CStr) -> *mut c_void {
 
 /// A function of libc's by its own symbol table; remembered in `slot`.
 pub fn libcs(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    // Relaxed, here and below: whoever reads null finds the same address.
+    // Relaxed, here and below: a thread that reads null finds the same address.
     let mut found = slot.load(Relaxed);
     if found.is_null() {
         found = Object::where_(|object| {

@@ -33,7 +33,7 @@ fn index(signal: c_int) -> Option<usize> {
 
 /// Installs the handlers, once. In a section.
 pub fn install() {
-    // Acquire, Release: who sees the flag finds the program's actions noted.
+    // Acquire, Release: a thread that sees the flag finds the program's actions noted.
     if INSTALLED.load(Acquire) {
         return;
     }

@@ -16,8 +16,8 @@ use crate::runtime::sys::set_errno;
 #[cold]
 fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let found = elf::next(name);
-    // Relaxed, here and in the wrappers: whoever reads null resolves again, to the same address,
-    // and the code behind it was mapped before this library was.
+    // Relaxed, here and in the wrappers: a thread that reads null resolves again, to the same
+    // address, and the code behind it was mapped before this library was.
     slot.store(found, Relaxed);
     found
 }

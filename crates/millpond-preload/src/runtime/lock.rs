@@ -97,7 +97,7 @@ pub fn wait(word: &AtomicU32, expected: u32) {
     unsafe { sys!(libc::SYS_futex, word.as_ptr(), operation, expected, 0) };
 }
 
-/// Wakes all who sleep on `word`.
+/// Wakes all that sleep on `word`.
 pub fn wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the kernel uses only the word's address.

@@ -7,6 +7,7 @@ pub mod cancel;
 pub mod config;
 pub mod elf;
 pub mod fault;
+pub mod in_flight;
 pub mod libc_calls;
 pub mod link;
 pub mod lock;

@@ -6,7 +6,7 @@
 //! enter: depth += 1;  load the table slot;  use what it points to;  exit: depth -= 1
 //! ```
 //!
-//! and who wants to free what a slot pointed to does
+//! and to free what a slot pointed to takes
 //!
 //! ```text
 //! clear the slot;  membarrier();  read every thread's depth;  free when each was seen outside
@@ -44,9 +44,10 @@ impl Sections {
     /// Enters a section. Paired with [`Sections::exit`].
     #[inline]
     pub fn enter(&self, is_fenced: bool) {
-        // Its order before the slot load is the module header's. Release: who sees this section, and so
-        // that the one before is over, may free what that read (partner: the Acquire in `current`).
-        // The Release in `exit` is not enough: a later store does not carry it on.
+        // Its order before the slot load is the module header's. Release: a thread that sees this
+        // section, and so that the one before is over, may free what that read (partner: the
+        // Acquire in `current`). The Release in `exit` is not enough: a later store does not carry
+        // it on.
         self.0.store(self.0.load(Relaxed) + 1, Release);
         compiler_fence(SeqCst);
         if is_fenced {
@@ -88,9 +89,9 @@ impl Sections {
 pub struct Readers<R>(Vec<(R, u64)>);
 
 impl<R: Deref<Target = Sections>> Readers<R> {
-    /// Notes who is reading now, of those that `visit_all` passes on. What was unpublished before this call
-    /// is unreachable for everyone who is not among them. `membarrier` is a fence on all threads, or nothing
-    /// where readers fence themselves.
+    /// Notes the threads that are reading now, of those that `visit_all` passes on. What was
+    /// unpublished before this call is unreachable for all others. `membarrier` is a fence on all
+    /// threads, or nothing where readers fence themselves.
     pub fn take(membarrier: impl FnOnce(), visit_all: impl FnOnce(&mut dyn FnMut(R))) -> Self {
         fence(SeqCst);
         membarrier();

@@ -2,14 +2,16 @@
 //!
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
 //! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
-//! Three fields: its *reading sections* (see `reading`), how deep it is *inside* the library, and the
-//! bytes it served.
+//! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
+//! adopted, how deep it is *inside* the library, the bytes it was served, and those it was not.
 
 use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 
 use crate::runtime::cancel::request::{self, CancelRequest, Mark};
+use crate::runtime::in_flight::{Before, InFlight, after_claim};
 use crate::runtime::reading::{Readers, Sections};
 use crate::runtime::sys::sys;
 
@@ -17,6 +19,7 @@ use crate::runtime::sys::sys;
 #[repr(align(128))]
 pub struct Record {
     sections: Sections,
+    in_flight: InFlight,
     inside: AtomicU32,
     claimed: AtomicBool,
     request: CancelRequest,
@@ -28,8 +31,15 @@ pub struct Record {
     timer: AtomicI32,
     tid: AtomicI32,
     bytes_served: AtomicU64,
+    /// What `bytes_served` was at the thread's last miss.
+    bytes_at_miss: AtomicU64,
     next: AtomicPtr<Record>,
+    /// Bytes that the kernel moved, by why: see `count_passed`.
+    bytes_passed: [AtomicU64; REASONS_MAX],
 }
+
+/// For so many reasons bytes are counted.
+pub const REASONS_MAX: usize = 32;
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
@@ -53,6 +63,22 @@ impl Record {
     #[inline]
     pub fn exit(&self) {
         self.sections.exit();
+    }
+
+    /// Names `fd` as the number of a call in flight. Paired with [`Record::end_call`].
+    #[inline(always)]
+    pub fn begin_call(&self, fd: RawFd) -> Before {
+        self.in_flight.begin(fd, STRONG.load(Relaxed))
+    }
+
+    #[inline(always)]
+    pub fn end_call(&self, before: Before) {
+        self.in_flight.end(before);
+    }
+
+    /// Whether the thread names one of `fds`: then it is in a handler that has interrupted the call.
+    pub fn is_calling(&self, fds: &[RawFd]) -> bool {
+        self.in_flight.names(fds)
     }
 
     /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first
@@ -127,6 +153,21 @@ impl Record {
     #[inline]
     pub fn count_served(&self, bytes: u64) {
         self.bytes_served.store(self.bytes_served.load(Relaxed) + bytes, Relaxed);
+    }
+
+    /// Adds to the bytes that the kernel moved for this thread, for a reason; as `count_served`.
+    #[inline]
+    pub fn count_passed(&self, reason: usize, bytes: u64) {
+        let count = &self.bytes_passed[reason % REASONS_MAX];
+        count.store(count.load(Relaxed) + bytes, Relaxed);
+    }
+
+    /// The thread misses. Whether it was served anything since its last miss.
+    pub fn note_miss(&self) -> bool {
+        let served = self.bytes_served.load(Relaxed);
+        let last = self.bytes_at_miss.load(Relaxed);
+        self.bytes_at_miss.store(served, Relaxed);
+        served != last
     }
 }
 
@@ -228,9 +269,9 @@ fn claim() -> &'static Record {
         loop {
             let head = RECORDS.load(Relaxed);
             record.next.store(head, Relaxed);
-            // Release: publishes the record's fields to whoever walks the list (Acquire in
-            // `for_each`). SeqCst on both sides is not needed: a reader that a walk misses
-            // claimed its record after the walk began, hence after the slot was cleared.
+            // Release: publishes the record's fields to threads that walk the list (Acquire in
+            // `for_each`). SeqCst on both sides is not needed: a reader that a walk misses claimed
+            // its record after the walk began, hence after the slot was cleared.
             let new = std::ptr::from_ref(record).cast_mut();
             if RECORDS.compare_exchange(head, new, Release, Relaxed).is_ok() {
                 break;
@@ -240,7 +281,7 @@ fn claim() -> &'static Record {
     claim()
 }
 
-/// A page of fresh records. Straight from the kernel: a signal handler may be who needs one.
+/// A page of fresh records. Straight from the kernel: a signal handler may need one.
 fn make_chunk() -> &'static [Record] {
     const BYTES: usize = 4096;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -277,6 +318,8 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
         unsafe { sys!(libc::SYS_timer_delete, timer) };
     }
     record.timer.store(0, Relaxed);
+    // Cancelled in a call.
+    record.in_flight.reset();
     record.request.reset();
     record.asynchronous.store(false, Relaxed);
     record.cancel_disabled.store(false, Relaxed);
@@ -337,6 +380,7 @@ pub fn after_fork() {
     for_each(|record| {
         if !std::ptr::eq(record, own) {
             record.sections.reset();
+            record.in_flight.reset();
             record.inside.store(0, Relaxed);
             record.request.reset();
             record.asynchronous.store(false, Relaxed);
@@ -346,6 +390,8 @@ pub fn after_fork() {
         record.request.cool_down();
         record.timer.store(0, Relaxed);
         record.bytes_served.store(0, Relaxed);
+        record.bytes_at_miss.store(0, Relaxed);
+        record.bytes_passed.iter().for_each(|count| count.store(0, Relaxed));
     });
     if let Some(own) = try_record() {
         // SAFETY: no precondition.
@@ -363,22 +409,44 @@ pub fn bytes_served() -> u64 {
     sum
 }
 
+/// Bytes that the kernel moved for this reason, for all threads, ended ones included.
+pub fn bytes_passed(reason: usize) -> u64 {
+    let mut sum = 0;
+    for_each(|record| sum += record.bytes_passed[reason].load(Relaxed));
+    sum
+}
+
+/// After a claim: waits until no thread names one of `fds`, for as long as `goes_on` says so. Whether
+/// none does.
+pub fn await_calls(fds: &[RawFd], mut goes_on: impl FnMut() -> bool) -> bool {
+    after_claim(membarrier);
+    loop {
+        let mut is_named = false;
+        for_each(|record| is_named |= record.is_calling(fds));
+        if !is_named || !goes_on() {
+            return !is_named;
+        }
+    }
+}
+
+/// A full fence on all threads, where they do not fence themselves.
+fn membarrier() {
+    const PRIVATE_EXPEDITED: usize = 1 << 3;
+    if !STRONG.load(Relaxed) {
+        // SAFETY: a fence on all threads; no memory effects.
+        unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) };
+    }
+}
+
 /// The reading sections that were under way at some moment.
 pub struct Snapshot {
     readers: UnsafeCell<Readers<&'static Sections>>,
 }
 
 impl Snapshot {
-    /// Notes who is reading now. What was unpublished before this call is unreachable for
-    /// everyone who is not in the snapshot.
+    /// Notes the threads that are reading now. What was unpublished before this call is unreachable
+    /// for all that are not in the snapshot.
     pub fn take() -> Self {
-        const PRIVATE_EXPEDITED: usize = 1 << 3;
-        let membarrier = || {
-            if !STRONG.load(Relaxed) {
-                // SAFETY: a fence on all threads; no memory effects.
-                unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) };
-            }
-        };
         let readers = Readers::take(membarrier, |note| for_each(|record| note(&record.sections)));
         Self { readers: UnsafeCell::new(readers) }
     }

@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use millpond::keeper::{Address, Server};
 
@@ -43,6 +44,27 @@ pub struct Pond {
     aside: tempfile::TempDir,
     cache_bytes: u64,
     mode: Mode,
+    adoption: Adoption,
+}
+
+/// When files are served; see the library's module `adoption`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Adoption {
+    /// From their open on.
+    AtOpen,
+    /// When they have shown use, as in a run without options.
+    OnUse,
+    /// At random moments, and given back at others.
+    Random(u64),
+}
+
+impl Default for Adoption {
+    /// At open; with `MILLPOND_TEST_ADOPT=SEED` at random, to run tests so that are not written for it: what
+    /// they expect to be served is not, but nothing may be wrong.
+    fn default() -> Self {
+        let seed = std::env::var("MILLPOND_TEST_ADOPT").ok().and_then(|seed| seed.parse().ok());
+        seed.map_or(Self::AtOpen, Self::Random)
+    }
 }
 
 /// The library's modes; see its module `late`.
@@ -115,6 +137,7 @@ impl Pond {
             aside: tempfile::tempdir().unwrap(),
             cache_bytes: 64 << 20,
             mode: Mode::Through,
+            adoption: Adoption::default(),
         }
     }
 
@@ -127,8 +150,19 @@ impl Pond {
         Self { mode, ..self }
     }
 
+    pub fn adopting(self, adoption: Adoption) -> Self {
+        Self { adoption, ..self }
+    }
+
     pub fn with_cache_bytes(cache_bytes: u64) -> Self {
         Self { cache_bytes, ..Self::new() }
+    }
+
+    /// Where files are adopted and given back at random moments: what a program finds must not depend on
+    /// that. How much is served does.
+    pub fn at_random() -> [Self; 2] {
+        let pond = |mode, seed| Self::new().in_mode(mode).adopting(Adoption::Random(seed));
+        [pond(Mode::Through, 1), pond(Mode::Back, 2)]
     }
 
     /// A path in the served directory.
@@ -158,6 +192,11 @@ impl Pond {
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
             .env("MILLPOND_REPORT_FILE", self.aside("report"))
             .env("MILLPOND_QUIET", "1");
+        match self.adoption {
+            Adoption::AtOpen => command.env("MILLPOND_EAGER", "1"),
+            Adoption::OnUse => &mut command,
+            Adoption::Random(seed) => command.env("MILLPOND_ADOPT", format!("random:{seed}")),
+        };
         if self.mode == Mode::BackDirect {
             command.env("MILLPOND_BACKING", "direct");
         }
@@ -229,6 +268,9 @@ pub fn succeed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// What takes longer hangs, also on a busy machine.
+const HANG: Duration = Duration::from_secs(300);
+
 /// Runs a command to its end; a hang ends it, with all its children.
 pub fn finish(command: &mut Command) -> Output {
     use std::os::unix::process::CommandExt;
@@ -237,7 +279,7 @@ pub fn finish(command: &mut Command) -> Output {
     let pid = child.id();
     let (done, is_done) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if is_done.recv_timeout(std::time::Duration::from_secs(60)).is_err() {
+        if is_done.recv_timeout(HANG).is_err() {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
     });

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,6 +27,14 @@ static void make_pages(const char *path, int first)
 		CHECK(write(fd, page, PAGE) == PAGE);
 	}
 	CHECK(close(fd) == 0);
+}
+
+/* How often, at the scale of MILLPOND_TEST_SCALE; at least `min`. */
+static int scaled(int count, int min)
+{
+	const char *scale = getenv("MILLPOND_TEST_SCALE");
+	int times = scale ? (int)(count * atof(scale)) : count;
+	return times > min ? times : min;
 }
 
 static int is_all(const void *memory, size_t n, int value)

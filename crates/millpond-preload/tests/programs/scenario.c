@@ -80,7 +80,7 @@ static void close_race(void)
 	pthread_t threads[3];
 	for (int i = 0; i < 3; i++)
 		pthread_create(&threads[i], NULL, race_reader, NULL);
-	for (int i = 0; i < 4000; i++) {
+	for (int i = 0; i < scaled(4000, 1000); i++) {
 		CHECK(close(race_fd) == 0);
 		CHECK(open(i & 1 ? "a" : "b", O_RDONLY) == race_fd);
 		if (i % 3 == 0)
@@ -257,7 +257,7 @@ static void signals(void)
 	struct itimerval timer = {{0, 2000}, {0, 2000}};
 	setitimer(ITIMER_REAL, &timer, NULL);
 	unsigned char page[PAGE];
-	time_t end = time(NULL) + 3;
+	time_t end = time(NULL) + scaled(3, 2);
 	while (time(NULL) < end) {
 		for (int i = 0; i < PAGES; i++) {
 			CHECK(lseek(sig_fd, (off_t)i * PAGE, SEEK_SET) == (off_t)i * PAGE);
@@ -576,7 +576,9 @@ static void read_all(int fd, int value)
 static void turn_taker(int in, int out, int first)
 {
 	char byte;
-	for (int round = first; round < 200; round += 2) {
+	/* They are told in a byte. */
+	int rounds = scaled(200, 60) < 200 ? scaled(200, 60) : 200;
+	for (int round = first; round < rounds; round += 2) {
 		int fd = open("f", O_RDONLY);
 		CHECK(fd >= 0);
 		pthread_t thread;

@@ -107,8 +107,8 @@ impl Frames {
     /// frames; its first unit.
     pub(crate) fn take_chunk(&self, class: Class) -> Option<u32> {
         let mut free = self.free_frames(class).lock();
-        let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes / 2;
-        if !room || free.warm != 0 || self.limit_bytes < HUGE_LIMIT_BYTES_MIN {
+        let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes() / 2;
+        if !room || free.warm != 0 || self.limit_bytes() < HUGE_LIMIT_BYTES_MIN {
             return None;
         }
         let (first, huge) = self.new_chunk(class)?;
@@ -149,7 +149,7 @@ impl Frames {
             Class::LEAF => HUGE_LEAVES_LIMIT_BYTES_MIN,
             _ => HUGE_LIMIT_BYTES_MIN,
         };
-        let huge = self.limit_bytes >= huge_limit_bytes_min && self.try_charge(whole_charge);
+        let huge = self.limit_bytes() >= huge_limit_bytes_min && self.try_charge(whole_charge);
         if huge {
             // SAFETY: our own mapping, and the advice does not change its contents. Where the
             // system has no huge pages, small ones serve.

@@ -46,7 +46,7 @@ impl Epoch {
     pub(crate) fn raise(&self) {
         // SeqCst (a fence on both sides on every target we run on): what follows, a wrapped word
         // or the reuse of a leaf, is seen by nobody who does not see this. Argued: what follows is an RMW
-        // that releases, or passes through a lock.
+        // that releases, at the latest that which ends HIDDEN, or passes through a lock.
         self.0.fetch_add(1, SeqCst);
     }
 }

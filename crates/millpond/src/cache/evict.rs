@@ -65,6 +65,10 @@ const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
 /// For so many evictions: looks in vain are half a look for each of them, then.
 const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 
+/// The shares of the young and the small queue in the limit.
+const YOUNG_PART: u64 = 64;
+const SMALL_PART: u64 = 10;
+
 const QUEUE: u32 = 0b11;
 const PREFETCHED: u32 = 1 << 2;
 
@@ -159,20 +163,26 @@ impl Looks {
 }
 
 impl Queues {
+    /// The ghost stays as large as for this limit.
     pub(crate) fn new(limit_bytes: u64) -> Queues {
         Queues {
             young: Queue::default(),
             small: Queue::default(),
             main: Queue::default(),
             ghost: Ghost::new(limit_bytes),
-            young_bytes_max: limit_bytes / 64,
-            small_bytes_max: limit_bytes / 10,
+            young_bytes_max: limit_bytes / YOUNG_PART,
+            small_bytes_max: limit_bytes / SMALL_PART,
             readahead: ReadaheadUse::default(),
             rests: [0; 4],
             barren: None,
             #[cfg(test)]
             most_looks: 0,
         }
+    }
+
+    pub(crate) fn set_limit(&mut self, limit_bytes: u64) {
+        self.young_bytes_max = limit_bytes / YOUNG_PART;
+        self.small_bytes_max = limit_bytes / SMALL_PART;
     }
 
     /// So many goes show each queue's frames once.
@@ -205,7 +215,7 @@ impl Queues {
         let core: *const FileCore = arrival.core;
         let meta = frames.meta(arrival.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
-        meta.page.store(arrival.page, Relaxed);
+        meta.page.store(arrival.page.0, Relaxed);
         let class = Class::page(arrival.core.page_shift);
         let prefetched = if arrival.prefetched { PREFETCHED } else { 0 };
         meta.tags.store(u32::from(class.tag()) << CLASS_SHIFT | prefetched, Relaxed);
@@ -405,7 +415,7 @@ impl Queues {
             held.vacated();
             if name != QueueName::Main {
                 let core = meta.owner.load(Relaxed) as usize;
-                self.ghost.remember(core, meta.page.load(Relaxed));
+                self.ghost.remember(core, PageIndex(meta.page.load(Relaxed)));
             }
             Verdict::Evicted
         })
@@ -435,7 +445,7 @@ impl Queues {
         let meta = frames.meta(frame);
         // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(frames, meta.page.load(Relaxed));
+        core.ask_for(frames, PageIndex(meta.page.load(Relaxed)));
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
             copy::ask_for_line(frames.meta(next));
@@ -526,7 +536,7 @@ fn with_word<R>(
     // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
     // teardown takes first.
     let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-    let page = meta.page.load(Relaxed);
+    let page = PageIndex(meta.page.load(Relaxed));
     let held = core.hold(frames, page, false).ok()?;
     let word = held.word(page);
     let seen = word.load();

@@ -47,13 +47,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-pub(crate) use crate::cache::class::Class;
+use crate::cache::class::Class;
 use crate::cache::pin::Pins;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
-pub(crate) use crate::units::FrameIndex;
-use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, UNIT_BYTES, UNIT_SHIFT};
+use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, UNIT_BYTES, UNIT_SHIFT};
 
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
@@ -72,7 +71,7 @@ pub(crate) const CLASS_SHIFT: u32 = 8;
 
 /// What is known about a frame beside its bytes.
 ///
-/// `owner` and `page` are written by whoever has the frame in hand, before it enters the
+/// `owner` and `page` are written by the thread that has the frame in hand, before it enters the
 /// eviction queues; `next`, `previous` and `tags` belong to the evictor while the frame is in its
 /// queues (under its lock) and to the free list while it is free.
 pub(crate) struct FrameMeta {
@@ -142,9 +141,8 @@ pub(crate) struct Frames {
     /// Of each system page, how many of its frames are free, and LISTED; where groups are of
     /// several.
     pub(super) free_in_group: Box<[AtomicU8]>,
-    pub(super) limit_bytes: u64,
-    /// What may be charged; the rest is for what can't be refused.
-    room_bytes: u64,
+    /// Relaxed: no memory is passed on by it.
+    limit_bytes: AtomicU64,
     committed_bytes: AtomicU64,
     pub(super) next_chunk: AtomicU32,
     pub(super) huge_chunks: Box<[AtomicBool]>,
@@ -193,8 +191,7 @@ impl Frames {
             units,
             system_page_bytes,
             free_in_group: (0..groups).map(|_| AtomicU8::new(0)).collect(),
-            limit_bytes,
-            room_bytes: limit_bytes - spare_bytes(limit_bytes),
+            limit_bytes: AtomicU64::new(limit_bytes),
             committed_bytes: AtomicU64::new(fixed_bytes),
             // Chunk 0 is left out, so that index 0 is no frame.
             next_chunk: AtomicU32::new(1),
@@ -236,7 +233,25 @@ impl Frames {
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
+        self.limit_bytes.load(Relaxed)
+    }
+
+    /// Changes the limit: not beyond that of [`Frames::new`], for which the address space is reserved.
+    pub(super) fn set_limit(&self, limit_bytes: u64) {
+        self.limit_bytes.store(limit_bytes, Relaxed);
+    }
+
+    /// The limit that has room for what is charged now, and no more.
+    pub(super) fn limit_in_use(&self) -> u64 {
+        let used = self.committed_bytes();
+        // At least what is spared of that.
+        used + spare_bytes(2 * used)
+    }
+
+    /// What may be charged; the rest is for what can't be refused.
+    fn room_bytes(&self) -> u64 {
+        let limit_bytes = self.limit_bytes();
+        limit_bytes - spare_bytes(limit_bytes)
     }
 
     pub(crate) fn committed_bytes(&self) -> u64 {
@@ -280,10 +295,11 @@ impl Frames {
 
     /// Counts `bytes` against the limit; false if they do not fit.
     pub(crate) fn try_charge(&self, bytes: u64) -> bool {
+        let room_bytes = self.room_bytes();
         // Relaxed: a counter; the memory it stands for is passed on under other locks.
         self.committed_bytes
             .fetch_update(Relaxed, Relaxed, |now| {
-                now.checked_add(bytes).filter(|&sum| sum <= self.room_bytes)
+                now.checked_add(bytes).filter(|&sum| sum <= room_bytes)
             })
             .is_ok()
     }
@@ -295,7 +311,7 @@ impl Frames {
 
     /// Whether more is counted than [`Frames::try_charge`] would.
     pub(crate) fn is_overdrawn(&self) -> bool {
-        self.committed_bytes() > self.room_bytes
+        self.committed_bytes() > self.room_bytes()
     }
 
     pub(crate) fn uncharge(&self, bytes: u64) {

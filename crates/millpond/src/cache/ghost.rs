@@ -5,6 +5,8 @@
 //! what is older than the number of pages that the main queue can hold, and the oldest of a
 //! bucket; a false match (chance about 2^-30) only misplaces a page.
 
+use crate::units::PageIndex;
+
 /// Half a line of the processor's caches.
 const WAYS: usize = 4;
 
@@ -31,7 +33,7 @@ impl Ghost {
         size_of_val(&*self.entries) as u64
     }
 
-    pub(crate) fn remember(&mut self, file: usize, page: u64) {
+    pub(crate) fn remember(&mut self, file: usize, page: PageIndex) {
         let (fingerprint, bucket) = self.place(file, page);
         self.clock = self.clock.wrapping_add(1).max(1);
         let clock = self.clock;
@@ -46,7 +48,7 @@ impl Ghost {
     }
 
     /// Whether the page is remembered; forgets it.
-    pub(crate) fn take(&mut self, file: usize, page: u64) -> bool {
+    pub(crate) fn take(&mut self, file: usize, page: PageIndex) -> bool {
         let (fingerprint, bucket) = self.place(file, page);
         let (clock, lifetime) = (self.clock, self.lifetime);
         let found = self.entries[bucket..bucket + WAYS].iter_mut().find(|entry| {
@@ -63,9 +65,9 @@ impl Ghost {
         }
     }
 
-    fn place(&self, file: usize, page: u64) -> (u32, usize) {
+    fn place(&self, file: usize, page: PageIndex) -> (u32, usize) {
         // The finalizer of SplitMix64 (Steele et al., OOPSLA 2014).
-        let mut hash = (file as u64).rotate_left(32) ^ page.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut hash = (file as u64).rotate_left(32) ^ page.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         hash ^= hash >> 31;
@@ -81,15 +83,15 @@ mod tests {
     #[test]
     fn remembers_once_and_not_forever() {
         let mut ghost = Ghost::new(64 * 4096);
-        ghost.remember(1, 7);
-        assert!(!ghost.take(2, 7));
-        assert!(ghost.take(1, 7));
-        assert!(!ghost.take(1, 7));
-        ghost.remember(1, 7);
+        ghost.remember(1, PageIndex(7));
+        assert!(!ghost.take(2, PageIndex(7)));
+        assert!(ghost.take(1, PageIndex(7)));
+        assert!(!ghost.take(1, PageIndex(7)));
+        ghost.remember(1, PageIndex(7));
         for page in 100..100 + 65 {
-            ghost.remember(1, page);
+            ghost.remember(1, PageIndex(page));
         }
-        assert!(!ghost.take(1, 7));
-        assert!(ghost.take(1, 164));
+        assert!(!ghost.take(1, PageIndex(7)));
+        assert!(ghost.take(1, PageIndex(164)));
     }
 }

@@ -8,10 +8,10 @@ use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, LinkSlot};
+use crate::units::FrameIndex;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -157,7 +157,8 @@ impl Node {
 }
 
 /// Goal: a node is not recycled while it is held, and nobody holds it for what it was before.
-/// Method: who drops the last hold of a node, against one who finds it where it was linked.
+/// Method: a thread that drops the last hold of a node, against one that finds it where it was
+/// linked.
 #[test]
 fn loom_a_held_node_stays_linked() {
     loom::model(|| {
@@ -178,7 +179,7 @@ fn loom_a_held_node_stays_linked() {
     });
 }
 
-/// Goal: who finds a node where it is linked next finds it as it is then.
+/// Goal: a thread that finds a node where it is linked next finds it as it is then.
 /// Method: beside the two, one who holds the node in its next life.
 #[test]
 fn loom_a_recycled_node_is_found_as_it_is_now() {
@@ -203,7 +204,8 @@ fn loom_a_recycled_node_is_found_as_it_is_now() {
     });
 }
 
-/// Goal: who follows a link finds nothing that the node had in its life before, for another file.
+/// Goal: a thread that follows a link finds nothing that the node had in its life before, for
+/// another file.
 /// Method: a node whose one page goes is linked anew, against a lock-free look at it.
 #[test]
 fn loom_a_linked_node_is_found_empty() {

@@ -11,10 +11,10 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
+use crate::units::FrameIndex;
 
 pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
 
@@ -235,6 +235,51 @@ fn loom_without_the_epoch_a_wrapped_version_fools_it() {
     wrap_under_a_stalled_reader(Rule::Epoch);
 }
 
+/// Goal: the same where who evicts the page and who fills it are others: each passes on what the
+/// other knows of the epoch.
+#[test]
+fn loom_a_version_that_others_wrapped_does_not_fool_a_stalled_reader() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(1);
+    model.check(|| {
+        let pond = Pond::new(Rule::None);
+        let filler = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                for content in 1..=2 {
+                    while pond.words[0].try_fill(FrameIndex(1)).is_err() {
+                        thread::yield_now();
+                    }
+                    pond.build(1, content);
+                    let _ = pond.words[0].finish_fill(FrameIndex(1), SHOWN);
+                }
+            }
+        });
+        let reader = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                let begun = pond.epoch.begin();
+                let seen = pond.words[0].load();
+                if seen.is_hit() {
+                    let frame = &pond.frames[1];
+                    let (first, second) = (frame.load(Relaxed), frame.load(Relaxed));
+                    if step::is_one_moment([(&pond.words[0], seen)], &pond.epoch, begun) {
+                        assert_eq!(first, second, "two contents under one version");
+                    }
+                }
+            }
+        });
+        for _ in 0..2 {
+            while !pond.words[0].load().is_ready() {
+                thread::yield_now();
+            }
+            assert!(pond.words[0].try_evict(pond.words[0].load(), &pond.epoch));
+        }
+        filler.join().unwrap();
+        reader.join().unwrap();
+    });
+}
+
 /// Goal: a frame that goes from one page to another is not read as the first one's.
 /// Method: page 0 gets a fresh frame in one RMW, and its old frame is built anew for page 1.
 #[test]
@@ -287,7 +332,7 @@ fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
     });
 }
 
-/// Goal: who copies a page on a slow path takes no bytes of another one.
+/// Goal: a copy of a page on a slow path takes no bytes of another one.
 /// Method: the page is evicted, and its frame taken for something else, while it is copied.
 #[test]
 fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
@@ -451,7 +496,7 @@ fn loom_referenced_lands_on_any_state() {
     });
 }
 
-/// Goal: who sees a size finds the file below as long.
+/// Goal: a thread that sees a size finds the file below as long.
 /// Method: a truncation extends the file, and then the size, against a reader of it.
 #[test]
 fn loom_a_size_comes_after_the_file_below_is_as_long() {

@@ -11,10 +11,10 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, FileSize, Hiding};
+use crate::units::FrameIndex;
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 
@@ -24,11 +24,11 @@ enum Rule {
     None,
     /// Raise the pin before the claim.
     Pin,
-    /// Who cuts the file waits for write-backs after hiding.
+    /// A thread that cuts the file waits for write-backs after hiding.
     AwaitEnds,
     /// The size is read after the claim (writeback.B5).
     SizeAfterClaim,
-    /// Who reads a page back says so, before it is shown (generations.G5).
+    /// A thread that reads a page back says so, before it is shown (generations.G5).
     ReadBack,
     /// The page is made DIRTY again under the lock under which it is found in doubt
     /// (generations.G5).
@@ -182,8 +182,9 @@ fn loom_two_flushes_race_a_write() {
 }
 
 /// Goal: the device's file is never longer than the size, once a cut has returned.
-/// Method: a flush, and a cut that hides, waits, and then cuts the device's file.
-fn flush_races_a_cut(without: Rule) {
+/// Method: a flush, and a cut that hides, waits, and then cuts the device's file. `again`: the word
+/// becomes the one that it was, as versions have one bit.
+fn flush_races_a_cut(without: Rule, again: bool) {
     loom::model(move || {
         let pond = Pond::new(without);
         let flusher = spawn(&pond, |pond| {
@@ -196,6 +197,10 @@ fn flush_races_a_cut(without: Rule) {
         pond.device_len.store(1, Relaxed);
         pond.size.set(1);
         let _ = pond.word.show(FrameIndex(1), DIRTY);
+        if again {
+            pond.hide();
+            let _ = pond.word.show(FrameIndex(1), DIRTY);
+        }
         pond.flush();
         flusher.join().unwrap();
         assert_eq!(pond.device_len.load(Relaxed), 1, "longer than its size");
@@ -204,19 +209,24 @@ fn flush_races_a_cut(without: Rule) {
 
 #[test]
 fn loom_flush_races_a_cut() {
-    flush_races_a_cut(Rule::None);
+    flush_races_a_cut(Rule::None, false);
+}
+
+#[test]
+fn loom_flush_races_a_cut_and_a_word_that_comes_back() {
+    flush_races_a_cut(Rule::None, true);
 }
 
 #[test]
 #[should_panic(expected = "longer than its size")]
 fn loom_without_waiting_for_write_backs_the_file_is_too_long() {
-    flush_races_a_cut(Rule::AwaitEnds);
+    flush_races_a_cut(Rule::AwaitEnds, false);
 }
 
 #[test]
 #[should_panic(expected = "longer than its size")]
 fn loom_with_the_size_read_too_early_the_file_is_too_long() {
-    flush_races_a_cut(Rule::SizeAfterClaim);
+    flush_races_a_cut(Rule::SizeAfterClaim, false);
 }
 
 /// Goal: what is evicted can be read from the device.
@@ -244,6 +254,33 @@ fn loom_eviction_races_a_flush() {
         if pond.word.load().state() == State::Empty {
             assert_eq!(pond.device.load(Relaxed), 2);
         }
+    });
+}
+
+/// Goal: who fills a page that was evicted reads what was written back.
+/// Method: a flush, an eviction, and a fill, by one thread each.
+#[test]
+fn loom_a_fill_reads_what_was_evicted() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        let evictor = spawn(&pond, |pond| {
+            let seen = pond.word.load();
+            if seen.is_ready() && pond.word.try_evict(seen, &pond.epoch) {
+                pond.release(seen.frame());
+            }
+        });
+        let filler = spawn(&pond, |pond| {
+            if pond.word.try_fill(FrameIndex(2)).is_ok() {
+                assert_eq!(pond.device.load(Relaxed), 1, "read before it was written");
+                let _ = pond.word.abort_fill();
+            }
+        });
+        // Without the pause of `flush`, so that the others find its end.
+        assert!(pond.word.try_writeback(pond.word.load()).is_some());
+        pond.device.store(1, Relaxed);
+        let _ = pond.word.end_writeback(WritebackEnd::Stable);
+        evictor.join().unwrap();
+        filler.join().unwrap();
     });
 }
 

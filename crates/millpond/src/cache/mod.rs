@@ -34,6 +34,8 @@ pub(crate) mod pin;
 
 pub(crate) mod evict;
 
+mod resize;
+
 mod ghost;
 mod slab;
 
@@ -60,7 +62,7 @@ use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
 use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::slab::Slab;
-use crate::cache::table::{FileCore, Held, SLOTS};
+use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
 use crate::stats::Counters;
 use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
@@ -83,6 +85,10 @@ pub(crate) struct Cache {
     queues: Mutex<Queues>,
     /// What the tables of range locks take (counted against the limit, too).
     locks_bytes: AtomicU64,
+    /// The limit that it was built with.
+    pub(crate) limit_bytes_max: u64,
+    /// Held while the limit changes.
+    resizing: Mutex<()>,
 }
 
 impl Cache {
@@ -97,6 +103,8 @@ impl Cache {
             ledger: Ledger::default(),
             queues: Mutex::new(queues),
             locks_bytes: AtomicU64::new(0),
+            limit_bytes_max: limit_bytes,
+            resizing: Mutex::default(),
         })
     }
 
@@ -139,7 +147,7 @@ impl Cache {
                 return Some(frame);
             }
             // Most of the leaf's pages must exist.
-            let half = ((page & !(SLOTS as u64 - 1)) + SLOTS as u64 / 2) << core.page_shift;
+            let half = (first_of_leaf(page) + SLOTS as u64 / 2).first_byte(core.page_shift);
             let fits = core.size.hint() >= half && !held.has_guess();
             if let Some(frame) =
                 (alone && fits).then(|| self.frames.make_nest(held, page)).flatten()
@@ -303,7 +311,8 @@ impl Cache {
     /// Empties a file that nobody uses any more and gives its nodes back.
     pub(crate) fn tear_down(&self, core: &FileCore) {
         let class = Class::page(core.page_shift);
-        core.for_each_page(&self.frames, 0, PageIndex::MAX >> 1, &mut |held, _, word| {
+        let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
+        core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
             // of this file but the evictor, which works under the lock.
             let mut queues = self.queues.lock().expect("no panic under the lock");

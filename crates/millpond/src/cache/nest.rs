@@ -44,7 +44,7 @@ impl Frames {
             self.meta(FrameIndex(unit)).tags.store(tags, Release);
         }
         self.nests.lock().expect("no panic under the lock").push(first);
-        held.note_run(page, FrameIndex(first + page as u32 % CHUNK_UNITS));
+        held.note_run(page, FrameIndex(first + page.0 as u32 % CHUNK_UNITS));
         self.take_nested(held, page)
     }
 

@@ -50,7 +50,7 @@
 
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::cache::epoch::Epoch;
 use crate::sync::{AtomicU64, fence};
@@ -143,7 +143,7 @@ impl Word {
         self.0 & KEPT != 0
     }
 
-    fn has_waiters(self) -> bool {
+    pub(crate) fn has_waiters(self) -> bool {
         self.0 & WAITERS != 0
     }
 
@@ -268,7 +268,7 @@ impl PageWord {
     }
 
     /// EMPTY -> FILLING with `frame`. Caller: holds at least a shared guard over the page (W3).
-    /// Fails if the page is not EMPTY (single flight, W9).
+    /// Fails if the page is not EMPTY (single flight, W9); the word is for a look at the state alone.
     pub(crate) fn try_fill(&self, frame: FrameIndex) -> Result<(), Word> {
         let mut seen = self.0.load(Relaxed);
         loop {
@@ -276,9 +276,9 @@ impl PageWord {
                 return Err(Word(seen));
             }
             let new = (seen & VERSION) | u64::from(frame.0) << FRAME_SHIFT | FILLING;
-            // AcqRel: pairs with the release that made the page EMPTY, so that what its last
-            // owner did to the file is done before this fill reads it.
-            match self.0.compare_exchange_weak(seen, new, AcqRel, Acquire) {
+            // Acquire: pairs with the releases that made the page clean and EMPTY, so that what was
+            // done to the file is done before this fill reads it. Nothing is found by a FILLING word.
+            match self.0.compare_exchange_weak(seen, new, Acquire, Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => seen = now,
             }
@@ -300,7 +300,6 @@ impl PageWord {
     /// under it.
     fn end(&self, new: u64) -> Change {
         let kept = if new & STATE == EMPTY { VERSION } else { VERSION | KEPT };
-        // AcqRel: release publishes the frame's bytes to `load`.
         self.change(|seen| seen & kept | new)
     }
 
@@ -308,7 +307,9 @@ impl PageWord {
     fn change(&self, to: impl Fn(u64) -> u64) -> Change {
         let mut seen = self.0.load(Relaxed);
         loop {
-            match self.0.compare_exchange_weak(seen, to(seen), AcqRel, Relaxed) {
+            // Release: publishes the frame's bytes to `load`, and what the back end took. Nothing is
+            // found by the word that was there: its owner knew the frame, the rest are flags.
+            match self.0.compare_exchange_weak(seen, to(seen), Release, Relaxed) {
                 Ok(_) => return Change::new(seen, to(seen)),
                 Err(now) => seen = now,
             }
@@ -323,7 +324,9 @@ impl PageWord {
             return false;
         }
         let new = next_version(seen.0, epoch) | EMPTY;
-        self.0.compare_exchange(seen.0, new, AcqRel, Relaxed).is_ok()
+        // Release: whoever fills the page passes on that the epoch rose. `Retiring` fences before
+        // the frame is used again.
+        self.0.compare_exchange(seen.0, new, Release, Relaxed).is_ok()
     }
 
     /// READY -> READY with a fresh frame, in one step: a write of one page that leaves the size
@@ -347,10 +350,11 @@ impl PageWord {
                 | READY
                 | keep
                 | shown.bits();
-            match self.0.compare_exchange_weak(seen, new, AcqRel, Relaxed) {
+            // Release: publishes the frame's bytes to `load`.
+            match self.0.compare_exchange_weak(seen, new, Release, Relaxed) {
                 Ok(_) => {
                     // Before this returns: else two writers that then read each other's page could
-                    // both see the old one.
+                    // both see the old one. And before the old frame is used again.
                     fence(SeqCst);
                     return Ok(Change::new(seen, new));
                 }
@@ -361,7 +365,8 @@ impl PageWord {
 
     /// READY or EMPTY -> HIDDEN. Caller: holds an exclusive guard over the page, so nobody else
     /// fills or hides it (W3). Returns what it was; a READY page's frame stays in the word.
-    /// For [`Hiding`](crate::cache::step::Hiding), which fences after the last one.
+    /// For [`Hiding`](crate::cache::step::Hiding), which fences after the last one, before the frames
+    /// are used, or anything is told. Whoever ends HIDDEN releases what was done before.
     pub(super) fn hide(&self, epoch: &Epoch) -> Word {
         let mut seen = self.0.load(Relaxed);
         loop {
@@ -371,7 +376,7 @@ impl PageWord {
             let frame = Word(seen).frame();
             let keep = seen & (KEPT | WAITERS);
             let new = version | u64::from(frame.0) << FRAME_SHIFT | HIDDEN | keep;
-            match self.0.compare_exchange_weak(seen, new, AcqRel, Acquire) {
+            match self.0.compare_exchange_weak(seen, new, Relaxed, Relaxed) {
                 Ok(_) => return Word(seen),
                 Err(now) => seen = now,
             }
@@ -397,8 +402,9 @@ impl PageWord {
     pub(crate) fn try_writeback(&self, seen: Word) -> Option<Change> {
         debug_assert!(seen.is_ready() && seen.is_dirty() && !seen.is_under_writeback());
         let new = seen.0 & !DIRTY | WRITEBACK;
-        // Acquire: the size, which is read next, is not older than the DIRTY that was found.
-        let begun = self.0.compare_exchange(seen.0, new, AcqRel, Relaxed);
+        // Acquire: the size, which is read next, is not older than the DIRTY that was found, which
+        // need not be the one that `seen` was loaded from. (The pin fences before.)
+        let begun = self.0.compare_exchange(seen.0, new, Acquire, Relaxed);
         begun.ok().map(|was| Change::new(was, new))
     }
 
@@ -410,7 +416,7 @@ impl PageWord {
             WritebackEnd::Stable => 0,
             WritebackEnd::Failed => DIRTY,
         };
-        // Release: a thread that finds the write-back ended may let the back end change the page.
+        // Who finds the write-back ended may let the back end change the page.
         let change = self.change(|seen| seen & !(WRITEBACK | WAITERS) | set);
         debug_assert!(change.was.is_under_writeback());
         change
@@ -451,8 +457,9 @@ impl PageWord {
             return Some(seen);
         }
         // CAS on the word that was seen: the RMW that ends FILLING or HIDDEN either comes first
-        // and makes this fail, or finds WAITERS and wakes.
-        self.0.compare_exchange(seen.0, armed, AcqRel, Acquire).ok().map(|_| Word(armed))
+        // and makes this fail, or finds WAITERS and wakes. Relaxed: what comes before and after is
+        // ordered by the kernel's own look at the word, or by the fences of `parked`.
+        self.0.compare_exchange(seen.0, armed, Relaxed, Relaxed).ok().map(|_| Word(armed))
     }
 
     /// The half of the word that has the flags, for the kernel to compare.
@@ -549,6 +556,26 @@ mod tests {
         assert_eq!(word.arm(armed), Some(armed));
         assert_eq!(word.drop_hidden().sleepers(), Sleepers(true));
         assert_eq!(word.load().state(), State::Empty);
+    }
+
+    #[test]
+    fn fresh_frames_and_hiding_keep_what_write_back_has_noted() {
+        const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
+        let (word, epoch) = (PageWord::new(), Epoch::new());
+        word.hide(&epoch);
+        let _ = word.show(F1, DIRTY);
+        assert!(!word.try_evict(word.load(), &epoch));
+        let _ = word.try_writeback(word.load()).unwrap();
+        let _ = word.try_replace(F2, Shown::default(), &epoch).unwrap();
+        assert!(word.load().is_under_writeback(), "a fresh frame");
+        word.hide(&epoch);
+        assert!(word.load().is_under_writeback(), "hidden");
+        let _ = word.show(F1, Shown::default());
+        assert!(word.load().is_under_writeback(), "shown again");
+        let _ = word.end_writeback(WritebackEnd::Unstable);
+        assert!(word.load().is_unstable() && !word.try_evict(word.load(), &epoch));
+        let _ = word.settle();
+        assert!(word.try_evict(word.load(), &epoch));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl PageSet {
             for (at, &bits) in words.iter().enumerate() {
                 let mut bits = bits;
                 while bits != 0 {
-                    visit(leaf * SLOTS as u64 + at as u64 * 64 + u64::from(bits.trailing_zeros()));
+                    visit(page(leaf, at, bits.trailing_zeros()));
                     bits &= bits - 1;
                 }
             }
@@ -97,7 +97,7 @@ impl PageSet {
 
     /// Whether a page from `first` to `last` is a member.
     pub(crate) fn intersects(&self, first: PageIndex, last: PageIndex) -> bool {
-        let mut bitmaps = self.bitmaps(first / SLOTS as u64..=last / SLOTS as u64);
+        let mut bitmaps = self.bitmaps(leaf_of(first)..=leaf_of(last));
         bitmaps.any(|(leaf, words)| {
             words.iter().enumerate().any(|(at, &bits)| bits & mask(leaf, at, first, last) != 0)
         })
@@ -112,7 +112,7 @@ impl PageSet {
         at_most: usize,
     ) -> Vec<PageIndex> {
         let mut taken = Vec::new();
-        let leaf_range = first / SLOTS as u64..=last / SLOTS as u64;
+        let leaf_range = leaf_of(first)..=leaf_of(last);
         let mut emptied = Vec::new();
         for (leaf, words) in self.bitmaps_mut(leaf_range) {
             if taken.len() >= at_most {
@@ -122,8 +122,7 @@ impl PageSet {
                 let mut found = *bits & mask(leaf, at, first, last);
                 *bits &= !found;
                 while found != 0 {
-                    let slot = at as u64 * 64 + u64::from(found.trailing_zeros());
-                    taken.push(leaf * SLOTS as u64 + slot);
+                    taken.push(page(leaf, at, found.trailing_zeros()));
                     found &= found - 1;
                 }
             }
@@ -143,16 +142,26 @@ impl PageSet {
     }
 }
 
+fn leaf_of(page: PageIndex) -> u64 {
+    page.0 / SLOTS as u64
+}
+
+/// The page of a bit of word `at` of `leaf`.
+fn page(leaf: u64, at: usize, bit: u32) -> PageIndex {
+    PageIndex(leaf * SLOTS as u64 + at as u64 * 64 + u64::from(bit))
+}
+
+/// The leaf, word and bit of `page`.
 fn place(page: PageIndex) -> (u64, usize, u64) {
-    let slot = page as usize % SLOTS;
-    (page / SLOTS as u64, slot / 64, 1 << (slot % 64))
+    let slot = page.0 as usize % SLOTS;
+    (leaf_of(page), slot / 64, 1 << (slot % 64))
 }
 
 /// The bits of word `at` of `leaf` that stand for pages from `first` to `last`.
 fn mask(leaf: u64, at: usize, first: PageIndex, last: PageIndex) -> u64 {
-    let start = leaf * SLOTS as u64 + at as u64 * 64;
-    let from = first.saturating_sub(start).min(64) as u32;
-    let to = (last.saturating_add(1)).saturating_sub(start).min(64) as u32;
+    let start = page(leaf, at, 0).0;
+    let from = first.0.saturating_sub(start).min(64) as u32;
+    let to = (last.0 + 1).saturating_sub(start).min(64) as u32;
     let below = |bits: u32| if bits == 64 { u64::MAX } else { (1 << bits) - 1 };
     below(to) & !below(from)
 }
@@ -167,12 +176,12 @@ mod tests {
     #[test]
     fn one_leaf_takes_little_of_the_heap() {
         let mut set = PageSet::default();
-        (0..SLOTS as u64).for_each(|page| set.insert(page));
+        (0..SLOTS as u64).for_each(|page| set.insert(PageIndex(page)));
         assert_eq!((set.leaves(), set.heap_bytes()), (1, 88));
-        set.insert(SLOTS as u64);
+        set.insert(PageIndex(SLOTS as u64));
         assert_eq!(set.leaves(), 2);
         assert!(set.heap_bytes() > 960);
-        assert_eq!(set.take(0, u64::MAX, usize::MAX).len(), SLOTS + 1);
+        assert_eq!(set.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX).len(), SLOTS + 1);
         assert_eq!((set.leaves(), set.heap_bytes()), (0, 0));
     }
 
@@ -182,12 +191,13 @@ mod tests {
         let mut random = 1u64;
         for step in 0..20_000u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(step | 1);
-            let page = (random >> 33) % 3000 + if random & 1 == 0 { 1 << 40 } else { 0 };
+            let start = PageIndex(if random & 1 == 0 { 1 << 40 } else { 0 });
+            let page = start + (random >> 33) % 3000;
             if step % 50 == 49 {
                 let last = page + random % 700;
                 assert_eq!(set.intersects(page, last), model.range(page..=last).next().is_some());
                 let taken = set.take(page, last, usize::MAX);
-                let expected: Vec<u64> = model.range(page..=last).copied().collect();
+                let expected: Vec<PageIndex> = model.range(page..=last).copied().collect();
                 assert_eq!(taken, expected);
                 model.retain(|member| !(page..=last).contains(member));
             } else {
@@ -200,9 +210,12 @@ mod tests {
         let mut all = Vec::new();
         set.for_each(&mut |page| all.push(page));
         assert!(all.iter().eq(model.iter()));
-        let some = set.take(0, u64::MAX, 10);
+        let some = set.take(PageIndex::FIRST, PageIndex::LAST, 10);
         assert!(some.iter().eq(model.iter().take(some.len())) && some.len() >= 10);
-        assert_eq!(set.take(0, u64::MAX, usize::MAX).len(), model.len() - some.len());
+        assert_eq!(
+            set.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX).len(),
+            model.len() - some.len()
+        );
         assert!(set.is_empty() && set.leaves() == 0);
     }
 }

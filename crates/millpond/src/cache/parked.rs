@@ -196,8 +196,8 @@ mod tests {
 
     use super::*;
     use crate::cache::epoch::Epoch;
-    use crate::cache::frame::FrameIndex;
     use crate::cache::page::Shown;
+    use crate::units::FrameIndex;
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -300,8 +300,8 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::cache::frame::FrameIndex;
     use crate::cache::page::Shown;
+    use crate::units::FrameIndex;
 
     #[derive(Default)]
     struct Flag(AtomicBool);
@@ -390,9 +390,9 @@ mod loom_tests {
         });
     }
 
-    /// Goal: the first task of a process, which makes the table, is not missed by who ends the
-    /// fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the table is a
-    /// flag.
+    /// Goal: the first task of a process, which makes the table, is not missed by the thread that
+    /// ends the fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the
+    /// table is a flag.
     #[test]
     fn loom_the_first_task_is_not_missed() {
         loom::model(|| {

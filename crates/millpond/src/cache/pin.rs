@@ -83,8 +83,8 @@ impl Pins {
             if seen == 0 {
                 return true;
             }
-            // Argued: the fence of `Retiring` releases what was done to the frame before; who has
-            // marked an orphan does nothing to it after.
+            // Argued: the fence of `Retiring` releases what was done to the frame before; the
+            // thread that has marked an orphan does nothing to it after.
             match self.0.compare_exchange_weak(seen, seen | MARK, AcqRel, Acquire) {
                 Ok(_) => return false,
                 Err(now) => seen = now,
@@ -118,8 +118,8 @@ impl Pins {
     /// the last one all the same. The node then stays alive, with no hold, until it is held and
     /// let go again.
     pub(crate) fn unhold(&self) -> bool {
-        // Argued: who used the node has another hold, on it or on its child, and drops that later by
-        // `unhold_or_kill`, which releases; who did not has nothing to pass on.
+        // Argued: a thread that used the node has another hold, on it or on its child, and drops
+        // that later by `unhold_or_kill`, which releases; one that did not has nothing to pass on.
         self.0.fetch_sub(1, AcqRel) == 1
     }
 

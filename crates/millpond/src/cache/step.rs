@@ -132,8 +132,8 @@ impl LinkSlot {
 
     /// Links a node, or unlinks a root; the link that is there if that is not `seen`.
     pub(crate) fn try_link(&self, seen: u64, link: u64) -> Result<(), u64> {
-        // Release: pairs with `follow`. Argued: the acquire parts, as who finds a link here follows it
-        // once more when it holds the node.
+        // Release: pairs with `follow`. Argued: the acquire parts, as a thread that finds a link
+        // here follows it once more when it holds the node.
         self.0.compare_exchange(seen, link, AcqRel, Acquire).map(drop)
     }
 
@@ -145,8 +145,8 @@ impl LinkSlot {
 
     /// Caller: has killed the node, and holds the one that the slot is in.
     pub(crate) fn unlink(&self) {
-        // Argued: who finds 0 looks at no node; the next link is an RMW of its own, and `revive`
-        // releases this to who holds the node in its next life.
+        // Argued: a thread that finds 0 looks at no node; the next link is an RMW of its own, and
+        // `revive` releases this to the holders of the node in its next life.
         self.0.store(0, Release);
     }
 

@@ -36,10 +36,9 @@ use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::page::{PageWord, State, Word};
 use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
 use crate::copy;
-pub(crate) use crate::units::PageIndex;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;
-use crate::units::{FRAME_BITS, FrameIndex, UNIT_SHIFT};
+use crate::units::{FRAME_BITS, FrameIndex, PageIndex, UNIT_SHIFT};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
@@ -162,7 +161,7 @@ impl FileCore {
     fn leaf_link(&self, frames: &Frames, page: PageIndex) -> Option<Link> {
         let mut link = Link(self.root.follow());
         let levels = link.levels();
-        if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
+        if levels == 0 || !is_below(page, levels) {
             return None;
         }
         for level in (1..levels).rev() {
@@ -185,7 +184,7 @@ impl FileCore {
     ) -> bool {
         let mut page = first;
         while page <= last {
-            let end = last.min(page | (SLOTS as u64 - 1));
+            let end = last.min(last_of_leaf(page));
             if let Some(words) = self.leaf(frames, page)
                 && words[slot_of(page, 0)..=slot_of(end, 0)].iter().any(|word| is_so(word.load()))
             {
@@ -260,7 +259,7 @@ impl FileCore {
     ) -> Result<Option<Held<'c>>, Unheld> {
         let root = Link(self.root.follow());
         let levels = root.levels();
-        if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
+        if levels == 0 || !is_below(page, levels) {
             return if create { self.try_grow(source, root, page) } else { Err(Unheld::Absent) };
         }
         let frames = source.frames();
@@ -277,7 +276,7 @@ impl FileCore {
         page: PageIndex,
     ) -> Result<Option<Held<'c>>, Unheld> {
         let levels = match root.levels() {
-            0 => (u64::BITS - page.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
+            0 => (u64::BITS - page.0.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
             levels => levels + 1,
         };
         let frames = source.frames();
@@ -299,7 +298,7 @@ impl FileCore {
         }
         let held = Held { frames, core: self, node, level: levels - 1, page };
         // One level at a time: the next turn adds the next.
-        Ok((page >> (NODE_SHIFT * levels) == 0).then_some(held))
+        Ok(is_below(page, levels).then_some(held))
     }
 
     /// Calls `visit` with each page from `first` to `last` whose word is not EMPTY, holding its
@@ -315,7 +314,7 @@ impl FileCore {
         while page <= last {
             let Some(next) = self.next_leaf(source.frames(), page) else { return };
             page = next;
-            let leaf_end = page | (SLOTS as u64 - 1);
+            let leaf_end = last_of_leaf(page);
             if let Ok(held) = self.hold(source, page, false) {
                 while page <= leaf_end.min(last) {
                     let word = held.word(page);
@@ -334,7 +333,7 @@ impl FileCore {
         'restart: loop {
             let mut link = Link(self.root.follow());
             let levels = link.levels();
-            if levels == 0 || page >> (NODE_SHIFT * levels) != 0 {
+            if levels == 0 || !is_below(page, levels) {
                 return None;
             }
             for level in (1..levels).rev() {
@@ -343,7 +342,8 @@ impl FileCore {
                 link = Link(slots[slot_of(page, level)].follow());
                 if link.0 == 0 {
                     // Skip all that this slot stands for.
-                    page = ((page >> (NODE_SHIFT * level)) + 1) << (NODE_SHIFT * level);
+                    let shift = NODE_SHIFT * level;
+                    page = PageIndex(((page.0 >> shift) + 1) << shift);
                     continue 'restart;
                 }
             }
@@ -398,7 +398,7 @@ impl<'c> Held<'c> {
     }
 
     pub(crate) fn covers(&self, page: PageIndex) -> bool {
-        page >> NODE_SHIFT == self.page >> NODE_SHIFT
+        first_of_leaf(page) == first_of_leaf(self.page)
     }
 
     /// Before a word of the leaf leaves EMPTY (T1); [`Held::vacated`] if it does not after all.
@@ -432,8 +432,7 @@ impl<'c> Held<'c> {
     }
 
     pub(crate) fn has_guess(&self) -> bool {
-        let first = self.page & !(SLOTS as u64 - 1);
-        self.guess(first) != FrameIndex::NONE
+        self.guess(first_of_leaf(self.page)) != FrameIndex::NONE
     }
 
     /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".
@@ -500,8 +499,24 @@ impl Drop for Held<'_> {
     }
 }
 
+/// Whether the page lies below a root of so many levels.
+#[inline]
+fn is_below(page: PageIndex, levels: u32) -> bool {
+    page.0 >> (NODE_SHIFT * levels) == 0
+}
+
+#[inline]
 fn slot_of(page: PageIndex, level: u32) -> usize {
-    (page >> (NODE_SHIFT * level)) as usize & (SLOTS - 1)
+    (page.0 >> (NODE_SHIFT * level)) as usize & (SLOTS - 1)
+}
+
+/// The first page of the leaf that `page` is in.
+pub(crate) fn first_of_leaf(page: PageIndex) -> PageIndex {
+    PageIndex(page.0 & !(SLOTS as u64 - 1))
+}
+
+fn last_of_leaf(page: PageIndex) -> PageIndex {
+    PageIndex(page.0 | (SLOTS as u64 - 1))
 }
 
 #[inline]

@@ -10,11 +10,11 @@
 //! guard is the one that all of them take. The part between [`begin`] and [`Begun::end`] is the back
 //! end's: `File` waits for it, a `Pipeline` has many under way.
 //!
-//! - **D1** Who has begun an operation ends it: until then its pages are hidden, and its range is
-//!   held. Nobody who has one under way waits for another guard, nor for a flush, which may wait for
-//!   the pages that are hidden.
-//! - **D2** Alignment is looked at before anything is done. What is not aligned is refused, or, where
-//!   the handle says so, served through a bounce buffer and counted.
+//! - **D1** The caller that begins an operation ends it: until then its pages are hidden, and its
+//!   range is held. With one under way it waits for no other guard, nor for a flush, which may wait
+//!   for the hidden pages.
+//! - **D2** Alignment is looked at before anything is done. Unaligned requests are refused, or,
+//!   where the handle says so, served through a bounce buffer and counted.
 
 use std::io;
 
@@ -31,7 +31,8 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::Ticket;
 
-/// Bytes that a bounce buffer holds at most.
+/// Bytes that a bounce buffer holds at most. Chosen, not measured: longer requests are carried out
+/// in parts.
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
 /// The most that bounce buffers are aligned to; devices that want more are refused at open.
 const BOUNCE_ALIGN_BYTES: usize = 4096;

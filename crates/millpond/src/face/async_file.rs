@@ -25,12 +25,12 @@ use crate::workers::Outcome;
 /// A [`File`] with asynchronous methods. Clones are the same handle.
 ///
 /// The futures run in any runtime. What is cached is read at the first poll, without an allocation or a
-/// lock; a miss is started at the first poll, and whoever ends it wakes the task, whose next poll
-/// copies. No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody
-/// else ever has its buffer, and nobody waits for it.
+/// lock; a miss is started at the first poll, and its end wakes the task, whose next poll copies.
+/// No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody else
+/// ever has its buffer, and nobody waits for it.
 ///
-/// What has no asynchronous form here never blocks, or is for who has the file's description: see
-/// [`AsyncFile::file`].
+/// What has no asynchronous form here never blocks, or is for the owner of the file's description:
+/// see [`AsyncFile::file`].
 ///
 /// The first operation of an engine that is not a hit starts a thread, on which what has to wait does;
 /// where the system gives none it fails with [`Error::Io`], and has done nothing.
@@ -458,7 +458,7 @@ impl AsyncFile {
         let file = Arc::clone(&self.file);
         let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
             let done = body(&file);
-            // Before the outcome is told: who waits for it may close the last handle then.
+            // Before the outcome is told: a task that waits for it may close the last handle then.
             drop(file);
             done
         });

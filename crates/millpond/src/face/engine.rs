@@ -23,10 +23,10 @@ use crate::stats::Stats;
 use crate::workers::workers;
 use crate::writeback::{Flusher, Limits};
 
-/// The smallest and largest limits that an engine can keep to.
+/// The smallest and largest limits that an engine can keep to: the one has room for a page and its
+/// tables, the other is half of what frame indexes tell apart.
 const CACHE_BYTES_MIN: u64 = 16 << 10;
 const CACHE_BYTES_MAX: u64 = 512 << 30;
-/// Less would be taken up by the tables that the keeper reads.
 const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 
 /// A cache with a hard memory limit, and the back end below it.
@@ -69,18 +69,7 @@ impl Engine {
 
     pub(crate) fn of(options: EngineBuilder) -> Result<Engine> {
         let cache_bytes = options.cache_bytes.unwrap_or_else(crate::memory::default_cache_bytes);
-        if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&cache_bytes) {
-            let what = format!(
-                "cache of {cache_bytes} bytes: must be {CACHE_BYTES_MIN} to {CACHE_BYTES_MAX}"
-            );
-            return Err(Error::InvalidInput { op: Op::Build, what });
-        }
-        if options.keeper.is_some() && cache_bytes < KEEPER_CACHE_BYTES_MIN {
-            let what = format!(
-                "cache of {cache_bytes} bytes: with a keeper, at least {KEEPER_CACHE_BYTES_MIN}"
-            );
-            return Err(Error::InvalidInput { op: Op::Build, what });
-        }
+        check_cache_bytes(cache_bytes, CACHE_BYTES_MAX, options.keeper.is_some())?;
         if !(1..=flight::READS_MAX).contains(&options.reads_in_flight_max) {
             let (asked, most) = (options.reads_in_flight_max, flight::READS_MAX);
             let what = format!("{asked} reads in flight: must be 1 to {most}");
@@ -88,12 +77,7 @@ impl Engine {
         }
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let backend = Backend::new(options.backend).map_err(failed)?;
-        let dirty_bytes_max = cache_bytes / 2;
-        let limits = Limits {
-            dirty_bytes_max: options.dirty_bytes_max.unwrap_or(u64::MAX).min(dirty_bytes_max),
-            unstable_bytes_max: cache_bytes / 4,
-            age_max: options.dirty_age_max,
-        };
+        let limits = Limits::new(options.dirty_bytes_max, options.dirty_age_max, cache_bytes);
         Ok(Engine {
             shared: Arc::new(Shared {
                 flusher: Flusher::new(limits),
@@ -235,6 +219,45 @@ impl Engine {
         self.shared.cache.frames.limit_bytes()
     }
 
+    /// Changes the memory limit while files are in use: down, which gives memory back to the system, and
+    /// up again, to what the engine was built with at most. Limits on dirty and on unsynced bytes go with
+    /// it, but for a lower one of [`EngineBuilder::dirty_bytes_max`].
+    ///
+    /// Going down evicts pages until the limit is kept to, in this thread and some at a time; others read
+    /// and write meanwhile. It does not wait for what can't go now: views, and dirty pages, which are
+    /// written back next. So the limit that holds then, and is returned, may be higher than what was
+    /// asked for, and it is to be asked for again later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: less than an engine can keep to, or more than it was built with.
+    /// [`Error::Forked`]: the engine is the parent's.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let engine = millpond::Engine::builder().cache_bytes(64 << 20).build()?;
+    /// assert_eq!(engine.set_cache_bytes(1 << 20)?, 1 << 20);
+    /// assert_eq!(engine.set_cache_bytes(64 << 20)?, 64 << 20);
+    /// assert!(engine.set_cache_bytes(65 << 20).is_err());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn set_cache_bytes(&self, cache_bytes: u64) -> Result<u64> {
+        let cache = &self.shared.cache;
+        if cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Build });
+        }
+        let has_keeper = cache.frames.survival().is_some();
+        check_cache_bytes(cache_bytes, cache.limit_bytes_max, has_keeper)?;
+        let flusher = &self.shared.flusher;
+        flusher.limits.set_cache_bytes(cache_bytes);
+        let holds = cache.set_limit(cache_bytes);
+        if holds > cache_bytes {
+            flusher.starve(cache.ledger.kept());
+        }
+        Ok(holds)
+    }
+
     /// Turns the lock-free path for cached reads on or off, for this engine's files. Off, every
     /// read takes the slow path: for comparison, and as an emergency stop.
     pub fn set_hit_path(&self, on: bool) {
@@ -295,6 +318,16 @@ impl std::fmt::Debug for Engine {
             .field("back_end", &self.shared.backend.name())
             .finish_non_exhaustive()
     }
+}
+
+fn check_cache_bytes(cache_bytes: u64, most: u64, has_keeper: bool) -> Result<()> {
+    // With a keeper, less would be taken up by the tables that it reads.
+    let least = if has_keeper { KEEPER_CACHE_BYTES_MIN } else { CACHE_BYTES_MIN };
+    if (least..=most).contains(&cache_bytes) {
+        return Ok(());
+    }
+    let what = format!("cache of {cache_bytes} bytes: must be {least} to {most}");
+    Err(Error::InvalidInput { op: Op::Build, what })
 }
 
 /// Opens a file without waiting for the other end of a FIFO, which is to be refused.

@@ -191,7 +191,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         if self.cached.core().is_the_parents() {
-            // What it would write back, give back and wait for is the parent's.
+            // All that it would write back, give back and wait for is the parent's.
             std::mem::forget(Arc::clone(&self.cached));
             return;
         }
@@ -200,8 +200,8 @@ impl Drop for File {
         if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
             let cached = Arc::clone(&self.cached);
             if batch::is_open() {
-                // Who has a batch open must not wait: a fill may be ending here, whose guard it would
-                // wait for.
+                // A thread with an open batch must not wait: a fill may be ending here, whose guard
+                // it would wait for.
                 let workers = Arc::clone(&cached.shared.workers);
                 workers.run(Box::new(move || cached.leave()));
             } else {

@@ -1,7 +1,7 @@
 //! A file that takes another's name, durably: sync, rename, sync of the directory.
 //!
-//! Who replaces a file by writing a new one and renaming it needs all three, in this order, and needs to
-//! know which of them failed:
+//! To replace a file by writing a new one and renaming it takes all three, in this order, and the
+//! caller needs to know which of them failed:
 //!
 //! ```text
 //!              after a power cut, `to` is       seen now, `to` is
@@ -15,8 +15,8 @@
 //!   its bytes. File systems that write a renamed file's bytes out of their own accord know of those in
 //!   the kernel's cache only, not of what waits in this engine's.
 //! - **N2** The directories are opened before anything is changed, and the rename, too, is by those
-//!   descriptors: what is synced is the directory that was changed, whatever becomes of its path, and who
-//!   may not sync it has not renamed.
+//!   descriptors: what is synced is the directory that was changed, whatever becomes of its path,
+//!   and nothing is renamed where that may not be synced.
 //! - **N3** Nothing is undone. After a failed sync of the directory the kernel has the new name already, and
 //!   may or may not have stored it; renaming back could fail in the same way.
 //!
@@ -33,7 +33,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use crate::error::{Error, PersistStep, Result};
 use crate::flush;
 use crate::inode::CachedFile;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 /// A place for a name.
 struct Place<'a> {
@@ -78,7 +78,8 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     let same_dir = from.has_same_dir(&to).map_err(lookup)?;
     from.check(file).map_err(lookup)?;
 
-    flush::sync(file, 0, LAST_PAGE, false).map_err(|error| at(PersistStep::Sync)(error.into()))?;
+    flush::sync(file, PageIndex::FIRST, PageIndex::LAST, false)
+        .map_err(|error| at(PersistStep::Sync)(error.into()))?;
 
     // Once more, as a sync may take long. Nothing closes the gap between this and the rename: there is no
     // rename of an open file.

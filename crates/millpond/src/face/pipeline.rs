@@ -10,7 +10,7 @@
 //! - **P1** A request that is under way, with its memory, is in a slot that `step` is not shown
 //!   before its completion. A call of [`Pipeline::run`] does not end, nor unwind, before; so
 //!   borrowed memory outlives the request, and nobody else can use it meanwhile.
-//! - **P2** Nobody waits for a guard, or for a flush, who has requests under way: two pipelines, or a
+//! - **P2** A thread with requests under way waits for no guard and no flush: two pipelines, or a
 //!   pipeline and its own requests, or a sync, can't wait for each other.
 //! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays where it
 //!   is.
@@ -34,7 +34,7 @@ use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
 use crate::writeback::Ticket;
 
-/// The most requests that a pipeline has under way.
+/// The most requests that a pipeline has under way. Chosen, not measured.
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
 
 /// A direct read or write, for a [`Pipeline`].
@@ -267,7 +267,7 @@ impl Pipeline {
     /// [`File::truncate`]).
     ///
     /// `step` must not use the files that have requests under way, other than by requests, nor wait
-    /// for somebody who does: it could wait for itself. What has ended is only found between calls
+    /// for a thread that does: it could wait for itself. What has ended is only found between calls
     /// of `step`; until then others wait for the ranges of the requests.
     ///
     /// # Panics

@@ -5,8 +5,9 @@
 //!         -> conflict, or no slot ------> a worker, which may wait
 //! ```
 //!
-//! - **O1** Buffers, file and guard belong to the read until it ends: what the kernel may write to is
-//!   freed by nobody else, whoever lost interest. Lent memory is its lender's promise.
+//! - **O1** Buffers, file and guard belong to the read until it ends: nobody else frees what the
+//!   kernel may write to, even if nobody wants the outcome any more. Lent memory is its
+//!   lender's promise.
 //! - **O2** The guard borrows from the file, which is kept beside it and goes after it.
 //! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
 //!   length, the last handle's write-back) is left to a worker. Not before its guard is gone, for which
@@ -31,7 +32,7 @@ use crate::io::segment::Segment;
 use crate::io::segment_list::RawList;
 use crate::io::transfer::{self, BackgroundRead, Direction, Transfer, is_transient};
 
-/// Who is told of the end of a read, and gets the buffers back.
+/// What is told of the end of a read, and gets the buffers back.
 pub(crate) type Tell = Box<dyn FnOnce(Result<usize>, Vec<Buffer>) + Send>;
 
 /// A read under way (O1). Its fields are dropped in their order (O2).

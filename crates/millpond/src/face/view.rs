@@ -5,8 +5,8 @@
 //! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
 //! may be views of at most half of it.
 //!
-//! A [`Detached`] view is one that a worker took for somebody who waits for it, or does no more: it
-//! keeps the file itself, and unpins when it is dropped.
+//! A [`Detached`] view is one that a worker took for a caller that waits for it, or no longer does:
+//! it keeps the file itself, and unpins when it is dropped.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::step;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
 use crate::read::fill::{self, Alone};
+use crate::units::{FrameIndex, PageIndex};
 
-/// Times that a view is tried while others change the page.
+/// Times that a view is tried while others change the page. Chosen, not measured.
 const TRIES_MAX: usize = 64;
 
 /// Cached bytes of one page, as they were when the view was taken; see [`crate::File::view`].
@@ -80,7 +80,7 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
-    /// The view, for who keeps `file`, which is its file.
+    /// The view, for a caller that keeps `file`, which is its file.
     pub(crate) fn attach(mut self, file: &CachedFile) -> View<'_> {
         debug_assert!(std::ptr::eq(file, &*self.cached), "another file's view");
         let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);

@@ -1,4 +1,4 @@
-//! Who writes back when nobody asks for it, by age and by amount: the flusher's threads.
+//! The flusher: its threads write back when nobody asks for it, by age and by amount.
 //!
 //! A file that hangs (a dead server, a stuck device) keeps the thread that writes it back, maybe for
 //! ever, and no other file is to wait for it. So one thread is *on duty*: it looks at the listed files one
@@ -22,20 +22,23 @@
 //!
 //! - **F1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
 //!   the queue once, or in a thread's hands. It leaves the list under the lock of its state, if that says
-//!   that it owes nothing, and is listed by whoever dirties it next. So no two threads work on one file,
-//!   and the list is as long as there are files that owe something. (Closed ones leave it sooner or later.)
+//!   that it owes nothing, and is listed by the next thread that dirties it. So no two threads work
+//!   on one file, and the list is as long as there are files that owe something. (Closed ones leave
+//!   it sooner or later.)
 //! - **F2** The thread on duty waits for nothing but in its sleep, and when it is *at work*: it says so
 //!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that closes
 //!   descriptors.
 //! - **F3** While the thread on duty is at work and the queue is not empty there is a watch, if a thread is
-//!   to be had. Who goes to work sees to it, and who lists a file; and who comes back from one, as the
-//!   thread on duty may have got stuck when there were too many for a watch.
+//!   to be had. A thread that goes to work sees to it, and one that lists a file; and one that
+//!   comes back from one, as the thread on duty may have got stuck when there were too many for a
+//!   watch.
 //! - **F4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
 //!   server that died with many files has no more. Where write-backs of a device come to an end, however
 //!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
 //! - **F5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
-//!   listed. A thread takes it out of the strays before it asks what it owes, so that whoever closes it
-//!   meanwhile makes it one again; and who has taken a file off the list that is one by then lists it.
+//!   listed. A thread takes it out of the strays before it asks what it owes, so that a close
+//!   meanwhile makes it one again; and a thread that has taken a file off the list lists it if it
+//!   is one by then.
 //! - **F6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
 //!
 //! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
@@ -57,19 +60,20 @@ use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
 use crate::thread::spawn;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 use crate::writeback::flusher::{Flusher, FlusherState, Hand, ThreadId};
 use crate::writeback::turns::STUCK_AFTER;
 
-/// How soon the flusher looks again after it found nothing to do, while there are writes.
+/// How soon the flusher looks again after it found nothing to do, while there are writes. Chosen,
+/// not measured.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How often a watch looks.
+/// How often a watch looks: twice in [`STUCK_AFTER`].
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
-/// With fewer files, it is not looked for those that are closed.
+/// With fewer files, it is not looked for those that are closed. Chosen, not measured.
 const QUEUE_MAX_MIN: usize = 64;
-/// Threads of one engine.
+/// Threads of one engine: so many files may hang before others wait for them. Chosen, not measured.
 const THREADS_MAX: usize = 16;
-/// Of these, those at files of one device.
+/// Of these, those at files of one device, which may hang as a whole. Chosen, not measured.
 const DEVICE_THREADS_MAX: usize = 4;
 
 enum Role {
@@ -107,7 +111,8 @@ impl Flusher<CachedFile> {
 
     /// Keeps a file whose last handle is gone until it is written back.
     pub(crate) fn adopt(self: &Arc<Self>, file: Arc<CachedFile>) {
-        // Before it is listed: who takes it off the list looks whether it is a stray (F5).
+        // Before it is listed: the thread that takes it off the list looks whether it is a stray
+        // (F5).
         let known = self.state().strays.insert(address(&file), Arc::clone(&file));
         if !std::mem::replace(&mut file.writeback.state().listed, true) {
             self.add(&file);
@@ -117,7 +122,7 @@ impl Flusher<CachedFile> {
     }
 }
 
-/// Threads, and who does what.
+/// Threads, and what each does.
 impl Flusher<CachedFile> {
     /// Starts a thread, if there may be one more and the system gives it; its number.
     fn spawn(
@@ -234,7 +239,8 @@ impl Flusher<CachedFile> {
             // Argued: see `notice`.
             None if self.awake.swap(false, SeqCst) => {
                 // Something was dirtied since the last look, maybe after it, and maybe written back
-                // by a sync already: who does that a thousand times a second does not wake us.
+                // by a sync already: a program that does that a thousand times a second does not
+                // wake us.
                 LOOK_AGAIN.min(self.limits.age_max / 4)
             }
             None => {
@@ -294,8 +300,8 @@ impl Flusher<CachedFile> {
             // Another thread that was on duty may have taken some of them.
             let next = state.queue.pop_front()?;
             let Some(file) = next.upgrade() else { continue };
-            // Out of the strays before it is asked what it owes: who closes it from here on puts it
-            // there again.
+            // Out of the strays before it is asked what it owes: a close from here on puts it there
+            // again.
             let stray = state.strays.remove(&address(&file));
             state.hands.push(Hand {
                 thread: me,
@@ -341,7 +347,7 @@ impl Flusher<CachedFile> {
         }
         let mut is_listed = !try_unlist(&file);
         if !is_listed && self.state().strays.contains_key(&address(&file)) {
-            // F5: closed while it was in hand. Who has put it there may have listed it.
+            // F5: closed while it was in hand. The thread that put it there may have listed it.
             is_listed = !std::mem::replace(&mut file.writeback.state().listed, true);
         }
         let listed = is_listed.then(|| Weak::clone(&file.this));
@@ -405,7 +411,7 @@ impl Flusher<CachedFile> {
         self.begin_work(me);
         let behind = file.writeback.state().stream.take(least, batch);
         if flushed {
-            flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
+            flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
         } else if let Some((first, last)) = behind {
             flush(file, first, last, BusyPages::Skip, false);
         }
@@ -426,7 +432,7 @@ impl Flusher<CachedFile> {
     /// Whether files are to be synced so that their pages can go.
     fn is_sync_due(&self, unstable_bytes: u64, starved: bool) -> bool {
         let stuck = self.stuck_unstable.load(Relaxed);
-        let most = self.limits.unstable_bytes_max;
+        let most = self.limits.unstable_bytes_max();
         let most = most.saturating_sub(stuck).max(most / 4);
         unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
     }
@@ -485,11 +491,7 @@ mod tests {
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
     #[test]
     fn threads_of_one_device() {
-        let limits = Limits {
-            dirty_bytes_max: 1 << 20,
-            unstable_bytes_max: 1 << 20,
-            age_max: Duration::from_secs(30),
-        };
+        let limits = Limits::new(None, Duration::from_secs(30), 4 << 20);
         let flusher = Flusher::new(limits);
         let long_ago = Instant::now() - 2 * STUCK_AFTER;
         let add = |thread, device| {

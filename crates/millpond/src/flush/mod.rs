@@ -20,31 +20,33 @@ use std::ops::Range;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::page::{State as PageState, Word, WritebackEnd};
-use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::batch;
 use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
+use crate::units::{FrameIndex, PageIndex};
+use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
-use crate::writeback::{Failure, LAST_PAGE};
 
 pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
 pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
 pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
 pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
 
-/// What is in flight at once, of one flush.
+/// What is in flight at once, of one flush. Chosen, not measured.
 pub(crate) const BATCH_BYTES: u64 = 16 << 20;
 /// Direct I/O and the kernel's cache do not share one of its pages.
 const KERNEL_PAGE_BYTES: u64 = 4096;
-/// Pages that fail in a row before the rest of their transfer counts as failed, too.
+/// Pages that fail in a row before the rest of their transfer counts as failed, too. Chosen, not
+/// measured.
 const FAILURES_MAX: usize = 8;
-/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from it.
+/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from
+/// it. Chosen, not measured.
 const HIDDEN_MAX: u32 = 8;
 
 /// What to do about pages that are in somebody else's hands.
@@ -123,8 +125,8 @@ pub(crate) fn flush(
         hidden.extend(more);
     }
     for page in hidden {
-        // Who waits for a guard gets it in turn, and nobody hides the page then. Not before the flush has
-        // ended: who has the guard may wait for that.
+        // A guard comes in turn, and nobody hides the page then. Not before the flush has ended:
+        // the holder of the guard may wait for that.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let _guard = file.ranges.lock(range, Mode::Shared);
         all.add(flush(file, page, page, BusyPages::Wait, false));
@@ -135,7 +137,8 @@ pub(crate) fn flush(
 /// Writes back some of what is DIRTY, for a writer or the flusher.
 pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
-    let (number, pages) = file.writeback.state().dirty.begin(0..=LAST_PAGE, at_most);
+    let (number, pages) =
+        file.writeback.state().dirty.begin(PageIndex::FIRST..=PageIndex::LAST, at_most);
     Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0
 }
 
@@ -323,7 +326,7 @@ impl Flush<'_> {
         file.writeback.owed_heap.set(file.cache(), heap_bytes);
         let mut leaves = Leaves::new(file);
         let mut failed = Vec::new();
-        // Who is woken is told of it in the end, and does not wait for this flush meanwhile.
+        // Waiters are woken at the end of the batch, and so do not wait for this flush meanwhile.
         let batch = batch::open();
         for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
             let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
@@ -338,7 +341,7 @@ impl Flush<'_> {
         }
         drop(batch);
         if !failed.is_empty() {
-            // Who waits for this flush finds them, and tells of it or writes them.
+            // A waiter for this flush finds them, and tells of it or writes them.
             file.writeback.state().dirty.put_back(self.number, &failed);
         }
         suspicion

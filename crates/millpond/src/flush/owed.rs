@@ -1,22 +1,21 @@
-//! What a file owes to its back end, for those who do not care how it gets there: pages become DIRTY, are
-//! written back, and are waited for; and what is left when the last handle goes.
+//! What a file owes to its back end, for callers that do not care how it gets there: pages become
+//! DIRTY, are written back, and are waited for; and what is left when the last handle goes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::page::Word;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 /// Notes pages whose words the caller has made DIRTY, under its guard (writeback.B2).
 pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);
     let mut state = writeback.state();
-    state.dirty.insert(first..=last);
+    state.dirty.insert(first.to(last));
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
     let heap_bytes = state.dirty.heap_bytes();
@@ -40,7 +39,7 @@ pub(crate) fn tell_flusher(file: &CachedFile) {
 /// How long a stream must be to be written back the first time, and then.
 pub(crate) fn stream_pages(file: &CachedFile) -> (u64, u64) {
     let shift = file.core().page_shift;
-    let least = file.shared.flusher.limits.dirty_bytes_max / 8;
+    let least = file.shared.flusher.limits.dirty_bytes_max() / 8;
     (least >> shift, BATCH_BYTES >> shift)
 }
 
@@ -80,7 +79,7 @@ pub(crate) fn await_ends(file: &CachedFile, first: PageIndex, last: PageIndex) {
 
 /// What syncs of the file would complain of, as it is closed.
 pub(crate) fn close(file: &CachedFile) -> Result<()> {
-    let written = write_back(file, 0, LAST_PAGE, Op::Close);
+    let written = write_back(file, PageIndex::FIRST, PageIndex::LAST, Op::Close);
     let generations = &file.writeback.generations;
     let outcome = match (generations.lost(), written, file.writeback.state().failure) {
         (Some(lost), ..) => Err(Error::Lost { source: lost.source() }),
@@ -95,12 +94,13 @@ pub(crate) fn close(file: &CachedFile) -> Result<()> {
 }
 
 /// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
+/// Chosen, not measured.
 const LOOKED_AT_MAX: u64 = 4096;
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
 /// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
 /// it is written.
-pub(crate) fn owes(file: &CachedFile, first: u64, last: u64) -> bool {
+pub(crate) fn owes(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
     if file.writeback.generations.has_suspects(first, last) {
         return true;
     }
@@ -123,15 +123,20 @@ impl CachedFile {
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
     /// fails.
     pub(crate) fn leave(self: Arc<Self>) {
-        if !self.writeback.has_begun() {
+        // A sync that fails beside this may have pages DIRTY in a moment, or had that just now, and is not
+        // seen to have begun. If its failure is not found here, it finds that the last handle is gone; else
+        // either of us finds the other under the lock of what is owed (`after_redirty`).
+        let has_begun = self.writeback.has_begun();
+        if !has_begun && !self.writeback.generations.has_failed() {
             // A write that was to wait may have gone around the cache after all.
-            if self.is_kept() || self.space.is_reserved() || self.writeback.generations.has_failed()
-            {
+            if self.is_kept() || self.space.is_reserved() {
                 self.rest();
             }
             return;
         }
-        if write_back(&self, 0, LAST_PAGE, Op::Close).is_err() || self.owes() {
+        let has_failed =
+            has_begun && write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err();
+        if has_failed || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);
         } else {

@@ -14,9 +14,9 @@
 //! through.
 //!
 //! A file that grows large has space reserved ahead of its end, which is given back when its last handle
-//! goes, if that can be done without cutting off what another process appends: who else has the file
-//! open, is not known to be gone, or holds another description of it, like those for direct I/O, leaves it
-//! there. So for a file that is not ours alone little is reserved ahead.
+//! goes, if that can be done without cutting off what another process appends: it stays there while
+//! another process has the file open or may have, or there is another description of it, like those
+//! for direct I/O. So for a file that is not ours alone little is reserved ahead.
 //!
 //! What is known to have its blocks is remembered ([`Space`](crate::inode::space::Space)).
 
@@ -25,7 +25,8 @@ use crate::inode::space::{Known, size_limit};
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::{self, Company, Overwrites};
 
-/// Smaller files have nothing reserved ahead: they are many, and giving it back takes time.
+/// Smaller files have nothing reserved ahead: they are many, and giving it back takes time. These
+/// four are chosen, not measured.
 const AHEAD_SIZE_MIN: u64 = 256 << 10;
 const AHEAD_BYTES_MIN: u64 = 64 << 10;
 const AHEAD_BYTES_MAX: u64 = 32 << 20;

@@ -11,24 +11,24 @@
 //!
 //! Its work is bounded by what was DIRTY when it began, whatever is written meanwhile.
 //!
-//! Locks: `syncing` -> range guards (shared) -> those of the write-back's state and generations; who has
-//! a range guard does not wait for `syncing`.
+//! Locks: `syncing` -> range guards (shared) -> those of the write-back's state and generations;
+//! the holder of a range guard does not wait for `syncing`.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use millpond_rangelock::Mode;
 
 use crate::cache::pageset::PageSet;
-use crate::cache::table::PageIndex;
 use crate::error::{Error, Op, Result};
 use crate::flush::owed::tell_flusher;
 use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
-use crate::writeback::{Failure, LAST_PAGE};
+use crate::units::PageIndex;
+use crate::writeback::Failure;
 
-/// Pages of which [`settle`] clears a bit under one hold of the lock.
+/// Pages of which [`settle`] clears a bit under one hold of the lock. Chosen, not measured.
 const SETTLED_TOGETHER: usize = 256;
 
 /// Makes durable what was written to the pages from `first` to `last` before the call, and what the
@@ -85,7 +85,7 @@ pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     }
 }
 
-/// [`sync`], by the one who may; of no pages: of what the back end has.
+/// [`sync`], by the holder of `syncing`; of no pages: of what the back end has.
 fn sync_locked(
     file: &CachedFile,
     pages: Option<(PageIndex, PageIndex)>,
@@ -176,10 +176,13 @@ fn settle(file: &CachedFile, covered: &PageSet) {
 /// Makes all suspect pages DIRTY again (generations.G6). Where guards must not be waited for, and one is taken, leaves
 /// the page for the next sync.
 fn redirty(file: &CachedFile, blocking: Blocking) {
-    let Some((pages, _)) = file.writeback.generations.suspects(0, LAST_PAGE) else { return };
+    let Some((pages, _)) = file.writeback.generations.suspects(PageIndex::FIRST, PageIndex::LAST)
+    else {
+        return;
+    };
     for page in pages {
-        // Who has found the page clean, under its guard, and had the back end change it, must not be
-        // overtaken by what is written back now.
+        // An operation that has found the page clean, under its guard, and had the back end change
+        // it, must not be overtaken by what is written back now.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let (guard, waited) = match blocking {
             Blocking::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
@@ -204,13 +207,12 @@ pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIn
 /// The caller has a guard over the page.
 fn redirty_page(file: &CachedFile, page: PageIndex) {
     let writeback = &file.writeback;
-    // Argued: who relies on it has a guard that conflicts with the caller's. `leave`, which has none,
-    // asks the generations under their lock besides: it finds the failure there, or was there before,
-    // and `after_redirty` sees that the last handle is gone.
-    writeback.begun.store(true, SeqCst);
-    // Under one lock, so that nobody has read the page back and not said so (generations.G5), and whoever does not
-    // find it among the suspects finds it DIRTY; and in the set, before anybody who syncs or reads past the
-    // cache looks there.
+    // Relaxed: a reader that relies on it has a guard that conflicts with the caller's. `leave`, which
+    // has none, relies on two locks instead: it says there how.
+    writeback.begun.store(true, Relaxed);
+    // Under one lock, so that nobody has read the page back and not said so (generations.G5), and a
+    // thread that does not find it among the suspects finds it DIRTY; and in the set, before a sync
+    // or a read past the cache looks there.
     let mut state = writeback.state();
     let mut generations = writeback.generations.lock();
     if !generations.take_suspect(page) {

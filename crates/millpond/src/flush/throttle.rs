@@ -1,5 +1,5 @@
-//! Writers for whom there is too much in the cache that waits to be written back, and who need frames
-//! that it keeps.
+//! Writers that have to wait: there is too much in the cache to be written back, or it keeps the
+//! frames that they need.
 //!
 //! - **T1** A file may owe as much as [`SHARES`] times what all files together leave free of the limit
 //!   (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has four fifths of it, and n that owe
@@ -24,15 +24,19 @@ use crate::error::{Op, Result};
 use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 /// How long a writer over the limit waits without any progress before its write goes through.
+/// Chosen, not measured.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
-/// What a file may owe, in parts of what is free (T1).
+/// What a file may owe, in parts of what is free (T1). Chosen: one file alone has four fifths of
+/// it.
 const SHARES: u64 = 4;
-/// What write-back may keep, of all memory.
+/// What write-back may keep, of all memory: an eighth is left for what is read. Chosen, not
+/// measured.
 const KEPT_EIGHTHS_MAX: u64 = 7;
-/// How long who finds no frame waits for the flusher: for a write, there is the way around the cache.
+/// How long a write that finds no frame waits for the flusher: there is the way around the cache.
+/// Chosen, not measured.
 pub(crate) const WRITE_RELIEF_MAX: Duration = Duration::from_millis(20);
 /// For a view, there is not.
 pub(crate) const VIEW_RELIEF_MAX: Duration = THROTTLED_MAX;
@@ -46,7 +50,7 @@ fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
 /// Whether there is room below the dirty limit.
 fn has_room(file: &CachedFile, bytes: u64) -> bool {
     let (own, all) = (file.writeback.share.unwritten(), file.cache().ledger.unwritten());
-    has_share(own, all, bytes, file.shared.flusher.limits.dirty_bytes_max)
+    has_share(own, all, bytes, file.shared.flusher.limits.dirty_bytes_max())
 }
 
 /// Whether there are frames (T4).
@@ -71,7 +75,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     if has_room(file, bytes) {
         return Ok(has_frames(file, bytes));
     }
-    if bytes > flusher.limits.dirty_bytes_max {
+    if bytes > flusher.limits.dirty_bytes_max() {
         return Ok(false);
     }
     let mut deadline = Instant::now() + THROTTLED_MAX;
@@ -119,8 +123,8 @@ pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
         return false;
     }
     if file.writeback.share.kept() > 0 {
-        let flushed = flush(file, 0, LAST_PAGE, BusyPages::Skip, false);
-        // Not waited for: whoever syncs may wait for guards, and the caller has one.
+        let flushed = flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
+        // Not waited for: the syncing thread may wait for guards, and the caller has one.
         if flushed.failure.is_none() && ledger.unstable() > 0 {
             sync_in_background(file, Blocking::Try);
         }

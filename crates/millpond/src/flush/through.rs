@@ -10,16 +10,17 @@ use crate::flush::owed::write_back;
 use crate::flush::space;
 use crate::inode::{CachedFile, Shared, registry};
 use crate::options::WriteMode;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 impl CachedFile {
     /// Has writes go through until [`CachedFile::end_through`], and writes back what waits: when
     /// this returns, the back end has it all, and the keeper has nothing to do with the file, which
     /// others may change; and the flags of its descriptors are as they were given.
     pub(crate) fn begin_through(&self) -> Result<()> {
-        // AcqRel: before the guard is asked for. Who has one that conflicts may not have seen it,
-        // and is waited for; who gets one later has. Argued: the release of the guard that is asked for
-        // here comes after this, and before the next guard; no model has guards of the range lock.
+        // AcqRel: before the guard is asked for. A holder of one that conflicts may not have seen
+        // it, and is waited for; a later holder has. Argued: the release of the guard that is asked
+        // for here comes after this, and before the next guard; no model has guards of the range
+        // lock.
         self.through.fetch_add(1, AcqRel);
         let settled = self.settle(true);
         self.backing.set_plain(true);
@@ -33,7 +34,7 @@ impl CachedFile {
             return Ok(());
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
-        write_back(self, 0, LAST_PAGE, Op::Sync)?;
+        write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Sync)?;
         space::trim(self, self.core().size.get());
         if let_go {
             self.let_go();
@@ -45,9 +46,10 @@ impl CachedFile {
     /// Parts all files of the engine from its keeper, which writes what is dirty: writes that begin later
     /// go through.
     ///
-    /// Files are written back first, so that the keeper finds nothing to write. What can't be written
-    /// back now it may have more luck with; until it is done the guards of those files are held, so that
-    /// no write comes in between, and the flusher writes nothing but what the keeper writes.
+    /// Files are written back first, so that the keeper finds nothing to write. The keeper may have
+    /// more luck with what can't be written back now; until it is done the guards of those files
+    /// are held, so that no write comes in between, and the flusher writes nothing but what the
+    /// keeper writes.
     pub(crate) fn leave_keeper(shared: &Arc<Shared>) {
         let Some(survival) = shared.cache.frames.survival() else { return };
         survival.part();

@@ -53,7 +53,7 @@ impl Backend {
         matches!(self.kind, BackendKind::Uring(_) | BackendKind::Threads)
     }
 
-    /// Who has rings for queues.
+    /// What has rings for queues.
     pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
         match &self.kind {
             BackendKind::Uring(driver) => Some(driver),

@@ -2,26 +2,25 @@
 //! handle is gone and all is written back.
 //!
 //! The keeper sets a file to the size that it knows, so it must know the right one, also of a file
-//! that it adopts while others change its size. Who changes the size stores it in the core first,
-//! and tells then, under `sizes`; who adopts the file makes its place known and tells the core's
-//! size in one step under `sizes`. So the last to tell has seen the last size.
+//! that it adopts while others change its size. A change of the size is stored in the core first,
+//! and told then, under `sizes`; an adoption makes the place known and tells the core's size in one
+//! step under `sizes`. So the last to tell has seen the last size.
 //!
 //! Locks: `adopting`, under range guards; the keeper or the back end is asked under it, and no guard
 //! is waited for. It keeps a file from being adopted in the middle of a change that was not
 //! announced. Then `sizes`.
 //!
 //! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the
-//! whole file; who looks without those has a guard, and who does not see it looks again under
-//! `adopting`. Release and Acquire are for `kept` alone: what was stored in the tables for the
-//! place comes before. Guards and the keeper are in no model.
+//! whole file; a thread that looks without those has a guard, and looks again under `adopting` if
+//! it does not see it. Release and Acquire are for `kept` alone: what was stored in the tables for
+//! the place comes before. Guards and the keeper are in no model.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use crate::cache::frame::FrameIndex;
-use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::survival::{EntryUse, Intent, Survival};
+use crate::units::{FrameIndex, PageIndex};
 
 impl CachedFile {
     fn survival(&self) -> Option<&Survival> {
@@ -108,8 +107,8 @@ impl CachedFile {
         outcome
     }
 
-    /// The file is about to be changed below the cache by who does not ask its back end to: no longer
-    /// than `reach` by it.
+    /// The file is about to be changed below the cache by a caller that does not ask its back end
+    /// to: it will be no longer than `reach`.
     pub(crate) fn begin_change(&self, reach: u64) {
         if let Some(survival) = self.survival() {
             self.kept.changes.begin(survival, reach);

@@ -1,7 +1,8 @@
-//! The table's leaves, for those who look at many pages in a row.
+//! The table's leaves, to look at many pages in a row.
 
-use crate::cache::table::{Held, PageIndex, Unheld};
+use crate::cache::table::{Held, Unheld};
 use crate::inode::CachedFile;
+use crate::units::PageIndex;
 
 /// The leaf that was used last.
 pub(crate) struct Leaves<'c> {

@@ -32,7 +32,7 @@ use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 use crate::cache::Cache;
 use crate::cache::page::Change;
 use crate::cache::parked;
-use crate::cache::table::{FileCore, PageIndex};
+use crate::cache::table::FileCore;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
@@ -46,11 +46,12 @@ use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::options::WriteMode;
 use crate::survival::changes::ToldFile;
+use crate::units::PageIndex;
 use crate::writeback::{Flusher, Writeback, untold};
 
-/// What an open file costs beside its core: its object and range lock, with what that keeps for those who
-/// wait; its backing, its entry in the registry and what the allocator adds, rounded up; and in debug builds
-/// what the range lock remembers of its holders.
+/// What an open file costs beside its core: its object and range lock, with what that keeps for its
+/// waiters; its backing, its entry in the registry and what the allocator adds, rounded up; and in
+/// debug builds what the range lock remembers of its holders.
 const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
@@ -244,12 +245,12 @@ impl CachedFile {
     /// The page of byte `offset`.
     #[inline]
     pub(crate) fn page_of(&self, offset: u64) -> PageIndex {
-        offset >> self.core().page_shift
+        PageIndex::of_byte(offset, self.core().page_shift)
     }
 
     #[inline]
     pub(crate) fn start_of(&self, page: PageIndex) -> u64 {
-        page << self.core().page_shift
+        page.first_byte(self.core().page_shift)
     }
 
     /// The bytes from `start` to `end`, rounded out to whole pages.
@@ -272,7 +273,7 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        // Before somebody else opens the file anew: the one whom it concerned may have failed to open it.
+        // Before the file is opened anew: the opener that it concerned may have failed.
         self.writeback.forget_failures(self.id, &*self.backing);
         registry().leave(self.id);
         self.writeback.uncharge(self.cache());

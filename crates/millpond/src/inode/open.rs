@@ -47,7 +47,7 @@ impl CachedFile {
             }
             // From here until it is entered, nobody else opens the file.
             Found::Place(place) => {
-                // Who has the file open already has waited.
+                // The first opener has waited.
                 if shared.backend.has_files() && !options.awaited {
                     mark::await_written(&stat, mark::PATIENCE).map_err(failed)?;
                 }

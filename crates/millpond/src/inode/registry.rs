@@ -8,8 +8,8 @@
 //! ```
 //!
 //! - **N1** What asks the kernel is done outside of the lock: it may take as long as somebody's lease, or a
-//!   server that does not answer. It holds up who opens the same inode, as there may be one file of an
-//!   inode only, and nobody else.
+//!   server that does not answer. It holds up other openers of the same inode, as there may be one
+//!   file of an inode only, and nobody else.
 //! - **N2** An entry is OPENING until the thread that made it so has entered a file or given up.
 //!
 //! Locks: the map's; nothing is called under it, and no file is dropped.

@@ -13,14 +13,16 @@ use rustix::process::Resource;
 
 use crate::cache::heap::HeapCharge;
 
+/// Ranges that are remembered of a file; before there are more, all are forgotten. Chosen, not
+/// measured.
 const RANGES_MAX: usize = 4096;
 /// The blocks that a file is known to have.
 #[derive(Default)]
 pub(crate) struct Space {
     known: Mutex<Known>,
-    /// All before it is known to have its blocks: what most writes ask, without the lock. Who asks
-    /// holds the range, so nobody forgets what is asked about meanwhile; that others forget their
-    /// own, or learn, does not matter to it.
+    /// All before it is known to have its blocks: what most writes ask, without the lock. The
+    /// caller holds the range, so nobody forgets what is asked about meanwhile; that others forget
+    /// or learn about their own ranges does not matter to it.
     prefix: AtomicU64,
     /// What the ranges take.
     pub(crate) heap: HeapCharge,

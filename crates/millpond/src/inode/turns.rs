@@ -1,7 +1,8 @@
 //! Turns: one at a time, in the order in which they ask.
 //!
-//! A mutex of the standard library may be taken again by who has just given it up, time after time, while
-//! others are on their way from their sleep. Here who gives up a turn hands it on.
+//! A mutex of the standard library may be taken again by the thread that has just given it up, time
+//! after time, while others are on their way from their sleep. Here a turn that is given up is
+//! handed on.
 //!
 //! Locks: the one in here is a leaf; nobody is woken under it.
 
@@ -16,15 +17,15 @@ pub(crate) struct Turns {
 
 #[derive(Default)]
 struct State {
-    /// The number of who asks next.
+    /// The number of the next to ask.
     next: u64,
-    /// The number of who has the turn, or of who is to have it next.
+    /// The number of the holder of the turn, or of the next holder.
     served: u64,
     /// Those behind, in order.
     waiting: VecDeque<Thread>,
 }
 
-/// Who has it is the one.
+/// A turn; its holder is the only one.
 #[must_use]
 pub(crate) struct Turn<'a>(&'a Turns);
 

@@ -1,6 +1,6 @@
 //! What is to be told at the end of a batch, rather than each time: a thread that ends several reads, or
-//! starts several, opens a batch, and those who would wake somebody leave that for its end. So who
-//! waits for one of several is woken when all are there, and finds them together.
+//! starts several, opens a batch, and wakes are left for its end. So a waiter for one of several is
+//! woken when all are there, and finds them together.
 //!
 //! A thread that has a batch open must not wait for anything: it may be for what it has not told yet.
 //! Where it has to after all it calls [`tell_now`] first.

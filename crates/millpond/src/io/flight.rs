@@ -1,4 +1,4 @@
-//! How many reads of pages are in flight, and who wants one more.
+//! How many reads of pages are in flight, and the line for one more.
 //!
 //! Each read that a task or a thread waits for has a *slot* until it ends; where there is none, a thread
 //! waits for it ([`Slots`]), and a task leaves an *offer*. Read-ahead, which nobody waits for, has a
@@ -12,14 +12,14 @@
 //! ```
 //!
 //! - **L1** A slot is taken before pages are claimed. So a page is FILLING only while its read is in
-//!   flight, and who waits for a slot has claimed nothing (fill.F1, miss.M3).
-//! - **L2** Who has a slot waits for nothing but the back end: not for a slot, a guard, a page or a
-//!   frame, nor for memory of its caller's, which a thread of the program may have to bring. So
-//!   each slot comes back.
-//! - **L3** Who waits for a slot has none. It may have a guard, for which others wait: by L2 none of
+//!   flight, and a waiter for a slot has claimed nothing (fill.F1, miss.M3).
+//! - **L2** The holder of a slot waits for nothing but the back end: not for a slot, a guard, a
+//!   page or a frame, nor for memory of its caller's, which a thread of the program may have to
+//!   bring. So each slot comes back.
+//! - **L3** A waiter for a slot has none. It may have a guard, for which others wait: by L2 none of
 //!   those has a slot.
 //! - **L4** WAITED_FOR is set while offers wait, and then no slot is free: one that is given back goes to
-//!   the first in the line, be it a thread or a task, and who comes later finds none.
+//!   the first in the line, be it a thread or a task, and latecomers find none.
 //! - **L5** Reads of one batch take a slot each; only for the first one waits. What there is no slot for is
 //!   read after those for which there is.
 //! - **L6** An offer uses the slot, or hands it back for the next. It must not wait. It starts a read by
@@ -42,7 +42,7 @@ use crate::io::batch;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
-/// The most reads of one engine.
+/// The most reads of one engine. Chosen, not measured.
 pub(crate) const READS_MAX: usize = 1024;
 
 /// Of the word: offers wait.
@@ -142,7 +142,7 @@ impl Flight {
     /// Waits until a slot is handed over, or there is one.
     #[cold]
     fn wait_for_slot(&self) {
-        // Who has a batch open may be who is to end a read.
+        // A thread with an open batch may be the one that is to end a read.
         batch::tell_now();
         let place = Arc::new((Mutex::new(None), Condvar::new()));
         while !self.try_take() {
@@ -283,8 +283,8 @@ mod tests {
         }
     }
 
-    /// Goal: threads and tasks get slots in the order in which they came; who tries meanwhile gets none,
-    /// and one that leaves the line, or does not use its slot, keeps nobody waiting (L4, L6).
+    /// Goal: threads and tasks get slots in the order in which they came; a try meanwhile gets
+    /// none, and one that leaves the line, or does not use its slot, keeps nobody waiting (L4, L6).
     #[test]
     fn the_line_is_first_in_first_out() {
         let engine = engine(1);

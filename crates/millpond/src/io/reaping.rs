@@ -1,4 +1,4 @@
-//! Who reaps a ring that several threads wait for: one at a time, and never nobody.
+//! The reaper of a ring that several threads wait for: one at a time, and never none.
 //!
 //! ```text
 //!             take                        give up
@@ -13,19 +13,19 @@
 //! else could be woken. While nobody leads, each completion rings for the driver: it reaps, and if more is
 //! to come hands the role on.
 //!
-//! Each completion wakes the leader. So the role is for who wants least, as it will be granted first: one
-//! that waits for much would be woken many times before it has it.
+//! Each completion wakes the leader. So the role is for the waiter that wants least, as it will be
+//! granted first: one that waits for much would be woken many times before it has it.
 //!
-//! - **H1** Role, list and notification change together, under one lock: a vacant ring notifies, so who
-//!   is listed may sleep behind nobody.
-//! - **H2** Who gives the role up looks for completions after it turned the notification on, and rings
-//!   for the driver if there are any: what completed before that was notified of to nobody. SeqCst fence
-//!   here; the kernel has one between the completion and its look at the flag. Only who has the role may
-//!   look, so it is vacant after that.
+//! - **H1** Role, list and notification change together, under one lock: a vacant ring notifies, so
+//!   a listed waiter may sleep behind nobody.
+//! - **H2** A leader that gives the role up looks for completions after it turned the notification
+//!   on, and rings for the driver if there are any: what completed before that was notified of to
+//!   nobody. SeqCst fence here; the kernel has one between the completion and its look at the flag.
+//!   Only the leader may look, so the role is vacant after that.
 //! - **H3** A sleep in the ring ends at once if something had completed, or the poke had come, before.
 //! - **H4** A listed thread leaves the list under the lock. If it is not there any more, it was given the
 //!   role, whether or not it was told of that first: it leads, or gives it up.
-//! - **H5** Who has the role may be granted by others: they see from its word that it sleeps in the ring,
+//! - **H5** A leader may be granted by others: they see from its word that it sleeps in the ring,
 //!   and poke that.
 //!
 //! Locks: the role's; under it only the ring's flag and queue are looked at.
@@ -72,18 +72,18 @@ struct Role {
     listed: Vec<Listed>,
 }
 
-/// Who sleeps until it is granted, or has the role.
+/// A waiter that sleeps until it is granted, or has the role.
 struct Listed {
     signal: Arc<Signal>,
     wanted: usize,
 }
 
 impl Role {
-    /// Takes who wants least off the list, if that is little enough.
+    /// Takes the waiter that wants least off the list, if that is little enough.
     fn take_next(&mut self, is_little: impl Fn(usize) -> bool) -> Option<Arc<Signal>> {
         let listed = self.listed.iter().enumerate();
         let place = listed
-            // Who was granted comes by itself, and leaves again.
+            // A granted waiter comes by itself, and leaves again.
             .filter(|(_, listed)| is_little(listed.wanted) && !listed.signal.is_granted())
             .min_by_key(|(_, listed)| listed.wanted)
             .map(|(place, _)| place)?;
@@ -128,8 +128,8 @@ impl<R: Ring> Reaping<R> {
         }
     }
 
-    /// Reaps until the wait is over; false if the role went to one who wants less, and the caller is
-    /// listed.
+    /// Reaps until the wait is over; false if the role went to one that wants less, and the caller
+    /// is listed.
     fn lead(&self, signal: &Arc<Signal>, wanted: usize, deadline: Option<Instant>) -> bool {
         loop {
             // Also when granted: nothing is left behind that the driver would be rung for.
@@ -179,7 +179,7 @@ impl<R: Ring> Reaping<R> {
         self.vacate();
     }
 
-    /// For the driver: reaps if nobody else does, and has who is listed do so from then on.
+    /// For the driver: reaps if nobody else does, and has a listed waiter do so from then on.
     pub(crate) fn look(&self) {
         if !self.try_take() {
             return;
@@ -191,7 +191,7 @@ impl<R: Ring> Reaping<R> {
         }
     }
 
-    /// Who is to have the role next, if there is a use in that.
+    /// The next leader, if there is a use in one.
     fn next(&self) -> Option<Arc<Signal>> {
         if self.ring.is_idle() { None } else { self.role().take_next(|_| true) }
     }

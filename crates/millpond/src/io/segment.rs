@@ -1,7 +1,7 @@
 //! Segments of memory, as the kernel wants them, and a position in a list of them.
 //!
-//! A transfer borrows its segments from whoever asked for it, down to the device (after the kernel's
-//! bio vectors, Linux 5.12). Position is an iterator of three numbers over them: advancing, rewinding
+//! A transfer borrows its segments from its caller, down to the device (after the kernel's bio
+//! vectors, Linux 5.12). Position is an iterator of three numbers over them: advancing, rewinding
 //! and splitting write to no segment and copy none, whatever their number. Lists that come from
 //! outside are made by `io::segment_list`, which drops segments of no length and looks once at how
 //! all of them are aligned.
@@ -16,7 +16,7 @@ pub(crate) struct Segment<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a segment says where memory is; who made it vouches that the memory may be used by the
+// SAFETY: a segment says where memory is; its maker vouches that the memory may be used by the
 // thread that carries out the transfer.
 unsafe impl Send for Segment<'_> {}
 // SAFETY: as above; the segment itself is never changed.

@@ -8,12 +8,12 @@
 //! any -> grant -> GRANTED                            by who ends the wait, once; wakes a sleeper
 //! ```
 //!
-//! - **G1** A signal serves one wait. Who is to tell it has a share of it: the wake is his last touch,
-//!   and the signal outlives that whatever its owner does meanwhile.
+//! - **G1** A signal serves one wait. The waker has a share of it: the wake is its last touch, and
+//!   the signal outlives that whatever its owner does meanwhile.
 //! - **G2** The teller's exchange finds SLEEPING, or the owner's exchange finds what was told, or the
 //!   word changes before the kernel looks at it: no wake-up is lost.
 //! - **G3** All is Relaxed. The word only says when to look: what was granted is collected under the lock
-//!   of the queue, and who has a ring is known under that of its role.
+//!   of the queue, and the holder of a ring is known under the lock of its role.
 //! - **G4** GRANTED is final: a promotion that meets it is void, and its owner finds out under the role's
 //!   lock that it was given the ring.
 
@@ -202,7 +202,8 @@ mod loom_tests {
         });
     }
 
-    /// Goal: who is promoted and granted at the same time wakes up, and knows that the wait is over.
+    /// Goal: a waiter that is promoted and granted at the same time wakes up, and knows that the
+    /// wait is over.
     #[test]
     fn loom_a_promotion_meets_a_grant() {
         loom::model(|| {

@@ -2,7 +2,7 @@
 //!
 //! A [`Transfer`] is carried out by the thread that asks for it, which waits; a [`BackgroundRead`] has
 //! all that it needs, and nobody waits for it. Back ends attempt each of them once: `request` brings
-//! transfers to their end, and who started a background read goes on with it.
+//! transfers to their end, and the starter of a background read goes on with it.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -92,7 +92,7 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
 /// referred to then ([`Front`](crate::io::segment::Front)), and more have a place of their own.
 pub(crate) type Segments = SmallVec<[Segment<'static>; 1]>;
 
-/// A read for which no thread waits: it owns what it needs, and tells whoever cares when it ends.
+/// A read for which no thread waits: it owns what it needs, and tells of its end.
 pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
     /// A task waits for it: it is not given back for being one too many (`io::flight` sees to that).

@@ -88,7 +88,7 @@ impl Inner {
         self.arrived.lock().expect("no panic under the lock")
     }
 
-    /// Completes what arrived in the batches of those who end fills (queue.U4).
+    /// Completes what arrived in the batches of threads that end fills (queue.U4).
     pub(super) fn tell_arrived(&self) {
         let mut arrived = std::mem::take(&mut *self.arrived());
         self.waiting.complete_all(&mut arrived);

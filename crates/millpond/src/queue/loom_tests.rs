@@ -43,8 +43,8 @@ fn no_time() -> Deadlines {
     Deadlines { for_min: None, at_all: Some(Instant::now()) }
 }
 
-/// Goal: who waits for two is woken when the second comes, wherever it is on its way to sleep, and the
-/// waker touches nothing of it afterwards.
+/// Goal: a waiter for two is woken when the second comes, wherever it is on its way to sleep, and
+/// the waker touches nothing of it afterwards.
 #[test]
 fn loom_wait_meets_completions() {
     model(|| {
@@ -174,7 +174,8 @@ fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
 
 /// Goal: a wake-up that meets the end of a run is not lost, and the run after it finds what was done
 /// before.
-/// Method: a runner whose task is pending until something is there, against who brings it.
+/// Method: a runner whose task is pending until something is there, against the thread that brings
+/// it.
 #[test]
 fn loom_a_task_is_woken_while_it_goes_to_rest() {
     loom::model(|| {
@@ -206,8 +207,40 @@ fn loom_a_task_is_woken_while_it_goes_to_rest() {
     });
 }
 
+/// Goal: of two wake-ups that meet a runner, both are seen by the run after them, though the second
+/// finds that the first has asked for it.
+/// Method: two who bring a thing each; the runner rests, and what it saw last is all there is.
+#[test]
+fn loom_two_wake_ups_meet_a_runner() {
+    loom::model(|| {
+        let shared = Arc::new((Running::new(), [AtomicUsize::new(0), AtomicUsize::new(0)]));
+        let last_seen = Arc::new(AtomicUsize::new(0));
+        let run = |(running, things): &(Running, [AtomicUsize; 2]), last_seen: &AtomicUsize| {
+            loop {
+                let seen = things.iter().map(|thing| thing.load(Relaxed)).sum();
+                last_seen.store(seen, Relaxed);
+                if running.try_rest() {
+                    return;
+                }
+            }
+        };
+        let bringers = [0, 1].map(|thing| {
+            let (shared, last_seen) = (Arc::clone(&shared), Arc::clone(&last_seen));
+            thread::spawn(move || {
+                shared.1[thing].store(1, Relaxed);
+                if shared.0.wake() {
+                    run(&shared, &last_seen);
+                }
+            })
+        });
+        run(&shared, &last_seen);
+        bringers.into_iter().for_each(|bringer| bringer.join().unwrap());
+        assert_eq!(last_seen.load(Relaxed), 2, "a wake-up whose cause was not seen");
+    });
+}
+
 /// Goal: the next runner of a task finds what the one before it left.
-/// Method: a runner that rests, and two who wake it.
+/// Method: a runner that rests, and two threads that wake it.
 #[test]
 fn loom_a_task_is_handed_on() {
     loom::model(|| {

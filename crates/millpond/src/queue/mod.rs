@@ -10,9 +10,9 @@
 //! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
 //! - **U2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
 //! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
-//! - **U4** Completions of a batch (`io::batch`) are told of together. Who adds the first to what has
-//!   arrived tells of it at the end of its batch; who adds to others' relies on them to, as they take
-//!   what has arrived after they added.
+//! - **U4** Completions of a batch (`io::batch`) are told of together. The thread that adds the
+//!   first of what has arrived tells of it at the end of its batch; one that adds to others' relies
+//!   on them to, as they take what has arrived after they added.
 //!
 //! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
 //! task may complete, and so take the other two, while a fill ends.
@@ -59,23 +59,24 @@ use crate::read::miss::{Pace, Wanted};
 
 pub use crate::queue::request::{Completion, Request};
 
-/// The largest capacity of a queue.
+/// The largest capacity of a queue. Chosen, not measured.
 const CAPACITY_MAX: usize = 1 << 20;
-/// Requests of one submission that are started, and if they hit completed, together.
+/// Requests of one submission that are started, and if they hit completed, together. Chosen, not
+/// measured.
 const BATCH_MAX: usize = 32;
 
 /// A completion queue: operations are submitted, many at once, and waited for in batches.
 ///
 /// Any number of threads may submit and wait. A waiter says how many completions it wants at least,
 /// and is woken once, when they are there (after Kenneth Chen's and Zach Brown's work on Linux AIO): it
-/// gets all of them, or, when its time is up, what is there. Among several waiters, who wants least is
-/// served first, but nobody is passed by for ever: after as many completions went to others as the
-/// queue can hold, a waiter's turn has come, and what is ready is kept for it.
+/// gets all of them, or, when its time is up, what is there. Among several waiters, the one that
+/// wants least is served first, but nobody is passed by for ever: after as many completions went to
+/// others as the queue can hold, a waiter's turn has come, and what is ready is kept for it.
 ///
-/// Reads of cached bytes complete while they are submitted. A read that misses takes no thread: it is
-/// finished by who brings its last page, and on io_uring it is who waits for the queue that reaps it. So
-/// are direct reads into [`Buffer`](crate::Buffer)s. Writes, syncs, and reads of more than 64 pages or an eighth of
-/// the cache, are carried out by a few threads of the engine.
+/// Reads of cached bytes complete while they are submitted. A read that misses takes no thread: the
+/// thread that brings its last page finishes it, and on io_uring a waiter for the queue reaps it.
+/// So are direct reads into [`Buffer`](crate::Buffer)s. Writes, syncs, and reads of more than 64
+/// pages or an eighth of the cache, are carried out by a few threads of the engine.
 ///
 /// Dropping a queue does not stop what it was asked for.
 ///

@@ -1,4 +1,5 @@
-//! Who gets which completions: the waiting rules of a queue, without threads, clocks or I/O.
+//! Which waiter gets which completions: the waiting rules of a queue, without threads, clocks or
+//! I/O.
 //!
 //! ```text
 //!   admit: inflight += n        complete: inflight -> ready        dispatch: ready -> granted
@@ -18,8 +19,8 @@
 //! - **Q3** A waiter that `capacity` events passed by is *senior*, as long as what is ready and in
 //!   flight suffices for it. While there are seniors the candidate is the oldest of them, and what is
 //!   ready is reserved for it: so large minima are not starved by small ones.
-//! - **Q4** Who does not wait (minimum 0), or no longer (timeout), *takes* what is ready, up to its
-//!   maximum: nothing while there is a senior, and what it takes passes the others by.
+//! - **Q4** A caller that does not wait (minimum 0), or no longer (timeout), *takes* what is ready,
+//!   up to its maximum: nothing while there is a senior, and what it takes passes the others by.
 //! - **Q5** Dispatch follows each completion, arrival and departure, until the candidate's minimum is
 //!   not there. So between calls nobody is satisfiable, a senior's reserve excepted: no latecomer
 //!   finds events that somebody should have had.
@@ -47,7 +48,7 @@ pub(crate) enum Rule {
     LeastFirst,
     /// Q3: seniors.
     Seniors,
-    /// Q3: only whom what is ready and in flight can satisfy.
+    /// Q3: only a waiter that what is ready and in flight can satisfy.
     SupplyOfSeniors,
     /// Q4: takes leave the senior's reserve.
     TakesYield,
@@ -65,7 +66,7 @@ pub(crate) enum Rule {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Ticket(u64);
 
-/// Whom to tell, after the lock is released.
+/// The waiters to tell, after the lock is released.
 #[must_use]
 pub(crate) struct Wakes<S>(Vec<S>);
 
@@ -351,7 +352,7 @@ impl<E, S> Rules<E, S> {
 
     /// Q5.
     fn dispatch(&mut self, wakes: &mut Wakes<S>) {
-        // Whoever the candidate is, its minimum is not less.
+        // The candidate's minimum is not less.
         while self.ready.len() >= self.least || !self.keeps(Rule::Whole) {
             let least = |waiters: &[Waiter<S>]| {
                 (0..waiters.len()).min_by_key(|&at| (waiters[at].min, waiters[at].ticket))

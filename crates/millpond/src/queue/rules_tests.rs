@@ -9,7 +9,7 @@ use super::rules::{Arrival, Relaxed, Rule, Rules, Ticket, Wakes};
 
 type Queue = Rules<u32, u32>;
 
-/// Collects whom a call wakes.
+/// Collects the waiters that a call wakes.
 fn woken(call: impl FnOnce(&mut Wakes<u32>)) -> Vec<u32> {
     let mut wakes = Wakes::new();
     call(&mut wakes);
@@ -140,7 +140,7 @@ fn min_wait_takes_what_is_there_or_waits_for_one() {
     assert_eq!(queue.collect(none), Some(vec![7]));
 }
 
-/// Goal: a granted waiter that is dropped returns its events, oldest first, to who waits.
+/// Goal: a granted waiter that is dropped returns its events, oldest first, to those that wait.
 #[test]
 fn a_dropped_grant_goes_to_the_next() {
     let mut queue = Queue::new(8);
@@ -189,9 +189,9 @@ fn an_eventfd_is_told_of_each_unassigned_event_once() {
     assert_eq!(queue.newly_unassigned(), 1);
 }
 
-/// Waiters of fixed minima who come back at once, and how many batches each got of `events` that
-/// complete one by one, `depth` in flight. `poll`: after each so many completions somebody takes all
-/// there is without waiting.
+/// Waiters of fixed minima that come back at once, and how many batches each got of `events` that
+/// complete one by one, `depth` in flight. `poll`: after each so many completions somebody takes
+/// all there is without waiting.
 fn batches(mut queue: Queue, minima: &[usize], events: u32, poll: Option<u32>) -> Vec<usize> {
     let mut batches = vec![0; minima.len()];
     let mut tickets: Vec<Option<Ticket>> = vec![None; minima.len()];
@@ -277,8 +277,8 @@ fn every_waiter_has_a_batch_within_a_bounded_time() {
     assert!(starved[3].is_none() && starved[..3].iter().all(Option::is_some), "{starved:?}");
 }
 
-/// Goal: somebody who polls all the time starves no waiter; he would if what he takes did not count,
-/// or if he could take a reserve.
+/// Goal: a thread that polls all the time starves no waiter; it would if what it takes did not
+/// count, or if it could take a reserve.
 #[test]
 fn a_poller_starves_nobody() {
     let minima = [2, 8, 32];

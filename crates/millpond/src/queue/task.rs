@@ -10,8 +10,8 @@
 //!
 //! - **T1** One thread at a time runs a task: who changed IDLE to RUNNING, or made the task. It passes
 //!   the role to a worker with a job, and gives it up only by IDLE.
-//! - **T2** A wake-up that meets a runner leaves AGAIN, which the runner finds when it wants to be IDLE:
-//!   none is lost.
+//! - **T2** A wake-up that meets a runner leaves AGAIN, also where another has left it, and the runner
+//!   takes it when it wants to be IDLE: none is lost, and the next run sees what was done before each.
 //! - **T3** A waker runs at the pace of a moment (miss.M7): on the thread that ended a fill, a task
 //!   whose pages are there copies and completes, without another thread. What needs more goes to a
 //!   worker.
@@ -22,7 +22,7 @@
 //!
 //! [`File::start_read_raw`]: crate::File::start_read_raw
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
@@ -49,10 +49,11 @@ impl Running {
     /// By the runner, whose task is pending; false: it was woken, and runs on.
     #[must_use]
     pub(super) fn try_rest(&self) -> bool {
-        // AcqRel: the next runner finds what this one left; and T2.
-        let rests = self.0.compare_exchange(RUNNING, IDLE, AcqRel, Acquire).is_ok();
+        // Release: the next runner finds what this one left.
+        let rests = self.0.compare_exchange(RUNNING, IDLE, Release, Relaxed).is_ok();
         if !rests {
-            self.0.store(RUNNING, Release);
+            // An RMW, and Acquire: the last of those who left AGAIN is found, and those before it.
+            self.0.swap(RUNNING, Acquire);
         }
         rests
     }
@@ -60,16 +61,13 @@ impl Running {
     /// True: the caller is the runner now.
     #[must_use]
     pub(super) fn wake(&self) -> bool {
-        let mut seen = self.0.load(Acquire);
+        let mut seen = self.0.load(Relaxed);
         loop {
-            let (next, runs) = match seen {
-                IDLE => (RUNNING, true),
-                RUNNING => (AGAIN, false),
-                _ => return false,
-            };
-            // AcqRel: what was done before the wake is seen by the run that follows it.
-            match self.0.compare_exchange_weak(seen, next, AcqRel, Acquire) {
-                Ok(_) => return runs,
+            let next = if seen == IDLE { RUNNING } else { AGAIN };
+            // AcqRel: what was done before the wake is seen by the run that follows it, so also where
+            // AGAIN is there already; and the new runner finds what the last one left.
+            match self.0.compare_exchange_weak(seen, next, AcqRel, Relaxed) {
+                Ok(_) => return seen == IDLE,
                 Err(now) => seen = now,
             }
         }

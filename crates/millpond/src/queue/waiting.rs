@@ -1,13 +1,14 @@
-//! Threads and tasks that wait by the rules: the one lock of a queue, and who sleeps beside it.
+//! Threads and tasks that wait by the rules: the one lock of a queue, and the sleepers beside it.
 //!
 //! ```text
 //!   wait:  lock, arrive, unlock -> sleep -> lock, collect (granted) or withdraw (timeout), unlock
 //!   other: lock, change, dispatch, unlock -> tell whom it granted
 //! ```
 //!
-//! Whoever changes the rules' state tells those that were granted after it released the lock, and an
-//! eventfd of what nobody was granted. A waiter whose time is up takes the lock: it finds its events
-//! there even if it was not told yet, and who tells it later touches a signal that nobody reads.
+//! A thread that changes the rules' state tells the waiters that were granted after it released the
+//! lock, and an eventfd of what no waiter was granted. A waiter whose time is up takes the lock: it
+//! finds its events there even if it was not told yet, and a later wake touches a signal that
+//! nobody reads.
 //!
 //! Locks: the rules'; nothing is called under it.
 
@@ -21,7 +22,7 @@ use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
-/// Whom to tell of a grant: once, and that is the last touch (signal.G1).
+/// What to tell of a grant: once, and that is the last touch (signal.G1).
 pub(crate) enum Notify {
     Thread(Arc<Signal>),
     Task(Waker),

@@ -16,18 +16,18 @@ use std::sync::{Arc, Mutex};
 use millpond_rangelock::Mode;
 
 use crate::advice::Advice;
-use crate::cache::table::PageIndex;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::read::run::{Claims, Next};
+use crate::units::PageIndex;
 
-/// The first window, in bytes.
+/// The first window, in bytes: what Linux reads ahead of a file at most, unless told otherwise.
 const WINDOW_BYTES_FIRST: u64 = 128 << 10;
 /// Of the cache, a window takes at most this part: half of the eviction policy's young queue.
 const CACHE_PART: u64 = 128;
-/// Pages of one background read.
+/// Pages of one background read: of small pages, 1 MiB. Chosen, not measured.
 const RUN_PAGES_MAX: usize = 256;
-/// Pages of a slow read that are looked at.
+/// Pages of a slow read that are looked at: as many as a hit may have.
 const LOOK_PAGES_MAX: u64 = 64;
 
 /// What a handle remembers of its slow reads.
@@ -107,7 +107,7 @@ impl Readahead {
 fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
     let mut leaves = Leaves::new(file);
     let (mut marked, mut missing) = (false, false);
-    for page in first..=last {
+    for page in first.to(last) {
         match leaves.hold(page, false).map(|held| held.word(page)) {
             Ok(word) => {
                 let seen = word.load();
@@ -127,7 +127,7 @@ pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, m
     if size == 0 {
         return;
     }
-    let end = first.saturating_add(pages).min(file.page_of(size - 1) + 1);
+    let end = (first + pages).min(file.page_of(size - 1) + 1);
     let mut page = first;
     while page < end {
         let run_end = end.min(page + RUN_PAGES_MAX as u64);

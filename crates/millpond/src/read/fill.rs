@@ -27,7 +27,6 @@ use smallvec::SmallVec;
 
 use crate::cache::page::State;
 use crate::cache::step;
-use crate::cache::table::PageIndex;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -38,8 +37,9 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Direction, Segments, Transfer};
 use crate::read::hit::copy_out;
 use crate::read::run::{Claims, Filled, Next, Run, RunEnd};
+use crate::units::PageIndex;
 
-/// Pages that are claimed and read in one go.
+/// Pages that are claimed and read in one go. Chosen, not measured: of small pages, 1 MiB.
 const CHUNK_PAGES: usize = 256;
 
 /// Why a read ended before its end.
@@ -49,8 +49,9 @@ pub(crate) enum Stopped {
     Failed(Error),
 }
 
-/// How often a page that others fill, and that is evicted before it was copied, is looked at, before it
-/// is read around the cache: other pages' misses can't keep a read from its end.
+/// How often a page that others fill, and that is evicted before it was copied, is looked at,
+/// before it is read around the cache: other pages' misses can't keep a read from its end. Chosen,
+/// not measured.
 const ROUNDS_MAX: u32 = 8;
 
 /// How far a read came.
@@ -123,7 +124,7 @@ impl Reader<'_> {
                 break;
             }
         }
-        for (page, done) in (first..).zip(&done[..pages]) {
+        for (page, done) in first.onwards().zip(&done[..pages]) {
             if !done {
                 self.one(page)?;
             }
@@ -132,7 +133,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads one page, whoever fills it.
+    /// Reads one page: fills it, or waits for the thread that does.
     fn one(&mut self, page: PageIndex) -> Outcome {
         let file = self.file;
         let mut leaves = Leaves::new(file);

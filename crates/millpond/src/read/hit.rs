@@ -28,14 +28,18 @@ use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::stats::ThreadCounts;
+use crate::units::PageIndex;
 
-/// Pages that one lock-free read covers; longer reads take the slow path.
+/// Pages that one lock-free read covers; longer reads take the slow path. Chosen, not measured.
 pub(crate) const HIT_PAGES_MAX: usize = 64;
-/// Files from this size on are taken to be in memory rather than in the processor's caches.
+/// Files from this size on are taken to be in memory rather than in the processor's caches: chosen.
+/// What it gains was measured: 4 KiB at random over 256 MiB went from 2.26 of `pread` to 2.32, and
+/// the time of 8 KiB writes over 1 GiB from 2.15 to 1.65 µs.
 pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
-/// Of a read of several pages, so many are asked for before the first is copied.
+/// Of a read of several pages, so many are asked for before the first is copied. Chosen, not
+/// measured.
 const AHEAD_PAGES_MAX: usize = 4;
-/// Lock-free attempts before the slow path.
+/// Lock-free attempts before the slow path. Chosen, not measured.
 pub(crate) const TRIES_MAX: u32 = 8;
 /// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
 pub(crate) const TRIES_TORN: u32 = 1;
@@ -139,7 +143,8 @@ impl<'f> HitPath<'f> {
         let HitPath { shared, slot, core, .. } = self;
         let frames = &shared.cache.frames;
         let begun = core.epoch.begin();
-        let Some((word, guess)) = core.lookup(frames, offset >> core.page_shift) else {
+        let Some((word, guess)) = core.lookup(frames, PageIndex::of_byte(offset, core.page_shift))
+        else {
             return at_end(core, offset);
         };
         let seen = word.load();
@@ -175,18 +180,18 @@ impl<'f> HitPath<'f> {
         let frames = &shared.cache.frames;
         let begun = core.epoch.begin();
         let hint = core.size.hint();
-        let first = offset >> core.page_shift;
+        let first = PageIndex::of_byte(offset, core.page_shift);
         let hinted_end = (offset + len).min(hint);
         // Set up to `pages`: to clear all of it would cost as much as a page.
         let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
             [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
         let mut pages = 0;
         if hinted_end > offset {
-            let last = (hinted_end - 1) >> core.page_shift;
+            let last = PageIndex::of_byte(hinted_end - 1, core.page_shift);
             if last - first >= HIT_PAGES_MAX as u64 {
                 return Attempt::Miss;
             }
-            for page in first..=last {
+            for page in first.to(last) {
                 let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
                 let seen = word.load();
                 if !seen.is_hit() {
@@ -208,7 +213,7 @@ impl<'f> HitPath<'f> {
         if end <= offset {
             return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
         }
-        if (end - 1) >> core.page_shift >= first + pages as u64 {
+        if PageIndex::of_byte(end - 1, core.page_shift) >= first + pages as u64 {
             return Attempt::Retry(0);
         }
         let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
@@ -284,6 +289,6 @@ pub(crate) unsafe fn copy_out(
 
 /// Whether the page at `offset` looks as if it could be read without a guard.
 pub(super) fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
-    let found = core.lookup(&shared.cache.frames, offset >> core.page_shift);
+    let found = core.lookup(&shared.cache.frames, PageIndex::of_byte(offset, core.page_shift));
     shared.hit_path.load(Relaxed) && found.is_some_and(|(word, _)| word.load().is_hit())
 }

@@ -31,9 +31,10 @@
 //!   reads under a guard, so a tiny cache makes progress.
 //! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
 //!   thread that ended a fill, in the middle of that (parked.A4).
-//! - **M8** Who finds no slot leaves an offer that starts its reads when there is one (`io::flight`), on
-//!   the thread of a read that has ended and let go of all it had, and then wakes the task: so under
-//!   the limit, too, reads follow each other without another thread, whether or not tasks are polled.
+//! - **M8** A task that finds no slot leaves an offer that starts its reads when there is one
+//!   (`io::flight`), on the thread of a read that has ended and let go of all it had, and then
+//!   wakes the task: so under the limit, too, reads follow each other without another thread,
+//!   whether or not tasks are polled.
 
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -46,7 +47,6 @@ use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
-use crate::cache::table::PageIndex;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
@@ -58,9 +58,10 @@ use crate::read::ahead::Readahead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next};
 use crate::read::{self};
+use crate::units::PageIndex;
 use crate::workers::Outcome;
 
-/// How often a read starts what is missing before a worker does it.
+/// How often a read starts what is missing before a worker does it. Chosen, not measured.
 const ROUNDS_MAX: u32 = 4;
 
 /// What is to be read, where to.
@@ -91,11 +92,13 @@ pub(crate) enum Step {
     Work,
 }
 
+type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
+
 /// What a read waits for.
 enum Wait {
     Nothing,
     Page(Parked),
-    Guard(Pin<Box<dyn Future<Output = OwnedGuard> + Send>>),
+    Guard(GuardRequest),
     Room(Arc<Shared>, Ticket),
     Worker(Outcome<Result<Vec<u8>>>),
 }
@@ -149,7 +152,7 @@ impl Wanted<'_> {
 
     /// Whether a read of that many pages can be a hit once they are cached.
     fn may_hit(&self, pages: &RangeInclusive<PageIndex>) -> bool {
-        let count = pages.end() - pages.start() + 1;
+        let count = *pages.end() - *pages.start() + 1;
         let most = self.file.chunk_pages(HIT_PAGES_MAX) as u64;
         count <= most && self.file.shared.hit_path.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -159,7 +162,7 @@ impl Wanted<'_> {
         let mut leaves = Leaves::new(self.file);
         loop {
             let mut busy = None;
-            for page in pages.clone() {
+            for page in pages.start().to(*pages.end()) {
                 let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
                 match held.word(page).load().state() {
                     State::Empty => return Found::Missing,
@@ -227,41 +230,52 @@ impl Miss {
             if matches!(found, Found::Ready) {
                 continue;
             }
-            let file = wanted.file;
-            // Of all that is wanted, not only of what lies below the size by now: a request that waits
-            // is for the range of the step that made it, and the file may grow meanwhile (page.W3).
-            let range = file.pages(wanted.offset, wanted.offset + wanted.dst.left());
-            let guard = request.is_none().then(|| file.ranges.try_lock_owned(range, Mode::Shared));
-            let guard = match guard.flatten() {
-                Some(guard) => guard,
-                None => {
-                    let mut waiting = request.take().unwrap_or_else(|| {
-                        Box::pin(file.ranges.lock_owned_async(range, Mode::Shared))
-                    });
-                    match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
-                        Poll::Ready(guard) => guard,
-                        Poll::Pending => {
-                            self.wait = Wait::Guard(waiting);
-                            // Asking is no round: who asks is in the queue.
-                            self.rounds -= 1;
-                            return Step::Pending;
-                        }
-                    }
-                }
+            let Some(guard) = self.guard(request.take(), wanted, waker) else {
+                return Step::Pending;
             };
             let failed = self.failed.get_or_insert_default();
             let ring = SharedRing::of_this_batch(wanted.ring);
-            match start_missing(file, guard, pages.clone(), failed, ring, &mut None) {
+            match start_missing(wanted.file, guard, pages.clone(), failed, ring, &mut None) {
                 Started::Reads => self.may_hit = false,
                 Started::NoFrame => return self.hand_over(wanted, waker),
                 Started::NoSlot => {
                     let offer = offer(wanted, pages, failed, waker);
-                    if let Some(ticket) = file.shared.flight.wait(offer) {
-                        self.wait = Wait::Room(Arc::clone(&file.shared), ticket);
+                    let shared = &wanted.file.shared;
+                    if let Some(ticket) = shared.flight.wait(offer) {
+                        self.wait = Wait::Room(Arc::clone(shared), ticket);
                         self.rounds -= 1;
                         return Step::Pending;
                     }
                 }
+            }
+        }
+    }
+
+    /// A shared guard over the read, by the request that waits for one or a new one; `None`: it waits.
+    fn guard(
+        &mut self,
+        request: Option<GuardRequest>,
+        wanted: &Wanted<'_>,
+        waker: &Waker,
+    ) -> Option<OwnedGuard> {
+        let ranges = &wanted.file.ranges;
+        // Of all that is wanted, not only of what lies below the size by now: a request that waits is
+        // for the range of the step that made it, and the file may grow meanwhile (page.W3).
+        let range = wanted.file.pages(wanted.offset, wanted.offset + wanted.dst.left());
+        if request.is_none()
+            && let Some(guard) = ranges.try_lock_owned(range, Mode::Shared)
+        {
+            return Some(guard);
+        }
+        let mut waiting =
+            request.unwrap_or_else(|| Box::pin(ranges.lock_owned_async(range, Mode::Shared)));
+        match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
+            Poll::Ready(guard) => Some(guard),
+            Poll::Pending => {
+                self.wait = Wait::Guard(waiting);
+                // Asking is no round: the task is in the queue then.
+                self.rounds -= 1;
+                None
             }
         }
     }
@@ -344,7 +358,7 @@ fn start_missing(
     let alone = pages.start() == pages.end();
     // Reads of several runs share it.
     let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
-    let mut claims = Claims::new(file, *pages.start()..pages.end() + 1, size);
+    let mut claims = Claims::new(file, *pages.start()..*pages.end() + 1, size);
     claims.alone = alone;
     loop {
         let next = claims.next_run(&mut || {
@@ -380,7 +394,7 @@ fn offer(
     let (failed, waker) = (Arc::clone(failed), waker.clone());
     Box::new(move |slot| {
         let mut spare = Some(slot);
-        let range = file.pages(file.start_of(*pages.start()), file.start_of(pages.end() + 1));
+        let range = file.pages(file.start_of(*pages.start()), file.start_of(*pages.end() + 1));
         // Where there is no guard or no frame now, the task looks what to do.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());

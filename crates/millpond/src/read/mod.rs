@@ -8,8 +8,8 @@
 //!   ahead  what is read before anybody asks
 //! ```
 //!
-//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too: it has its turn, whoever keeps
-//! writing.
+//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too: it has its turn, however
+//! much is written.
 //!
 //! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
 //! are missing are fetched together, under a guard over them alone.
@@ -32,7 +32,7 @@ use crate::io::segment::SegmentIter;
 use crate::read::fill::{Came, Stopped};
 use crate::read::hit::{HitPath, TRIES_MAX, may_hit, wipe};
 
-/// Times that a read starts over because the file below shrank under it.
+/// Times that a read starts over because the file below shrank under it. Chosen, not measured.
 const SHRUNK_MAX: usize = 8;
 
 /// Reads at `offset` under a shared guard, filling what is missing. Of bytes that can't be read, tells
@@ -82,8 +82,8 @@ fn read_guarded(
 /// Reads `len` bytes at `offset` page by page, each page at a moment of its own.
 ///
 /// What is cached is read without locks. Pages that are missing or in transition, or whose validation
-/// keeps failing, are read together as far as they lie side by side, under a shared guard over them:
-/// who holds any other page is not waited for.
+/// keeps failing, are read together as far as they lie side by side, under a shared guard over
+/// them: holders of other pages are not waited for.
 pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
     let len = dst.left();
     let (shared, core) = (&*file.shared, file.core());

@@ -1,4 +1,4 @@
-//! Runs: contiguous pages that are claimed, read by one transfer, and shown; whoever reads them.
+//! Runs: contiguous pages that are claimed, read by one transfer, and shown.
 //!
 //! ```text
 //!   Claims::next_run: EMPTY pages get frames and become FILLING       (one filler of a page, page.W9)
@@ -16,18 +16,20 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
+use crate::cache::class::Class;
 use crate::cache::evict::Arrival;
-use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State};
-use crate::cache::table::{Held, PageIndex};
+use crate::cache::table::Held;
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Segments};
+use crate::units::{FrameIndex, PageIndex};
 
-/// A run of at least so many pages counts as frames in a row.
+/// A run of at least so many pages counts as frames in a row: a shorter one says little about the
+/// leaf's 512 pages. Chosen, not measured.
 const RUN_NOTED: usize = 16;
 
 /// A page whose bytes are complete, before anyone else can see it.
@@ -36,7 +38,7 @@ pub(crate) struct Filled {
     pub(crate) frame: FrameIndex,
 }
 
-/// Contiguous pages that are FILLING, by whoever has this.
+/// Contiguous pages that are FILLING, by the owner of this.
 pub(crate) struct Run {
     pub(crate) first: PageIndex,
     pub(crate) frames: SmallVec<[FrameIndex; 4]>,
@@ -148,7 +150,7 @@ impl Run {
     pub(crate) fn memory(&self, file: &CachedFile) -> Segments {
         let page_bytes = file.core().page_bytes();
         let frames = self.frames.iter().map(|&frame| file.cache().frames.bytes(frame));
-        // SAFETY: the frames of pages that are FILLING, of a file that whoever reads them keeps.
+        // SAFETY: the frames of pages that are FILLING, of a file that the reader keeps.
         frames.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect()
     }
 
@@ -169,11 +171,12 @@ impl Run {
         let valid = bytes.min(self.size.saturating_sub(offset));
         let owner = Arc::clone(file);
         let done = Box::new(move |outcome: std::io::Result<usize>| {
-            // A failed or short read leaves its pages EMPTY: who wants them reads them.
+            // A failed or short read leaves its pages EMPTY: the next reader reads them.
             let moved = outcome.unwrap_or(0) as u64;
             if let Some(failed) = failed.filter(|_| moved < valid) {
-                // Release: pairs with the look of who is woken by the end of a fill. Argued: the words
-                // that end the fill after it are released, too, and the waker passes through a lock.
+                // Release: pairs with the look of the task that the end of a fill wakes. Argued:
+                // the words that end the fill after it are released, too, and the waker passes
+                // through a lock.
                 failed.store(true, Release);
             }
             let _ = self.finish(&owner, moved, &mut |_| {});
@@ -203,7 +206,7 @@ impl Run {
         let mut leaves = Leaves::new(file);
         let mut end = RunEnd::Whole;
         let mut ready = 0;
-        for (page, frame) in (self.first..).zip(self.frames.iter().copied()) {
+        for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {
             let start = file.start_of(page);
             let valid = page_bytes.min(self.size.saturating_sub(start));
             let arrived = (run_start + moved).saturating_sub(start);
@@ -236,15 +239,15 @@ impl Run {
             }
         }
         file.cache().counters.fills.add(ready as u64);
-        file.cache().arrived((self.first..).zip(self.frames.iter().copied()).take(ready).map(
-            |(page, frame)| Arrival {
-                frame,
-                core: file.core(),
-                page,
-                prefetched: self.prefetched,
-                kept: false,
-            },
-        ));
+        let shown = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
+        let (core, prefetched) = (file.core(), self.prefetched);
+        file.cache().arrived(shown.map(|(page, frame)| Arrival {
+            frame,
+            core,
+            page,
+            prefetched,
+            kept: false,
+        }));
         end
     }
 }

@@ -32,16 +32,19 @@ struct Memory {
 
 impl Memory {
     fn new(len: usize, fill: impl Fn(usize) -> u8) -> Memory {
-        let mut bytes = vec![0; len + BLOCK];
-        let skip = bytes.as_ptr().align_offset(BLOCK);
-        for i in 0..len {
-            bytes[skip + i] = fill(i);
-        }
-        Memory { bytes, skip }
+        Memory::of(&(0..len).map(fill).collect::<Vec<u8>>())
+    }
+
+    fn of(content: &[u8]) -> Memory {
+        let mut memory = Memory::zeroed(content.len());
+        memory.bytes[memory.skip..][..content.len()].copy_from_slice(content);
+        memory
     }
 
     fn zeroed(len: usize) -> Memory {
-        Memory::new(len, |_| 0)
+        let bytes = vec![0; len + BLOCK];
+        let skip = bytes.as_ptr().align_offset(BLOCK);
+        Memory { bytes, skip }
     }
 
     fn get(&self) -> &[u8] {
@@ -229,12 +232,13 @@ fn writes_are_read_back_whatever_their_alignment() {
 /// Method: 1, 2, 1024, 1025 and 3000 segments of a block and of odd lengths, empty ones among them.
 #[test]
 fn vectors_of_any_length_go_through() {
+    let content = content(3001 * BLOCK);
     for subject in subjects(&[]) {
         let file = &*subject.file;
         for count in [1usize, 2, 1024, 1025, 3000] {
             for piece in [BLOCK, 512, 7] {
                 let len = count * piece;
-                let mut memory = Memory::new(len, |i| pattern(i + count));
+                let mut memory = Memory::of(&content[count..][..len]);
                 let mut segments = memory.segments(piece);
                 if piece == 7 {
                     // SAFETY: no byte of it is used.
@@ -416,10 +420,10 @@ fn seeks_use_a_description_of_their_own() {
     }
 }
 
-/// Goal: a background read tells its end once, with its bytes in place; who is refused gets the
+/// Goal: a background read tells its end once, with its bytes in place; a refused caller gets the
 /// read back whole.
 /// Method: more reads at once than any back end queues, in segments, with some beyond the end; with
-/// and without somebody who waits, one by one and together.
+/// and without a waiter, one by one and together.
 #[test]
 fn background_reads_end_once_each() {
     for (wanted, together) in [(false, false), (true, false), (true, true)] {
@@ -429,7 +433,8 @@ fn background_reads_end_once_each() {
 
 fn background_reads(wanted: bool, together: bool) {
     const BLOCKS: usize = 40;
-    for subject in subjects(&content(BLOCKS * BLOCK)) {
+    let content = content(BLOCKS * BLOCK);
+    for subject in subjects(&content) {
         let batch = together.then(batch::open);
         let (send, ended) = mpsc::channel();
         let (mut started, mut refused) = (0, 0);
@@ -460,7 +465,7 @@ fn background_reads(wanted: bool, together: bool) {
             let moved = outcome.unwrap();
             let there = (BLOCKS.saturating_sub(at) * BLOCK).min(2 * BLOCK);
             assert!(moved <= there && (moved > 0) == (there > 0), "{}: {moved}", subject.name);
-            assert!((0..moved).all(|b| memory.get()[b] == pattern(at * BLOCK + b)));
+            assert!(moved == 0 || memory.get()[..moved] == content[at * BLOCK..][..moved]);
         }
         assert!(ended.recv_timeout(Duration::from_millis(5)).is_err(), "told twice");
         assert!(started > 0 && started + refused == 300);

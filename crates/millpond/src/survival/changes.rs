@@ -130,7 +130,7 @@ impl ToldFile {
     }
 
     fn change<R>(&self, reach: u64, act: impl FnOnce() -> R) -> R {
-        // Whoever changes the file has it, and so the engine.
+        // A thread that changes the file has it, and so the engine.
         let Some(survival) = self.survival.upgrade() else { return act() };
         // C1.
         self.changes.begin(&survival, reach);

@@ -10,9 +10,10 @@
 //! unit), the rest of the tables from the start ([`Survival::fixed_bytes`]). What is left is the
 //! late reader who copies from a frame after its memory was given back: a hole of shared memory
 //! that is read becomes a page. It takes an attempt of the hit path during which the page was
-//! evicted and its frame freed *and* decommitted, which happens only when memory goes from one size
-//! class to another; each such attempt brings back 64 pages at most, and they count again when
-//! their frames are used again. So it is at most 64 pages per decommit that met a stalled reader.
+//! evicted and its frame freed *and* decommitted, which happens when memory goes from one size
+//! class to another or the limit goes down; each such attempt brings back 64 pages at most, and they
+//! count again when their frames are used again. So it is at most 64 pages per decommit that met a
+//! stalled reader.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -119,8 +120,9 @@ impl Survival {
     /// it. Once false it stays so.
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
-        // Acquire: pairs with the Release of `part`. Argued: whoever must not miss it has a guard
-        // that `leave_keeper` waits for after it has parted; a flag alone carries nothing else.
+        // Acquire: pairs with the Release of `part`. Argued: a thread that must not miss it has a
+        // guard that `leave_keeper` waits for after it has parted; a flag alone carries nothing
+        // else.
         self.is_alive() && !self.said_goodbye.load(Acquire)
     }
 

@@ -8,10 +8,10 @@
 //!   forget, or written -> the mark closes
 //! ```
 //!
-//! A mark is a socket in the abstract name space that listens. Whoever opens an inode that the
-//! process does not have open yet connects to the inode's mark, if there is one, and waits for the
-//! end of the connection. The keeper looks for deaths before it ends one, so an open that begins
-//! when the program is known to be dead does not end before its pages are in the file.
+//! A mark is a socket in the abstract name space that listens. A process that opens an inode that
+//! it does not have open yet connects to the inode's mark, if there is one, and waits for the end
+//! of the connection. The keeper looks for deaths before it ends one, so an open that begins when
+//! the program is known to be dead does not end before its pages are in the file.
 //!
 //! Not a lock on the file: a lock that the keeper held would be in the way of those that the
 //! program takes itself (whole files are locked by `fcntl` as a rule, and a lock of another
@@ -42,10 +42,11 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::survival::wire;
 
-/// Connections that wait for one file to be written; later ones try again.
+/// Connections that wait for one file to be written; later ones try again. Chosen, not measured.
 const BACKLOG: i32 = 256;
 /// How long an open waits for a keeper: longer than the kernel lets one wait for a lease (45 s).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two tries. Chosen, not measured.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Set by a keeper that has the file; a file is marked until this is dropped.
@@ -143,7 +144,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         if ![own, file.st_uid, 0].contains(&peer.uid) {
             return Ok(());
         }
-        // A keeper that is dead writes nothing more, whoever has its descriptors.
+        // A keeper that is dead writes nothing more, even if its descriptors live on.
         if let Some(pid) = Pid::from_raw(peer.pid)
             && rustix::process::pidfd_open(pid, PidfdFlags::empty()).err() == Some(Errno::SRCH)
         {

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::changes::Changes;
 use crate::survival::tests::{TestKeeper, adopt, fill};
 use crate::survival::{Intent, Survival};
+use crate::units::{FrameIndex, PageIndex};
 
 const ROLE: &str = "MILLPOND_TEST_ROLE";
 const WRITERS: u64 = 3;
@@ -87,14 +87,14 @@ fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
                     let words = survival.frame(frame).cast::<u64>();
                     (0..512).for_each(|at| words.add(at).write(number));
                 }
-                (thread * PAGES + page, frame)
+                (PageIndex(thread * PAGES + page), frame)
             })
             .collect();
         log.set(thread, 0, &[number, first, count]);
         survival.commit(entry, fresh.iter().copied(), None);
         log.set(thread, 8 + first, &vec![number; count as usize]);
         for (page, frame) in fresh {
-            let old = dirty[(page - thread * PAGES) as usize].replace(frame);
+            let old = dirty[(page.0 - thread * PAGES) as usize].replace(frame);
             if let Some(old) = old {
                 survival.clean(old);
                 frames.free.push(old.0);
@@ -138,7 +138,7 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
             // SAFETY: our frame.
             unsafe { survival.frame(frame).add(at as usize % 4096).write(pattern(at)) };
         }
-        (page, frame)
+        (PageIndex(page), frame)
     };
     loop {
         let target = random.below(60_000);
@@ -148,7 +148,7 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
             let fresh: Vec<_> = range.map(|page| build(&mut frames, page, target)).collect();
             survival.commit(entry, fresh.iter().copied(), Some(target));
             for (page, frame) in fresh {
-                if let Some(old) = pages[page as usize].replace(frame) {
+                if let Some(old) = pages[page.0 as usize].replace(frame) {
                     survival.clean(old);
                     frames.free.push(old.0);
                 }
@@ -162,7 +162,7 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
             if pages[(target / 4096) as usize].is_some() {
                 let tail = build(&mut frames, target / 4096, target);
                 survival.commit(entry, [tail].into_iter(), Some(target));
-                let old = pages[tail.0 as usize].replace(tail.1).unwrap();
+                let old = pages[tail.0.0 as usize].replace(tail.1).unwrap();
                 survival.clean(old);
                 frames.free.push(old.0);
             } else {

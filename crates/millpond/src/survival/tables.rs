@@ -1,4 +1,4 @@
-//! The engine's side of the tables: who stores what, in which order.
+//! The engine's side of the tables: what is stored, in which order.
 //!
 //! Every store that a kill may follow is a *step*: the caller's hook is asked before each, and the
 //! tests' hooks say stop. The engine's says go on, and costs nothing.
@@ -171,13 +171,13 @@ impl<'a> Tables<'a> {
     ) -> Option<()> {
         let record = self.record(frame);
         debug_assert!(
-            record.state.load(Relaxed) == FREE || record.page.load(Relaxed) == page,
+            record.state.load(Relaxed) == FREE || record.page.load(Relaxed) == page.0,
             "a frame is committed for one page"
         );
         step()?;
         record.file.store(file.word(), Relaxed);
         step()?;
-        record.page.store(page, Relaxed);
+        record.page.store(page.0, Relaxed);
         step()?;
         record.sequence.store(sequence, Relaxed);
         Some(())

@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::changes::Changes;
 use crate::survival::keeper::{self, Address, Report, Server, Stopper};
 use crate::survival::wire::{self, KeeperRequest, Trust};
 use crate::survival::{EntryUse, Intent, Survival};
+use crate::units::{FrameIndex, PageIndex};
 
 /// A keeper in a thread.
 pub(super) struct TestKeeper {
@@ -74,10 +74,14 @@ fn dirty_pages_are_written() {
     for frame in 1..=5 {
         fill(&survival, frame, 4096, 10 + frame as u8);
     }
-    survival.commit(entry, [(0, FrameIndex(1))].into_iter(), None);
-    survival.commit(entry, [(2, FrameIndex(2)), (3, FrameIndex(3))].into_iter(), Some(13_000));
-    survival.commit(entry, [(0, FrameIndex(4))].into_iter(), None);
-    survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), None);
+    survival.commit(entry, [(PageIndex(0), FrameIndex(1))].into_iter(), None);
+    survival.commit(
+        entry,
+        [(PageIndex(2), FrameIndex(2)), (PageIndex(3), FrameIndex(3))].into_iter(),
+        Some(13_000),
+    );
+    survival.commit(entry, [(PageIndex(0), FrameIndex(4))].into_iter(), None);
+    survival.commit(other_slot, [(PageIndex(0), FrameIndex(5))].into_iter(), None);
     survival.clean(FrameIndex(5));
     survival.forget(other_slot);
     // As by a write that was in flight.
@@ -124,7 +128,7 @@ fn an_engine_with_a_keeper() {
     }
 }
 
-/// Goal: the keeper knows a file's size, whoever hands the file over while another changes it.
+/// Goal: the keeper knows a file's size, also if one hands the file over while another changes it.
 /// Incident: a write below the end read the size, and then handed the file over with it.
 #[test]
 fn a_file_that_grows_while_it_is_handed_over() {
@@ -156,7 +160,7 @@ fn dirty(keeper: &TestKeeper, file: &File, with: u8) -> (Survival, EntryUse) {
     let survival = Survival::connect(&keeper.address, 1 << 20, 512).unwrap();
     let entry = adopt(&survival, file, 12);
     fill(&survival, 1, 4096, with);
-    survival.commit(entry, [(0, FrameIndex(1))].into_iter(), Some(100));
+    survival.commit(entry, [(PageIndex(0), FrameIndex(1))].into_iter(), Some(100));
     (survival, entry)
 }
 
@@ -324,9 +328,9 @@ fn failures_are_reported_and_the_rest_is_written() {
     for frame in 1..=5 {
         fill(&survival, frame, 4096, frame as u8);
     }
-    let pages = (0..4).zip([1, 2, 3, 4].map(FrameIndex));
+    let pages = PageIndex::FIRST.onwards().zip([1, 2, 3, 4].map(FrameIndex));
     survival.commit(entry, pages, Some(4 * 4096));
-    survival.commit(other_slot, [(0, FrameIndex(5))].into_iter(), Some(10));
+    survival.commit(other_slot, [(PageIndex(0), FrameIndex(5))].into_iter(), Some(10));
     survival.set_intent(entry, Intent::Truncate { len: 100 });
     drop(survival);
     let mut report = keeper.reports.recv().unwrap();
@@ -356,7 +360,8 @@ fn failures_are_reported_and_the_rest_is_written() {
 /// again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
-    use crate::cache::frame::{Class, Frames};
+    use crate::cache::class::Class;
+    use crate::cache::frame::Frames;
     let keeper = TestKeeper::new();
     let file = tempfile::tempfile().unwrap();
     let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();
@@ -365,13 +370,13 @@ fn a_frame_is_free_when_it_is_handed_out() {
     let state = |frame| survival.tables().record(frame).state.load(Relaxed);
     let take = || frames.try_alloc(Class::UNIT_PAGE).unwrap();
     let frame = take();
-    survival.commit(entry, [(0, frame)].into_iter(), None);
+    survival.commit(entry, [(PageIndex(0), frame)].into_iter(), None);
     assert_ne!(state(frame), 0);
     frames.free(frame, Class::UNIT_PAGE);
     assert_eq!(take(), frame);
     assert_eq!(state(frame), 0);
     // A frame that left its page is not dirty, even while it is pinned.
-    survival.commit(entry, [(0, frame)].into_iter(), None);
+    survival.commit(entry, [(PageIndex(0), frame)].into_iter(), None);
     frames.meta(frame).pins.pin();
     frames.release(frame, Class::UNIT_PAGE);
     assert_eq!(state(frame), 0);
@@ -408,7 +413,7 @@ fn a_keeper_process_ends_after_its_clients() {
         let file = tempfile::tempfile().unwrap();
         let entry = adopt(&survival, &file, 12);
         fill(&survival, 1, 4096, 3);
-        survival.commit(entry, [(0, FrameIndex(1))].into_iter(), Some(77));
+        survival.commit(entry, [(PageIndex(0), FrameIndex(1))].into_iter(), Some(77));
         drop(survival);
         assert_eq!(contents(&file), [3; 77]);
         keeper.join().unwrap()
@@ -440,7 +445,7 @@ fn a_spawned_keeper_outlives_the_program() {
         let survival = Survival::connect(&address, 1 << 20, 512).unwrap();
         let entry = adopt(&survival, &file, 12);
         fill(&survival, 1, 4096, 7);
-        survival.commit(entry, [(0, FrameIndex(1))].into_iter(), Some(1000));
+        survival.commit(entry, [(PageIndex(0), FrameIndex(1))].into_iter(), Some(1000));
         println!("\nkeeper {address}");
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGKILL] {
             // SAFETY: the process group is this test's own.
@@ -549,7 +554,7 @@ fn cost_of_a_commit() {
             let first = 1 + round * 256 % (1 << 14);
             let frames = (first..first + pages).map(FrameIndex);
             let started = Instant::now();
-            survival.commit(entry, (0..).zip(frames.clone()), size);
+            survival.commit(entry, PageIndex::FIRST.onwards().zip(frames.clone()), size);
             nanos.push(started.elapsed().as_nanos());
             frames.for_each(|frame| survival.clean(frame));
         }

@@ -100,7 +100,7 @@ pub(super) struct Peer {
     pub(super) uid: u32,
 }
 
-/// Who has to be at the other end, for an engine to talk to it.
+/// Which user has to be at the other end, for an engine to talk to it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trust {
     /// Somebody who could do to us whatever they like: a process of our user, or root's.
@@ -258,7 +258,7 @@ pub(super) fn ask_within(
 }
 
 /// Takes a request that has arrived; `None` for anything else. Descriptors come with what is no
-/// request, too: whoever closes them may have to wait.
+/// request, too: closing them may have to wait.
 pub(super) fn receive_request(
     socket: BorrowedFd<'_>,
 ) -> (rustix::io::Result<Option<KeeperRequest>>, Vec<OwnedFd>) {

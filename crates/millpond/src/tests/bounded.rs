@@ -75,7 +75,7 @@ impl Case {
 /// An append asked for a guard over its own bytes at the end it had seen, and started over when the end
 /// had moved by the time it was granted: beside two writers that extend the file it never was.
 ///
-/// Goal: it is granted after those who were there before it.
+/// Goal: it is granted after those that were there before it.
 #[test]
 fn appends_end_beside_writers_that_extend_the_file() {
     let case = Case::new();
@@ -95,7 +95,7 @@ fn changes_of_the_length_end_beside_writers_that_extend_the_file() {
         |file| file.truncate(10).unwrap(),
         |file| file.truncate(file.len().unwrap() + 100 * PAGE).unwrap(),
         |file| file.write_all_at(&[3; 10], file.len().unwrap() + 5).unwrap(),
-        // The back end refuses: it is about who is waited for.
+        // The back end refuses: it is about the waiting.
         |file| drop(file.allocate(0, file.len().unwrap() + 100 * PAGE)),
     ];
     for change in changes {

@@ -121,7 +121,7 @@ fn a_victim_is_found_among_pages_that_are_all_in_use() {
     let case = Case::new();
     let pages = case.fill();
     let cache = &case.engine.shared().cache;
-    let class = crate::cache::frame::Class::UNIT_PAGE;
+    let class = crate::cache::class::Class::UNIT_PAGE;
     let mut taken = Vec::new();
     loop {
         (0..pages.end).for_each(|page| {

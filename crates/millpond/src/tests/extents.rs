@@ -61,7 +61,7 @@ fn ends_within(
     })
 }
 
-/// Goal: clearing a range waits for who holds a page of it, and for nobody else.
+/// Goal: clearing a range waits for holders of its pages, and for nobody else.
 #[test]
 fn clearing_takes_exactly_its_range() {
     with_file(|file| {
@@ -81,8 +81,8 @@ fn clearing_takes_exactly_its_range() {
     });
 }
 
-/// Goal: reserving waits for nobody but who changes the range, or, where it extends the file, for
-/// who uses the bytes from the old end on.
+/// Goal: reserving waits for changers of the range only, or, where it extends the file, for users
+/// of the bytes from the old end on.
 #[test]
 fn reserving_takes_the_range_or_the_end() {
     with_file(|file| {

@@ -1,4 +1,4 @@
-//! How many reads the back end is given at a time, whoever they are for.
+//! How many reads the back end is given at a time, by all callers together.
 
 use std::future::Future;
 use std::pin::pin;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::cache::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
+use crate::units::PageIndex;
 use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, Request, WriteMode};
 
 const PAGE: u64 = 4096;
@@ -46,7 +47,7 @@ impl Case {
     }
 
     fn is_empty(&self, page: u64) -> bool {
-        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, page);
+        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
         found.is_none_or(|(word, _)| word.load().state() == State::Empty)
     }
 }
@@ -167,8 +168,8 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     }
 }
 
-/// Goal: a thread that waits for a slot has claimed nothing (flight.L1): who wants its pages is not made to
-/// wait for it, and reads them when there is a slot.
+/// Goal: a thread that waits for a slot has claimed nothing (flight.L1): another reader of its
+/// pages is not made to wait for it, and reads them when there is a slot.
 #[test]
 fn who_waits_for_a_slot_has_claimed_nothing() {
     let case = Case::new(1, 1 << 20, Duration::ZERO);

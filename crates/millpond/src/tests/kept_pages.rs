@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::frame::Class;
+use crate::cache::class::Class;
 use crate::{Advice, BackendChoice, Engine, File, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;

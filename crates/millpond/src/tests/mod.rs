@@ -14,5 +14,6 @@ mod shutdown;
 mod slow;
 mod system_pages;
 mod torn;
+mod under_writeback;
 mod woken;
 mod worker_threads;

@@ -47,6 +47,8 @@ pub(crate) struct Slow {
     lines: [Line; 3],
     /// Gives background reads back.
     refuses: AtomicBool,
+    /// Space can be reserved within the file, so that writes may wait in the cache.
+    reserves: AtomicBool,
     /// Bytes that can't be read.
     bad: Mutex<Range<u64>>,
 }
@@ -58,6 +60,7 @@ impl Slow {
             delay,
             lines: Default::default(),
             refuses: AtomicBool::new(false),
+            reserves: AtomicBool::new(false),
             bad: Mutex::new(0..0),
         })
     }
@@ -108,6 +111,11 @@ impl Slow {
     /// Takes no background reads from now on.
     pub(crate) fn refuse(&self) {
         self.refuses.store(true, SeqCst);
+    }
+
+    /// Reserves space within the file from now on.
+    pub(crate) fn reserve(&self) {
+        self.reserves.store(true, SeqCst);
     }
 
     /// How many are under way.
@@ -219,7 +227,10 @@ impl BackingFile for Slow {
         self.change(|bytes| clear(bytes, offset, len))
     }
 
-    fn allocate(&self, _offset: u64, _len: u64, _keep_size: bool) -> io::Result<()> {
+    fn allocate(&self, _offset: u64, _len: u64, keep_size: bool) -> io::Result<()> {
+        if keep_size && self.reserves.load(SeqCst) {
+            return Ok(());
+        }
         Err(io::ErrorKind::Unsupported.into())
     }
 

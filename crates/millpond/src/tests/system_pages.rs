@@ -4,7 +4,9 @@
 //! Incident: frames of 4 KiB were given back one by one. Such a kernel takes the whole page, or refuses: up
 //! to fifteen neighbours were lost, dirty ones among them.
 
-use crate::cache::frame::{Class, FrameIndex, Frames, SYSTEM_PAGE_BYTES};
+use crate::cache::class::Class;
+use crate::cache::frame::{Frames, SYSTEM_PAGE_BYTES};
+use crate::units::FrameIndex;
 use crate::{Engine, OpenOptions, WriteMode};
 
 const SIZES: [usize; 3] = [4096, 16 << 10, 64 << 10];

@@ -19,8 +19,8 @@ fn engine() -> Engine {
     Engine::builder().cache_bytes(4 << 20).backend(BackendChoice::Memory).build().unwrap()
 }
 
-/// Goal: a read that may be torn waits for nobody who has another page than one that is missing;
-/// the same read through any other handle does.
+/// Goal: a read that may be torn waits for no holder of a page other than the missing ones; the
+/// same read through any other handle does.
 /// Method: an exclusive guard over a page that is cached; the page before it is cached, too, or is
 /// not.
 #[test]

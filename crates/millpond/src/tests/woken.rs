@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::cache::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
+use crate::units::PageIndex;
 use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
 
 const PAGE: usize = 4096;
@@ -49,7 +50,7 @@ impl Case {
     }
 
     fn state(&self, page: u64) -> State {
-        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, page);
+        let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
         found.map_or(State::Empty, |(word, _)| word.load().state())
     }
 }
@@ -223,7 +224,7 @@ fn a_task_is_woken_when_a_hidden_page_is_shown_or_dropped() {
                 let (read, mut bytes) = task.finish();
                 bytes.truncate(read.unwrap());
                 assert_eq!(bytes, if errno == 0 { new } else { &[OLD; PAGE] }, "{name}");
-                assert_eq!(count.0.load(SeqCst), 0, "who went is not woken");
+                assert_eq!(count.0.load(SeqCst), 0, "a reader that left is not woken");
             });
         }
     }
@@ -256,7 +257,7 @@ fn a_task_that_waits_for_a_page_again_is_woken_again() {
 }
 
 /// Goal: the end of a page's state wakes no task of another page, and uses up no wake-up of one, though
-/// both are in one bucket of the table of those who wait.
+/// both are in one bucket of the table of waiters.
 #[test]
 fn pages_of_one_bucket_are_told_apart() {
     // The table has 64 buckets, in which neighbours follow each other.

@@ -2,17 +2,18 @@
 //!
 //! All cached pages of the range are hidden first and dropped in the end, so readers see the old
 //! bytes or the new ones; what a failed write did not overwrite is shown again where it is needed.
-//! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for who has
-//! several such writes under way at once.
+//! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for callers
+//! that have several such writes under way at once.
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
-use crate::cache::table::{Held, PageIndex};
+use crate::cache::table::Held;
 use crate::error::{Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
+use crate::units::{FrameIndex, PageIndex};
 use crate::write::{Write, Written};
 use crate::writeback::Copy;
 
@@ -178,7 +179,7 @@ pub(crate) fn hide_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     hiding.finish();
 }
 
-/// Makes the HIDDEN pages from `first` to `last` EMPTY. Caller: who hid them.
+/// Makes the HIDDEN pages from `first` to `last` EMPTY. Caller: hid them.
 pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let class = Class::page(file.core().page_shift);
     file.core().for_each_page(file.cache(), first, last, &mut |held, _, word| {
@@ -192,7 +193,7 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     });
 }
 
-/// Makes a HIDDEN page EMPTY. Caller: who hid it, and who frees its frame.
+/// Makes a HIDDEN page EMPTY. Caller: hid it, and frees its frame.
 pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
     let change = word.drop_hidden();
     file.note(change);

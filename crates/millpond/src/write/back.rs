@@ -3,9 +3,8 @@
 //! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
 //! before the first page is seen, so that nothing is missing from then on.
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::step;
-use crate::cache::table::PageIndex;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
@@ -15,9 +14,10 @@ use crate::io::flight::Slots;
 use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
+use crate::units::{FrameIndex, PageIndex};
 use crate::write::{CHUNK_PAGES, Write};
 
-/// How often a write has others written back to get one frame.
+/// How often a write has others written back to get one frame. Chosen, not measured.
 const RELIEVED_MAX: usize = 3;
 
 impl Write<'_> {
@@ -48,7 +48,7 @@ impl Write<'_> {
     /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
     /// be seen; false if there is no memory for the tables.
     pub(super) fn occupy(&self, leaves: &mut Leaves<'_>, pages: usize) -> bool {
-        for (done, page) in (self.first..).take(pages).enumerate() {
+        for (done, page) in self.first.onwards().take(pages).enumerate() {
             match leaves.hold(page, true) {
                 Ok(held) => held.occupy(),
                 Err(_) => {
@@ -61,7 +61,7 @@ impl Write<'_> {
     }
 
     pub(super) fn vacate(&self, leaves: &mut Leaves<'_>, pages: usize) {
-        for page in (self.first..).take(pages) {
+        for page in self.first.onwards().take(pages) {
             leaves.hold(page, false).expect("held for the page").vacated();
         }
     }
@@ -98,7 +98,7 @@ impl Write<'_> {
         if !self.read_old(&missing)? {
             return Ok(false);
         }
-        for (page, &frame) in (self.first..).zip(&*fresh) {
+        for (page, &frame) in self.first.onwards().zip(&*fresh) {
             self.copy_new(page, frame)?;
         }
         Ok(true)

@@ -18,9 +18,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::page::{Shown, State};
-use crate::cache::table::PageIndex;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
@@ -31,15 +30,17 @@ use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
+use crate::units::{FrameIndex, PageIndex};
 use crate::write::{drop_hidden, drop_pages, hide_pages};
-use crate::writeback::{Copy, LAST_PAGE};
+use crate::writeback::Copy;
 
 const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
 /// Pages at the ends of a range that are covered in part.
 type Edges = [Option<PageIndex>; 2];
 
-/// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself.
+/// Bytes of zeros that one transfer writes, where the file system can't zero a range by itself: 256
+/// segments of one block. Chosen, not measured.
 const ZEROS_BYTES: u64 = 1 << 20;
 
 /// A block of zeros, aligned for direct I/O.
@@ -74,7 +75,7 @@ impl CachedFile {
         } else {
             let first = self.page_of(len);
             let tail = (len > self.start_of(first)).then_some(first);
-            self.hide_and_settle(Op::Truncate, first, LAST_PAGE, [tail, None])?;
+            self.hide_and_settle(Op::Truncate, first, PageIndex::LAST, [tail, None])?;
             self.intending(intent, || self.cut(len, first, tail))
         };
         drop(guard);
@@ -92,7 +93,7 @@ impl CachedFile {
     fn cut(&self, len: u64, first: PageIndex, tail: Option<PageIndex>) -> Result<()> {
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = self.backing.set_len(len) {
-            self.show_hidden(first, LAST_PAGE);
+            self.show_hidden(first, PageIndex::LAST);
             if let Some(frame) = fresh {
                 self.cache().frames.free(frame, Class::page(self.core().page_shift));
             }
@@ -102,8 +103,8 @@ impl CachedFile {
         if let (Some(page), Some(frame)) = (tail, fresh) {
             self.show_tail(page, frame);
         }
-        drop_pages(self, first, LAST_PAGE);
-        self.writeback.forget(first + u64::from(tail.is_some()), LAST_PAGE);
+        drop_pages(self, first, PageIndex::LAST);
+        self.writeback.forget(first + u64::from(tail.is_some()), PageIndex::LAST);
         self.space.forget(len, u64::MAX);
         Ok(())
     }
@@ -226,7 +227,7 @@ impl CachedFile {
         if offset >= size {
             return Ok(None);
         }
-        flush::write_back(self, self.page_of(offset), LAST_PAGE, Op::Seek)?;
+        flush::write_back(self, self.page_of(offset), PageIndex::LAST, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
         Ok(match to {
@@ -305,8 +306,8 @@ impl CachedFile {
     /// was reserved for writes to come, and the file's place at the keeper.
     pub(crate) fn rest(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
-        // Argued: who opens the file again does nothing to it before it gets a guard, and has raised
-        // the count before.
+        // Argued: a thread that opens the file again has raised the count before it gets a guard,
+        // and does nothing to the file before that.
         if self.handles.load(Acquire) == 0 && !self.owes() {
             space::trim(self, self.core().size.get());
             self.let_go();
@@ -391,15 +392,15 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // The back end's length counts only when it has everything.
-        flush::write_back(self, 0, LAST_PAGE, Op::Stat)?;
+        flush::write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Stat)?;
         let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.
             let end = old.min(new);
             let first = self.page_of(end);
-            self.hide_and_settle(Op::Stat, first, LAST_PAGE, [None, None])?;
+            self.hide_and_settle(Op::Stat, first, PageIndex::LAST, [None, None])?;
             self.set_size(new);
-            drop_pages(self, first, LAST_PAGE);
+            drop_pages(self, first, PageIndex::LAST);
         }
         drop(guard);
         Ok(new)

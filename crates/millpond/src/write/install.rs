@@ -1,12 +1,13 @@
 //! Putting the pages of a write in place together.
 
+use crate::cache::class::Class;
 use crate::cache::evict::Arrival;
-use crate::cache::frame::{Class, FrameIndex};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
 use crate::flush;
 use crate::inode::leaves::Leaves;
-use crate::write::{CHUNK_PAGES, Write};
+use crate::units::FrameIndex;
+use crate::write::{CHUNK_PAGES, Write, drop_hidden};
 
 impl Write<'_> {
     /// Puts the pages that were taken in place together, and drops the others.
@@ -29,14 +30,36 @@ impl Write<'_> {
             }
             return;
         }
-        let core = self.file.core();
-        let cache = self.file.cache();
-        let class = Class::page(core.page_shift);
-        let shown = Shown { referenced: true, marker: false, dirty };
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
-        let mut was_dirty = dirty;
-        let mut hiding = Hiding::new(&core.epoch);
-        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
+        let old = &mut old[..fresh.len()];
+        // Before anything that tells of the write.
+        self.hide_all(leaves, fresh, old, dirty);
+        if dirty {
+            let pages = self.first.onwards().zip(fresh.iter().copied());
+            self.file.commit(pages, (size != self.size).then_some(size));
+        }
+        if size != self.size {
+            self.file.set_size(size);
+        }
+        let were_dirty = self.show_all(leaves, fresh, old, moved, dirty);
+        // Those that are left have a fresh frame each, which is in place by now.
+        self.file.cache().replaced(old, fresh, Class::page(self.file.core().page_shift));
+        // Pages that were DIRTY before are in the set, or will be put back (writeback.B2).
+        if dirty && !were_dirty {
+            flush::dirtied(self.file, self.first, self.last);
+        }
+    }
+
+    /// Hides the pages, and fences; `old` is given the frames of those that were READY.
+    fn hide_all(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        old: &mut [FrameIndex],
+        dirty: bool,
+    ) {
+        let mut hiding = Hiding::new(&self.file.core().epoch);
+        for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
             if frame == FrameIndex::NONE && word.load().state() == State::Empty {
@@ -52,37 +75,39 @@ impl Write<'_> {
                 *old = was.frame();
             }
         }
-        // Before anything that tells of the write.
         hiding.finish();
-        if dirty {
-            let pages = (self.first..).zip(fresh.iter().copied());
-            self.file.commit(pages, (size != self.size).then_some(size));
-        }
-        if size != self.size {
-            self.file.set_size(size);
-        }
-        for ((page, &frame), old) in (self.first..).zip(fresh).zip(&mut old) {
-            let Ok(held) = leaves.hold(page, false) else {
-                if frame != FrameIndex::NONE {
-                    cache.frames.free(frame, class);
-                }
+    }
+
+    /// Shows the hidden pages that were taken, with their fresh frames, and drops the others; whether
+    /// all that were shown had been DIRTY.
+    fn show_all(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        old: &mut [FrameIndex],
+        moved: u64,
+        dirty: bool,
+    ) -> bool {
+        let (core, cache) = (self.file.core(), self.file.cache());
+        let class = Class::page(core.page_shift);
+        let shown = Shown { referenced: true, marker: false, dirty };
+        let mut were_dirty = true;
+        for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
+            // One that had no leaf when the others were hidden is not HIDDEN.
+            let held = leaves.hold(page, false).ok();
+            let hidden = held.filter(|held| held.word(page).load().state() == State::Hidden);
+            let Some(held) = hidden else {
+                self.free(&[frame]);
                 continue;
             };
             let word = held.word(page);
-            if word.load().state() != State::Hidden {
-                // Had no leaf in the first pass, and was not hidden.
-                if frame != FrameIndex::NONE {
-                    cache.frames.free(frame, class);
-                }
-                continue;
-            }
             let acknowledged = self.part(page).1 <= self.offset + moved;
             if frame != FrameIndex::NONE && acknowledged {
                 if dirty {
                     self.supersede(word.load());
                 }
                 let change = word.show(frame, shown);
-                was_dirty &= change.was.is_dirty();
+                were_dirty &= change.was.is_dirty();
                 self.file.note(change);
                 word.wake(change.sleepers());
                 if *old == FrameIndex::NONE {
@@ -90,24 +115,14 @@ impl Write<'_> {
                     cache.arrived(std::iter::once(arrival));
                 }
             } else {
-                let change = word.drop_hidden();
-                self.file.note(change);
-                word.wake(change.sleepers());
-                held.vacated();
+                drop_hidden(self.file, held, word);
                 if *old != FrameIndex::NONE {
                     cache.discarded(std::mem::replace(old, FrameIndex::NONE), class);
                 }
-                if frame != FrameIndex::NONE {
-                    cache.frames.free(frame, class);
-                }
+                self.free(&[frame]);
             }
         }
-        // Those that are left have a fresh frame each, which is in place by now.
-        cache.replaced(&mut old[..fresh.len()], fresh, class);
-        // Pages that were DIRTY before are in the set, or will be put back (writeback.B2).
-        if dirty && !was_dirty {
-            flush::dirtied(self.file, self.first, self.last);
-        }
+        were_dirty
     }
 
     /// A newer content of the page was committed and is about to be shown: from then on the old one

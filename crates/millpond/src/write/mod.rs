@@ -31,8 +31,7 @@ use std::io;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::frame::{Class, FrameIndex};
-use crate::cache::table::PageIndex;
+use crate::cache::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
@@ -42,13 +41,15 @@ use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
+use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::{Epoch, Failure, Pass};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
-/// Pages that a write puts in place together; longer ones are not cached.
+/// Pages that a write puts in place together; longer ones are not cached. Chosen, not measured: of
+/// small pages, 1 MiB.
 const CHUNK_PAGES: usize = 256;
-/// From this length on, what is written is not expected to be read soon.
+/// From this length on, what is written is not expected to be read soon. Chosen, not measured.
 const AWAY_BYTES_MIN: u64 = 256 << 10;
 
 /// Writes `src` at `offset`; returns how many bytes were taken. `durable`: and makes them so.
@@ -121,11 +122,11 @@ struct Durable(bool);
 /// An exclusive guard for `len` bytes at the end of the file, and where that is: it does not move
 /// meanwhile. Caller: has the turn to append.
 ///
-/// Waits twice at most, however fast others move the end. Who moves it holds the bytes from the old end
-/// on (W5). So a guard from where the end was seen to the last byte there is has it in its range, or
-/// before that where it was cut meanwhile: then the next guard is for the whole file. One for the bytes
-/// of the append alone would come too late each time that somebody extends the file while it is waited
-/// for.
+/// Waits twice at most, however fast others move the end. A writer that moves it holds the bytes
+/// from the old end on (W5). So a guard from where the end was seen to the last byte there is has
+/// it in its range, or before that where it was cut meanwhile: then the next guard is for the whole
+/// file. One for the bytes of the append alone would come too late each time that somebody extends
+/// the file while it is waited for.
 pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> {
     let check = |end: u64| match end.checked_add(len) {
         Some(to) if to <= i64::MAX as u64 => Ok(to),

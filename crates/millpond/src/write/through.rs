@@ -6,13 +6,14 @@
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
-use crate::cache::frame::{Class, FrameIndex};
+use crate::cache::class::Class;
 use crate::cache::step;
 use crate::copy;
 use crate::error::Result;
 use crate::flush::Durability;
 use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
+use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::Copy;
 
@@ -40,7 +41,7 @@ impl Write<'_> {
             return Err(fault);
         }
         let mut segments: Vec<Segment<'_>> = Vec::with_capacity(pages);
-        for (page, &frame) in (self.first..).zip(&*fresh) {
+        for (page, &frame) in self.first.onwards().zip(&*fresh) {
             let (from, to) = self.part(page);
             if frame == FrameIndex::NONE {
                 segments.extend(self.src.slice(from - self.offset, to - from));
@@ -73,7 +74,7 @@ impl Write<'_> {
         let cache = self.file.cache();
         let class = Class::page(self.file.core().page_shift);
         let mut leaves = Leaves::new(self.file);
-        for (page, slot) in (self.first..).zip(fresh) {
+        for (page, slot) in self.first.onwards().zip(fresh) {
             let (from, to) = self.part(page);
             let start = self.file.start_of(page);
             let end = start + self.file.core().page_bytes() as u64;

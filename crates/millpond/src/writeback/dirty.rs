@@ -1,11 +1,12 @@
-//! The pages of a file that are DIRTY, and who has taken them to write them back.
+//! The pages of a file that are DIRTY, and the flushes that have taken them to write them back.
 //!
-//! The page word decides, the set finds. Who writes back takes pages out of the set, claims each by its
-//! word, and puts back what it could not write. What it has taken is in its hands until its *flush* ends.
+//! The page word decides, the set finds. A flush takes pages out of the set, claims each by its
+//! word, and puts back what it could not write. What it has taken is in its hands until its *flush*
+//! ends.
 //!
 //! - **B2** A page enters the set when its word is DIRTY already, before the guard of its writer is
-//!   released; who takes it out of the set claims it, finds it clean, or puts it back. So a page
-//!   that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
+//!   released; a flush that takes it out of the set claims it, finds it clean, or puts it back. So
+//!   a page that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
 //! - **B3** Each flush has a number, given together with taking its pages. One that waits owes what was
 //!   DIRTY of its range when it began, and no more: what it took itself; and what flushes with smaller
 //!   numbers had in hand then. It waits for those of them to end whose ranges meet its own, and writes
@@ -17,7 +18,7 @@ use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use crate::cache::pageset::PageSet;
-use crate::cache::table::PageIndex;
+use crate::units::PageIndex;
 
 /// A flush under way.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -134,8 +135,8 @@ impl Dirty {
             return None;
         }
         let number = self.number(waiting.range);
-        // They stay in the set: who takes them there as well finds them claimed, or clean.
-        Some((number, waiting.owed.take(0, PageIndex::MAX, usize::MAX)))
+        // They stay in the set: a flush that takes them there as well finds them claimed, or clean.
+        Some((number, waiting.owed.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX)))
     }
 }
 
@@ -146,32 +147,40 @@ fn meet(one: &Pages, other: &Pages) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::ops::Range;
+
+    fn pages(pages: Range<u64>) -> impl Iterator<Item = PageIndex> {
+        pages.map(PageIndex)
+    }
 
     /// Goal: what a flush owes is bounded by what was DIRTY when it began.
     /// Method: pages are dirtied and put back by flushes that begin after it, for as long as it waits.
     #[test]
     fn a_flush_owes_what_was_dirty_when_it_began() {
         let mut dirty = Dirty::default();
-        dirty.insert(0..4);
-        let (earlier, taken) = dirty.begin(0..=1, usize::MAX);
-        assert_eq!(taken, [0, 1]);
-        let (sync, own) = dirty.begin_waiting(0..=10).unwrap();
-        assert_eq!(own, [2, 3]);
+        dirty.insert(pages(0..4));
+        let (earlier, taken) = dirty.begin(PageIndex(0)..=PageIndex(1), usize::MAX);
+        assert_eq!(taken, [0, 1].map(PageIndex));
+        let (sync, own) = dirty.begin_waiting(PageIndex(0)..=PageIndex(10)).unwrap();
+        assert_eq!(own, [2, 3].map(PageIndex));
         for _ in 0..3 {
-            dirty.insert(2..8);
-            let (later, taken) = dirty.begin(0..=10, usize::MAX);
-            assert_eq!(taken, [2, 3, 4, 5, 6, 7]);
+            dirty.insert(pages(2..8));
+            let (later, taken) = dirty.begin(PageIndex(0)..=PageIndex(10), usize::MAX);
+            assert_eq!(taken, [2, 3, 4, 5, 6, 7].map(PageIndex));
             dirty.put_back(later, &taken);
             dirty.end(later);
             assert!(dirty.is_earlier_under_way(sync));
         }
-        dirty.put_back(earlier, &[1]);
+        dirty.put_back(earlier, &[PageIndex(1)]);
         dirty.end(earlier);
         assert!(!dirty.is_earlier_under_way(sync));
         dirty.end(sync);
         let (again, owed) = dirty.take_owed(sync).unwrap();
-        assert_eq!(owed, [1], "what the earlier one had in hand, and left");
-        assert!(dirty.begin_waiting(20..=30).is_none(), "nobody has those in hand");
+        assert_eq!(owed, [PageIndex(1)], "what the earlier one had in hand, and left");
+        assert!(
+            dirty.begin_waiting(PageIndex(20)..=PageIndex(30)).is_none(),
+            "nobody has those in hand"
+        );
         dirty.end(again);
         assert!(!dirty.is_clean());
     }

@@ -11,11 +11,33 @@ use crate::cache::ledger::Share;
 use crate::writeback::turns::{STUCK_AFTER, WritersTurns};
 
 /// How much may be owed, and for how long.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Limits {
-    pub(crate) dirty_bytes_max: u64,
-    pub(crate) unstable_bytes_max: u64,
+    dirty_bytes_asked: u64,
+    /// The cache's limit, from which those follow that nobody asked for. Relaxed: nothing else
+    /// depends on it.
+    cache_bytes: AtomicU64,
     pub(crate) age_max: Duration,
+}
+
+impl Limits {
+    /// For a cache of `cache_bytes`; `dirty_bytes_max`, if somebody asked for less than half of it.
+    pub(crate) fn new(dirty_bytes_max: Option<u64>, age_max: Duration, cache_bytes: u64) -> Limits {
+        let dirty_bytes_asked = dirty_bytes_max.unwrap_or(u64::MAX);
+        Limits { dirty_bytes_asked, cache_bytes: AtomicU64::new(cache_bytes), age_max }
+    }
+
+    pub(crate) fn set_cache_bytes(&self, cache_bytes: u64) {
+        self.cache_bytes.store(cache_bytes, Relaxed);
+    }
+
+    pub(crate) fn dirty_bytes_max(&self) -> u64 {
+        self.dirty_bytes_asked.min(self.cache_bytes.load(Relaxed) / 2)
+    }
+
+    pub(crate) fn unstable_bytes_max(&self) -> u64 {
+        self.cache_bytes.load(Relaxed) / 4
+    }
 }
 
 /// The threads that write back by age and by amount; the first is started by the first page that is
@@ -133,7 +155,7 @@ impl<F> Flusher<F> {
     /// Whether what is dirty is so much that it is to be written back whatever its age.
     pub(crate) fn is_much(&self, dirty_bytes: u64) -> bool {
         let stuck = self.stuck_unwritten.load(Relaxed);
-        dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max.saturating_sub(stuck) / 2
+        dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max().saturating_sub(stuck) / 2
     }
 
     pub(crate) fn notice(&self, dirty_bytes: u64) {
@@ -146,7 +168,7 @@ impl<F> Flusher<F> {
         }
     }
 
-    /// Asks for frames that write-back keeps, for one who does not wait for them.
+    /// Asks for frames that write-back keeps, for a caller that does not wait for them.
     pub(crate) fn starve(&self, kept_bytes: u64) {
         if kept_bytes > 0 && !self.starved.swap(true, Relaxed) {
             self.tell();

@@ -7,30 +7,30 @@
 //!                                                                   +------ no copy left ---> lost
 //! ```
 //!
-//! The kernel tells of an error of write-back once for each open description, through whichever call
-//! asks first, and a device tells whoever flushes it. So an error is never that of one write alone: it may
-//! be about anything that the back end took before it was told. A *durable operation* is one to which an
-//! error may be told: a sync of the back end, and a transfer that returns when its bytes are durable.
-//! (On file systems of other machines a write that is not durable may be told as well, of space that others
-//! did not find: [`Generations::told`].)
+//! The kernel tells of an error of write-back once for each open description, through whichever
+//! call asks first, and a device tells the call that flushes it. So an error is never that of one
+//! write alone: it may be about anything that the back end took before it was told. A *durable
+//! operation* is one to which an error may be told: a sync of the back end, and a transfer that
+//! returns when its bytes are durable. (On file systems of other machines a write that is not
+//! durable may be told as well, of space that others did not find: [`Generations::told`].)
 //!
-//! - **G1** Whoever has the back end take bytes asks for the *epoch* before, and notes under the lock
-//!   what was taken, before its range guard is released and before a page says that it is UNSTABLE. If the
-//!   epoch is another by then, what was taken is suspect.
+//! - **G1** A caller that has the back end take bytes asks for the *epoch* before, and notes under
+//!   the lock what was taken, before its range guard is released and before a page says that it is
+//!   UNSTABLE. If the epoch is another by then, what was taken is suspect.
 //! - **G2** A durable operation that is told of an error raises the epoch: all that is young or
 //!   covering becomes suspect.
 //! - **G3** A durable operation has a pass of the gate, from before it begins until its outcome is
-//!   accounted for (G2). One that has ended well has succeeded when all who were in the gate at its end
-//!   have left, and the epoch is still that of its beginning: who was told of an error of ours has left
-//!   before we began, and then it is not about our bytes; or was in the gate at our end; or entered
-//!   later, when our bytes were durable. Who waits has left the gate before, so nobody waits for each
-//!   other.
+//!   accounted for (G2). One that has ended well has succeeded when all that were in the gate at
+//!   its end have left, and the epoch is still that of its beginning: an operation that was told of
+//!   an error of ours has left before we began, and then it is not about our bytes; or was in the
+//!   gate at our end; or entered later, when our bytes were durable. A waiter has left the gate
+//!   before, so no two wait for each other.
 //! - **G4** A sync has all that is young be covering, under the lock, before it asks the back end, so it
 //!   covers what was taken before it began, and nothing else. What is written again meanwhile is young
 //!   as well, and is not settled by it.
 //! - **G5** Of each page in a generation the cache has what the back end took, or newer bytes; or the
-//!   generation says that it has bytes *without a copy*. Who reads a page back, whole or in part, says so
-//!   before it is shown, as the back end may have lost the page meanwhile.
+//!   generation says that it has bytes *without a copy*. A reader that reads a page back, whole or
+//!   in part, says so before it is shown, as the back end may have lost the page meanwhile.
 //! - **G6** What is suspect is written again before a sync asks the back end (one that finds suspects when
 //!   it enters the gate has failed, as somebody has been told of an error since it began), and before
 //!   bytes are read past the cache or overwritten in part. Where there is no copy, it is lost, and every sync says so until the
@@ -44,11 +44,11 @@
 //! Locks: the one in here is a leaf, but for page words, which are changed under it.
 
 use crate::cache::pageset::PageSet;
-use crate::cache::table::PageIndex;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
+use crate::units::PageIndex;
 use crate::writeback::failure::Failure;
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// The memory that may go into remembering pages that are not kept, in bitmaps of some hundred bytes; of
 /// more, those count as bytes without a copy. Kept ones are never forgotten, as nobody else would let them
@@ -77,7 +77,7 @@ impl Pass {
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
-    /// The last who was in the gate.
+    /// The last that was in the gate.
     last: u64,
     epoch: Epoch,
 }
@@ -127,10 +127,11 @@ pub(crate) struct Generations {
     left: Condvar,
     /// As in the state.
     epoch: AtomicU64,
-    /// Whether a generation may have something. Who has found a page EMPTY that was noted, under a
-    /// guard, sees it set: that was done before the guard of its writer was released (G1).
+    /// Whether a generation may have something. Changed under the lock, and Relaxed: a thread that has
+    /// found a noted page EMPTY, under a guard, sees it set, by that guard or by the page's word, as that
+    /// was done before the guard of its writer was released, and before UNSTABLE (G1).
     owes: AtomicBool,
-    /// Whether a page may be suspect.
+    /// Whether a page may be suspect; who finds it set looks under the lock. Changed under it.
     suspects: AtomicBool,
 }
 
@@ -196,7 +197,7 @@ impl Locked<'_> {
         copy: Copy,
         epoch: Epoch,
     ) -> bool {
-        self.shared.owes.store(true, Release);
+        self.shared.owes.store(true, Relaxed);
         let is_suspect = self.suspicion(epoch).is_some();
         let state = &mut *self.state;
         let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
@@ -207,7 +208,7 @@ impl Locked<'_> {
             pages.into_iter().for_each(|page| generation.pages.insert(page));
         }
         if is_suspect {
-            self.shared.suspects.store(true, Release);
+            self.shared.suspects.store(true, Relaxed);
         }
         is_suspect
     }
@@ -246,8 +247,11 @@ impl Generations {
 
     /// To be asked before the back end is given bytes (G1).
     pub(crate) fn epoch(&self) -> Epoch {
-        // Acquire: pairs with the Release in `fail`. Who sees an older number here finds a newer one
-        // under the lock, in the end, and takes its bytes for suspect without need.
+        // Acquire: pairs with the Release in `fail`. A thread that sees an older number here finds
+        // a newer one under the lock in the end, and takes its bytes for suspect without need. Argued:
+        // one that sees the newer number gives its bytes to the back end after that, and not before,
+        // when the failure may have taken them; loom has no load that sees a store which follows from
+        // its thread's own next one.
         Epoch(self.epoch.load(Acquire))
     }
 
@@ -290,9 +294,9 @@ impl Generations {
         let mut state = self.state();
         state.leave(pass.number);
         state.fail(failure);
-        self.owes.store(true, Release);
-        self.suspects.store(true, Release);
-        // Release: see `epoch`.
+        self.owes.store(true, Relaxed);
+        self.suspects.store(true, Relaxed);
+        // Argued: see `epoch`.
         self.epoch.store(state.epoch, Release);
         drop(state);
         self.left.notify_all();
@@ -309,7 +313,8 @@ impl Generations {
         self.state().verdict(ticket)
     }
 
-    /// Whether it has succeeded. Waits for those who were in the gate with it; the caller has no pass.
+    /// Whether it has succeeded. Waits for those that were in the gate with it; the caller has no
+    /// pass.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
         let mut state = self.state();
         loop {
@@ -341,9 +346,10 @@ impl Generations {
         if state.suspect.is_empty() {
             // Mended: everything was written again.
             (state.failure, state.untold) = (None, None);
+            // Release: pairs with the Acquire in `may_suspect`.
             self.suspects.store(false, Release);
             if state.young.is_empty() && state.covering.is_empty() {
-                self.owes.store(false, Release);
+                self.owes.store(false, Relaxed);
             }
         }
         Ok(())
@@ -361,8 +367,7 @@ impl Generations {
     /// yet, are read from the back end (G5).
     #[inline]
     pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
-        // Acquire: see the field.
-        if self.owes.load(Acquire) {
+        if self.owes.load(Relaxed) {
             let State { young, covering, suspect, .. } = &mut *self.state();
             for generation in [young, covering, suspect] {
                 generation.uncached |= generation.forget(first, last);
@@ -372,7 +377,7 @@ impl Generations {
 
     /// The bytes of the pages from `first` to `last` are gone from the file.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
-        if self.owes.load(Acquire) {
+        if self.owes.load(Relaxed) {
             let State { young, covering, suspect, .. } = &mut *self.state();
             for generation in [young, covering, suspect] {
                 generation.forget(first, last);
@@ -383,7 +388,7 @@ impl Generations {
     /// The back end was given new bytes of all of these pages: what it may have lost of them matters no
     /// more.
     pub(crate) fn overwritten(&self, first: PageIndex, last: PageIndex) {
-        if self.suspects.load(Acquire) {
+        if self.may_suspect() {
             self.state().suspect.forget(first, last);
         }
     }
@@ -404,9 +409,16 @@ impl Generations {
     /// that was taken before the guard, unless an operation fails from now on.
     #[inline]
     pub(crate) fn has_suspects(&self, first: PageIndex, last: PageIndex) -> bool {
-        // Acquire: pairs with the Release in `fail`. A page is taken from the suspects when its word
-        // says DIRTY, so who does not see it here sees it there.
-        self.suspects.load(Acquire) && self.state().suspect.pages.intersects(first, last)
+        // A page is taken from the suspects when its word says DIRTY, so who does not see it here sees
+        // it there.
+        self.may_suspect() && self.state().suspect.pages.intersects(first, last)
+    }
+
+    #[inline]
+    fn may_suspect(&self) -> bool {
+        // Acquire: pairs with the Release in `clear`: who finds that nothing is suspect any more finds
+        // what was written again.
+        self.suspects.load(Acquire)
     }
 
     /// The suspect pages from `first` to `last`, and why they are.
@@ -415,7 +427,7 @@ impl Generations {
         first: PageIndex,
         last: PageIndex,
     ) -> Option<(Vec<PageIndex>, Failure)> {
-        if !self.suspects.load(Acquire) {
+        if !self.may_suspect() {
             return None;
         }
         let state = self.state();
@@ -434,12 +446,12 @@ impl Generations {
         state.suspect.uncached.then(|| state.failure.unwrap_or(Failure::UNKNOWN))
     }
 
-    /// An error that those who had the file open before were not told of (G7).
+    /// An error that nobody was told of when the file was open before (G7).
     pub(crate) fn inherit(&self, failure: Failure) {
         self.state().inherited = Some(failure);
     }
 
-    /// The one that was inherited, for a caller who is told of it.
+    /// The one that was inherited, for a caller that is told of it.
     pub(crate) fn take_inherited(&self) -> Option<Failure> {
         self.state().inherited.take()
     }

@@ -9,17 +9,16 @@ use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
 use crate::cache::epoch::Epoch as PageEpoch;
-use crate::cache::frame::FrameIndex;
 use crate::cache::page::{PageWord, Shown, WritebackEnd};
 use crate::cache::step::Hiding;
-use crate::cache::table::PageIndex;
+use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::Failure;
 use crate::writeback::dirty::{Dirty, FlushNumber};
 use crate::writeback::generations::{Copy, Generations, Pass};
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
-const PAGE: PageIndex = 0;
-const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = 0..=PageIndex::MAX;
+const PAGE: PageIndex = PageIndex::FIRST;
+const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = PageIndex::FIRST..=PageIndex::LAST;
 
 /// A rule that a twin leaves out.
 #[derive(Clone, Copy, PartialEq)]
@@ -33,9 +32,9 @@ enum Rule {
     Owed,
     /// The epoch is asked for before the back end is given bytes (generations.G1).
     EpochFirst,
-    /// Who is told of an error raises the epoch (generations.G2).
+    /// An operation that is told of an error raises the epoch (generations.G2).
     Epoch,
-    /// Who has ended well waits for those who were in the gate (generations.G3).
+    /// An operation that has ended well waits for those that were in the gate (generations.G3).
     Gate,
     /// A durable operation enters before it begins (generations.G3).
     EnterFirst,
@@ -124,7 +123,7 @@ impl Book {
         for page in pages {
             let seen = self.word.load();
             let is_busy = !seen.is_ready() || (seen.is_dirty() && seen.is_under_writeback());
-            // Who is beaten to the claim has met a writer.
+            // A flush that is beaten to the claim has met a writer.
             if is_busy || (seen.is_dirty() && !self.write_page()) {
                 self.dirty().put_back(number, &[page]);
             }
@@ -132,7 +131,7 @@ impl Book {
         drop(self.end(number));
     }
 
-    /// Writes what was taken, whoever has it in hand.
+    /// Writes what was taken.
     fn write_all(&self, pages: &[PageIndex]) {
         for _ in pages {
             loop {
@@ -173,7 +172,7 @@ fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
 }
 
 /// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
-/// whoever writes them (dirty.B3).
+/// from any flush (dirty.B3).
 /// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
 /// `apart`: the flush does not wait for the writer.
 fn sync_races_a_flush(without: Rule, apart: bool) {
@@ -299,15 +298,15 @@ impl Owing {
         self.give(page);
         let late = self.generations.epoch();
         let epoch = if self.without == Rule::EpochFirst { late } else { early };
-        self.generations.lock().took([page as PageIndex], Copy::Cached, epoch);
+        self.generations.lock().took([PageIndex(page as u64)], Copy::Cached, epoch);
     }
 
     /// A sync, which has what is suspect written again.
     fn sync(&self) -> Result<(), ()> {
-        if let Some((pages, _)) = self.generations.suspects(0, PageIndex::MAX) {
+        if let Some((pages, _)) = self.generations.suspects(PageIndex::FIRST, PageIndex::LAST) {
             for page in pages {
                 if self.generations.lock().take_suspect(page) {
-                    self.write(page as usize);
+                    self.write(page.0 as usize);
                 }
             }
         }
@@ -338,7 +337,11 @@ impl Owing {
         let device = self.device();
         covered.for_each(&mut |page| {
             if generations.is_settled(page) {
-                assert_eq!(device.pages[page as usize], Bytes::Durable, "covered, and not durable");
+                assert_eq!(
+                    device.pages[page.0 as usize],
+                    Bytes::Durable,
+                    "covered, and not durable"
+                );
             }
         });
         outcome.map_err(drop)
@@ -383,7 +386,8 @@ fn loom_without_an_epoch_a_loss_is_hidden() {
     durable_writes_share_an_error(Rule::Epoch);
 }
 
-/// Goal: what was written before a sync that succeeds is durable then, whoever was told of an error.
+/// Goal: what was written before a sync that succeeds is durable then, whichever call was told of
+/// an error.
 /// Method: a write, and a durable one beside it that is told; then, or beside them, syncs.
 fn a_sync_covers_what_was_written(without: Rule, apart: bool) {
     model(move || {
@@ -438,4 +442,61 @@ fn loom_without_a_look_for_suspects_a_sync_claims_what_is_lost() {
 #[should_panic(expected = "not durable")]
 fn loom_without_covering_first_a_sync_covers_too_much() {
     a_sync_covers_what_was_written(Rule::CoverFirst, true);
+}
+
+/// A page that the cache has, and the device lost: it is suspect, and its word says nothing.
+struct Suspect {
+    generations: Generations,
+    word: PageWord,
+    device: AtomicUsize,
+}
+
+impl Suspect {
+    fn new() -> Arc<Suspect> {
+        let generations = Generations::default();
+        generations.lock().took([PAGE], Copy::Kept, generations.epoch());
+        generations.fail(generations.enter(), Failure::UNKNOWN);
+        let word = PageWord::new();
+        word.try_fill(FrameIndex(1)).unwrap();
+        let _ = word.finish_fill(FrameIndex(1), Shown::default());
+        Arc::new(Suspect { generations, word, device: AtomicUsize::new(0) })
+    }
+
+    /// A sync, whose first half makes it DIRTY again, and writes it.
+    fn sync(&self) {
+        let mut generations = self.generations.lock();
+        assert!(generations.take_suspect(PAGE));
+        let _ = self.word.redirty();
+        drop(generations);
+        assert!(self.word.try_writeback(self.word.load()).is_some());
+        let epoch = self.generations.epoch();
+        self.device.store(1, Relaxed);
+        self.generations.lock().took([PAGE], Copy::Kept, epoch);
+        let _ = self.word.end_writeback(WritebackEnd::Unstable);
+        let pass = self.generations.enter_sync().unwrap();
+        let ticket = self.generations.leave(pass);
+        self.generations.wait(ticket).unwrap();
+        self.generations.cover().1.unwrap();
+    }
+}
+
+/// Goal: who reads past the cache what was suspect, and finds nothing owed, finds it written again
+/// (generations.G6).
+#[test]
+fn loom_what_is_suspect_no_more_is_at_the_device() {
+    model(|| {
+        let page = Suspect::new();
+        let syncing = thread::spawn({
+            let page = Arc::clone(&page);
+            move || page.sync()
+        });
+        // As `flush::owes` does.
+        if !page.generations.has_suspects(PAGE, PAGE) {
+            let seen = page.word.load();
+            if !seen.is_dirty() && !seen.is_under_writeback() {
+                assert_eq!(page.device.load(Relaxed), 1, "read as it was lost");
+            }
+        }
+        syncing.join().unwrap();
+    });
 }

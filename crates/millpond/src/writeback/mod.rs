@@ -6,18 +6,20 @@
 //!               +------- failed -------+------- the sync failed ------+
 //! ```
 //!
-//! Whoever writes back, the flusher, a sync, a writer over the dirty limit, takes pages out of the
-//! file's set ([`dirty`]), claims each by its word, and hands contiguous ones to the back end as one
-//! vectored transfer, several at once ([`flush`](mod@crate::flush)). It takes no range guard. What the back end took is
-//! in one of three [`generations`] until a [`sync`](mod@crate::flush::sync) has covered it.
+//! A thread that writes back (the flusher, a sync, a writer over the dirty limit) takes pages out
+//! of the file's set ([`dirty`]), claims each by its word, and hands contiguous ones to the back
+//! end as one vectored transfer, several at once ([`flush`](mod@crate::flush)). It takes no range
+//! guard. What the back end took is in one of three [`generations`] until a
+//! [`sync`](mod@crate::flush::sync) has covered it.
 //!
 //! - **B1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
 //!   leaves the cache only when it is clean (page.W4), and a write that leaves a gap behind the old end
 //!   has the back end extend the file first.
 //! - **B2**, **dirty.B3**: [`dirty`]. **generations.G1** to **generations.G7**: [`generations`].
 //! - **B4** Nobody waits for a page while it has claimed pages that are not submitted.
-//! - **B5** The size is read after the pages are claimed. Who cuts the file hides the pages first,
-//!   and waits for write-backs then, so the back end's file is never longer than the size.
+//! - **B5** The size is read after the pages are claimed. A thread that cuts the file hides the
+//!   pages first, and waits for write-backs then, so the back end's file is never longer than the
+//!   size.
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
 //! exact-length transfer, which the back end takes through the kernel's cache.
@@ -27,9 +29,9 @@
 //! was written since the last good one is DIRTY again where it is cached; where it is not, syncs
 //! say so for as long as the file is open ([`Error::Lost`](crate::Error::Lost)).
 //!
-//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`; who has a range guard does
-//! not wait for `syncing`; under `generations` only page words and the table are touched.
-//! The flusher's own lock is a leaf.
+//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`; the holder of a range
+//! guard does not wait for `syncing`; under `generations` only page words and the table are
+//! touched. The flusher's own lock is a leaf.
 
 pub(crate) mod dirty;
 pub(crate) mod failure;
@@ -46,16 +48,16 @@ mod loom_tests;
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::cache::heap::HeapCharge;
 use crate::cache::ledger::Share;
-use crate::cache::table::PageIndex;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
+use crate::units::PageIndex;
 use crate::writeback::dirty::Dirty;
 use crate::writeback::generations::Generations;
 use crate::writeback::stream::Stream;
@@ -64,9 +66,8 @@ pub(crate) use crate::writeback::failure::Failure;
 pub(crate) use crate::writeback::flusher::{Flusher, Limits};
 pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
 
-/// The last page that a file can have, and so "to the end".
-pub(crate) const LAST_PAGE: PageIndex = i64::MAX as u64 >> 12;
-
+/// Between two attempts to write back what fails: each pause is twice the last, up to the longest.
+/// Chosen, not measured.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -77,7 +78,7 @@ pub(crate) struct Writeback {
     pub(crate) flush_ended: Condvar,
     pub(crate) generations: Generations,
     pub(crate) syncing: Mutex<()>,
-    /// A sync has pages written just now. A hint, for who would write others.
+    /// A sync has pages written just now. A hint, for writers that would write others.
     pub(crate) is_written_for_sync: AtomicBool,
     pub(crate) share: Arc<Share>,
     /// What the sets of the state take, and those of the generations.
@@ -105,8 +106,8 @@ impl Writeback {
     }
 
     /// Forgets errors that are told until the file is closed, as it is; but for one that nobody was told
-    /// of, which is for whoever opens it next. (The flusher, or a writer over the dirty limit, may keep it
-    /// from being dropped for a moment, in which it is opened again.)
+    /// of, which is for the next to open it. (The flusher, or a writer over the dirty limit, may
+    /// keep it from being dropped for a moment, in which it is opened again.)
     pub(crate) fn forget_failures(&self, id: FileId, backing: &dyn BackingFile) {
         self.state().failure = None;
         if let Some(failure) = self.generations.forget_failures() {
@@ -140,7 +141,7 @@ impl Writeback {
         epoch: Epoch,
     ) {
         let mut generations = self.generations.lock();
-        generations.took(first..=last, copy, epoch);
+        generations.took(first.to(last), copy, epoch);
         let heap_bytes = generations.heap_bytes();
         drop(generations);
         self.owed_heap.set(cache, heap_bytes);
@@ -159,8 +160,8 @@ impl Writeback {
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
     /// its range stays true for as long as no sync fails.
     pub(crate) fn has_begun(&self) -> bool {
-        // Argued: see `redirty_page`.
-        self.begun.load(Acquire)
+        // Relaxed: see `redirty_page`.
+        self.begun.load(Relaxed)
     }
 }
 

@@ -2,7 +2,7 @@
 //! written back before there are many: the device has something to do from the start, and the sync in
 //! the end little. A stream shorter than an eighth of the dirty limit waits, as it may be overwritten.
 
-use crate::cache::table::PageIndex;
+use crate::units::PageIndex;
 
 /// Pages that writes have dirtied in order.
 #[derive(Default)]
@@ -55,9 +55,10 @@ mod tests {
     fn streams_of_any_length_of_writes() {
         for len in [100u64, 4096, 5000, 10_000] {
             let mut stream = Stream::default();
-            let (mut taken, mut next) = (0, 0);
+            let (mut taken, mut next) = (PageIndex::FIRST, PageIndex::FIRST);
             for number in 0..1 << 20 {
-                let (first, last) = ((number * len) >> 12, ((number + 1) * len - 1) >> 12);
+                let first = PageIndex::of_byte(number * len, 12);
+                let last = PageIndex::of_byte((number + 1) * len - 1, 12);
                 if last < next && first == last {
                     // A page that is dirty already is not told of again.
                     continue;
@@ -66,20 +67,24 @@ mod tests {
                 if stream.advance(first, last, 64, 16)
                     && let Some((first, last)) = stream.take(64, 16)
                 {
-                    assert!(first <= taken && last >= taken, "{first}..={last} after {taken}");
+                    assert!(
+                        first <= taken && last >= taken,
+                        "{first:?}..={last:?} after {taken:?}"
+                    );
                     taken = last + 1;
                 }
-                if taken > 1000 {
+                if taken.0 > 1000 {
                     break;
                 }
             }
-            assert!(taken > 1000, "writes of {len} are no stream");
+            assert!(taken.0 > 1000, "writes of {len} are no stream");
         }
         let mut stream = Stream::default();
         let mut random = 1u64;
         assert!((0..1000).all(|_| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            !stream.advance(random >> 33, random >> 33, 64, 16)
+            let page = PageIndex(random >> 33);
+            !stream.advance(page, page, 64, 16)
         }));
     }
 }

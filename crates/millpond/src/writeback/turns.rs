@@ -1,14 +1,15 @@
-//! Who writes back, of the writers over the limit (see [`throttle`](mod@crate::flush::throttle)).
+//! Which writer over the limit writes back (see [`throttle`](mod@crate::flush::throttle)).
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long a thread is at one file before others are not to wait for it any more.
+/// How long a thread is at one file before others are not to wait for it any more. Chosen, not
+/// measured.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// Writers that write back at once, of those that are not stuck; the flusher does beside them.
 const TURNS_MAX: usize = 1;
 
-/// Who writes back, of the writers over the limit.
+/// Which writer over the limit writes back.
 #[derive(Default)]
 pub(crate) struct WritersTurns {
     taken: Mutex<Vec<Taken>>,

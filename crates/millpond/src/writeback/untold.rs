@@ -1,6 +1,6 @@
-//! Errors of write-back that nobody was told of when the last who had the file open went: whoever opens
-//! the inode next is told, once, by a sync, as the kernel does it. (It keeps them with the inode, and
-//! what tells of one there, and a sync in the background is told as well, is not told again.)
+//! Errors of write-back that nobody was told of when the last handle of the file went: the next to
+//! open the inode is told, once, by a sync, as the kernel does it. (It keeps them with the inode,
+//! and what tells of one there, and a sync in the background is told as well, is not told again.)
 //!
 //! An inode is known by when it was made, too, as its number is used again. At most [`FILES_MAX`] of them
 //! are remembered; of more, the oldest are forgotten.
@@ -23,6 +23,7 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::made;
 use crate::writeback::failure::Failure;
 
+/// Errors that are remembered. Chosen, not measured.
 const FILES_MAX: usize = 1024;
 
 struct Untold {
@@ -35,7 +36,7 @@ type All = Mutex<VecDeque<Untold>>;
 
 /// Those of this process; null until the first.
 static ALL: AtomicPtr<All> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether there may be one: what most who open a file ask.
+/// Whether there may be one: what most opens of a file ask.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 fn all() -> MutexGuard<'static, VecDeque<Untold>> {
@@ -69,7 +70,7 @@ pub(crate) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
         all.pop_front();
     }
     all.push_back(Untold { id, made, failure });
-    // Release: with the Acquire of `take`, of one who opens the file after its last handle is gone.
+    // Release: with the Acquire of `take`, of an open after the file's last handle is gone.
     ANY.store(true, Release);
 }
 

@@ -280,7 +280,7 @@ pub fn within(limit: Duration, what: &str, body: impl FnOnce() + Send + 'static)
     }
 }
 
-/// Carries out `body`; however that ends, all who look at `stop` are to stop then.
+/// Carries out `body`; however that ends, all that look at `stop` are to stop then.
 pub fn then_stop<T>(stop: &AtomicBool, body: impl FnOnce() -> T) -> T {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {

@@ -1,8 +1,8 @@
 //! Histories of a few threads on one file, recorded and explained one operation at a time.
 //!
 //! What `stress` and `coherence` look for is what their data can tell; here every outcome is held
-//! against a model of the file (`history`), in some order that respects who ended before
-//! whom: so also lengths, offsets of appends, what lies beyond a cut and comes back with the next
+//! against a model of the file (`history`), in some order that respects which ended before which:
+//! so also lengths, offsets of appends, what lies beyond a cut and comes back with the next
 //! extension, views, and reads that end with the file.
 //!
 //! Histories are short, so that they can be explained, and many: by default some hundreds of each

@@ -1,5 +1,5 @@
-//! Power cuts on ext4: what a sync or a durable write has returned for is there afterwards, whoever
-//! wrote it and how.
+//! Power cuts on ext4: what a sync or a durable write has returned for is there afterwards, however
+//! it was written.
 //!
 //! The disk below the file system loses what it was not asked to flush; see `power`. `sim` starts
 //! with a file that nobody else has written to, so tests on it could not show this: a `sync_data` wrote
@@ -126,7 +126,8 @@ fn the_disk_loses_what_was_not_flushed() {
     assert_eq!(found[..4096], [3; 4096]);
 }
 
-/// Goal: a sync covers what an earlier opening of the file wrote, though nobody is left who knows.
+/// Goal: a sync covers what an earlier opening of the file wrote, though nothing is left that knows
+/// of it.
 #[test]
 fn what_was_written_before_the_file_was_opened() {
     let Some(mut disk) = disk() else { return };

@@ -154,7 +154,8 @@ impl Node {
 
     /// Unlocks for the last time (N3).
     pub(super) fn retire(&self) {
-        self.version.store(OBSOLETE, Ordering::Release);
+        // Relaxed: who finds it starts over, and follows nothing.
+        self.version.store(OBSOLETE, Ordering::Relaxed);
     }
 
     #[inline]
@@ -193,9 +194,9 @@ impl Node {
     }
 
     pub(super) fn child(&self, at: usize) -> *mut Node {
-        // Acquire: pairs with the Release in `set_child`: the child is initialised. (The version
-        // would do, but we look at the child's own version before we validate ours.)
-        self.children[at].load(Ordering::Acquire)
+        // Relaxed: nobody follows it before the version was validated (N2), or without the lock, and
+        // that version came after the child was initialised.
+        self.children[at].load(Ordering::Relaxed)
     }
 
     pub(super) fn record(&self, at: usize) -> Record {
@@ -210,7 +211,8 @@ impl Node {
 /// While LOCKED (N1).
 impl Node {
     fn set_child(&self, at: usize, child: *mut Node) {
-        self.children[at].store(child, Ordering::Release);
+        // Relaxed: see `child`.
+        self.children[at].store(child, Ordering::Relaxed);
     }
 
     fn set_record(&self, at: usize, record: Record) {

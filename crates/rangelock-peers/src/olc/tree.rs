@@ -95,7 +95,9 @@ impl Tree {
     }
 
     fn is_root(&self, node: &Node) -> bool {
-        std::ptr::eq(self.root.load(Ordering::Acquire), node)
+        // Relaxed: compared, and not followed. A root that is replaced was locked for that: who has its
+        // lock knows, and for who has not, the leaf tells whether it is the right one (O2).
+        std::ptr::eq(self.root.load(Ordering::Relaxed), node)
     }
 
     /// One level down, towards `key`; `None` if `step` has changed meanwhile.
@@ -366,7 +368,8 @@ impl Tree {
             return;
         }
         if self.is_root(step.node) && step.node.len() == 1 {
-            // Release: pairs with the Acquire in `root`.
+            // Release: pairs with the Acquire in `root`. Argued: what is not atomic in a node, and that
+            // it was made, is found by this; loom looks at neither.
             self.root.store(step.node.child(0), Ordering::Release);
             Tree::free(step.node, guard);
         } else {

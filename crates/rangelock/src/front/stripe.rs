@@ -172,7 +172,8 @@ impl Stripe {
     #[inline(always)]
     fn fill(&self, slot: u32, range: ByteRange) {
         let place = &self.slots[slot as usize];
-        place.start.store(range.start(), Ordering::Relaxed);
+        // Release: pairs with the fence in `name_conflict`: whose start is seen, that one's claim is.
+        place.start.store(range.start(), Ordering::Release);
         // Release: pairs with the Acquire in `read`, which then sees `start` too.
         place.end.store(range.end(), Ordering::Release);
     }
@@ -199,11 +200,11 @@ impl Stripe {
             let claimed = control.wrapping_add(VERSION) | ours | crowded;
             // Acquire: pairs with the Release in `release` and `ungate`: we see what the last
             // holder wrote. (The load is not enough: the word may have been gated and be
-            // back.) Release: keeps the loads of `may_conflict` above it, so that they saw the
-            // slots as they were at this moment (P2); pairs with the Acquire of the next claim,
-            // whose owner overwrites them. Loom cannot show that one: it takes a load that sees a
-            // store that follows from its own later compare-exchange. Acquire on failure: the
-            // next round looks at the slots of that word, and must see the 0 in `end`.
+            // back.) Acquire on failure: the next round looks at the slots of that word, and must
+            // see the 0 in `end`. Release: keeps the loads of `may_conflict` above it, so that they
+            // saw the slots as they were at this moment (P2); pairs with the Acquire of the next
+            // claim, whose owner overwrites them. Argued: that one, as without it a load would see
+            // a store that follows from its own later compare-exchange, which loom can't show.
             let exchanged = self.control.compare_exchange(
                 control,
                 claimed,
@@ -236,8 +237,8 @@ impl Stripe {
     fn name_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
         let conflicts = |slot| self.read(slot).is_some_and(|held| held.overlaps(range));
         let found = ones(against(control, mode)).any(conflicts);
-        // Acquire: keeps the looks at the slots above the load: if the word is still the same, so
-        // were their owners (P2).
+        // Acquire: pairs with the Release in `fill`: if a start of a later owner was seen, the word is
+        // another now. If it is still the same, so were the owners (P2).
         fence(Ordering::Acquire);
         if found && self.control.load(Ordering::Relaxed) == control {
             Claim::Held

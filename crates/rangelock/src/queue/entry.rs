@@ -29,7 +29,7 @@ pub(super) struct Entry {
     pub(super) mode: Mode,
     /// Came from the front when that was rebuilt; its guard does not know its ticket.
     pub(super) adopted: bool,
-    /// Whom to tell; only while waiting.
+    /// What to wake; only while waiting.
     pub(super) notify: Option<Notify>,
 }
 

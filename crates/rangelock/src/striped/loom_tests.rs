@@ -123,6 +123,27 @@ fn loom_claim_looks_again() {
     });
 }
 
+/// Goal: what is told to be held for certain was held, though a slot goes from one range to another.
+/// Method: neither of the two overlaps what is asked for, but the start of the second with the end of
+/// the first does. The one who changes the slot goes first: see `docs/testing.md`.
+#[test]
+fn loom_a_conflict_that_is_certain() {
+    model(|| {
+        let stripe = Arc::new(Stripe::new());
+        let first = claim(&stripe, r(5, 8), Mode::Exclusive).unwrap();
+        let other = thread::spawn({
+            let stripe = Arc::clone(&stripe);
+            move || {
+                let said = stripe.claim(r(3, 4), Mode::Exclusive, 0, &mut 0);
+                assert!(!matches!(said, Claim::Held), "never held");
+            }
+        });
+        give_back(&stripe, first, r(5, 8));
+        let _ = claim(&stripe, r(0, 2), Mode::Exclusive);
+        other.join().unwrap();
+    });
+}
+
 /// Goal: shared claims see what the exclusive one before them wrote, and end before the next.
 #[test]
 fn loom_shared_claims_read() {
@@ -164,7 +185,7 @@ fn loom_gate_meets_claim_and_release() {
                 (!released).then_some(claimed)
             }
         });
-        // As who holds the mutex does.
+        // As the holder of the mutex does.
         stripe.gate();
         let mut held = 0;
         stripe.for_each_held(|_, range, mode| {
@@ -314,7 +335,7 @@ fn reader(lock: &Arc<RangeLock>, bytes: &Arc<Bytes>) -> thread::JoinHandle<()> {
     })
 }
 
-/// Goal: who drains the counter hands over for all who lowered it before.
+/// Goal: the thread that drains the counter hands over for all that lowered it before.
 #[test]
 fn loom_last_counted_hands_over_for_all() {
     model(|| {
@@ -335,7 +356,7 @@ fn loom_last_counted_hands_over_for_all() {
     });
 }
 
-/// Goal: who raises the counter sees what was written before it was opened.
+/// Goal: a thread that raises the counter sees what was written before it was opened.
 #[test]
 fn loom_opening_hands_over() {
     model(|| {
@@ -468,9 +489,9 @@ fn loom_grow_meets_claim_and_release() {
     });
 }
 
-/// Goal: who takes an offer and who lets it lapse are never the same offer's (queue.L1): a task that is
-/// told and polls, against a thread behind it that has run out of patience. Both get the range,
-/// one after the other, and the task is told again if it lost.
+/// Goal: no offer is both taken and left to lapse (queue.L1): a task that is told and polls,
+/// against a thread behind it that has run out of patience. Both get the range, one after the
+/// other, and the task is told again if it lost.
 #[test]
 fn loom_poll_meets_lapse() {
     model(|| {

@@ -257,7 +257,7 @@ impl Striped {
         Ok(Place::Front { log2: view.log2() as u8, slots }.into())
     }
 
-    /// Remembers races lost to neighbours in other regions, whom a larger table would keep apart.
+    /// Remembers races lost to neighbours in other regions, which a larger table would keep apart.
     #[cold]
     fn count_lost(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
         let view = self.table.view();

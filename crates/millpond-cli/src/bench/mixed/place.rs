@@ -9,12 +9,13 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command};
+use std::process;
 
 use rustix::fs::OFlags;
 
 use super::work;
 use crate::bench::harness::AlignedBuffer;
+use crate::bench::loop_mount::LoopMount;
 use crate::failure::{Context, Result};
 
 /// A file system to measure on.
@@ -46,10 +47,6 @@ impl Place {
         let made = match self {
             Place::Directory => make(dir),
             Place::Loop(kind) => {
-                if !rustix::process::geteuid().is_root() {
-                    return Err("loop mounts take root".into());
-                }
-                LoopMount::remove_stale(dir);
                 let mount = LoopMount::new(dir, kind, 3 * bytes)?;
                 make(&mount.at)
             }
@@ -137,98 +134,6 @@ pub fn check_blocks(
     Ok(())
 }
 
-/// A file system in a file, mounted; gone on drop, but for what is open in it.
-struct LoopMount {
-    image: PathBuf,
-    device: Option<String>,
-    at: PathBuf,
-    mounted: bool,
-}
-
-impl LoopMount {
-    /// The smallest file system that mkfs.xfs makes is of 300 MiB.
-    const BYTES_MIN: u64 = 512 << 20;
-
-    fn new(dir: &Path, kind: &str, bytes: u64) -> std::result::Result<Self, String> {
-        let name = format!("millpond-bench-{}-{kind}", process::id());
-        let (image, at) = (dir.join(format!("{name}.image")), dir.join(name));
-        let mut mount = Self { image, device: None, at, mounted: false };
-        let made = File::create_new(&mount.image)
-            .and_then(|file| file.set_len(bytes.max(Self::BYTES_MIN)))
-            .and_then(|()| fs::create_dir(&mount.at));
-        made.map_err(|error| format!("{}: {error}", mount.image.display()))?;
-        let image = mount.image.to_string_lossy().into_owned();
-        let quiet = if kind == "ext4" { ["-q", "-F"] } else { ["-q", "-f"] };
-        run(&format!("mkfs.{kind}"), &[quiet[0], quiet[1], &image])?;
-        let device =
-            run("losetup", &["--find", "--show", "--direct-io=on", &image])?.trim().to_owned();
-        mount.device = Some(device.clone());
-        run("mount", &["-t", kind, &device, &mount.at.to_string_lossy()])?;
-        mount.mounted = true;
-        Ok(mount)
-    }
-}
-
-impl LoopMount {
-    /// What a run left that was killed between making a file system and opening its files.
-    fn remove_stale(dir: &Path) {
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(rest) = name.strip_prefix("millpond-bench-") else { continue };
-            let Some(image) = rest.strip_suffix(".image") else { continue };
-            let pid = image.split('-').next().unwrap_or_default();
-            if Path::new("/proc").join(pid).exists() {
-                continue;
-            }
-            let (image, at) = (entry.path(), entry.path().with_extension(""));
-            let used = run(
-                "losetup",
-                &["--noheadings", "--output", "NAME", "--associated", &image.to_string_lossy()],
-            );
-            let device =
-                used.ok().map(|used| used.trim().to_owned()).filter(|used| !used.is_empty());
-            let mounted = run("mountpoint", &["-q", &at.to_string_lossy()]).is_ok();
-            drop(LoopMount { image, device, at, mounted });
-        }
-    }
-}
-
-impl Drop for LoopMount {
-    fn drop(&mut self) {
-        if self.mounted {
-            tell(run("umount", &["--lazy", &self.at.to_string_lossy()]));
-        }
-        if let Some(device) = &self.device {
-            // Detached when the last one lets go.
-            tell(run("losetup", &["--detach", device]));
-        }
-        for removed in [fs::remove_dir(&self.at), fs::remove_file(&self.image)] {
-            tell(removed.map_err(|error| format!("{}: {error}", self.image.display())));
-        }
-    }
-}
-
-fn tell<T>(outcome: std::result::Result<T, String>) {
-    if let Err(message) = outcome {
-        eprintln!("cleaning up: {message}");
-    }
-}
-
-/// What a program printed; the error is what it complained of.
-fn run(program: &str, arguments: &[&str]) -> std::result::Result<String, String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .stdin(process::Stdio::null())
-        .output()
-        .map_err(|error| format!("{program}: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    let complaint: Vec<&str> = complaint.split_whitespace().collect();
-    Err(format!("{program}: {}: {}", output.status, complaint.join(" ")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,11 +149,5 @@ mod tests {
             }
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{place:?}");
         }
-    }
-
-    #[test]
-    fn who_fails_says_why() {
-        assert!(run("no-such-program", &[]).unwrap_err().starts_with("no-such-program: "));
-        assert!(run("losetup", &["/no/such"]).unwrap_err().contains("losetup"));
     }
 }

@@ -1,9 +1,9 @@
 //! The loops that are measured, compiled for each target: threads that read and write blocks of one
 //! file at random, and one that disturbs them.
 //!
-//! - X1. Every 8-byte word of the file says who wrote it, when, and where: a write fills its block
-//!   with one word. So a read that was atomic shows one word, and of its own block; of 64 reads one
-//!   is looked through for that, for every engine alike.
+//! - X1. Every 8-byte word of the file says which thread wrote it, when, and where: a write fills
+//!   its block with one word. So a read that was atomic shows one word, and of its own block; of 64
+//!   reads one is looked through for that, for every engine alike.
 //! - X2. All threads start together, and count from the end of the ramp on until the slice ends.
 //!   Rates are of the time until the last thread was done.
 

@@ -1,7 +1,7 @@
 //! Appends by two threads while two others extend the file by writes at what they see as its end.
 //!
-//! An append has to find the end of the file and hold it; who extends the file moves it. The kernel's
-//! peer appends with O_APPEND, under the inode's lock.
+//! An append has to find the end of the file and hold it; a writer that extends the file moves it.
+//! The kernel's peer appends with O_APPEND, under the inode's lock.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -166,7 +166,8 @@ fn slice(
         let extenders: Vec<_> = (0..EXTENDERS).map(|_| scope.spawn(extend)).collect();
         let (before, started) = (Usage::now(), Instant::now());
         let appenders: [_; APPENDERS] = std::array::from_fn(|_| scope.spawn(append));
-        // Who has not appended when its time is up goes on until it has, among those who extend.
+        // A thread that has not appended when its time is up goes on until it has, among those that
+        // extend.
         let appended =
             appenders.map(|thread| thread.join().map_err(panicked).and_then(|took| took));
         let elapsed = started.elapsed();

@@ -1,5 +1,5 @@
-//! A cached write while another thread misses, the cache is full, and every page in it was used twice: who
-//! looks for a page to evict finds none that is cold.
+//! A cached write while another thread misses, the cache is full, and every page in it was used
+//! twice: a search for a page to evict finds none that is cold.
 //!
 //! The file is a hole read past the kernel's cache, so that a miss costs little but the eviction. The
 //! peer reads a page that is cached. The bar is of the longest write that overlaps the miss in time: any

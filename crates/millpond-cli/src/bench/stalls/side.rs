@@ -8,7 +8,7 @@ use crate::bench::harness::{Pair, Plan, Slice, quantile};
 use crate::bench::outcome::Outcome;
 use crate::failure::{Context, Result};
 
-/// Whoever disturbs gives up after so long: an operation that would wait for ever is told of, too.
+/// A disturber gives up after so long: an operation that would wait for ever is told of, too.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What one slice found.

@@ -36,7 +36,7 @@ const SYNCS: usize = 3;
 /// A sync takes at most so many times what the limit takes.
 const BAR: f64 = 2.0;
 
-/// What the syncs of one side took, and what was written to the device meanwhile, by whomever.
+/// What the syncs of one side took, and what was written to the device meanwhile, by any process.
 #[derive(Default)]
 struct Syncs {
     took: Vec<Duration>,
@@ -135,7 +135,7 @@ fn slice(
 ) -> io::Result<Measured> {
     let mut slice = Slice::default();
     let mut took = Vec::new();
-    // Who stops the writers before a sync has one for each time that they write.
+    // With the writers stopped before a sync, there is one for each time that they write.
     let (rounds, syncs_each) = match writers {
         Writers::GoOn => (1, SYNCS),
         Writers::StopBefore => (SYNCS, 1),

@@ -206,7 +206,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     let peer = target::open(&path, OFlags::empty()).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
     let [own_bytes, peer_bytes] = &mut bytes_of;
-    // Nothing is left dirty by the slice before, whoever it was.
+    // Nothing is left dirty by the slice before.
     let prepare = || {
         peer.sync_data()?;
         warm(&peer)

@@ -18,7 +18,7 @@ use crate::bench::load::Load;
 pub trait Target {
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize>;
 
-    /// Writes at the end; the place does not matter to who measures.
+    /// Writes at the end; the place does not matter to the measurement.
     fn append(&self, src: &[u8]) -> io::Result<usize>;
 
     fn sync_data(&self) -> io::Result<()>;

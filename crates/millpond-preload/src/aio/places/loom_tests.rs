@@ -20,7 +20,7 @@ struct Context {
     freed: Freed,
 }
 
-// SAFETY: loom checks who looks at the cell.
+// SAFETY: loom checks the accesses to the cell.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -238,14 +238,15 @@ fn loom_places_without_release_of_the_last_use_it_is_freed_too_early() {
     a_user_meets_the_end(Steps { go, ..STEPS });
 }
 
-/// A context is found by who was not told of it, which happens where a program guesses a handle.
+/// A context is found by a thread that was not told of it, which happens where a program guesses a
+/// handle.
 fn a_context_is_found_at_once(
     fill: fn(&Place<Context>, usize, *mut Context),
     find: fn(&Model) -> Option<InUse<'_, Context>>,
 ) {
     explore(move || {
         let (places, freed) = model();
-        // All places are in use, as far as those are concerned who look.
+        // All places are in use, as far as the lookers are concerned.
         places.used.store(2, Relaxed);
         let finder = spawn(&places, move |places| {
             let context = find(places)?;
@@ -263,7 +264,7 @@ fn a_context_is_found_at_once(
     });
 }
 
-/// Goal: who finds a handle finds its context.
+/// Goal: a thread that finds a handle finds its context.
 #[test]
 fn loom_places_a_context_is_found_at_once() {
     a_context_is_found_at_once(Place::fill, |places| places.find(OTHER));
@@ -317,7 +318,7 @@ fn two_destroy_it(remove: fn(&InUse<'_, Context>) -> bool) {
     });
 }
 
-/// Goal: of two who destroy a context, one does, and it is freed once.
+/// Goal: of two threads that destroy a context, one does, and it is freed once.
 #[test]
 fn loom_places_two_destroy_it() {
     two_destroy_it(|context| context.remove(HANDLE));
@@ -352,7 +353,7 @@ fn two_free_it(locks: bool) {
     });
 }
 
-/// Goal: of two who free contexts, one frees it.
+/// Goal: of two threads that free contexts, one frees it.
 #[test]
 fn loom_places_two_free_it() {
     two_free_it(true);
@@ -383,7 +384,7 @@ fn a_place_is_used_again(find: fn(&Model) -> Option<InUse<'_, Context>>) {
     });
 }
 
-/// Goal: who looks for a context does not find the one that is there later.
+/// Goal: a search for a context does not find the one that is there later.
 #[test]
 fn loom_places_a_place_is_used_again() {
     a_place_is_used_again(find);

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::*;
 
-/// A context: what its slots hold, and who they belong to.
+/// A context: what its slots hold, and their owners.
 struct Model {
     slots: Slots,
     next: Vec<AtomicU32>,
@@ -291,7 +291,7 @@ fn a_request_meets_the_close(begin: fn(&Model) -> Option<u32>, end: fn(&Slots), 
     });
 }
 
-/// Goal: a request is waited for by who closes the context, and what it did is seen, or it is
+/// Goal: a request is waited for by the close of the context, and what it did is seen, or it is
 /// refused (S3).
 #[test]
 fn loom_slots_a_request_meets_the_close() {

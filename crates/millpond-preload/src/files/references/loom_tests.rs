@@ -80,7 +80,7 @@ impl Model {
         }
     }
 
-    /// Of who leaves the end to another where it can.
+    /// Of a thread that leaves the end to another where it can.
     fn read_and_leave(&self, reader: usize) {
         if self.pin(reader) {
             self.look();
@@ -125,7 +125,8 @@ fn explore(reads: [fn(&Model); 2], close: fn(&Arc<Model>) -> Option<Readers<Of>>
     });
 }
 
-/// Goal: a read that found the description has the file to its end; with the last who has it, it ends, once.
+/// Goal: a read that found the description has the file to its end; with the last holder it ends,
+/// once.
 #[test]
 fn loom_references_keep_the_file() {
     explore([|model| model.read(0), |model| model.read(1)], close);

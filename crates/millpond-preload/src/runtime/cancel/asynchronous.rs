@@ -15,7 +15,8 @@ unsafe extern "C-unwind" {
 
 /// glibc's signal for cancellation.
 const SIGNAL: c_int = 32;
-/// How long [`on_signal`] waits for the thread to leave the library.
+/// How long [`on_signal`] waits for the thread to leave the library, before it looks again. Chosen,
+/// not measured.
 const PAUSE_NS: i64 = 1_000_000;
 
 /// The program sets the calling thread's cancel type; returns the old one.
@@ -108,7 +109,7 @@ fn watch_signal() -> bool {
             LIBC_HANDLER.store(action.handler, Relaxed);
             action.handler = ours;
             action.flags |= (libc::SA_SIGINFO | libc::SA_RESTART) as u64;
-            // The system call orders: who runs the handler finds libc's.
+            // The system call orders: a thread that runs the handler finds libc's.
             sys!(libc::SYS_rt_sigaction, SIGNAL, &raw const action, 0, 8);
         }
     }
@@ -223,7 +224,7 @@ mod text {
             && let Some(text) = section::run(|_| elf::own_text())
         {
             START.store(text.start, Relaxed);
-            // Release: who reads the end finds the start.
+            // Release: a thread that reads the end finds the start.
             END.store(text.end, Release);
         }
     }

@@ -9,12 +9,12 @@
 //! somebody else:  libc's word -> fence -> ask: asked, not warm
 //! ```
 //!
-//! - Q1. A thread that is warm will be made cold, or has none to fear: who warms up and who asks
-//!   write both words in opposite order, and one of them sees the other.
+//! - Q1. A thread that is warm will be made cold, or has none to fear: the thread that warms up and
+//!   the one that asks write both words in opposite order, and one of them sees the other.
 //! - Q2. A request that is forgotten was looked for after that. A request that comes later asks
 //!   again.
-//! - Q3. Who does not find the thread's record leaves a mark, and looks again; who claims a record
-//!   looks for the mark after.
+//! - Q3. An asker that does not find the thread's record leaves a mark, and looks again; a thread
+//!   that claims a record looks for the mark after.
 //!
 //! Locks: none.
 
@@ -29,7 +29,7 @@ pub struct CancelRequest {
     asked: AtomicBool,
 }
 
-/// Somebody was asked to be cancelled who had no record, or not yet (Q3).
+/// A thread was asked to be cancelled that had no record, or not yet (Q3).
 pub type Mark = AtomicBool;
 
 impl CancelRequest {

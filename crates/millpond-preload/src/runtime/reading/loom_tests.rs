@@ -1,5 +1,6 @@
-//! Loom models of reading sections, compiled by `tests/loom.rs`: who was found in a slot is not freed while a
-//! section looks at it. The `loom_reading_without_*` twins leave one rule out and must fail.
+//! Loom models of reading sections, compiled by `tests/loom.rs`: what was found in a slot is not
+//! freed while a section looks at it. The `loom_reading_without_*` twins leave one rule out and
+//! must fail.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -67,7 +68,7 @@ fn readers(model: &Arc<Model>) -> Readers<Of> {
     Readers::take(|| {}, |note| (0..2).for_each(|reader| note(Of(Arc::clone(model), reader))))
 }
 
-/// Clears the slot, and frees if nobody reads; else whom it has to ask again.
+/// Clears the slot, and frees if nobody reads; else the threads it has to ask again.
 fn clear_and_free(model: &Arc<Model>) -> Option<Readers<Of>> {
     model.clear();
     free_or_put_off(model, readers(model))
@@ -94,7 +95,7 @@ fn explore(reads: [fn(&Model); 2], free: Free) {
             thread::spawn(move || read(&model))
         });
         let put_off = free(&model);
-        // Again, of whom some may have come out meanwhile, and into another.
+        // Again: some may have come out meanwhile, and into another.
         let put_off = put_off.and_then(|readers| free_or_put_off(&model, readers));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         if let Some(readers) = put_off {
@@ -103,7 +104,7 @@ fn explore(reads: [fn(&Model); 2], free: Free) {
     });
 }
 
-/// Goal: what a section found stays until it ends; who comes later does not find it.
+/// Goal: what a section found stays until it ends; a later one does not find it.
 #[test]
 fn loom_reading_keeps_what_was_found() {
     explore([|model| model.hit(0, true), |model| model.hit(1, true)], clear_and_free);

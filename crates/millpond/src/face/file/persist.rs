@@ -20,8 +20,8 @@ impl File {
     /// Both paths must be on one file system; if they are in two directories, both are made durable. With
     /// `from` equal to `to` nothing is renamed, and all is made durable. If `to` is a hard link
     /// of this very file it stays, and `from` does, too, by the rules of `rename(2)`. What had the name
-    /// `to` stays as it is for who has it open. Blocks until the device has it all; other operations of
-    /// the file go on.
+    /// `to` stays as it is for programs that have it open. Blocks until the device has it all;
+    /// other operations of the file go on.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
 use crate::flush;
-use crate::writeback::LAST_PAGE;
+use crate::units::PageIndex;
 
 impl File {
     /// Makes what was written, through whatever handle, and the file's metadata, durable: `fsync`.
@@ -18,7 +18,7 @@ impl File {
     /// since they were written.
     pub fn sync_all(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        flush::sync(&self.cached, 0, LAST_PAGE, false)
+        flush::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, false)
     }
 
     /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`. Covers
@@ -31,7 +31,7 @@ impl File {
     /// As for [`File::sync_all`].
     pub fn sync_data(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        flush::sync(&self.cached, 0, LAST_PAGE, true)
+        flush::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, true)
     }
 
     /// [`File::sync_data`] for what was written to `len` bytes at `offset` (`len` 0: to the end).
@@ -56,7 +56,7 @@ impl File {
     /// [`Error::Io`](crate::Error::Io): what could not be written stays cached, as after a sync.
     pub fn write_back(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        flush::write_back(&self.cached, 0, LAST_PAGE, Op::Sync)
+        flush::write_back(&self.cached, PageIndex::FIRST, PageIndex::LAST, Op::Sync)
     }
 
     /// [`File::write_back`], and gives back space that was reserved for writes to come: what the

@@ -5,8 +5,8 @@
 //! it is used for. Where it is forbidden, or there are too many contexts, transfers go one after the
 //! other.
 //!
-//! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped: who
-//!   submits reaps all of it before it returns.
+//! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped:
+//!   the submitter reaps all of it before it returns.
 //! - **A2** A context is used by one batch at a time, and is empty in between.
 //!
 //! Locks: the list of contexts, a leaf.
@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::io::segment::Front;
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
-/// What is in flight of a batch.
+/// What is in flight of a batch: as much as in a thread's ring. Chosen, not measured.
 const IN_FLIGHT_MAX: usize = 64;
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;

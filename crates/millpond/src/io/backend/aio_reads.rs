@@ -11,14 +11,14 @@
 //! ```
 //!
 //! - **Q1** What was handed to the kernel is a leaked job, which has the segments and keeps their memory
-//!   and the descriptor. Who reaps its completion, and nobody else, takes it back.
+//!   and the descriptor. Only the thread that reaps its completion takes it back.
 //! - **Q2** Jobs are counted before they are handed over, and counted off when they have let go of
 //!   all they had. The reaper ends when it was stopped and none is counted, not before.
-//! - **Q3** The first to leave a read in the queue submits what is there at the end of its batch; those
-//!   who come before that rely on it.
+//! - **Q3** The first to leave a read in the queue submits what is there at the end of its batch;
+//!   those that come before that rely on it.
 //!
-//! Submitting may wait in the kernel for moments, as it may for whoever uses AIO: for a place in the
-//! device's queue, or for the file system to find the blocks.
+//! Submitting may wait in the kernel for moments, as any AIO may: for a place in the device's
+//! queue, or for the file system to find the blocks.
 //!
 //! Locks: the state, a leaf, but for the making of context and thread.
 
@@ -38,7 +38,7 @@ use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::thread::spawn;
 
-/// Completions that are reaped together.
+/// Completions that are reaped together. Chosen, not measured.
 const REAPED_MAX: usize = 64;
 /// The number of the request that ends the reaper's sleep; others have their job's address.
 const NUDGE: u64 = 0;
@@ -178,7 +178,8 @@ impl Reads {
     }
 }
 
-/// Ends the sleep of who waits for `context`: by a read of nothing, which completes at once.
+/// Ends the sleep of the thread that waits for `context`: by a read of nothing, which completes at
+/// once.
 fn nudge(context: &Context) -> io::Result<usize> {
     let file = rustix::fs::memfd_create("millpond", MemfdFlags::CLOEXEC)?;
     // SAFETY: of no length.

@@ -1,4 +1,4 @@
-//! What a file's blocks promise, and who else may make it longer.
+//! What a file's blocks promise, and whether others may make it longer.
 //!
 //! That a write will have room is known of bytes whose blocks are there and will be overwritten where
 //! they are. Some file systems never do that: each write takes new blocks. Others do it unless the blocks
@@ -18,7 +18,7 @@ pub(crate) enum Overwrites {
     Elsewhere,
 }
 
-/// Who may make the file longer while we hold its range lock.
+/// Whether others may make the file longer while we hold its range lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Company {
     /// Nobody: there is a lease on our description.
@@ -80,7 +80,7 @@ fn can_share(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) -> bool {
     }
     const FICLONERANGE: u64 = 0x4020_940D;
     let Some(read) = read else { return true };
-    // The whole file to where it is: refused with EINVAL by who knows how.
+    // The whole file to where it is: refused with EINVAL by file systems that know how.
     let range = Range { from_fd: read.as_raw_fd().into(), from: 0, len: 0, to: 0 };
     // SAFETY: the structure is what the kernel expects, and outlives the call.
     let outcome = unsafe {
@@ -162,7 +162,7 @@ pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
 
 /// Has nobody else open the file while `body` runs: by a lease, for which an open of another process
 /// waits. `None` where somebody has it open, by another descriptor of this process at least, or there are
-/// no leases. (Who has inherited the description itself is not kept out: a child of a fork.)
+/// no leases. (A child of a fork, which has inherited the description itself, is not kept out.)
 pub(crate) fn alone<T>(fd: BorrowedFd<'_>, body: impl FnOnce() -> T) -> Option<T> {
     const F_SETSIG: i32 = 10;
     const F_GETSIG: i32 = 11;
@@ -186,7 +186,7 @@ pub(crate) fn alone<T>(fd: BorrowedFd<'_>, body: impl FnOnce() -> T) -> Option<T
     outcome
 }
 
-/// Who may make the file longer.
+/// Whether others may make the file longer.
 pub(crate) fn company(fd: BorrowedFd<'_>) -> Company {
     // SAFETY: no memory involved.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK {

@@ -12,7 +12,7 @@ use crate::io::backend::descriptors::{Backing, Descriptors};
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Transfer, TransferCounts};
 
-/// A backing file that is a set of descriptors, and who carries out its transfers.
+/// A backing file that is a set of descriptors, and what carries out its transfers.
 pub(crate) struct DescriptorFile<C> {
     pub(crate) descriptors: Arc<Descriptors>,
     pub(crate) carrier: C,

@@ -38,14 +38,14 @@ pub enum Backing {
     Direct,
     /// `Direct` without a second description, which is what opening the file again breaks a lease
     /// for: `O_DIRECT` is set, by `fcntl`, on the description that the file was opened with, while a
-    /// transfer is under way that needs it, and cleared after. Who else uses the description may meet
-    /// it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain system calls,
-    /// whatever the back end; like `Buffered` where the file system knows no direct I/O
-    /// ([`File::is_direct`](crate::File::is_direct)).
+    /// transfer is under way that needs it, and cleared after. Other users of the description may
+    /// meet it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain
+    /// system calls, whatever the back end; like `Buffered` where the file system knows no direct
+    /// I/O ([`File::is_direct`](crate::File::is_direct)).
     DirectInPlace,
     /// Through the kernel's page cache, which is asked to forget at once what it took or gave
-    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`). For
-    /// who can't have the file opened again, as `Direct` does: that breaks leases.
+    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`).
+    /// For callers that can't have the file opened again, as `Direct` does: that breaks leases.
     Uncached,
 }
 
@@ -338,7 +338,7 @@ fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     if opened.as_raw_fd() > fd.as_raw_fd() {
         return Ok(opened);
     }
-    // The lower numbers may be somebody's who expects to get them in order.
+    // The program may expect to get the lower numbers in order.
     Ok(rustix::io::fcntl_dupfd_cloexec(&opened, fd.as_raw_fd() + 1)?)
 }
 

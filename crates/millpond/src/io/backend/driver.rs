@@ -34,8 +34,9 @@ use crate::io::flight;
 use crate::io::transfer::BackgroundRead;
 use crate::thread::spawn;
 
-/// Background reads under way that nobody waits for.
+/// Background reads under way that nobody waits for. Chosen, not measured.
 const QUEUED_MAX: usize = 64;
+/// Places for submission: a batch that is longer is submitted in parts. Chosen, not measured.
 const ENTRIES: u32 = 256;
 /// Completions for which the ring has room: all that may be under way, and the bell's (read_ring.B3).
 const COMPLETIONS: u32 = 2048;
@@ -228,7 +229,7 @@ impl Driver {
         for job in jobs {
             let outcome = job.attempt();
             self.finish(job, outcome);
-            // Who waits there must not wait for all of these.
+            // A waiter there must not wait for all of these.
             self.look();
         }
     }
@@ -247,7 +248,7 @@ impl Driver {
     }
 }
 
-/// Of who has memory in the kernel's hands, which unwinding would free.
+/// Of a thread that has memory in the kernel's hands, which unwinding would free.
 pub(crate) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {

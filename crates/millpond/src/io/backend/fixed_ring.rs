@@ -1,6 +1,6 @@
 //! A ring with registered files and buffers, for the direct requests of one thread.
 //!
-//! What is registered, the kernel looks up once instead of for each request: a file's reference, a
+//! The kernel looks up what is registered once, instead of for each request: a file's reference, a
 //! buffer's pages. Files are registered for as long as their requests are under way, regions of
 //! buffers for as long as the ring lives; what can't be registered, for want of room or of locked
 //! memory (`RLIMIT_MEMLOCK`), is used all the same.
@@ -22,10 +22,12 @@ use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
 use crate::io::transfer::Transfer;
 
+/// Files and regions of buffers that a pipeline registers at most. Chosen, not measured.
 const FILES_MAX: usize = 32;
 const REGIONS_MAX: usize = 1024;
-/// Requests that are submitted in one system call, so that the device has work while the next ones are
-/// made ready: completions come many at a time.
+/// Requests that are submitted in one system call, so that the device has work while the next ones
+/// are made ready: completions come many at a time. Direct reads of 4 KiB went from 0.89 of fio's
+/// to 1.01 (`bench no-copy --case direct-read-4k`).
 const SUBMITTED_TOGETHER: usize = 4;
 
 /// A request's number, and what became of it.

@@ -1,8 +1,8 @@
 //! `O_DIRECT` on a description that others use, too: set while a transfer is under way that needs it.
 //!
 //! A description of our own would be simpler, but opening one breaks a lease that the caller may
-//! have on the file. `F_SETFL` does not. But then the flag is everybody's who has the description,
-//! and unaligned transfers fail while it is set. So each transfer passes a gate:
+//! have on the file. `F_SETFL` does not. But then all who have the description have the flag, and
+//! unaligned transfers fail while it is set. So each transfer passes a gate:
 //!
 //! ```text
 //!                 try_direct, the first             the last has ended
@@ -10,13 +10,13 @@
 //! ```
 //!
 //! - **G1** The flag is set while, and only while, direct transfers are inside.
-//! - **G2** Who needs it clear is counted first, and then waits for the direct transfers that are
-//!   inside. While somebody is counted, no direct one gets in: it goes without, not counted, as an
-//!   aligned transfer works with the flag and without. So who wants it clear waits for what the kernel
-//!   is doing at that moment, and nobody else waits at all; and a moment of it does not go on for as
-//!   long as there are transfers.
-//! - **G3** Flags are read, changed and written back: whoever changes others of them meanwhile may find
-//!   his change undone, and so holds the gate plain.
+//! - **G2** A transfer that needs it clear is counted first, and then waits for the direct
+//!   transfers that are inside. While somebody is counted, no direct one gets in: it goes without,
+//!   not counted, as an aligned transfer works with the flag and without. So the one that needs it
+//!   clear waits for what the kernel is doing at that moment, and nobody else waits at all; and a
+//!   moment of it does not go on for as long as there are transfers.
+//! - **G3** Flags are read, changed and written back: a change of other flags meanwhile may be
+//!   undone, so the caller that makes one holds the gate plain.
 //! - **G4** Flags are set only on the file: see [`Switch`].
 //!
 //! Locks: the gate's own, a leaf; the switch is thrown under it.

@@ -86,7 +86,7 @@ impl LocalRing {
         let mut ended = 0;
         loop {
             if self.broken.is_none() {
-                // What has ended is off the queue, and the kernel counts what is on it.
+                // Requests that have ended are off the queue, and the kernel counts those on it.
                 self.enter(min - ended);
             }
             for done in self.ring.completion() {

@@ -73,8 +73,8 @@ pub(crate) trait BackingFile: Send + Sync {
     /// which must not be made to wait for other reads.
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead>;
 
-    /// The descriptor and flags for a transfer in a ring of the caller's, who keeps the file until it has
-    /// ended; `None` where there are none.
+    /// The descriptor and flags for a transfer in a ring of the caller's, which keeps the file
+    /// until it has ended; `None` where there are none.
     fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
         let _ = transfer;
         None

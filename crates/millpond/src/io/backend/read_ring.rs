@@ -42,7 +42,8 @@ use crate::io::transfer::BackgroundRead;
 pub(crate) const POKE: u64 = u64::MAX;
 /// That of the driver's read of its eventfd; reads have their place.
 pub(crate) const BELL: u64 = u64::MAX - 1;
-/// Completions that are seldom exceeded by what is reaped at once.
+/// Completions that are seldom exceeded by what is reaped at once; more take an allocation. Chosen,
+/// not measured.
 const TOGETHER_ENDED: usize = 16;
 
 /// A background read, and its file.
@@ -154,8 +155,9 @@ impl ReadRing {
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        // Acquire: pairs with the release of who found it out. Argued: a flag that carries nothing else; the
-        // reads are under their lock, and a sleeper that misses it wakes up by itself, and looks again.
+        // Acquire: pairs with the release of the thread that found it out. Argued: a flag that
+        // carries nothing else; the reads are under their lock, and a sleeper that misses it wakes
+        // up by itself, and looks again.
         self.broken.load(Acquire)
     }
 
@@ -171,7 +173,7 @@ impl ReadRing {
         }
         let Some(entry) = job.entry() else { return Err(job) };
         let mut jobs = self.jobs();
-        // Who breaks the ring later has the read among the untaken.
+        // If the ring breaks later, the read is among the untaken.
         if !self.takes_more(&jobs) {
             return Err(job);
         }
@@ -216,8 +218,8 @@ impl ReadRing {
                         break;
                     }
                 }
-                // Release: pairs with the look of who is about to sleep. Those who slept before are not
-                // to be reached. Argued: see `is_broken`.
+                // Release: pairs with the look of a thread that is about to sleep. Earlier sleepers
+                // are not to be reached. Argued: see `is_broken`.
                 Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // The wait was interrupted.
                 Err(_) if queued.is_empty() => break,
@@ -225,7 +227,7 @@ impl ReadRing {
                 // Short of memory for a moment: nobody may be told that the reads have failed.
                 Err(_) => {
                     std::thread::sleep(PAUSE);
-                    // Whoever waits reaps first, which may be what the kernel is short of.
+                    // A waiter reaps first, which may be what the kernel is short of.
                     if wanted > 0 {
                         break;
                     }

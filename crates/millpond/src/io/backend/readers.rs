@@ -9,9 +9,9 @@ use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::transfer::{BackgroundRead, Transfer};
 
-/// What the device has at once of reads that the kernel caches.
+/// What the device has at once of reads that the kernel caches. Chosen, not measured.
 const THREADS_MAX: usize = 8;
-/// Background reads that wait for a thread, and that nobody waits for.
+/// Background reads that wait for a thread, and that nobody waits for. As for the driver's.
 const QUEUED_MAX: usize = 64;
 
 pub(crate) fn readers() -> Arc<Pool> {

@@ -6,11 +6,11 @@
 //! - **R1** Memory given to a ring is kept until its completion was reaped.
 //! - **R2** EINTR, EAGAIN and ECANCELED say nothing of a transfer: it is tried again.
 //! - **R3** A ring that the kernel refuses for good (a sandbox that was entered later, a program that closes
-//!   descriptors that it does not know) is *broken*: nothing is submitted to it again. What it had not
-//!   taken, which are the last entries, is carried out by plain system calls. What is in flight ends by
-//!   itself, and its completions are found in memory, so no ring has its completions deferred until its
-//!   thread asks for them (`DEFER_TASKRUN`): nobody could ask. A broken ring is not closed, as its
-//!   descriptor may be somebody else's by now.
+//!   descriptors that it does not know) is *broken*: nothing is submitted to it again. Plain system
+//!   calls carry out the entries that it had not taken, which are the last. What is in flight ends
+//!   by itself, and its completions are found in memory, so no ring has its completions deferred
+//!   until its thread asks for them (`DEFER_TASKRUN`): nobody could ask. A broken ring is not
+//!   closed, as its descriptor may be somebody else's by now.
 
 use std::io;
 use std::time::Duration;

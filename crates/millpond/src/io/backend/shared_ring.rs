@@ -1,24 +1,25 @@
-//! A ring that any thread submits to, and that who waits for its completions reaps: that of a queue.
+//! A ring that any thread submits to, and that a waiter for its completions reaps: that of a queue.
 //!
-//! Who has the role of its reaper, `io::reaping` says. The ring's completions ring the driver's bell by
-//! way of an eventfd that the kernel writes to while the ring's flag lets it: so the driver reaps while
-//! nobody else does, and until then it sleeps.
+//! `io::reaping` says which waiter has the role of its reaper. The ring's completions ring the
+//! driver's bell by way of an eventfd that the kernel writes to while the ring's flag lets it: so
+//! the driver reaps while nobody else does, and until then it sleeps.
 //!
 //! The kernel completes a read in the context of the thread that submitted it, wherever that is. So only
 //! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
-//! What a thread leaves in flight when it ends the kernel may cancel, or fail with EFAULT; it is
-//! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the kernel
-//! the fence there that reaping.H2 needs.)
+//! The kernel may cancel what a thread leaves in flight when it ends, or fail it with EFAULT; it is
+//! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the
+//! kernel the fence there that reaping.H2 needs.)
 //!
 //! - **S1** The ring is in the driver's list while there are reads in it: a ring that is retired takes
 //!   none.
-//! - **S2** Who has the role reaps (read_ring.B2).
+//! - **S2** The holder of the role reaps (read_ring.B2).
 //! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a
-//!   time, so that the device works while more are made ready. Who starts the first one takes the role,
-//!   if it is vacant, until then: it reaps what ends meanwhile, and the driver is not rung for.
+//!   time, so that the device works while more are made ready. The thread that starts the first one
+//!   takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is
+//!   not rung for.
 //! - **S4** Once a thread finds the ring broken (ring.R3), what the kernel has not taken goes to the
-//!   driver, and whatever comes later, too. Nobody sleeps in it any more, but who did may do so for
-//!   [`SLEEP_MAX`], as he can't be poked.
+//!   driver, and whatever comes later, too. Nobody goes to sleep in it any more, but a thread that
+//!   sleeps may do so for [`SLEEP_MAX`], as it can't be poked.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -44,9 +45,10 @@ const ENTRIES: u32 = 2 * TOGETHER;
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
 /// read_ring.B3; the rest is for pokes, of which there are few.
 const JOBS_MAX: usize = COMPLETIONS as usize - 256;
-/// Reads that are submitted together at least, but for the last ones.
+/// Reads that are submitted together at least, but for the last ones. As for a pipeline
+/// ([`SUBMITTED_TOGETHER`](crate::io::backend::fixed_ring)).
 const TOGETHER: u32 = 4;
-/// The longest sleep in the ring (S4).
+/// The longest sleep in the ring (S4). Chosen, not measured.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
 /// See the module header.
@@ -111,9 +113,9 @@ impl SharedRing {
     fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
         let untaken = self.led().reads.start(job)?;
         self.led().hand_over(untaken);
-        // AcqRel: who submits next has pushed, or sees what was pushed before this. Argued: an RMW of
-        // one word comes before or after the other; who finds it set leaves its push, which is under a
-        // lock that the submitter takes later, to the one that clears it.
+        // AcqRel: the next submitter has pushed, or sees what was pushed before this. Argued: an
+        // RMW of one word comes before or after the other; a thread that finds it set leaves its
+        // push, which is under a lock that the submitter takes later, to the one that clears it.
         if !self.led().due.swap(true, AcqRel) {
             let leads = self.reaping.try_take();
             let ring = Arc::clone(self);

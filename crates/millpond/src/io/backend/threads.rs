@@ -39,7 +39,8 @@ impl Threads {
 pub(crate) type ThreadsFile = DescriptorFile<Arc<Threads>>;
 
 impl Carrier for Arc<Threads> {
-    /// What is in flight of a single direct write is what the kernel makes of it.
+    /// What is in flight of a single direct write is what the kernel makes of it: so all of a flush
+    /// goes in one.
     const TRANSFER_BYTES: u64 = 16 << 20;
 
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {

@@ -18,12 +18,14 @@ use crate::io::backend::local_ring::LocalRing;
 use crate::io::backend::read_ring::RingRead;
 use crate::io::transfer::{BackgroundRead, Transfer, is_transient};
 
+/// Chosen, not measured: a batch that is longer is submitted in parts.
 const RING_ENTRIES: u32 = 64;
 
 /// A file whose background reads go to a [`Driver`].
 pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 
 impl Carrier for Arc<Driver> {
+    /// Of a flush, so many transfers of this length are in flight at once. Chosen, not measured.
     const TRANSFER_BYTES: u64 = 1 << 20;
 
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {

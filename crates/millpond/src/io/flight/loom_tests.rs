@@ -31,7 +31,8 @@ fn spawn<T: 'static>(
     thread::spawn(move || body(&flight))
 }
 
-/// What became of offers: who was called, in that order, and the slots of those who have not ended.
+/// What became of offers: those that were called, in that order, and the slots of those that have
+/// not ended.
 #[derive(Default)]
 struct Called {
     order: Vec<u32>,
@@ -50,7 +51,7 @@ fn called(calls: &Calls) -> Vec<u32> {
     calls.lock().unwrap().order.clone()
 }
 
-/// Ends the reads of all who were called.
+/// Ends the reads of all that were called.
 fn end_all(calls: &Calls) {
     let slots = std::mem::take(&mut calls.lock().unwrap().slots);
     drop(slots);
@@ -277,7 +278,7 @@ fn loom_flight_without_the_lock_around_the_sign_an_offer_waits_on() {
     the_last_offer_meets_the_next(Flight::next_offer_noted_late);
 }
 
-/// An offer waits; somebody who comes when its slot is given back finds none.
+/// An offer waits; a latecomer finds none when its slot is given back.
 fn a_latecomer_tries(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -292,7 +293,7 @@ fn a_latecomer_tries(give: fn(Slot)) {
     });
 }
 
-/// Goal: a slot goes to the first in the line, and to nobody who comes later (flight.L4).
+/// Goal: a slot goes to the first in the line, and to no latecomer (flight.L4).
 #[test]
 fn loom_flight_nobody_is_overtaken() {
     a_latecomer_tries(drop);
@@ -460,8 +461,8 @@ fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
     });
 }
 
-/// Goal: who waits for a slot may have a guard, for which others wait when they have given theirs back
-/// (flight.L2, flight.L3).
+/// Goal: a waiter for a slot may have a guard, for which others wait when they have given theirs
+/// back (flight.L2, flight.L3).
 #[test]
 fn loom_flight_a_guard_is_held_by_who_waits() {
     model(|| {

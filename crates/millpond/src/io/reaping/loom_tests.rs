@@ -41,7 +41,7 @@ enum Rule {
 #[derive(Default)]
 struct Events {
     ended: u32,
-    /// For how many who waits.
+    /// For how many events each waits.
     waits: Vec<(u32, Arc<Signal>)>,
 }
 
@@ -120,7 +120,7 @@ impl Model {
         self.changed.notify_all();
     }
 
-    /// Ends events, and grants those who have what they wait for.
+    /// Ends events, and grants the waiters that have what they wait for.
     fn end(&self, count: u32) {
         let mut events = self.events.lock().unwrap();
         events.ended += count;
@@ -238,7 +238,7 @@ fn a_leader_leaves_a_sleeper(without: Rule) {
     });
 }
 
-/// Goal: who is served first leaves the role, and the other is served all the same.
+/// Goal: the first to be served leaves the role, and the other is served all the same.
 #[test]
 fn loom_a_leader_leaves_a_sleeper() {
     a_leader_leaves_a_sleeper(Rule::None);
@@ -273,7 +273,8 @@ fn loom_without_a_poke_a_leader_is_granted_in_vain() {
     });
 }
 
-/// Goal: a leader that changes places with one who wants less is granted all the same, also by others.
+/// Goal: a leader that changes places with one that wants less is granted all the same, also by
+/// others.
 #[test]
 fn loom_who_wants_more_changes_places() {
     model(|| {
@@ -290,8 +291,8 @@ fn loom_who_wants_more_changes_places() {
     });
 }
 
-/// One leaves whom the driver may have given the role, behind which another sleeps. The driver is the
-/// kernel, too.
+/// A waiter leaves that the driver may have given the role, behind which another sleeps. The driver
+/// is the kernel, too.
 fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
     model(move || {
         let reaping = Model::new(2);
@@ -308,7 +309,7 @@ fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
     });
 }
 
-/// Goal: who is given the role when its time is up gives it up.
+/// Goal: a waiter that is given the role when its time is up gives it up.
 #[test]
 fn loom_who_leaves_gives_up_what_it_was_given() {
     who_leaves_meets_the_role(|reaping| {
@@ -355,7 +356,7 @@ fn a_completion_meets_a_leaver(without: Rule) {
     });
 }
 
-/// Goal: a completion is reaped by who leaves, or the driver is rung for.
+/// Goal: a completion is reaped by the leader that leaves, or the driver is rung for.
 #[test]
 fn loom_a_completion_meets_who_gives_up_the_role() {
     a_completion_meets_a_leaver(Rule::None);

@@ -1,4 +1,4 @@
-//! Deaths of clients: who is dead, and what is done then.
+//! Deaths of clients: which are dead, and what is done then.
 
 use std::io;
 use std::sync::mpsc::channel;

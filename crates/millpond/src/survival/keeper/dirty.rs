@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use crate::survival::layout::{EntryUse, FileEntryWords, OpWords, RecordWords};
+use crate::units::PageIndex;
 
 /// A dirty page: the frame, and the write sequence of its contents.
 #[derive(Clone, Copy)]
 pub(super) struct DirtyPage {
-    pub(super) page: u64,
+    pub(super) page: PageIndex,
     pub(super) sequence: u64,
     pub(super) frame: u32,
 }
@@ -20,6 +21,7 @@ impl DirtyPages {
     pub(super) fn note(&mut self, ops: &[OpWords], frame: u32, record: RecordWords) {
         if record.is_dirty(ops) {
             let RecordWords { file, page, sequence, .. } = record;
+            let page = PageIndex(page);
             self.0.entry(file).or_default().push(DirtyPage { page, sequence, frame });
         }
     }

@@ -15,13 +15,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::keeper::memory::Memory;
 use crate::survival::keeper::replay::{Dead, replay};
 use crate::survival::keeper::report::FileReport;
 use crate::survival::keeper::target::{Adopted, Medium, SYNCS_TO_FAIL};
 use crate::survival::layout::{ChangeWords, EntryUse, Intent, OPS, mtime_ns};
 use crate::survival::{Survival, keeper::Address};
+use crate::units::{FrameIndex, PageIndex};
 
 const UNITS: u32 = 512;
 
@@ -160,7 +160,8 @@ impl Program {
     fn put(&mut self, pages: impl Iterator<Item = u64>, size: Option<u64>) -> Option<()> {
         let fresh: Vec<_> = pages.map(|page| (page, self.build(page))).collect();
         let tables = self.survival.tables();
-        tables.try_commit(self.entry, fresh.iter().copied(), size, || self.step())?;
+        let commits = fresh.iter().map(|&(page, frame)| (PageIndex(page), frame));
+        tables.try_commit(self.entry, commits, size, || self.step())?;
         for (page, frame) in fresh {
             // survival.K4: cleaned before the new frame can be written back.
             if let Some((old, _)) = self.pages.insert(page, (frame, true)) {

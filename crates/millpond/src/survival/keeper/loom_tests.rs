@@ -9,11 +9,11 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::frame::FrameIndex;
 use crate::survival::keeper::dirty::{DirtyPages, size_of};
 use crate::survival::layout::{ChangeWords, EntryUse, FileEntryWords, OpWords, RecordWords};
 use crate::survival::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;
+use crate::units::{FrameIndex, PageIndex};
 
 const FILE: EntryUse = EntryUse { index: 0, generation: 1 };
 /// More than a commit of two pages and a size has.
@@ -82,7 +82,7 @@ impl Mapping {
             intent: [0; 3],
             changes: ChangeWords::default(),
         };
-        let pages = dirty.latest(FILE).iter().map(|dirty| (dirty.page, dirty.frame)).collect();
+        let pages = dirty.latest(FILE).iter().map(|dirty| (dirty.page.0, dirty.frame)).collect();
         (pages, size_of(FILE, &entry, &ops))
     }
 }
@@ -109,7 +109,7 @@ fn loom_two_commits_are_killed() {
         explore(move || {
             let mapping = Mapping::new();
             let commit = |mapping: &Mapping, first: u32, size, steps| {
-                let pages = (first..first + 2).map(|at| (u64::from(at), FrameIndex(at)));
+                let pages = (first..first + 2).map(|at| (PageIndex(at.into()), FrameIndex(at)));
                 mapping.tables().try_commit(FILE, pages, size, killed_after(steps)).is_some()
             };
             let other = thread::spawn({
@@ -144,7 +144,7 @@ fn write_races_write_back(last: Last) {
         explore(move || {
             let mapping = Mapping::new();
             let (shown, on_disk) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
-            let page = |frame| [(7, FrameIndex(frame))].into_iter();
+            let page = |frame| [(PageIndex(7), FrameIndex(frame))].into_iter();
             mapping.tables().try_commit(FILE, page(1), None, || Some(())).unwrap();
             let flusher = thread::spawn({
                 let (mapping, shown, on_disk) =

@@ -43,7 +43,7 @@ impl Clip {
         let units = (page_bytes >> UNIT_SHIFT) as u32;
         let (mut pieces, mut strange) = (Vec::with_capacity(pages.len()), false);
         for dirty in pages {
-            let within = dirty.page.checked_mul(page_bytes).filter(|&at| at <= i64::MAX as u64);
+            let within = dirty.page.0.checked_mul(page_bytes).filter(|&at| at <= i64::MAX as u64);
             let fits = dirty.frame.checked_add(units).is_some_and(|end| end <= layout.units);
             let (Some(start), true) = (within, fits) else {
                 strange = true;

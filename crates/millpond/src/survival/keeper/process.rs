@@ -15,7 +15,7 @@ use crate::survival::keeper::server::Server;
 use crate::survival::wire::Address;
 use crate::thread::spawn as spawn_thread;
 
-/// How long a keeper that is done waits for somebody to read what it says.
+/// How long a keeper that is done waits for somebody to read what it says. Chosen.
 const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 /// Signals that ask a process to end.
 const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];

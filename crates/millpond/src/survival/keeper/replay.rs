@@ -50,9 +50,9 @@ use crate::survival::keeper::write::{PieceWriter, Retries, Written};
 use crate::survival::layout::{FileEntryWords, Intent, OpWords};
 use crate::thread::spawn;
 
-/// How long failures are retried, for each file.
+/// How long failures are retried, for each file. Chosen.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the files of a device may take until those of others are told of without them.
+/// How long the files of a device may take until those of others are told of without them. Chosen.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(60);
 /// Blocks that a file may have beside those of its bytes: a file system's own, of a large file.
 const SPARE_BYTES: u64 = 60 << 10;

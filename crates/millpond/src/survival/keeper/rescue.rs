@@ -1,4 +1,4 @@
-//! Rescue files: what a keeper could not write to a file, or must not, kept for whoever decides.
+//! Rescue files: what a keeper could not write to a file, or must not, kept for a user to decide.
 //!
 //! ```text
 //!   millpond rescue 1            what follows, up to the empty line, are lines of text
@@ -90,7 +90,7 @@ impl Rescue {
         let stat = rustix::fs::fstat(&fd)?;
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
         let (is_shared, is_sticky) = (stat.st_mode & 0o022 != 0, stat.st_mode & 0o1000 != 0);
-        // Who else could take it away, or put another in its place?
+        // Whether other users could take it away, or put another in its place.
         if (is_shared || !is_own) && !is_sticky {
             return Err(io::ErrorKind::PermissionDenied.into());
         }

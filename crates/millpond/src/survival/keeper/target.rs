@@ -8,7 +8,7 @@
 //!
 //! | the keeper's description has           | somebody else has changed the file              |
 //! |----------------------------------------|-------------------------------------------------|
-//! | a write lease, standing                | no: nobody else has it open, who opens it waits |
+//! | a write lease, standing                | no: nobody else has it open, and openers wait   |
 //! | none; no change was in flight          | if its times are not those after the last one   |
 //! | none; a change was in flight           | if its times are not those of when it was noted |
 //!
@@ -37,7 +37,7 @@ use crate::survival::layout::{EntryUse, mtime_ns};
 use crate::survival::mark::Mark;
 use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
-/// Bytes written by one call at most.
+/// Bytes written by one call at most. Chosen, not measured.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
@@ -53,7 +53,8 @@ thread_local! {
 pub(super) enum Medium {
     /// This machine's; no other changes its files, and its times tell of each change.
     Local,
-    /// It asks somebody, who may take as long as he likes, when a file is written or closed.
+    /// It asks another program, which may take as long as it likes, when a file is written or
+    /// closed.
     Remote,
 }
 
@@ -166,8 +167,8 @@ impl Adopted {
         Ok(Adopted { entry, device, inode, page_shift, target, noted: None, mark: None })
     }
 
-    /// Its process is dead: whoever changes the file from now on is somebody else (T2). Asks no
-    /// other machine.
+    /// Its process is dead: changes of the file from now on are somebody else's (T2). Asks no other
+    /// machine.
     pub(super) fn note(&mut self) {
         if self.target.medium == Medium::Local {
             self.noted = self.target.stamp().ok();

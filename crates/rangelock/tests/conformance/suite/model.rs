@@ -188,7 +188,7 @@ impl<L: Subject> World<L> {
         (!held.is_empty()).then(|| held[self.random.below(held.len() as u64) as usize])
     }
 
-    /// Who should have been granted was woken, once, and nobody else was.
+    /// Each waiter that should have been granted was woken, once, and no other was.
     fn check(&mut self) {
         for at in 0..self.list.len() {
             let (earlier, rest) = self.list.split_at_mut(at);

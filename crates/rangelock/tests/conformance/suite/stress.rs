@@ -263,8 +263,8 @@ impl Line {
 /// Goal: the bound on overtaking is 0. Once a request is in the queue, no request that is made
 /// after that and conflicts with it is granted before it, by whatever call. (What a thread does
 /// before it queues, for some microseconds, is not in this bound: see `RangeLock::lock`.)
-/// Method: requests are stamped before they are made and once they are in the queue; who is
-/// granted looks for those that were in the queue before it was made.
+/// Method: requests are stamped before they are made and once they are in the queue; a granted
+/// thread looks for those that were in the queue before its request was made.
 pub fn overtakes_nobody<L: Subject>() {
     let (seed, lock, line) = (seed(), RangeLock::<L>::with_raw(), Line::default());
     lock.set_offer_grace(Duration::MAX);

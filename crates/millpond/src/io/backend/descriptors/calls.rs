@@ -59,7 +59,7 @@ impl Descriptors {
     fn plain_route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
         let (fd, flags) = match transfer.direction {
             Direction::Read => (&self.read, 0),
-            // O_APPEND may be set at any time, by whoever shares the description.
+            // O_APPEND may be set at any time, by others that share the description.
             Direction::Write if can_ignore_append() => (&self.write, RWF_NOAPPEND),
             Direction::Write => (&self.write, 0),
         };

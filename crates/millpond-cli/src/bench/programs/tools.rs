@@ -1,0 +1,119 @@
+//! Programs that start others, and read a little of much: git, an interpreter, a compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, io};
+
+use super::fixtures::{self, Workplace, program};
+use super::job::{Bar, Job, Site, bar, clear};
+use crate::failure::{Context, Result};
+
+const GIT: Bar = bar("git", 0.95);
+const PYTHON: Bar = bar("python-start", 0.95);
+const CC: Bar = bar("cc", 0.95);
+
+pub fn run(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
+    git(place, site)?;
+    python(place, site);
+    compiler(place, site)
+}
+
+/// Clones a repository, object by object, and checks the clone.
+fn git(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
+    if !site.wants(&[GIT]) {
+        return Ok(());
+    }
+    if let Err(reason) = program("git", "git") {
+        site.skip(&[GIT], reason);
+        return Ok(());
+    }
+    let files = site.plan.count(2_000, 500);
+    let repository = place.at("repository");
+    fixtures::tree(&repository, files).context(repository.display())?;
+    let script = "git init -q && git add . && git commit -qm one && \
+                  for file in */*1.txt; do echo more >>$file; done && git commit -qam two && \
+                  git gc -q && echo last >last && git add . && git commit -qm three";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(&repository);
+    command.envs([("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_CONFIG_NOSYSTEM", "1")]);
+    for who in ["AUTHOR", "COMMITTER"] {
+        command.env(format!("GIT_{who}_NAME"), "bench").env(format!("GIT_{who}_EMAIL"), "bench@");
+        command.env(format!("GIT_{who}_DATE"), "1700000000 +0000");
+    }
+    fixtures::make(&mut command)?;
+    fixtures::settle(&place.path)?;
+    let script = "git clone -q --no-hardlinks repository out && git -C out fsck --no-progress";
+    let job = Job::new(GIT, files, ["sh", "-c", script]).makes(place.at("out"));
+    site.measure(&place.path, &job.reads(&[&repository]));
+    clear(&place.at("out")).context("out")
+}
+
+/// Starts an interpreter over and over.
+fn python(place: &Workplace, site: &mut Site<'_>) {
+    if !site.wants(&[PYTHON]) {
+        return;
+    }
+    let starts = site.plan.count(20, 5);
+    match interpreter() {
+        Ok(python) => {
+            let script = format!(
+                "n=0; while [ $n -lt {starts} ]; do {} -c pass || exit 1; n=$((n + 1)); done",
+                python.display()
+            );
+            site.measure(&place.path, &Job::new(PYTHON, starts, ["sh", "-c", &script]));
+        }
+        Err(reason) => site.skip(&[PYTHON], reason),
+    }
+}
+
+/// What is on the path may be a script that looks for one.
+fn interpreter() -> std::result::Result<PathBuf, String> {
+    let found = program("python3", "python3")?;
+    let mut command = Command::new(found);
+    let told = fixtures::make(command.args(["-c", "import sys; print(sys.executable)"]));
+    told.map(|path| path.trim().into()).map_err(|failure| failure.message)
+}
+
+/// Compiles some files, one at a time.
+fn compiler(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
+    if !site.wants(&[CC]) {
+        return Ok(());
+    }
+    if let Err(reason) = program("cc", "gcc") {
+        site.skip(&[CC], reason);
+        return Ok(());
+    }
+    let files = site.plan.count(50, 10);
+    let sources = place.at("sources");
+    write_sources(&sources, files).context(sources.display())?;
+    fixtures::settle(&place.path)?;
+    let script = "mkdir out && cd sources && \
+                  for file in *.c; do cc -O1 -c -o ../out/$file.o $file || exit 1; done";
+    let job = Job::new(CC, files, ["sh", "-c", script]).makes(place.at("out"));
+    site.measure(&place.path, &job.reads(&[&sources]));
+    clear(&place.at("out")).context("out")
+}
+
+/// C files with a header of their own and some of the system's.
+fn write_sources(dir: &Path, files: usize) -> io::Result<()> {
+    const FUNCTIONS: usize = 40;
+    fs::create_dir(dir)?;
+    let declared = |name: &str| format!("int {name}(const char *text, int count)");
+    let mut header = String::from("#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n");
+    for file in 0..files {
+        header += &format!("{};\n", declared(&format!("file{file}_0")));
+    }
+    fs::write(dir.join("all.h"), header)?;
+    for file in 0..files {
+        let mut text = String::from("#include \"all.h\"\n#include <sys/stat.h>\n");
+        for function in 0..FUNCTIONS {
+            text += &format!(
+                "{} {{\n    int sum = {function};\n    for (int i = 0; i < count; i++)\n        \
+                 sum += text[i % strlen(text)] * (i ^ {file});\n    return sum;\n}}\n",
+                declared(&format!("file{file}_{function}"))
+            );
+        }
+        fs::write(dir.join(format!("file{file:02}.c")), text)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! The watched numbers: what each has shown of its use, while the kernel serves it (`evidence`).
+//!
+//! A file that was just opened is the kernel's, and costs what it costs there. Beside each call the
+//! library counts, in an object of the number's own, whether the call is one that the engine would
+//! have answered from its cache. With enough of them the file is adopted: see `adoption`. Whoever
+//! opens the number starts it afresh.
+//!
+//! Beside the counts there is what an adoption has to know: which numbers are one description's
+//! (they have a *group*), and what was done to it that outlasts a call. That changes under the
+//! registry's lock, or in a call that names its number (`in_flight`).
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::files::evidence::{AGAIN, Evidence};
+use crate::files::table::{self, Known};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::config::{self, Adopt};
+
+/// Higher numbers are not watched, but left to the kernel.
+const NUMBERS: usize = 1 << 16;
+/// Reads that would have hit until the file is adopted. Measured (files of 64 KiB opened, read at 8 places
+/// in turn, 4 KiB each, and closed; 2 cores, processor time of a file in microseconds, kernel and adopted
+/// with the first): 16 reads 11 and 55, 64 reads 36 and 60, 128 reads 74 and 63, 256 reads 141 and 70. So
+/// adopting and giving up takes 50, which a hundred hits earn. Whoever stops right after has lost
+/// as much again as he would have spent on the kernel, at most.
+pub const READS_AGAIN: u32 = 128;
+/// The program may write it.
+pub const WRITABLE: u32 = 1;
+/// Locked by flock or for the description.
+pub const LOCKED: u32 = 2;
+/// The process has taken POSIX locks by this number, and `process_locks` knows.
+pub const PROCESS_LOCKED: u32 = 4;
+/// Mapped, in a way that shows what the kernel has.
+pub const MAPPED: u32 = 8;
+/// The report has it.
+const COUNTED: u32 = 16;
+
+/// See the module header.
+#[repr(align(128))]
+pub struct Watch {
+    evidence: Evidence,
+    flags: AtomicU32,
+    /// Zero: no other number has the description.
+    group: AtomicU32,
+    reason: AtomicU32,
+}
+
+static WATCHES: [Watch; NUMBERS] = [const { Watch::blank() }; NUMBERS];
+static LAST_GROUP: AtomicU32 = AtomicU32::new(0);
+static RANDOM: AtomicU64 = AtomicU64::new(0);
+
+/// The number's.
+#[inline]
+pub fn of(fd: RawFd) -> Option<&'static Watch> {
+    WATCHES.get(fd as usize)
+}
+
+/// The number was opened with `flags`: counts afresh. Whether it is watched from here on.
+pub fn begin(fd: RawFd, flags: i32) -> bool {
+    let Some(watch) = of(fd) else { return false };
+    let is_writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    watch.reset(if is_writable { WRITABLE } else { 0 }, needed());
+    true
+}
+
+fn needed() -> u32 {
+    match config::get().adopt {
+        Adopt::After(reads) => reads.saturating_mul(AGAIN),
+        Adopt::Random(_) => 1 + (random() % 24) as u32,
+    }
+}
+
+/// For tests that adopt and give back at random moments.
+pub fn random() -> u64 {
+    let Adopt::Random(seed) = config::get().adopt else { return u64::MAX };
+    // SplitMix64.
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut word = RANDOM.fetch_add(STEP, Relaxed).wrapping_add(seed.wrapping_mul(STEP));
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (word ^ (word >> 31)) >> 1
+}
+
+/// All numbers of the description at `fd`. The registry is locked.
+pub fn numbers(fd: RawFd) -> Vec<RawFd> {
+    let group = of(fd).map_or(0, |watch| watch.group.load(Relaxed));
+    if group == 0 {
+        return vec![fd];
+    }
+    let is_same = |fd| of(fd).is_some_and(|watch| watch.group.load(Relaxed) == group);
+    table::known(0, NUMBERS as u32 - 1)
+        .filter(|(fd, slot)| {
+            matches!(slot, Known::Watched | Known::Claimed | Known::Left) && is_same(*fd)
+        })
+        .map(|(fd, _)| fd)
+        .collect()
+}
+
+/// `new` is a second number for the watched description at `fd`. The registry is locked.
+pub fn join(fd: RawFd, new: RawFd) -> bool {
+    let (Some(watch), Some(other)) = (of(fd), of(new)) else { return false };
+    other.reset(watch.flags.load(Relaxed) & !(PROCESS_LOCKED | COUNTED), watch.evidence.need());
+    other.reason.store(watch.reason.load(Relaxed), Relaxed);
+    other.flags.fetch_or(COUNTED, Relaxed);
+    if watch.group.load(Relaxed) == 0 {
+        watch.group.store(LAST_GROUP.fetch_add(1, Relaxed) + 1, Relaxed);
+    }
+    other.group.store(watch.group.load(Relaxed), Relaxed);
+    true
+}
+
+/// The number `fd`, which is `slot`, is given up; the cheap half of a close. False where the
+/// registry has to be asked.
+#[inline]
+pub fn forget_watched(fd: RawFd, slot: Known) -> bool {
+    let Some(watch) = of(fd) else { return false };
+    let is_plain = watch.flags() & (PROCESS_LOCKED | LOCKED) == 0;
+    if is_plain && table::try_change(fd, slot, Known::Unknown) {
+        watch.tell();
+        return true;
+    }
+    false
+}
+
+impl Watch {
+    const fn blank() -> Self {
+        Self {
+            evidence: Evidence::none(),
+            flags: AtomicU32::new(0),
+            group: AtomicU32::new(0),
+            reason: AtomicU32::new(0),
+        }
+    }
+
+    fn reset(&self, flags: u32, need: u32) {
+        self.evidence.reset(need);
+        self.flags.store(flags, Relaxed);
+        self.group.store(0, Relaxed);
+        self.reason.store(Reason::Once as u32, Relaxed);
+    }
+
+    /// The kernel has read or written `bytes` at `at`, or at the description's offset. Whether the
+    /// file is to be adopted.
+    #[inline]
+    pub fn count(&self, at: Option<u64>, bytes: u64, writes: bool) -> bool {
+        self.evidence.count(at, bytes, writes && !config::writes_wait()) || self.is_random()
+    }
+
+    /// Whether it is to be adopted whatever it shows; for tests.
+    #[inline]
+    fn is_random(&self) -> bool {
+        config::is_random() && random().is_multiple_of(8)
+    }
+
+    /// The program has set the offset.
+    pub fn set_position(&self, offset: u64) {
+        self.evidence.set_position(offset);
+    }
+
+    /// An adoption has failed for a reason that may pass, or was undone: `times` as many points are
+    /// needed next time.
+    pub fn postpone(&self, times: u32, reason: Option<Reason>) {
+        self.evidence.postpone(if config::is_random() { 1 } else { times });
+        if let Some(reason) = reason {
+            self.set_reason(reason);
+        }
+    }
+
+    /// The file was given back, and is in the report. The registry is locked.
+    pub fn begin_again(&self, flags: u32, group: u32, reason: Reason) {
+        self.reset(flags | COUNTED, self.evidence.need());
+        self.group.store(group, Relaxed);
+        self.reason.store(reason as u32, Relaxed);
+    }
+
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Relaxed)
+    }
+
+    pub fn note(&self, flag: u32) {
+        if self.flags() & flag == 0 {
+            self.flags.fetch_or(flag, Relaxed);
+        }
+    }
+
+    /// It is adopted, and counted as served.
+    pub fn note_served(&self) {
+        self.note(COUNTED);
+    }
+
+    pub fn reason(&self) -> Reason {
+        Reason::of_bits(self.reason.load(Relaxed))
+    }
+
+    /// Of [`Watch::reason`], to count by.
+    #[inline]
+    pub fn reason_index(&self) -> usize {
+        self.reason.load(Relaxed) as usize
+    }
+
+    pub fn set_reason(&self, reason: Reason) {
+        self.reason.store(reason as u32, Relaxed);
+    }
+
+    /// The number is given up, or the program ends: into the report, once.
+    pub fn tell(&self) {
+        if self.flags() & COUNTED == 0 {
+            self.flags.fetch_or(COUNTED, Relaxed);
+            counts::count_file_passed(self.reason());
+        }
+    }
+}
+
+/// A group for the numbers of a description that is given back.
+pub fn new_group() -> u32 {
+    LAST_GROUP.fetch_add(1, Relaxed) + 1
+}

@@ -1,0 +1,75 @@
+//! What shows that it pays to serve a file. The library itself can't be tested in its own process: its
+//! hooks would take over what the test harness calls.
+
+#[path = "../src/files/evidence.rs"]
+mod evidence;
+
+use evidence::{AGAIN, Evidence};
+
+const PAGE: u64 = 4096;
+
+fn fresh() -> Evidence {
+    let evidence = Evidence::none();
+    evidence.reset(4 * AGAIN);
+    evidence
+}
+
+/// Whether these reads are enough.
+fn reads(starts: impl IntoIterator<Item = u64>, bytes: u64) -> bool {
+    let evidence = fresh();
+    starts.into_iter().any(|start| evidence.count(Some(start), bytes, false))
+}
+
+/// Goal: what is read once, in order, shows nothing, in whatever pieces.
+#[test]
+fn what_is_read_once_in_order_is_left_alone() {
+    assert!(!reads((0..100_000).map(|page| page * PAGE), PAGE));
+    assert!(!reads((0..10_000).map(|page| page * 131_072), 131_072));
+    assert!(!reads((0..100_000).map(|part| part * 2000), 2000));
+}
+
+/// Goal: what is read again does, and what is read in small pieces.
+#[test]
+fn what_is_read_again_is_adopted() {
+    assert!(reads((0..1000).map(|n| n % 10 * PAGE), PAGE));
+    assert!(reads((0..1000).map(|n| n * 512), 512));
+    assert!(reads((0..100).map(|n| n % 4 * 131_072), 131_072));
+}
+
+/// Goal: what is seldom read again does not.
+#[test]
+fn what_is_seldom_read_again_is_left_alone() {
+    assert!(!reads((0..400).map(|n| if n % 20 == 0 { 0 } else { (400 - n) * PAGE }), PAGE));
+}
+
+/// Goal: writes that cost more undo what reads have shown; those that do not show use themselves.
+#[test]
+fn writes_count_by_what_they_cost() {
+    for (costs, enough) in [(true, false), (false, true)] {
+        let evidence = fresh();
+        let is_enough = (0..1000).any(|n| evidence.count(Some(0), PAGE, n % 2 == 0 && costs));
+        assert_eq!(is_enough, enough);
+    }
+}
+
+/// Goal: reads at the offset are known by where it is.
+#[test]
+fn the_offset_is_followed() {
+    let evidence = fresh();
+    assert!((0..100).all(|_| !evidence.count(None, PAGE, false)));
+    let again = |_| {
+        evidence.set_position(0);
+        evidence.count(None, PAGE, false)
+    };
+    assert!((0..10).any(again));
+}
+
+/// Goal: after a postponement more is needed.
+#[test]
+fn postponed_is_longer() {
+    let evidence = fresh();
+    let count = || (0..1000).position(|_| evidence.count(Some(0), PAGE, false)).unwrap();
+    let first = count();
+    evidence.postpone(8);
+    assert!(count() > 4 * first);
+}

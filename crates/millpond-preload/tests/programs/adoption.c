@@ -1,0 +1,306 @@
+/* Files that are taken over from the kernel, and given back, while they are in use. One scenario each, by
+   name. Prints nothing and returns 0 where all is as the kernel has it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { THREADS = 4, ROUNDS = 60 };
+
+/* Past every hook. */
+static long raw(long number, long a, long b, long c, long d)
+{
+	long result;
+	register long r10 __asm__("r10") = d;
+	__asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+	return result;
+}
+
+static int make(int flags)
+{
+	make_pages("f", 0);
+	int fd = open("f", flags);
+	CHECK(fd >= 0);
+	return fd;
+}
+
+/* ---- once: opened, read and closed, so many times ---- */
+
+static void once(int times)
+{
+	char part[PAGE];
+	for (int i = 0; i < times; i++) {
+		int fd = open("f", O_RDONLY);
+		CHECK(fd >= 0);
+		while (read(fd, part, sizeof part) > 0)
+			;
+		CHECK(close(fd) == 0);
+	}
+}
+
+/* ---- again: read so often that it shows ---- */
+
+static void again(int times)
+{
+	char page[PAGE];
+	int fd = make(O_RDONLY);
+	for (int i = 0; i < times; i++)
+		CHECK(pread(fd, page, PAGE, (i * 7 % PAGES) * PAGE) == PAGE && is_all(page, PAGE, i * 7 % PAGES));
+	CHECK(close(fd) == 0);
+}
+
+/* ---- each thread reads what it has written, on one descriptor ---- */
+
+static int shared, round_number;
+
+static void *own_pages(void *argument)
+{
+	int thread = (long)argument;
+	char page[PAGE];
+	for (int i = 0; i < 150; i++) {
+		/* The same page again and again, and some others. */
+		int own = thread + THREADS * (i % 3 ? 0 : i % 16);
+		int value = round_number + thread + i;
+		memset(page, value, PAGE);
+		if (i % 2)
+			CHECK(pwrite(shared, page, PAGE, (off_t)own * PAGE) == PAGE);
+		else
+			CHECK(pwrite(shared, page, 100, (off_t)own * PAGE + 700) == 100);
+		for (int j = 0; j < 3; j++) {
+			char found[PAGE];
+			CHECK(pread(shared, found, PAGE, (off_t)own * PAGE) == PAGE);
+			CHECK(is_all(found + 700, 100, value) && (i % 2 == 0 || is_all(found, PAGE, value)));
+		}
+	}
+	return NULL;
+}
+
+static void run_threads(void *(*work)(void *), int count)
+{
+	pthread_t threads[THREADS];
+	for (long i = 0; i < count; i++)
+		CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+	for (int i = 0; i < count; i++)
+		pthread_join(threads[i], NULL);
+}
+
+static void writers(void)
+{
+	shared = make(O_RDWR);
+	for (round_number = 0; round_number < ROUNDS; round_number++) {
+		run_threads(own_pages, THREADS);
+		if (round_number % 4 == 0) {
+			CHECK(close(shared) == 0);
+			shared = open("f", O_RDWR);
+			CHECK(shared >= 0);
+		}
+	}
+	/* What is read here, others read. */
+	char page[PAGE], theirs[PAGE];
+	int fd = raw(SYS_openat, AT_FDCWD, (long)"f", O_RDONLY, 0);
+	CHECK(fd >= 0);
+	for (int i = 0; i < PAGES; i++) {
+		CHECK(pread(shared, page, PAGE, (off_t)i * PAGE) == PAGE);
+		CHECK(raw(SYS_pread64, fd, (long)theirs, PAGE, (long)i * PAGE) == PAGE);
+		CHECK(memcmp(page, theirs, PAGE) == 0);
+	}
+}
+
+/* ---- one offset: what is read and written there is read and written once, and whole ---- */
+
+enum { RECORDS = 20000 };
+static unsigned char found[RECORDS * THREADS];
+
+static void *append(void *argument)
+{
+	for (uint32_t i = 0; i < 1500; i++) {
+		uint32_t number = i * THREADS + (long)argument, record[4] = {number, number, number, number};
+		CHECK(write(shared, record, sizeof record) == sizeof record);
+		char page[PAGE];
+		CHECK(pread(shared, page, 64, 0) >= 16);
+	}
+	return NULL;
+}
+
+static void check_records(uint32_t count)
+{
+	int fd = open("r", O_RDONLY);
+	CHECK(fd >= 0);
+	memset(found, 0, sizeof found);
+	uint32_t record[4];
+	for (uint32_t i = 0; i < count; i++) {
+		CHECK(read(fd, record, sizeof record) == sizeof record);
+		CHECK(record[0] == record[1] && record[0] == record[3] && record[0] < count);
+		CHECK(found[record[0]]++ == 0);
+	}
+	CHECK(read(fd, record, sizeof record) == 0 && close(fd) == 0);
+}
+
+/* With O_APPEND, at one offset, and at that of two numbers. */
+static void offsets(void)
+{
+	for (int i = 0; i < 3; i++) {
+		shared = open("r", O_RDWR | O_CREAT | O_TRUNC | (i == 1 ? O_APPEND : 0), 0644);
+		CHECK(shared >= 0);
+		int other = i == 2 ? dup(shared) : -1;
+		run_threads(append, THREADS);
+		CHECK(lseek(shared, 0, SEEK_CUR) == 1500 * THREADS * 16);
+		CHECK(close(shared) == 0);
+		if (other >= 0) {
+			CHECK(lseek(other, 0, SEEK_CUR) == 1500 * THREADS * 16);
+			CHECK(close(other) == 0);
+		}
+		check_records(1500 * THREADS);
+	}
+}
+
+static void *seek_and_read(void *argument)
+{
+	/* All but the first read at places; the first moves the offset, which nobody else does. */
+	uint32_t record[4];
+	for (uint32_t i = 0; i < 6000; i++) {
+		uint32_t wanted = i * 37 % RECORDS;
+		if (argument) {
+			CHECK(pread(shared, record, sizeof record, (off_t)wanted * 16) == sizeof record);
+		} else {
+			CHECK(lseek(shared, (off_t)wanted * 16, SEEK_SET) == (off_t)wanted * 16);
+			CHECK(read(shared, record, sizeof record) == sizeof record);
+		}
+		CHECK(record[0] == wanted && record[3] == wanted);
+	}
+	return NULL;
+}
+
+static void make_records(void)
+{
+	int fd = open("r", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	static uint32_t records[RECORDS][4];
+	for (uint32_t i = 0; i < RECORDS; i++)
+		records[i][0] = records[i][1] = records[i][2] = records[i][3] = i;
+	CHECK(write(fd, records, sizeof records) == sizeof records && close(fd) == 0);
+}
+
+static void seeks(void)
+{
+	make_records();
+	for (int i = 0; i < 8; i++) {
+		CHECK((shared = open("r", i % 2 ? O_RDWR : O_RDONLY)) >= 0);
+		run_threads(seek_and_read, THREADS);
+		CHECK(close(shared) == 0);
+	}
+}
+
+/* ---- a child takes a part of what is read at one offset ---- */
+
+static void *read_at_offset(void *unused)
+{
+	uint32_t record[4];
+	ssize_t n;
+	while ((n = read(shared, record, sizeof record)) > 0) {
+		CHECK(n == sizeof record && record[0] == record[3] && record[0] < RECORDS);
+		CHECK(__atomic_fetch_add(&found[record[0]], 1, __ATOMIC_RELAXED) == 0);
+	}
+	CHECK(n == 0);
+	return NULL;
+}
+
+static void forked(const char *self)
+{
+	make_records();
+	for (int i = 0; i < 20; i++) {
+		int ends[2], status;
+		uint32_t record[4];
+		memset(found, 0, sizeof found);
+		CHECK((shared = open("r", O_RDONLY)) >= 0 && pipe(ends) == 0);
+		pthread_t thread;
+		CHECK(pthread_create(&thread, NULL, read_at_offset, NULL) == 0);
+		usleep(i * 50);
+		pid_t child = fork();
+		if (child == 0) {
+			dup2(shared, 30);
+			dup2(ends[1], 31);
+			if (i % 2) {
+				execl(self, self, "child", NULL);
+				_exit(1);
+			}
+			for (int j = 0; j < 100 && read(30, record, sizeof record) == sizeof record; j++)
+				CHECK(write(31, record, sizeof record) == sizeof record);
+			_exit(0);
+		}
+		CHECK(child > 0 && close(ends[1]) == 0);
+		while (read(ends[0], record, sizeof record) == sizeof record)
+			CHECK(__atomic_fetch_add(&found[record[0]], 1, __ATOMIC_RELAXED) == 0);
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		pthread_join(thread, NULL);
+		for (int j = 0; j < RECORDS; j++)
+			CHECK(found[j] == 1);
+		CHECK(close(shared) == 0 && close(ends[0]) == 0);
+	}
+}
+
+/* ---- another process changes the file in the middle ---- */
+
+static void others(void)
+{
+	int to[2], from[2];
+	make_pages("f", 0);
+	CHECK(pipe(to) == 0 && pipe(from) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		char go, page[PAGE];
+		while (raw(SYS_read, to[0], (long)&go, 1, 0) == 1 && go != 'x') {
+			int fd = raw(SYS_openat, AT_FDCWD, (long)"f", O_RDWR, 0);
+			CHECK(fd >= 0);
+			memset(page, go, PAGE);
+			CHECK(raw(SYS_pwrite64, fd, (long)page, PAGE, 3 * PAGE) == PAGE);
+			CHECK(raw(SYS_close, fd, 0, 0, 0) == 0 && raw(SYS_write, from[1], (long)&go, 1, 0) == 1);
+		}
+		_exit(0);
+	}
+	char page[PAGE];
+	int fd = open("f", O_RDWR);
+	CHECK(child > 0 && fd >= 0);
+	for (int i = 0; i < 100; i++) {
+		char go = 'A' + i % 20, done;
+		CHECK(write(to[1], &go, 1) == 1 && read(from[0], &done, 1) == 1);
+		for (int j = 0; j < 400; j++)
+			CHECK(pread(fd, page, PAGE, 3 * PAGE) == PAGE && is_all(page, PAGE, go));
+	}
+	CHECK(write(to[1], "x", 1) == 1 && waitpid(child, NULL, 0) == child);
+}
+
+int main(int count, char **arguments)
+{
+	const char *name = count > 1 ? arguments[1] : "";
+	int times = count > 2 ? atoi(arguments[2]) : 1;
+	if (!strcmp(name, "once"))
+		once(times);
+	else if (!strcmp(name, "again"))
+		again(times);
+	else if (!strcmp(name, "writers"))
+		writers();
+	else if (!strcmp(name, "offsets"))
+		offsets();
+	else if (!strcmp(name, "seeks"))
+		seeks();
+	else if (!strcmp(name, "forked"))
+		forked(arguments[0]);
+	else if (!strcmp(name, "others"))
+		others();
+	else if (!strcmp(name, "child")) {
+		uint32_t record[4];
+		for (int i = 0; i < 100 && read(30, record, sizeof record) == sizeof record; i++)
+			CHECK(write(31, record, sizeof record) == sizeof record);
+	} else
+		return 2;
+	return 0;
+}
