@@ -1,9 +1,9 @@
 //! What a thread has for itself: its hazard, and the counters that it used last.
 //!
 //! One record, on one line of the processor's cache, in thread-local storage. In a shared library the
-//! compiler's way there is a call and five lines more, of which a cached read would be 15 ns longer where
-//! they are not at hand; on x86-64 the record is found by its fixed place in the static part instead
-//! ("initial exec"), for which loaders keep room in reserve for libraries that are loaded late.
+//! compiler's way there is a call; on x86-64 the record is found by its fixed place in the static part
+//! instead ("initial exec"), for which loaders keep room in reserve for libraries that are loaded late. What
+//! that alone gains was not to be told from the noise of a busy machine (`examples/cost`).
 
 use std::cell::Cell;
 
