@@ -31,6 +31,7 @@ fn no_crate_has_an_import_circle() {
     for (name, root) in [
         ("millpond", "millpond/src/lib.rs"),
         ("millpond-preload", "millpond-preload/src/lib.rs"),
+        ("millpond-c", "millpond-c/src/lib.rs"),
         ("millpond-cli", "millpond-cli/src/main.rs"),
         ("millpond-rangelock", "rangelock/src/lib.rs"),
         ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
@@ -82,6 +83,22 @@ const PRELOAD: &[&[&str]] = &[
 #[test]
 fn the_preload_librarys_imports_lead_down_its_layers() {
     let found = upward_imports(&read("millpond-preload", "millpond-preload/src/lib.rs"), PRELOAD);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+const C: &[&[&str]] = &[
+    &["lib.rs"],
+    &["queue.rs", "view.rs", "io.rs", "extent.rs", "durability.rs"],
+    &["file.rs", "stats.rs", "buffers.rs"],
+    &["engine.rs", "fault.rs"],
+    &["call.rs", "objects.rs"],
+    &["handle"],
+    &["sync.rs"],
+];
+
+#[test]
+fn the_c_librarys_imports_lead_down_its_layers() {
+    let found = upward_imports(&read("millpond-c", "millpond-c/src/lib.rs"), C);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 

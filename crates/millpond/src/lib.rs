@@ -104,6 +104,8 @@ pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
 #[cfg(feature = "sim")]
 pub use sim::{SimDevice, SimOptions, SimWrite};
+#[doc(hidden)]
+pub use stats::HitCounts;
 pub use stats::Stats;
 pub use survival::keeper;
 

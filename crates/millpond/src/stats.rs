@@ -139,23 +139,50 @@ pub(crate) struct Counters {
 }
 
 thread_local! {
-    /// The engine used last by this thread; 0 is none.
-    static LAST_ENGINE: Cell<u64> = const { Cell::new(0) };
-    /// The thread's slot there.
-    static LAST_SLOT: Cell<*const ThreadCounts> = const { Cell::new(std::ptr::null()) };
+    static LAST: Last = const { Last { engine: Cell::new(0), slot: Cell::new(std::ptr::null()) } };
     /// Keeps the slots alive, and gives them back when the thread ends.
     static TAKEN: RefCell<Taken> = const { RefCell::new(Taken(Vec::new())) };
+}
+
+/// The engine used last by a thread; 0 is none. One variable, as in a shared library each is a call.
+struct Last {
+    engine: Cell<u64>,
+    /// The thread's slot there.
+    slot: Cell<*const ThreadCounts>,
+}
+
+impl Last {
+    #[inline]
+    fn slot_of(&self, engine: u64) -> Option<*const ThreadCounts> {
+        (self.engine.get() == engine).then(|| self.slot.get())
+    }
+}
+
+/// What a thread counts of an engine, kept by who reads so often that looking it up tells. For that thread
+/// alone: else reads go uncounted.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct HitCounts {
+    engine: u64,
+    slot: *const ThreadCounts,
+}
+
+impl HitCounts {
+    /// Of no engine.
+    pub const NONE: HitCounts = HitCounts { engine: 0, slot: std::ptr::null() };
 }
 
 /// Changes the engine used last. A signal handler may look at any moment: it finds no engine, or
 /// one with its slot. Argued: it runs on this very thread, so the compiler's order is enough; loom
 /// has no signals.
 fn set_last(engine: u64, slot: *const ThreadCounts) {
-    LAST_ENGINE.set(0);
-    compiler_fence(SeqCst);
-    LAST_SLOT.set(slot);
-    compiler_fence(SeqCst);
-    LAST_ENGINE.set(engine);
+    LAST.with(|last| {
+        last.engine.set(0);
+        compiler_fence(SeqCst);
+        last.slot.set(slot);
+        compiler_fence(SeqCst);
+        last.engine.set(engine);
+    });
 }
 
 struct Taken(Vec<(u64, Arc<CachePadded<ThreadCounts>>)>);
@@ -192,22 +219,35 @@ impl Counters {
     /// signal handler, and so can't take locks or memory.
     #[inline]
     pub(crate) fn mine_if_known(&self) -> &ThreadCounts {
-        if LAST_ENGINE.get() == self.id {
+        match LAST.with(|last| last.slot_of(self.id)) {
             // SAFETY: as in `mine`.
-            return unsafe { &*LAST_SLOT.get() };
+            Some(slot) => unsafe { &*slot },
+            None => &self.orphan,
         }
-        &self.orphan
     }
 
     /// The calling thread's slot.
     #[inline]
     pub(crate) fn mine(&self) -> &ThreadCounts {
-        if LAST_ENGINE.get() == self.id {
+        if let Some(slot) = LAST.with(|last| last.slot_of(self.id)) {
             // SAFETY: set by `find` for this engine, whose `slots` keep every slot alive, to a
             // slot that is this thread's until its thread-local storage ends and resets it.
-            return unsafe { &*LAST_SLOT.get() };
+            return unsafe { &*slot };
         }
         self.find()
+    }
+
+    /// [`Counters::mine`] of a thread that keeps them at hand.
+    #[inline]
+    pub(crate) fn kept(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
+        let kept = counts.get();
+        if kept.engine == self.id {
+            // SAFETY: a slot of this engine, whose `slots` keep it alive; ids are not used again.
+            return unsafe { &*kept.slot };
+        }
+        let slot = self.find();
+        counts.set(HitCounts { engine: self.id, slot });
+        slot
     }
 
     #[cold]

@@ -18,7 +18,7 @@ use crate::face::file::{File, in_range};
 use crate::face::unattended;
 use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
-use crate::io::segment_list::RawList;
+use crate::io::segment_list::{RawList, SegmentList};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Outcome;
 
@@ -203,7 +203,8 @@ impl AsyncFile {
         }
         let (outcome, teller) = Outcome::new();
         let tell = Box::new(move |result, buffers| teller.tell((result, buffers)));
-        unattended::start_read(Arc::clone(&self.file), buffers, offset, None, tell);
+        let list = SegmentList::from_buffers(buffers).into_raw();
+        unattended::start_read(Arc::clone(&self.file), list, offset, None, tell);
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
     }
 

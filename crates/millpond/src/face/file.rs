@@ -93,6 +93,20 @@ impl File {
     ///
     /// As for [`File::sync_all`]; the handle is closed all the same.
     pub fn close(self) -> Result<()> {
+        self.end()
+    }
+
+    /// [`File::close`] of a handle that others may have, too: reports what there is to be reported. What
+    /// they have begun goes on, as do requests of queues, and the handle goes with the last of them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::close`].
+    pub fn close_shared(self: Arc<Self>) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&self) -> Result<()> {
         self.check_process(Op::Close)?;
         if self.write {
             crate::flush::close(&self.cached)?;

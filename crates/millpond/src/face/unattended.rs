@@ -6,7 +6,8 @@
 //! ```
 //!
 //! - **O1** Buffers, file and guard belong to the read until it ends: nobody else frees what the
-//!   kernel may write to, even if nobody wants the outcome any more.
+//!   kernel may write to, even if nobody wants the outcome any more. Lent memory is its
+//!   lender's promise.
 //! - **O2** The guard borrows from the file, which is kept beside it and goes after it.
 //! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
 //!   length, the last handle's write-back) is left to a worker. Not before its guard is gone, for which
@@ -28,7 +29,7 @@ use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::{Flight, Slot};
 use crate::io::request;
 use crate::io::segment::Segment;
-use crate::io::segment_list::{RawList, SegmentList};
+use crate::io::segment_list::RawList;
 use crate::io::transfer::{self, BackgroundRead, Direction, Transfer, is_transient};
 
 /// What is told of the end of a read, and gets the buffers back.
@@ -47,15 +48,15 @@ struct Read {
     tell: Tell,
 }
 
-/// Starts a read of all of `buffers`, or has a worker do it. Waits for nothing.
+/// Starts a read into all of `list`, whose memory is its own or lent to it until the end is told, or has
+/// a worker do it. Waits for nothing.
 pub(crate) fn start_read(
     handle: Arc<File>,
-    buffers: Vec<Buffer>,
+    list: RawList<'static>,
     offset: u64,
     ring: Option<Arc<SharedRing>>,
     tell: Tell,
 ) {
-    let list = SegmentList::from_buffers(buffers).into_raw();
     match begin(&handle, &list, offset) {
         Err(error) => {
             let shared = Arc::clone(&handle.cached.shared);
@@ -66,10 +67,9 @@ pub(crate) fn start_read(
         }
         Ok(None) => {
             let shared = Arc::clone(&handle.cached.shared);
-            let mut buffers = list.into_buffers();
             shared.clone().workers.run(Box::new(move || {
-                let outcome = read_buffers(&handle, &mut buffers, offset);
-                end(&shared, handle, buffers, tell, outcome);
+                let outcome = handle.read_list(&list, offset);
+                end(&shared, handle, list.into_buffers(), tell, outcome);
             }));
         }
     }
@@ -114,7 +114,7 @@ impl Read {
         let file = Arc::clone(&self.handle.cached);
         let rest = self.transfer();
         let (offset, ring) = (rest.offset, SharedRing::of_this_batch(self.ring.as_ref()).cloned());
-        // SAFETY: the memory is that of the list's buffers, which the read keeps (O1).
+        // SAFETY: the memory is that of the list's buffers, which the read keeps, or lent to it (O1).
         let segments =
             rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
         let done = Box::new(move |outcome| self.ended(outcome));

@@ -220,6 +220,21 @@ impl<'a> RawList<'a> {
         RawList::new(segments, None, Vec::new())
     }
 
+    /// The same of memory that is lent, for longer than the array.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Segment::new`], for each of them, until the list is gone.
+    pub(crate) unsafe fn lent(iovecs: &[libc::iovec]) -> RawList<'static> {
+        // SAFETY: the caller's promise.
+        let segment = |one: &libc::iovec| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) };
+        let segments = match iovecs {
+            [one] if one.iov_len > 0 => Storage::One([segment(one)]),
+            all => Storage::Owned(all.iter().filter(|one| one.iov_len > 0).map(segment).collect()),
+        };
+        RawList::new(segments, None, Vec::new())
+    }
+
     #[inline]
     pub(crate) fn iter(&self) -> SegmentIter<'_> {
         SegmentIter::new(self.segments.as_slice(), self.total, self.misalignment)

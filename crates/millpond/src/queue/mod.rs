@@ -49,7 +49,7 @@ use crate::io::backend::driver::Driver;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::batch;
 use crate::io::pool::Pool;
-use crate::io::segment::Segment;
+use crate::io::segment_list::SegmentList;
 use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
@@ -292,13 +292,9 @@ impl Inner {
         let user_data = request.user_data;
         // Not that of a direct handle.
         let may_hit = request.file.hits;
-        if let Kind::Read { buffer, offset } = &mut request.kind
-            && may_hit
-        {
-            if let Some(moved) = try_hit(&request.file, buffer, *offset) {
-                let buffer = std::mem::take(buffer);
-                let buffers = Vec::new();
-                return Some(Completion { user_data, result: Ok(moved), buffer, buffers });
+        if request.kind.is_read() && may_hit {
+            if let Some(moved) = try_hit(&mut request) {
+                return Some(request.complete(Ok(moved)));
             }
             let mut pending = self.pending();
             let place = pending.vacant_entry();
@@ -321,33 +317,33 @@ impl Inner {
         None
     }
 
-    /// Starts a direct read into buffers, which nobody can stop; gives back what is none.
+    /// Starts a direct read into buffers or lent memory, which nobody can stop; gives back what is none.
     fn start_direct(self: &Arc<Self>, request: Request) -> Option<Request> {
         let Request { file, user_data, kind } = request;
-        match kind {
+        let (list, offset) = match kind {
             Kind::ReadBuffers { buffers, offset } if file.is_for_direct() => {
-                let queue = Arc::clone(self);
-                let tell = Box::new(move |result, buffers| {
-                    let buffer = Vec::new();
-                    queue.complete(Completion { user_data, result, buffer, buffers });
-                });
-                unattended::start_read(file, buffers, offset, self.ring.clone(), tell);
-                None
+                (SegmentList::from_buffers(buffers).into_raw(), offset)
             }
-            kind => Some(Request { file, user_data, kind }),
-        }
+            Kind::ReadLent { list, offset } if file.is_for_direct() => (list, offset),
+            kind => return Some(Request { file, user_data, kind }),
+        };
+        let queue = Arc::clone(self);
+        let tell = Box::new(move |result, buffers| {
+            let buffer = Vec::new();
+            queue.complete(Completion { user_data, result, buffer, buffers });
+        });
+        unattended::start_read(file, list, offset, self.ring.clone(), tell);
+        None
     }
 }
 
-fn try_hit(file: &crate::File, buffer: &mut [u8], offset: u64) -> Option<usize> {
-    let len = buffer.len() as u64;
-    if len == 0 {
-        return Some(0);
-    }
-    // SAFETY: the buffer is borrowed for this call, and nobody keeps the segment beyond it.
-    let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
-    let (cached, readahead) = (&file.cached, &file.readahead);
-    Wanted { file: cached, readahead, dst: (&dst).into(), offset, ring: None }.try_hit()
+fn try_hit(request: &mut Request) -> Option<usize> {
+    let Request { file, kind, .. } = request;
+    let (file, readahead) = (&file.cached, &file.readahead);
+    kind.with_read(|dst, offset| match dst.left() {
+        0 => Some(0),
+        _ => Wanted { file, readahead, dst, offset, ring: None }.try_hit(),
+    })
 }
 
 /// The future of [`Queue::wait_async`].

@@ -6,6 +6,8 @@ use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
 use crate::face::file::File;
 use crate::face::unattended::{read_buffers, write_buffers};
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
 
 /// Something for a [`Queue`](crate::Queue) to do.
 ///
@@ -20,19 +22,22 @@ pub struct Request {
     pub(super) kind: Kind,
 }
 
+/// Lent lists are of memory that is its lender's, and stays until the completion.
 #[derive(Debug)]
 pub(super) enum Kind {
     Read { buffer: Vec<u8>, offset: u64 },
     Write { buffer: Vec<u8>, offset: u64 },
     ReadBuffers { buffers: Vec<Buffer>, offset: u64 },
     WriteBuffers { buffers: Vec<Buffer>, offset: u64 },
+    ReadLent { list: RawList<'static>, offset: u64 },
+    WriteLent { list: RawList<'static>, offset: u64 },
     Sync { data_only: bool },
 }
 
 impl Request {
     /// Has the processor fetch what the start of this will want.
     pub(super) fn ask_for(&self) {
-        if let Kind::Read { offset, .. } = self.kind {
+        if let Kind::Read { offset, .. } | Kind::ReadLent { offset, .. } = self.kind {
             let cached = &self.file.cached;
             cached.core().ask_for(&cached.cache().frames, cached.page_of(offset));
         }
@@ -110,6 +115,58 @@ impl Request {
         Request::new(file, Kind::WriteBuffers { buffers, offset })
     }
 
+    /// [`File::read_vectored_raw_at`] into memory that is lent to the request: for those whose memory has
+    /// another owner than a Rust type, as callers in C. From a file that was opened
+    /// [`direct`](crate::OpenOptions::direct) the device reads into it as into [`Buffer`]s.
+    ///
+    /// # Safety
+    ///
+    /// Each of `dst` must be valid for writes, and used by nobody else, until the request's completion has
+    /// been taken from its queue ([`Queue::wait`](crate::Queue::wait) and its kin), the process has ended,
+    /// or the request was dropped without having been submitted. Dropping the queue does not end what was
+    /// submitted: so the queue must live until then. Access must not fault, save as for
+    /// [`File::read_raw_at`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// std::fs::write(&path, "a pond").unwrap();
+    /// let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true))?);
+    /// let queue = engine.queue(8)?;
+    /// let mut memory = [0u8; 4];
+    /// let dst = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
+    /// // SAFETY: the completion is taken below, and until then nobody looks at the memory.
+    /// let mut requests = vec![unsafe { Request::read_lent(&file, &dst, 2) }];
+    /// assert_eq!(queue.submit(&mut requests), 1);
+    /// let done = queue.wait(1, 8, None)?.remove(0);
+    /// assert_eq!((done.result().unwrap(), &memory), (4, b"pond"));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn read_lent(file: &Arc<File>, dst: &[libc::iovec], offset: u64) -> Request {
+        // SAFETY: the caller's promise: the request, and what the queue makes of it, is gone before
+        // the memory.
+        let list = unsafe { RawList::lent(dst) };
+        Request::new(file, Kind::ReadLent { list, offset })
+    }
+
+    /// [`File::write_vectored_raw_at`] from memory that is lent to the request.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Request::read_lent`], but the memory is only read; what changes meanwhile is written
+    /// as it was or as it is.
+    #[must_use]
+    pub unsafe fn write_lent(file: &Arc<File>, src: &[libc::iovec], offset: u64) -> Request {
+        // SAFETY: as in `read_lent`; a write only reads the memory.
+        let list = unsafe { RawList::lent(src) };
+        Request::new(file, Kind::WriteLent { list, offset })
+    }
+
     /// [`File::sync_all`]. The result is 0.
     #[must_use]
     pub fn sync_all(file: &Arc<File>) -> Request {
@@ -133,8 +190,11 @@ impl Request {
     pub(super) fn check(&self) -> Result<()> {
         match &self.kind {
             Kind::Read { buffer, offset } => self.file.check_read(*offset, buffer.len() as u64),
+            Kind::ReadLent { list, offset } => self.file.check_read(*offset, list.total()),
             Kind::ReadBuffers { .. } => self.file.check_process(Op::Read),
-            Kind::Write { .. } | Kind::WriteBuffers { .. } => self.file.check_process(Op::Write),
+            Kind::Write { .. } | Kind::WriteBuffers { .. } | Kind::WriteLent { .. } => {
+                self.file.check_process(Op::Write)
+            }
             Kind::Sync { .. } => self.file.check_process(Op::Sync),
         }
     }
@@ -147,6 +207,8 @@ impl Request {
             Kind::Write { buffer, offset } => file.write_at(buffer, *offset),
             Kind::ReadBuffers { buffers, offset } => read_buffers(file, buffers, *offset),
             Kind::WriteBuffers { buffers, offset } => write_buffers(file, buffers, *offset),
+            Kind::ReadLent { list, offset } => file.read_list(list, *offset),
+            Kind::WriteLent { list, offset } => file.write_segments(list.iter(), *offset),
             Kind::Sync { data_only: true } => file.sync_data().map(|()| 0),
             Kind::Sync { data_only: false } => file.sync_all().map(|()| 0),
         };
@@ -158,13 +220,15 @@ impl Request {
         self.complete(Err(error))
     }
 
-    fn complete(self, result: Result<usize>) -> Completion {
+    pub(super) fn complete(self, result: Result<usize>) -> Completion {
         let (buffer, buffers) = match self.kind {
             Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => (buffer, Vec::new()),
             Kind::ReadBuffers { buffers, .. } | Kind::WriteBuffers { buffers, .. } => {
                 (Vec::new(), buffers)
             }
-            Kind::Sync { .. } => (Vec::new(), Vec::new()),
+            Kind::ReadLent { .. } | Kind::WriteLent { .. } | Kind::Sync { .. } => {
+                (Vec::new(), Vec::new())
+            }
         };
         Completion { user_data: self.user_data, result, buffer, buffers }
     }
@@ -182,9 +246,33 @@ impl Request {
             Kind::Write { buffer, offset } => (Op::Write, *offset, buffer.len()),
             Kind::ReadBuffers { buffers, offset } => (Op::Read, *offset, sum(buffers)),
             Kind::WriteBuffers { buffers, offset } => (Op::Write, *offset, sum(buffers)),
+            Kind::ReadLent { list, offset } => (Op::Read, *offset, list.total() as usize),
+            Kind::WriteLent { list, offset } => (Op::Write, *offset, list.total() as usize),
             Kind::Sync { .. } => (Op::Sync, 0, 0),
         };
         self.fail(Error::io(op, offset, len as u64, error))
+    }
+}
+
+impl Kind {
+    /// Whether it is a read that a hit may answer.
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self, Kind::Read { .. } | Kind::ReadLent { .. })
+    }
+
+    /// Carries out `step` with the memory and the offset of a read that a hit may answer, and that is
+    /// this request's for as long.
+    pub(super) fn with_read<R>(&mut self, step: impl FnOnce(SegmentIter<'_>, u64) -> R) -> R {
+        match self {
+            Kind::Read { buffer, offset } => {
+                // SAFETY: the buffer is borrowed until the step has returned, which can't keep the
+                // segment.
+                let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
+                step((&dst).into(), *offset)
+            }
+            Kind::ReadLent { list, offset } => step(list.iter(), *offset),
+            _ => unreachable!("a read"),
+        }
     }
 }
 

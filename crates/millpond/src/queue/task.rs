@@ -28,7 +28,6 @@ use std::task::{Wake, Waker};
 
 use crate::error::Result;
 use crate::face::file::File;
-use crate::io::segment::Segment;
 use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Kind, Request};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
@@ -125,24 +124,21 @@ impl Reading for OfQueue {
     }
 
     fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step {
-        let Kind::Read { buffer, offset } = &mut self.request.kind else { unreachable!("a read") };
-        // SAFETY: the buffer is the request's, which stays in the body, under its lock, for this step;
-        // nobody keeps the segment beyond it.
-        let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
-        let file = &self.request.file;
-        let wanted = Wanted {
-            file: &file.cached,
-            readahead: &file.readahead,
-            dst: (&dst).into(),
-            offset: *offset,
-            ring: self.queue.ring.as_ref(),
-        };
-        miss.step(&wanted, waker, pace)
+        // The request stays in the body, under its lock, for this step.
+        let Request { file, kind, .. } = &mut self.request;
+        let (file, readahead) = (&file.cached, &file.readahead);
+        let ring = self.queue.ring.as_ref();
+        kind.with_read(|dst, offset| {
+            miss.step(&Wanted { file, readahead, dst, offset, ring }, waker, pace)
+        })
     }
 
     fn end(self, result: Result<usize>) {
         let Request { file, user_data, kind } = self.request;
-        let Kind::Read { buffer, .. } = kind else { unreachable!("a read") };
+        let buffer = match kind {
+            Kind::Read { buffer, .. } => buffer,
+            _ => Vec::new(),
+        };
         let_go(file);
         self.queue
             .finish(self.number, Completion { user_data, result, buffer, buffers: Vec::new() });

@@ -1,5 +1,6 @@
 //! Reads: of what is cached without a lock, else by [`crate::read`] or past the cache.
 
+use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,6 +14,7 @@ use crate::io::transfer::Direction;
 use crate::read;
 use crate::read::ahead;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
+use crate::stats::HitCounts;
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
@@ -223,6 +225,30 @@ impl File {
         unsafe { path.try_read(dst, len, offset) }
     }
 
+    /// [`File::try_read_hit_raw`] with counters that the thread keeps at hand; of another engine than this
+    /// file's they are replaced.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`].
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn try_read_hit_counted(
+        &self,
+        counts: &Cell<HitCounts>,
+        dst: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> Option<usize> {
+        if !self.hits || !in_range(offset, len as u64) {
+            return None;
+        }
+        let slot = self.cached.cache().counters.kept(counts);
+        let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
+        // SAFETY: the caller's promise is the same.
+        unsafe { path.try_read(dst, len, offset) }
+    }
+
     /// [`File::read_vectored_at`] into memory that need not be initialised.
     ///
     /// # Safety
@@ -235,6 +261,11 @@ impl File {
     pub unsafe fn read_vectored_raw_at(&self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise is the same.
         let list = unsafe { RawList::from_iovecs(dst) };
+        self.read_list(&list, offset)
+    }
+
+    /// Reads into all of `list`, whose memory may be written.
+    pub(crate) fn read_list(&self, list: &RawList<'_>, offset: u64) -> Result<usize> {
         let len = list.total();
         if self.hits && in_range(offset, len) {
             let slot = self.cached.cache().counters.mine();

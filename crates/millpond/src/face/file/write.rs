@@ -128,7 +128,7 @@ impl File {
         self.write_segments(list.iter(), offset)
     }
 
-    fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    pub(crate) fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
         check_range(Op::Write, offset, src.left())?;
         self.check(self.write, Op::Write, offset, src.left())?;
         self.write_checked(src, offset, self.dsync)

@@ -1,0 +1,137 @@
+//! What a thread has for itself: its hazard, and the counters that it used last.
+//!
+//! One record, on one line of the processor's cache, in thread-local storage. In a shared library the
+//! compiler's way there is a call; on x86-64 the record is found by its fixed place in the static part
+//! instead ("initial exec"), for which loaders keep room in reserve for libraries that are loaded late. What
+//! that alone gains was not to be told from the noise of a busy machine (`examples/cost`).
+
+use std::cell::Cell;
+
+use millpond::HitCounts;
+
+use crate::handle::protect::{Fences, Hazard};
+use crate::handle::state::{self, HazardOf};
+
+/// All zero at first.
+#[repr(C, align(64))]
+pub(crate) struct Record {
+    pub(super) hazard: Hazard,
+    /// 0: the hazard is in no list.
+    fences: Cell<u8>,
+    /// For reads that hit.
+    pub(crate) counts: Cell<HitCounts>,
+}
+
+const FULL: u8 = 1;
+const ASYMMETRIC: u8 = 2;
+
+#[cfg(target_arch = "x86_64")]
+mod storage {
+    use super::Record;
+
+    const _: () = assert!(size_of::<Record>() == 64);
+
+    std::arch::global_asm!(
+        ".pushsection .tbss.millpond_record,\"awT\",@nobits",
+        ".p2align 6",
+        ".hidden millpond_record",
+        ".globl millpond_record",
+        ".type millpond_record,@object",
+        ".size millpond_record, 64",
+        "millpond_record:",
+        ".zero 64",
+        ".popsection",
+    );
+
+    #[inline]
+    pub(super) fn record() -> *const Record {
+        let record: *const Record;
+        // SAFETY: the address of a thread-local variable, by the ABI; reads a constant of the loader's and
+        // the thread's own address, which is at fs:0.
+        unsafe {
+            std::arch::asm!(
+                "mov {record}, qword ptr [rip + millpond_record@GOTTPOFF]",
+                "add {record}, qword ptr fs:[0]",
+                record = out(reg) record,
+                options(pure, readonly, nostack),
+            );
+        }
+        record
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod storage {
+    use super::{Cell, Hazard, HitCounts, Record};
+
+    thread_local! {
+        static RECORD: Record = const {
+            Record {
+                hazard: Hazard::new(),
+                fences: Cell::new(0),
+                counts: Cell::new(HitCounts::NONE),
+            }
+        };
+    }
+
+    #[inline]
+    pub(super) fn record() -> *const Record {
+        // Has no destructor: it is there until the thread has ended.
+        RECORD.with(|record| std::ptr::from_ref(record))
+    }
+}
+
+/// The calling thread's. Not to be kept beyond a call.
+#[inline]
+pub(crate) fn record<'a>() -> &'a Record {
+    // SAFETY: thread-local storage is there until the thread has ended; all-zero is a Record on which
+    // nothing is said. Other threads look at the hazard, which is atomic, only.
+    unsafe { &*storage::record() }
+}
+
+impl Record {
+    /// The fences of this process, if the hazard is in the list.
+    #[inline]
+    pub(super) fn fences(&self) -> Option<Fences> {
+        match self.fences.get() {
+            0 => None,
+            ASYMMETRIC => Some(Fences::Asymmetric),
+            _ => Some(Fences::Full),
+        }
+    }
+}
+
+/// Takes the hazard out of the list when its thread ends, or a late call does.
+pub(super) struct Leave;
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        let record = record();
+        record.fences.set(0);
+        record.counts.set(HitCounts::NONE);
+        let own = HazardOf(&raw const record.hazard);
+        state::lock().hazards.retain(|&one| one != own);
+    }
+}
+
+thread_local! {
+    static LEAVE: Cell<Option<Leave>> = const { Cell::new(None) };
+}
+
+/// Puts the thread's hazard into the list. What is returned, of a thread whose destructors have run, is to
+/// be dropped when the call has been carried out.
+#[cold]
+pub(super) fn enlist() -> Option<Leave> {
+    let record = record();
+    let mut state = state::lock();
+    record.fences.set(match Fences::here() {
+        Fences::Asymmetric => ASYMMETRIC,
+        Fences::Full => FULL,
+    });
+    state.hazards.push(HazardOf(&raw const record.hazard));
+    drop(state);
+    let mut leave = Some(Leave);
+    // Fails where the thread's destructors have run.
+    let _ = LEAVE.try_with(|place| place.set(leave.take()));
+    leave
+}

@@ -1,0 +1,54 @@
+//! libmillpond: the engine for C, as `include/millpond.h` declares it.
+//!
+//! ```text
+//!   engine, file, io, extent, durability, view, queue, buffers, stats, fault     a family of calls each
+//!        -> call       what every call does: no panic leaves it, errors become numbers
+//!        -> handle     numbers that stand for objects
+//! ```
+//!
+//! The header is made of the documentation in these files, by cbindgen (`cbindgen.toml`), which is also
+//! where its introduction is; a test finds one that is out of date. The comments on `extern` functions
+//! speak to callers in C.
+
+#![allow(non_camel_case_types, reason = "types are named as in C")]
+#![cfg_attr(loom, allow(dead_code, reason = "the protocol alone"))]
+
+#[cfg(not(loom))]
+mod engine;
+
+#[cfg(not(loom))]
+mod file;
+
+#[cfg(not(loom))]
+mod io;
+
+#[cfg(not(loom))]
+mod extent;
+
+#[cfg(not(loom))]
+mod durability;
+
+#[cfg(not(loom))]
+mod view;
+
+#[cfg(not(loom))]
+mod queue;
+
+#[cfg(not(loom))]
+mod buffers;
+
+#[cfg(not(loom))]
+mod stats;
+
+#[cfg(not(loom))]
+mod fault;
+
+#[cfg(not(loom))]
+mod call;
+
+#[cfg(not(loom))]
+mod objects;
+
+mod handle;
+
+mod sync;

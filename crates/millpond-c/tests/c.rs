@@ -1,0 +1,223 @@
+//! Goal: the library as a C programmer meets it: installed, included, linked, called with good and bad
+//! arguments. The programs check themselves (`tests/programs`); here they are compiled and run.
+
+#[path = "../../millpond/tests/common/skip.rs"]
+mod skip;
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use skip::skip;
+use tempfile::TempDir;
+
+const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// What the command printed. It must succeed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let Output { status, stdout, stderr } = output;
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
+    stdout
+}
+
+/// Where the library is installed, built with the profile of this test; once for all of them.
+fn installed() -> &'static Path {
+    static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
+        let this = std::env::current_exe().unwrap();
+        let profile_dir = this.parent().and_then(Path::parent).unwrap();
+        let profile = match profile_dir.file_name().and_then(OsStr::to_str).unwrap() {
+            "debug" => "dev",
+            other => other,
+        };
+        // Cargo does not build an archive for the tests of its own package.
+        let target_dir = profile_dir.parent().unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "millpond-c", "--profile", profile, "--target-dir"]);
+        run(build.arg(target_dir).current_dir(env!("CARGO_MANIFEST_DIR")));
+        let prefix = target_dir.join("millpond-c");
+        let mut install = Command::new(here("../../scripts/install-c"));
+        install.env("MILLPOND_ARCHIVE", profile_dir.join("libmillpond_c.a"));
+        run(install.env("PREFIX", &prefix).env_remove("DESTDIR").env_remove("LIBDIR"));
+        prefix
+    })
+}
+
+/// A program of C or C++, linked with the installed library, which is how pkg-config says.
+fn compile(source: &str, to: &Path, flags: &[&str]) {
+    let flags_of = |option: &str| {
+        let mut ask = Command::new("pkg-config");
+        ask.args(["--cflags", "--libs", option, "millpond"]);
+        run(ask.env("PKG_CONFIG_PATH", installed().join("lib/pkgconfig")))
+    };
+    let is_static = flags.contains(&"-l:libmillpond.a");
+    let linked = if is_static {
+        flags_of("--static").replace("-lmillpond", "")
+    } else {
+        flags_of("--print-errors")
+    };
+    let compiler = if source.ends_with(".cc") { "c++" } else { "cc" };
+    let mut command = Command::new(compiler);
+    command.args(["-g", "-pthread"]).args(STRICT).arg(here(source)).arg("-o").arg(to);
+    command.args(flags).args(linked.split_whitespace());
+    run(command.arg(format!("-Wl,-rpath,{}", installed().join("lib").display())));
+}
+
+/// Compiles a program, and runs it in a directory of its own; what it printed.
+fn compile_and_run(source: &str, flags: &[&str]) -> String {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = dir.path().join("program");
+    compile(source, &program, flags);
+    let printed = run(Command::new(program).current_dir(dir.path()));
+    for line in printed.lines().filter_map(|line| line.strip_prefix("SKIPPED: ")) {
+        skip(line);
+    }
+    printed
+}
+
+#[test]
+fn every_call_with_good_and_bad_arguments() {
+    assert!(
+        compile_and_run("tests/programs/calls.c", &["-std=gnu11"]).contains("all calls checked")
+    );
+}
+
+#[test]
+fn handles_are_closed_while_others_use_them() {
+    compile_and_run("tests/programs/threads.c", &["-std=gnu11"]);
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn bad_memory_is_an_error_where_a_handler_helps() {
+    compile_and_run("tests/programs/fault.c", &["-std=gnu11"]);
+}
+
+/// Goal: the archive does as well as the shared library.
+#[test]
+fn a_program_can_be_linked_with_the_archive() {
+    let flags = ["-std=c99", "-l:libmillpond.a"];
+    assert_eq!(compile_and_run("examples/first.c", &flags), "a pond\n");
+}
+
+#[test]
+fn the_examples_do_what_they_say() {
+    assert_eq!(compile_and_run("examples/first.c", &["-std=c99"]), "a pond\n");
+
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = |name: &str| dir.path().join(name);
+    compile("examples/scan.cc", &program("scan"), &["-std=c++17"]);
+    std::fs::write(program("lines"), "frog\n".repeat(300_000)).unwrap();
+    assert_eq!(run(Command::new(program("scan")).arg(program("lines"))), "300000\n");
+    let missing = Command::new(program("scan")).arg(program("missing")).output().unwrap();
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("No such file"), "{missing:?}");
+
+    compile("examples/kv.c", &program("kv"), &["-std=c99"]);
+    let log = program("log");
+    let kv = |words: &[&str]| run(Command::new(program("kv")).arg(&log).args(words));
+    kv(&["set", "pond", "frog"]);
+    kv(&["set", "reed", "duck"]);
+    kv(&["set", "pond", "toad"]);
+    kv(&["delete", "reed"]);
+    assert_eq!(kv(&["get", "pond"]), "toad\n");
+    assert_eq!(kv(&["get", "reed"]), "(none)\n");
+    // Half of a record, as a power cut may leave it.
+    let whole = std::fs::read(&log).unwrap();
+    kv(&["set", "pond", "newt"]);
+    let torn = std::fs::read(&log).unwrap();
+    std::fs::write(&log, &torn[..torn.len() - 1]).unwrap();
+    assert_eq!(kv(&["get", "pond"]), "toad\n");
+    assert_eq!(std::fs::read(&log).unwrap(), whole, "it is cut off");
+    let lines = std::fs::read_to_string(here("examples/kv.c")).unwrap().lines().count();
+    assert!(lines < 200, "a small store: {lines} lines");
+}
+
+#[test]
+fn the_header_is_for_c99_c11_and_cpp17() {
+    for (compiler, language, standard) in
+        [("cc", "c", "c99"), ("cc", "c", "c11"), ("c++", "c++", "c++17")]
+    {
+        let mut command = Command::new(compiler);
+        command.args(["-x", language, &format!("-std={standard}"), "-fsyntax-only"]).args(STRICT);
+        // Warnings of a header that is the main file alone.
+        if language == "c" {
+            command.arg("-Wno-unused-function");
+        }
+        run(command.arg(here("include/millpond.h")));
+    }
+}
+
+/// The names of functions that a text has.
+fn functions(text: &str, before: &str, after: &str) -> BTreeSet<String> {
+    text.lines()
+        .filter_map(|line| line.split_once(after)?.0.rsplit(before).next())
+        .filter(|name| name.starts_with("millpond_"))
+        .map(str::to_string)
+        .collect()
+}
+
+/// Goal: what is declared is exported, with its version, and nothing else is, of Rust's neither.
+#[test]
+fn the_library_exports_what_the_header_declares() {
+    let header = std::fs::read_to_string(here("include/millpond.h")).unwrap();
+    let code: String = header
+        .lines()
+        .filter(|line| !line.trim_start().starts_with(['*', '/']))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let declared = functions(&code.replace('*', " "), " ", "(");
+    let library = installed().join("lib/libmillpond.so");
+    let exported = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library));
+    let mut names = BTreeSet::new();
+    for line in exported.lines() {
+        let name = line.rsplit(' ').next().unwrap();
+        match name.strip_suffix("@@MILLPOND_0.1") {
+            Some(name) => assert!(names.insert(name.to_string())),
+            None => assert_eq!(name, "MILLPOND_0.1", "{line}"),
+        }
+    }
+    assert_eq!(names, declared);
+    let tested = std::fs::read_to_string(here("tests/programs/calls.c")).unwrap();
+    let untested: Vec<_> =
+        declared.iter().filter(|name| !tested.contains(&format!("{name}("))).collect();
+    assert!(untested.is_empty(), "{untested:?}");
+
+    let dynamic = run(Command::new("readelf").arg("-d").arg(&library));
+    assert!(dynamic.contains("[libmillpond.so.0]"), "{dynamic}");
+    let archive = installed().join("lib/libmillpond.a");
+    let global = run(Command::new("nm").args(["-g", "--defined-only"]).arg(archive));
+    for line in global.lines().filter(|line| line.contains(' ')) {
+        assert!(line.contains(" millpond_"), "{line}");
+    }
+}
+
+/// Goal: the header that is committed is the one that the sources make.
+#[test]
+fn the_header_is_current() {
+    let tools = here("../../target/tools/bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = std::iter::once(tools)
+        .chain(std::env::split_paths(&path))
+        .any(|dir| dir.join("cbindgen").exists());
+    if !is_there {
+        return skip("there is no cbindgen: ./test setup installs it");
+    }
+    let dir = TempDir::new().unwrap();
+    let made = dir.path().join("millpond.h");
+    run(Command::new(here("../../scripts/c-header")).arg(&made));
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    assert!(
+        read(&made) == read(&here("include/millpond.h")),
+        "include/millpond.h is not what the sources make: scripts/c-header makes it anew"
+    );
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(read(&made).contains(&format!("#define MILLPOND_VERSION \"{version}\"")));
+}
