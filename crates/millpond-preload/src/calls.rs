@@ -133,6 +133,8 @@ macro_rules! calls {
         $row! { served fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int
             => descriptor::dup3(fd, new, flags), number SYS_dup3 }
         $row! { served fn login_tty(fd: c_int) -> c_int => descriptor::login_tty(fd) }
+        $row! { watched fn fdopendir(fd: c_int) -> *mut c_void
+            ; after descriptor::before_fdopendir(fd), else null_mut() }
         $row! { served fn fcntl64/fcntl/__fcntl(fd: c_int, command: c_int, arg: usize) -> c_int
             => descriptor::fcntl64(fd, command, arg), else -1, number SYS_fcntl }
         $row! { settled fn flock(fd: c_int, operation: c_int) -> c_int

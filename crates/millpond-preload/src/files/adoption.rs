@@ -28,7 +28,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::claim::Claim;
+use crate::files::claim::{Claim, status_flags};
 use crate::files::description::Description;
 use crate::files::registry;
 use crate::files::table::{self, Known};
@@ -81,8 +81,7 @@ fn try_inside(fd: RawFd) -> Result<(), Refused> {
     if !identity.is_regular || !identity::is_in_served_directory(fd) {
         return Err(Refused::Foreign);
     }
-    // SAFETY: no memory involved.
-    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as i32;
+    let flags = status_flags(fd);
     if flags < 0 {
         return Err(Refused::Later(None));
     }

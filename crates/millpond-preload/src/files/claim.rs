@@ -10,7 +10,7 @@ use crate::files::offset::{OFFSET_END, kernel_offset};
 use crate::files::registry::Registry;
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, LOCKED, MAPPED, PROCESS_LOCKED, WRITABLE};
+use crate::files::watch::{self, LOCKED, MAPPED, PROCESS_LOCKED, SHARED, WRITABLE};
 use crate::files::{lingering, mode_back, process_locks};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
@@ -41,6 +41,12 @@ fn patience() -> impl FnMut() -> bool {
     }
 }
 
+/// How the kernel has the description at `fd` open, or a negative errno.
+pub fn status_flags(fd: RawFd) -> i32 {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) as i32 }
+}
+
 impl Registry {
     /// Adopts a watched file, or says why not: no reason where another try may do better.
     pub fn adopt_watched(&mut self, claim: &Claim) -> Result<(), Option<Reason>> {
@@ -59,6 +65,7 @@ impl Registry {
         numbers.retain(|number| table::try_change(*number, Known::Watched, Known::Claimed));
         let is_free = numbers.contains(&fd)
             && thread::await_calls(&numbers, patience())
+            && status_flags(fd) == flags
             && identity::identify(fd).is_some_and(|identity| identity.id == id);
         let outcome = if is_free { self.take_over(claim, &numbers) } else { Err(None) };
         if outcome.is_err() {
@@ -139,7 +146,7 @@ impl Registry {
             // SAFETY: the registry is locked.
             let cold = unsafe { description.cold() };
             let is_shared = cold.offset_given.is_some();
-            let slot = if goes_by(reason) && !is_kept && !is_shared {
+            let slot = if goes_by(reason) && !is_kept && !is_shared && numbers.len() == 1 {
                 Known::Watched
             } else {
                 Known::Left
@@ -191,8 +198,9 @@ impl Registry {
         self.pass_file(id, Reason::Given);
         for (fd, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
-            if matches!(slot, Known::Watched) && is_it() {
+            if matches!(slot, Known::Watched | Known::Left) && is_it() {
                 self.leave(fd, Reason::Given);
+                watch::of(fd).inspect(|watch| watch.note(SHARED));
             }
         }
     }
@@ -200,6 +208,9 @@ impl Registry {
     /// Before the watched number `fd`, by which the description was locked, is given up. If it is
     /// the last one, the locks end with it; a duplicate of the engine's may not be closed yet.
     pub fn end_locks_of_watched(&mut self, fd: RawFd) {
+        if watch::of(fd).is_some_and(|watch| watch.flags() & SHARED != 0) {
+            return;
+        }
         let Some(identity) = identity::identify(fd) else { return };
         let is_held = self.has_former(identity.id)
             || lingering::is_lingering(identity.id)
@@ -209,11 +220,12 @@ impl Registry {
         }
     }
 
-    /// Leaves all watched files to the kernel for good.
+    /// Leaves all watched files to the kernel for good: another process gets their descriptions.
     pub fn leave_watched(&mut self, reason: Reason) {
         for (fd, slot) in table::known(0, u32::MAX) {
-            if matches!(slot, Known::Watched) {
+            if matches!(slot, Known::Watched | Known::Left) {
                 self.leave(fd, reason);
+                watch::of(fd).inspect(|watch| watch.note(SHARED));
             }
         }
     }

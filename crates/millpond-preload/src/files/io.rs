@@ -126,13 +126,20 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
                 Some(bytes) => Ok(bytes),
                 None => {
                     let outcome = transfer(&pin, memory, at, Direction::Read);
-                    note_slow(record, &pin);
-                    outcome
+                    return slow(record, &pin, outcome);
                 }
             }
         };
         outcome_of(record, outcome)
     })
+}
+
+/// What became of a call that was not a hit.
+fn slow(record: &Record, description: &Description, outcome: Result<usize, Step>) -> Outcome {
+    let outcome = outcome_of(record, outcome);
+    // After its bytes were counted: they are no hit's.
+    note_slow(record, description);
+    outcome
 }
 
 /// A write.
@@ -152,8 +159,7 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         };
         // SAFETY: the caller's duty.
         let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
-        note_slow(record, &pin);
-        outcome_of(record, outcome)
+        slow(record, &pin, outcome)
     })
 }
 

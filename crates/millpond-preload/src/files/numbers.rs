@@ -48,6 +48,10 @@ impl Registry {
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             unsafe { description.cold() }.is_locked = true;
+        } else if matches!(table::get(fd), Known::Watched | Known::Left) {
+            for watch in watch::numbers(fd).into_iter().filter_map(watch::of) {
+                watch.note(LOCKED);
+            }
         }
     }
 
@@ -70,14 +74,11 @@ impl Registry {
             Known::Foreign => {
                 table::set(new, Known::Foreign);
             }
-            slot @ (Known::Watched | Known::Left) => {
+            Known::Watched | Known::Left => {
                 let is_joined = watch::join(fd, new);
-                table::set(new, if is_joined { slot } else { Known::Foreign });
-                if new <= STDERR {
-                    self.leave(fd, Reason::Stdio);
-                } else if !is_joined {
-                    self.leave(fd, Reason::Descriptors);
-                }
+                table::set(new, if is_joined { Known::Left } else { Known::Foreign });
+                // in_flight.I5.
+                self.leave(fd, if new <= STDERR { Reason::Stdio } else { Reason::Duplicated });
             }
             Known::Unknown | Known::Internal | Known::Claimed => {
                 table::set(new, Known::Unknown);
@@ -174,7 +175,8 @@ impl Registry {
         if description.is_served() {
             lease::give_up(description.kernel_fd());
         }
-        if is_locked && description.kernel_fd() >= 0 {
+        let is_shared = matches!(description.reason(), Reason::Forked | Reason::Given);
+        if is_locked && !is_shared && description.kernel_fd() >= 0 {
             end_locks(description.kernel_fd());
         }
         description.stop_hits();

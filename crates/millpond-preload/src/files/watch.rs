@@ -37,6 +37,8 @@ pub const PROCESS_LOCKED: u32 = 4;
 pub const MAPPED: u32 = 8;
 /// The report has it.
 const COUNTED: u32 = 16;
+/// Another process has the description, too.
+pub const SHARED: u32 = 32;
 
 /// See the module header.
 #[repr(align(128))]

@@ -202,9 +202,14 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
             let flags = call();
             if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
         }
-        libc::F_SETFL if is_file => late::undirected(fd, || {
-            before_fcntl(fd, command, arg);
-            call()
+        libc::F_SETFL if is_outside => during([fd, -1], || {
+            if !is_served(fd) {
+                return call();
+            }
+            late::undirected(fd, || {
+                before_fcntl(fd, command, arg);
+                call()
+            })
         }),
         _ => {
             if is_file {
@@ -244,10 +249,17 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
     }
 }
 
+/// A directory, whose number libc closes unseen in the end: the next file there is not this one.
+pub fn before_fdopendir(fd: c_int) {
+    if !matches!(table::get(fd), Known::Unknown | Known::Foreign) && !thread::record().is_inside() {
+        section::run(|_| registry::lock().forget_lost(fd));
+    }
+}
+
 /// Before a lock on the description.
 pub fn before_flock(fd: c_int) {
-    with_watch(fd, |watch| watch.note(LOCKED));
-    if let Known::File(_) = table::get(fd) {
+    let is_known = !matches!(table::get(fd), Known::Unknown | Known::Foreign | Known::Internal);
+    if is_known && !thread::record().is_inside() {
         section::run(|_| registry::lock().note_lock(fd));
     }
 }

@@ -249,7 +249,7 @@ pub unsafe fn preadv2(
     by_libc: impl Fn() -> isize,
 ) -> isize {
     if flags != 0 {
-        leave_to_kernel(fd);
+        return by_kernel_alone(fd, by_libc);
     }
     // SAFETY: the caller's duty.
     unsafe { read(fd, memory, at_or_current(offset), by_libc) }
@@ -274,19 +274,30 @@ pub unsafe fn pwritev2(
         };
     }
     if flags != 0 {
-        leave_to_kernel(fd);
+        return by_kernel_alone(fd, || by_libc(flags));
     }
     // SAFETY: the caller's duty.
-    unsafe { write(fd, memory, at, || by_libc(flags)) }
+    unsafe { write(fd, memory, at, || by_libc(0)) }
 }
 
-/// Flags such as `RWF_NOWAIT` and `RWF_APPEND` mean things that only the kernel does.
+/// A call with flags such as `RWF_NOWAIT` and `RWF_APPEND`, which mean things that only the kernel
+/// does: the file is left to it, and not adopted meanwhile.
 #[cold]
-fn leave_to_kernel(fd: c_int) {
-    if let Known::File(_) = table::get(fd) {
-        point();
-        section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
-    }
+fn by_kernel_alone(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
+    point();
+    let call = match begin(fd) {
+        Way::Kernels => return by_libc(),
+        Way::Left => return left(fd, by_libc),
+        Way::Open(call) => call,
+    };
+    section::run(|_| {
+        io::describe(fd);
+        registry::lock().pass_fd(fd, Reason::Changed);
+    });
+    let result = by_libc();
+    io::count_passed(fd, result);
+    call.end();
+    result
 }
 
 unsafe extern "C" {

@@ -190,8 +190,10 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     const FICLONERANGE: c_ulong = 0x4020_940d;
     const FS_IOC_GETFLAGS: c_ulong = 0x8008_6601;
     const FS_IOC_FIEMAP: c_ulong = 0xc020_660b;
-    let is_file = is_served(fd);
-    if is_file {
+    let before = || {
+        if !is_served(fd) {
+            return;
+        }
         match request {
             FIONREAD | FS_IOC_FIEMAP => {
                 late::settle(fd);
@@ -199,17 +201,23 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
             }
             FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS => {}
             // Terminals' requests, and those that every descriptor knows.
-            _ if (request >> 8) & 0xff == 0x54 => {}
+            _ if is_terminals(request) => {}
             _ => pass(fd, Reason::Changed),
         }
-    }
+    };
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
     let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
     if !matches!(request, FICLONE | FICLONERANGE) {
-        return if matches!(table::get(fd), Known::Watched | Known::Claimed) {
-            control_watched(fd, request, call)
-        } else {
+        let is_watched = matches!(table::get(fd), Known::Watched | Known::Claimed);
+        let control = || {
+            before();
             call()
+        };
+        // Those of terminals change no file, and may wait.
+        return if is_watched && !is_terminals(request) {
+            during([fd, -1], control)
+        } else {
+            control()
         };
     }
     let source = match request {
@@ -220,17 +228,15 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     during([fd, source], || {
         late::settle(source);
         let result = late::around(fd, call);
-        if is_file && result == 0 {
+        if result == 0 {
             forget_bytes(fd, 0, i64::MAX as u64);
         }
         result
     })
 }
 
-/// A request on a file that may be adopted, and is not meanwhile; those of terminals change none, and
-/// may wait.
-fn control_watched(fd: c_int, request: c_ulong, call: impl FnOnce() -> c_int) -> c_int {
-    if (request >> 8) & 0xff == 0x54 { call() } else { during([fd, -1], call) }
+fn is_terminals(request: c_ulong) -> bool {
+    (request >> 8) & 0xff == 0x54
 }
 
 pub unsafe fn copy_file_range(

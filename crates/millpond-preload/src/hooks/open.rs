@@ -36,14 +36,11 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     if config::is_eager() && registry::holds_leases() {
         make_way(dir, path, flags);
     }
+    // Asked before: an open that fails for the lease has the watcher give it up.
+    let may_meet_lease = flags & libc::O_NONBLOCK != 0 && registry::holds_leases();
     // SAFETY: the caller's duty.
     let mut fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
-    if fd < 0
-        && flags & libc::O_NONBLOCK != 0
-        && errno() == libc::EAGAIN
-        && registry::holds_leases()
-    {
-        // Perhaps for a lease of our own.
+    if fd < 0 && may_meet_lease && errno() == libc::EAGAIN {
         make_way(dir, path, flags);
         // SAFETY: as above.
         fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };

@@ -156,7 +156,12 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut
 pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     if thread::record().is_inside() || mode.is_null() || !config::is_eager() {
         // SAFETY: as the caller vouches to `fopen64`.
-        return unsafe { libc_calls::fopen64(path, mode) };
+        let stream = unsafe { libc_calls::fopen64(path, mode) };
+        if !stream.is_null() {
+            // SAFETY: just opened.
+            forget_former(unsafe { libc_calls::fileno(stream) });
+        }
+        return stream;
     }
     // SAFETY: as the caller vouches to `fopen64`.
     let Some(parsed) = StreamMode::parse(unsafe { CStr::from_ptr(mode) }) else {
@@ -175,6 +180,16 @@ pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
         without(|| unsafe { close(fd) });
     }
     stream
+}
+
+/// libc has opened a file of its own at `fd`: what is known of the number is of a file that was closed
+/// where no hook saw it.
+fn forget_former(fd: c_int) {
+    if matches!(table::get(fd), Known::Watched | Known::Left | Known::File(_))
+        && !thread::record().is_inside()
+    {
+        section::run(|_| registry::lock().forget_lost(fd));
+    }
 }
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {

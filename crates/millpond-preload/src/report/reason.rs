@@ -36,6 +36,8 @@ reasons! {
     Forked => "forked",
     /// Given to another program: exec, spawn, or over a socket.
     Given => "given",
+    /// It has, or had, several numbers while the kernel had it.
+    Duplicated => "duplicated",
     /// Mapped shared and writable.
     Mapped => "mapped",
     /// Changed in a way that only the kernel does: its flags, its blocks, or by path.

@@ -30,8 +30,8 @@
 //! - I4. A handler's calls nest in the word of its thread; what it interrupts may be restarted, and
 //!   stays named. There is room for three: with more the word says *any number*, until the
 //!   outermost of them ends.
-//! - I5. A description with several numbers is claimed by all of them. A number of its that was
-//!   closed meanwhile may be named still: so of such a description nobody may name any number.
+//! - I5. A description that has, or had, several numbers is not claimed: a call may go on by one of
+//!   them that was closed meanwhile, and is another file's now.
 //!
 //! What the calls did to the file is ordered by the kernel; what they noted in the library, by
 //! Release at their end and Acquire in the claimant's loads.

@@ -419,7 +419,11 @@ pub fn bytes_passed(reason: usize) -> u64 {
 /// After a claim: waits until no thread names one of `fds`, for as long as `goes_on` says so. Whether
 /// none does.
 pub fn await_calls(fds: &[RawFd], mut goes_on: impl FnMut() -> bool) -> bool {
-    after_claim(membarrier);
+    let mut is_fenced = false;
+    after_claim(|| is_fenced = membarrier());
+    if !is_fenced {
+        return false;
+    }
     loop {
         let mut is_named = false;
         for_each(|record| is_named |= record.is_calling(fds));
@@ -429,13 +433,12 @@ pub fn await_calls(fds: &[RawFd], mut goes_on: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// A full fence on all threads, where they do not fence themselves.
-fn membarrier() {
+/// A full fence on all threads, where they do not fence themselves. Whether it was one: a filter of
+/// system calls that came later may refuse it.
+fn membarrier() -> bool {
     const PRIVATE_EXPEDITED: usize = 1 << 3;
-    if !STRONG.load(Relaxed) {
-        // SAFETY: a fence on all threads; no memory effects.
-        unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) };
-    }
+    // SAFETY: a fence on all threads; no memory effects.
+    STRONG.load(Relaxed) || unsafe { sys!(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0) } == 0
 }
 
 /// The reading sections that were under way at some moment.
@@ -447,7 +450,12 @@ impl Snapshot {
     /// Notes the threads that are reading now. What was unpublished before this call is unreachable
     /// for all that are not in the snapshot.
     pub fn take() -> Self {
-        let readers = Readers::take(membarrier, |note| for_each(|record| note(&record.sections)));
+        let readers = Readers::take(
+            || {
+                membarrier();
+            },
+            |note| for_each(|record| note(&record.sections)),
+        );
         Self { readers: UnsafeCell::new(readers) }
     }
 

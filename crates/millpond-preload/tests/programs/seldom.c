@@ -2,6 +2,7 @@
  * prints what they return and see. Run with the library and without, the output must be the same. */
 #define _GNU_SOURCE
 #include <aio.h>
+#include <dirent.h>
 #include <fts.h>
 #include <ftw.h>
 #include <libaio.h>
@@ -212,6 +213,28 @@ static void trees(void)
 	close(fd);
 }
 
+/* A number that libc closes, and then opens. */
+static void directory(void)
+{
+	struct stat st;
+	char byte = 0;
+	fd = open_with("again", "0123456789");
+	close(fd);
+	int number = open(".", O_RDONLY);
+	DIR *listed = fdopendir(number);
+	CHECK(listed != NULL && closedir(listed) == 0);
+	FILE *stream = fopen("again", "r+");
+	CHECK(stream != NULL);
+	number = fileno(stream);
+	for (int i = 0; i < 200; i++)
+		CHECK(pread(number, &byte, 1, 3) == 1);
+	CHECK(fseek(stream, 3, SEEK_SET) == 0 && fputc('x', stream) == 'x' && fflush(stream) == 0);
+	CHECK(pread(number, &byte, 1, 3) == 1);
+	printf("  %c\n", byte);
+	CHECK(fclose(stream) == 0 && stat("again", &st) == 0);
+	SAY(st.st_size);
+}
+
 static void times(void)
 {
 	struct timeval set[2] = {{1000, 5}, {2000, 7}};
@@ -376,7 +399,7 @@ static void rings(void)
 int main(void)
 {
 	memset(text, 't', sizeof text);
-	posix_aio(), printing(), old_stat(), trees(), times(), attributes(), by_the_kernel(), queues();
+	posix_aio(), printing(), old_stat(), trees(), directory(), times(), attributes(), by_the_kernel(), queues();
 	run(with_path), run(with_path_and_environment), run(by_descriptor), run(on_a_terminal);
 	signals(), rings();
 	return 0;

@@ -242,6 +242,7 @@ impl Engine {
     /// assert!(engine.set_cache_bytes(65 << 20).is_err());
     /// # Ok::<(), millpond::Error>(())
     /// ```
+    #[doc(hidden)] // See docs/memory-budget.md for what is missing.
     pub fn set_cache_bytes(&self, cache_bytes: u64) -> Result<u64> {
         let cache = &self.shared.cache;
         if cache.frames.are_the_parents() {

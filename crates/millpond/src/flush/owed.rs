@@ -126,8 +126,10 @@ impl CachedFile {
         // A sync that fails beside this may have pages DIRTY in a moment, or had that just now, and is not
         // seen to have begun. If its failure is not found here, it finds that the last handle is gone; else
         // either of us finds the other under the lock of what is owed (`after_redirty`).
+        // In this order: a failure that is gone again was noted by a sync that had pages DIRTY before.
+        let a_sync_failed = self.writeback.generations.has_failed();
         let has_begun = self.writeback.has_begun();
-        if !has_begun && !self.writeback.generations.has_failed() {
+        if !has_begun && !a_sync_failed {
             // A write that was to wait may have gone around the cache after all.
             if self.is_kept() || self.space.is_reserved() {
                 self.rest();
