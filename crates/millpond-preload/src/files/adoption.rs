@@ -34,7 +34,7 @@ use crate::files::registry;
 use crate::files::table::{self, Known};
 use crate::files::{identity, watch};
 use crate::report::reason::Reason;
-use crate::runtime::sys::{errno, set_errno, sys};
+use crate::runtime::sys::{errno, set_errno};
 use crate::runtime::thread::{Record, record};
 use crate::runtime::{config, section};
 

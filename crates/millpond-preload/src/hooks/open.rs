@@ -24,6 +24,10 @@ use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{config, fault, section, thread};
 
+/// So often an open that may not wait makes way for itself: the file may be adopted again meanwhile.
+/// Chosen, not measured.
+const WAYS_MADE: usize = 4;
+
 /// Opens, and describes what was opened.
 pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
     if thread::record().is_inside() {
@@ -36,11 +40,16 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     if config::is_eager() && registry::holds_leases() {
         make_way(dir, path, flags);
     }
-    // Asked before: an open that fails for the lease has the watcher give it up.
-    let may_meet_lease = flags & libc::O_NONBLOCK != 0 && registry::holds_leases();
+    let may_not_wait = flags & libc::O_NONBLOCK != 0;
+    // Asked before: an open that fails for a lease of our own has the watcher give it up.
+    let mut has_lease = may_not_wait && registry::holds_leases();
     // SAFETY: the caller's duty.
     let mut fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
-    if fd < 0 && may_meet_lease && errno() == libc::EAGAIN {
+    for _ in 0..WAYS_MADE {
+        has_lease |= may_not_wait && registry::holds_leases();
+        if fd >= 0 || !has_lease || errno() != libc::EAGAIN {
+            break;
+        }
         make_way(dir, path, flags);
         // SAFETY: as above.
         fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
