@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Adoption, MODES, Pond, Report, finish, require, skip, succeed};
+use common::{Adoption, MODES, Mode, Pond, Report, finish, require, skip, succeed};
 
 fn on_use() -> Pond {
     Pond::new().adopting(Adoption::OnUse)
@@ -114,4 +114,53 @@ fn adopted_while_others_open_the_file() {
     let report = run(&["others"]);
     assert!(report.passed_for("opened-elsewhere") >= 2, "{}", report.lines);
     assert!(report.served_files >= 2, "{}", report.lines);
+}
+
+/// On the kernel, and with files adopted on use.
+fn run_hands(pond: &Pond, scenario: &[&str]) -> Report {
+    let program = pond.compile("hands.c", &["-O1"]);
+    succeed(pond.plain(&program).args(scenario));
+    succeed(pond.served(&program).args(scenario));
+    pond.report()
+}
+
+/// Incident: a write that went on by a number that had been closed landed after the file was adopted
+/// by a second number, and the cache had the old bytes for good.
+#[test]
+fn writes_by_closed_numbers() {
+    for mode in [Mode::Through, Mode::Back] {
+        run_hands(&on_use().in_mode(mode), &["closed"]);
+    }
+}
+
+/// Incident: one of two numbers was looked at where its file was nobody's concern, and the other one
+/// after it had been renamed; one went past the cache.
+#[test]
+fn files_that_are_renamed_into_served_directories() {
+    let pond = on_use();
+    let elsewhere = pond.aside("renamed");
+    run_hands(&pond, &["renamed", elsewhere.to_str().unwrap()]);
+}
+
+/// Incident: a lock that a child had, too, was taken from it when the parent closed its number.
+#[test]
+fn locks_that_a_child_has() {
+    run_hands(&on_use(), &["forked"]);
+    run_hands(&Pond::new(), &["forked"]);
+}
+
+/// Incident: flags of a call, and of a description, that came while the file was adopted were
+/// forgotten: bytes that were to be appended overwrote the first.
+#[test]
+fn flags_that_come_meanwhile() {
+    run_hands(&on_use(), &["flags"]);
+    run_hands(&on_use(), &["status"]);
+}
+
+/// Goal: a file that is hardly ever hit is given back.
+#[test]
+fn what_is_only_missed_is_given_back() {
+    let pond = Pond::with_cache_bytes(1 << 20).adopting(Adoption::OnUse);
+    let report = run_hands(&pond, &["missed"]);
+    assert!(report.passed_for("unused") >= 1, "{}", report.lines);
 }

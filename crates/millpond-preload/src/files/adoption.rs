@@ -35,7 +35,7 @@ use crate::files::table::{self, Known};
 use crate::files::{identity, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::{errno, set_errno};
-use crate::runtime::thread::{Record, record};
+use crate::runtime::thread::record;
 use crate::runtime::{config, section};
 
 /// N1. Chosen, not measured: a try that fails makes about 10 system calls, little beside the reads that
@@ -116,9 +116,10 @@ pub fn decide(fd: RawFd) {
     }
 }
 
-/// After a call on a served description that was not a hit. In a section, without its offset. N5.
-pub fn note_slow(record: &Record, description: &Description) {
-    if !config::is_eager() && (description.note_slow(record.note_miss()) || is_unlucky()) {
+/// After a call on a served description that was not a hit; `has_hit`: its thread had one since the last
+/// such call. In a section, without its offset. N5.
+pub fn note_slow(description: &Description, has_hit: bool) {
+    if !config::is_eager() && (description.note_slow(has_hit) || is_unlucky()) {
         registry::lock().give_back(description);
     }
 }

@@ -136,9 +136,10 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
 
 /// What became of a call that was not a hit.
 fn slow(record: &Record, description: &Description, outcome: Result<usize, Step>) -> Outcome {
+    let has_hit = record.has_hit();
     let outcome = outcome_of(record, outcome);
-    // After its bytes were counted: they are no hit's.
-    note_slow(record, description);
+    record.note_miss();
+    note_slow(description, has_hit);
     outcome
 }
 

@@ -162,12 +162,14 @@ impl Record {
         count.store(count.load(Relaxed) + bytes, Relaxed);
     }
 
-    /// The thread misses. Whether it was served anything since its last miss.
-    pub fn note_miss(&self) -> bool {
-        let served = self.bytes_served.load(Relaxed);
-        let last = self.bytes_at_miss.load(Relaxed);
-        self.bytes_at_miss.store(served, Relaxed);
-        served != last
+    /// Whether the thread had a hit since its last miss.
+    pub fn has_hit(&self) -> bool {
+        self.bytes_served.load(Relaxed) != self.bytes_at_miss.load(Relaxed)
+    }
+
+    /// The thread has missed, and its bytes are counted.
+    pub fn note_miss(&self) {
+        self.bytes_at_miss.store(self.bytes_served.load(Relaxed), Relaxed);
     }
 }
 

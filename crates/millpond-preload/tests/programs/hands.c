@@ -1,0 +1,201 @@
+/* Files whose description is in more hands than one number's and one thread's while they are adopted: what
+ * is read must be what was written, by whichever way, and locks must be held as long as they should be. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "check.h"
+
+static int fd;
+static char page[PAGE];
+static volatile int stage;
+static unsigned delay;
+
+static int make(const char *path, int pages)
+{
+	int new = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(new >= 0);
+	memset(page, 'a', PAGE);
+	for (int i = 0; i < pages; i++)
+		CHECK(write(new, page, PAGE) == PAGE);
+	return new;
+}
+
+/* Reads two pages so often that the file is adopted. */
+static void use(int number)
+{
+	for (int i = 0; i < 600; i++)
+		CHECK(pread(number, page, PAGE, i % 2 * PAGE) == PAGE);
+}
+
+static void beside(void *(*work)(void *), void (*meanwhile)(void))
+{
+	pthread_t thread;
+	stage = 0;
+	CHECK(pthread_create(&thread, NULL, work, NULL) == 0);
+	meanwhile();
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* ---- a write goes on by a number that was closed, and the file is used by another ---- */
+
+enum { LONG = 64 << 20 };
+static char *bytes;
+
+static void *write_long(void *unused)
+{
+	stage = 1;
+	CHECK(pwrite(fd, bytes, LONG, 0) == LONG);
+	stage = 2;
+	return unused;
+}
+
+static void read_its_end(void)
+{
+	while (stage == 0)
+		;
+	usleep(1000);
+	int other = dup(fd);
+	close(fd);
+	fd = other;
+	for (int i = 0; stage != 2; i++)
+		CHECK(pread(other, page, PAGE, LONG - PAGE - i % 4 * PAGE) == PAGE);
+}
+
+static void closed(void)
+{
+	fd = make("closed", 1);
+	bytes = malloc(LONG);
+	for (char value = 'b'; value <= 'd'; value++) {
+		memset(bytes, value, LONG);
+		int number = dup(fd);
+		if (value > 'b')
+			beside(write_long, read_its_end);
+		else
+			CHECK(pwrite(fd, bytes, LONG, 0) == LONG);
+		close(number);
+		for (int i = 0; i < 4; i++)
+			CHECK(pread(fd, page, PAGE, LONG - PAGE - i * PAGE) == PAGE && is_all(page, PAGE, value));
+	}
+	close(fd);
+}
+
+/* ---- a file that is nobody's concern gets a name that is ---- */
+
+static void renamed(const char *elsewhere)
+{
+	char byte = 0;
+	int first = make(elsewhere, 16), second = dup(first);
+	use(first);
+	CHECK(rename(elsewhere, "renamed") == 0 || errno == EXDEV);
+	use(second);
+	CHECK(pwrite(first, "Z", 1, 0) == 1 && pread(second, &byte, 1, 0) == 1 && byte == 'Z');
+	CHECK(lseek(first, 0, SEEK_SET) == 0 && read(second, page, 10) == 10 && lseek(first, 0, SEEK_CUR) == 10);
+}
+
+/* ---- a lock that a child has, too ---- */
+
+static void forked(void)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+	int ends[2], database = make("database", 16), status;
+	char byte;
+	CHECK(fcntl(database, F_SETLK, &lock) == 0);
+	use(database);
+	int locked = open("locked", O_RDWR | O_CREAT, 0644);
+	CHECK(flock(locked, LOCK_EX) == 0 && pipe(ends) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		close(ends[1]);
+		_exit(read(ends[0], &byte, 1) != 0);
+	}
+	close(ends[0]);
+	close(locked);
+	int other = open("locked", O_RDWR);
+	CHECK(flock(other, LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK);
+	close(ends[1]);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(flock(other, LOCK_EX) == 0);
+}
+
+/* ---- what is asked for just when the file is adopted ---- */
+
+static void use_it(void) { stage = 1, use(fd); }
+
+static void await(void)
+{
+	while (stage == 0)
+		;
+	for (volatile unsigned i = 0; i < delay; i++)
+		;
+}
+
+static void *append_by_flag(void *unused)
+{
+	struct iovec one = {"Z", 1};
+	await();
+	for (int i = 0; i < 6; i++)
+		CHECK(pwritev2(fd, &one, 1, 0, RWF_APPEND) == 1);
+	return unused;
+}
+
+static void *set_append(void *unused)
+{
+	await();
+	CHECK(fcntl(fd, F_SETFL, O_APPEND) == 0);
+	return unused;
+}
+
+static void changed(void *(*work)(void *), int appended, int tries)
+{
+	struct stat st;
+	char byte = 0;
+	srand(1);
+	for (int i = 0; i < tries; i++) {
+		fd = make("changed", 2);
+		delay = (unsigned)rand() % 60000;
+		beside(work, use_it);
+		if (appended == 1)
+			CHECK(lseek(fd, 0, SEEK_SET) == 0 && write(fd, "Z", 1) == 1);
+		CHECK(fstat(fd, &st) == 0 && st.st_size == 2 * PAGE + appended);
+		CHECK(pread(fd, &byte, 1, 0) == 1 && byte == 'a');
+		close(fd);
+	}
+}
+
+/* ---- a file larger than the cache ---- */
+
+static void missed(void)
+{
+	fd = make("missed", 1);
+	CHECK(ftruncate(fd, 16384L * PAGE) == 0);
+	use(fd);
+	for (long i = 0; i < 40000; i++)
+		CHECK(pread(fd, page, PAGE, i * 7919 % 16384 * PAGE) == PAGE);
+	close(fd);
+}
+
+int main(int count, char **arguments)
+{
+	CHECK(count >= 2);
+	const char *what = arguments[1];
+	if (strcmp(what, "closed") == 0)
+		closed();
+	else if (strcmp(what, "renamed") == 0)
+		renamed(arguments[2]);
+	else if (strcmp(what, "forked") == 0)
+		forked();
+	else if (strcmp(what, "flags") == 0)
+		changed(append_by_flag, 6, 200);
+	else if (strcmp(what, "status") == 0)
+		changed(set_append, 1, 200);
+	else if (strcmp(what, "missed") == 0)
+		missed();
+	else
+		return 2;
+	return 0;
+}
