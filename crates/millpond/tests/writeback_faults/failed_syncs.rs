@@ -191,7 +191,8 @@ fn failing_syncs_in_the_background_are_retried_with_pauses() {
     for (number, page) in expected.chunks(PAGE).enumerate() {
         sim.file.write_all_at(page, (number * PAGE) as u64).unwrap();
         if number == 100 {
-            sim.file.write_back().unwrap();
+            // May be told of a sync that has failed already.
+            let _ = sim.file.write_back();
         }
     }
     let started = Instant::now();
