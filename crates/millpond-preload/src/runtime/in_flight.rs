@@ -89,7 +89,8 @@ impl InFlight {
         self.0.store(0, Relaxed);
     }
 
-    /// Whether the thread names one of `fds`; any number at all, if there are several (I5).
+    /// Whether the thread names one of `fds`; any number at all, if there are several: of those one may
+    /// have been closed that is still named. (Claims are of one number alone, I5.)
     pub fn names(&self, fds: &[RawFd]) -> bool {
         // Acquire: pairs with the Release in `end`.
         let word = self.0.load(Acquire);
