@@ -4,9 +4,10 @@
 //!
 //! ```text
 //! what is it: regular, in a served directory, its flags      nobody is kept waiting yet
-//! registry: claim all its numbers; no call in flight on them  in_flight.I1, I2
-//!           the lease, the engine's handle                    registry.R4
-//!           the kernel's offset; slots -> the description
+//! registry: claim its one number; no call in flight on it    in_flight.I1, I2, I5
+//!           its flags are what they were
+//!           the lease, the engine's handle                   registry.R4
+//!           the kernel's offset; slot -> the description
 //! ```
 //!
 //! - **N1** It is a try. Where it fails for a reason that may pass, it is done again after more use:
