@@ -4,6 +4,9 @@
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
 
+#[path = "integrations/sqlite.rs"]
+mod sqlite;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
