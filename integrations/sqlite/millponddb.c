@@ -79,6 +79,11 @@ static int file_sync(sqlite3_file *file, int flags) {
 }
 
 static int file_size(sqlite3_file *file, sqlite3_int64 *len) {
+    int64_t known = pages_len(holder_of(file));
+    if (known > 0) {
+        *len = known;
+        return SQLITE_OK;
+    }
     return below(file)->pMethods->xFileSize(below(file), len);
 }
 

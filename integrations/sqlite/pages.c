@@ -67,7 +67,7 @@ struct database {
     unsigned long drops;
     /* Looked at without the lock. */
     atomic_bool is_usable; /* false: pages could not be dropped */
-    atomic_bool has_written, is_uncommitted, is_wal;
+    atomic_bool is_uncommitted, is_wal;
     /* `seen` (W1). Written in this order and read in the other, so who reads new salts reads what came with
      * them, or later. With old salts and a new number of frames, what is cached is as new as the number. */
     _Atomic uint32_t seen_backfilled;
@@ -251,6 +251,15 @@ bool pages_read(struct holder *holder, void *memory, int len, int64_t offset) {
     return millpond_read(holder->to_read, memory, (size_t)len, (uint64_t)offset) == len;
 }
 
+int64_t pages_len(struct holder *holder) {
+    struct database *database = holder->database;
+    /* In WAL mode others may checkpoint. */
+    if (database == NULL || holder->level == PAGES_NONE || atomic_load(&database->mappers) != 0 ||
+        atomic_load(&database->is_wal) || !atomic_load(&database->is_usable))
+        return -1;
+    return millpond_len(holder->to_read);
+}
+
 int pages_write(struct holder *holder, const void *memory, int len, int64_t offset) {
     struct database *database = holder->database;
     const unsigned char *bytes = memory;
@@ -273,10 +282,8 @@ int pages_write(struct holder *holder, const void *memory, int len, int64_t offs
 }
 
 void pages_resizing(struct holder *holder) {
-    if (holder->database == NULL)
-        return;
-    atomic_store(&holder->database->has_written, true);
-    atomic_store(&holder->database->is_uncommitted, true);
+    if (holder->database != NULL)
+        atomic_store(&holder->database->is_uncommitted, true);
 }
 
 void pages_resized(struct holder *holder, int64_t from) {
@@ -339,21 +346,26 @@ void pages_unlocking(struct holder *holder, enum pages_level level) {
     pthread_mutex_lock(&database->lock);
     if (holder->level == PAGES_EXCLUSIVE)
         end_sole(database);
-    if (level == PAGES_NONE && --database->shared == 0) {
-        if (atomic_load(&database->is_uncommitted)) /* R4 */
-            database->stamp.is_known = false;
-        else if (atomic_load(&database->has_written))
-            database->stamp = get_stamp(database);
+    if (level == PAGES_NONE && --database->shared == 0 &&
+        atomic_load(&database->is_uncommitted)) { /* R4 */
+        database->stamp.is_known = false;
         atomic_store(&database->is_uncommitted, false);
-        atomic_store(&database->has_written, false);
     }
     holder->level = level;
     pthread_mutex_unlock(&database->lock);
 }
 
 void pages_committed(struct holder *holder) {
-    if (holder->database != NULL)
-        atomic_store(&holder->database->is_uncommitted, false);
+    struct database *database = holder->database;
+    if (database == NULL || !atomic_load(&database->is_uncommitted))
+        return;
+    pthread_mutex_lock(&database->lock);
+    if (atomic_load(&database->mappers) == 0)
+        database->stamp = get_stamp(database);
+    else
+        database->stamp.is_known = false; /* R5 */
+    atomic_store(&database->is_uncommitted, false);
+    pthread_mutex_unlock(&database->lock);
 }
 
 void pages_index_mapped(struct holder *holder, const volatile void *index) {

@@ -18,8 +18,8 @@
  *  - R2. As long as one connection of ours holds SHARED or more, no other changes the file: pages that are
  *    CURRENT when the first one gets SHARED stay so until the last one gives it up. Nothing is read ahead,
  *    so no read of the file is under way outside of that time.
- *  - R3. Before the last one gives it up, the header is noted (`stamp`): the first 100 bytes, the length and
- *    the time of change. When the next first one has got SHARED, the header in the kernel is compared with
+ *  - R3. When the first one has got SHARED, and when a transaction of ours is committed, the header is noted
+ *    (`stamp`): the first 100 bytes, the length and the time of change. When the next first one has got it, the header in the kernel is compared with
  *    it, and if they differ all pages are dropped. Equal headers mean CURRENT pages: each transaction that
  *    commits adds one to the change counter in the header while it holds EXCLUSIVE, and one that does not is
  *    undone before anybody reads, by whoever finds its journal. It is what SQLite's own page cache, which
@@ -104,6 +104,8 @@ void pages_close(struct holder *holder);
 
 /* Whether all `len` bytes were read from the cache, or through it. If not: ask the kernel. */
 bool pages_read(struct holder *holder, void *memory, int len, int64_t offset);
+/* The file's length, without asking the kernel (R2); -1: ask. */
+int64_t pages_len(struct holder *holder);
 /* 0 or an errno; -1: nothing was done, ask SQLite's VFS. */
 int pages_write(struct holder *holder, const void *memory, int len, int64_t offset);
 /* Before the kernel's file gets another length, and after. What was changed begins at `from`. */
