@@ -88,7 +88,8 @@ static int file_size(sqlite3_file *file, sqlite3_int64 *len) {
 }
 
 static enum pages_level level_of(int lock) {
-    return lock == SQLITE_LOCK_NONE ? PAGES_NONE : lock == SQLITE_LOCK_EXCLUSIVE ? PAGES_EXCLUSIVE : PAGES_SHARED;
+    return lock == SQLITE_LOCK_NONE ? PAGES_NONE
+        : lock == SQLITE_LOCK_EXCLUSIVE ? PAGES_EXCLUSIVE : PAGES_SHARED;
 }
 
 static int file_lock(sqlite3_file *file, int lock) {

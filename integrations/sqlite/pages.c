@@ -236,10 +236,11 @@ static bool may_use(struct holder *holder) {
         if (load_salts(index) == salts && load(index + INDEX_BACKFILLED) == backfilled)
             return true;
     } else if (atomic_load_explicit(&database->mappers, memory_order_acquire) == 0) {
-        return atomic_load_explicit(&database->is_usable, memory_order_acquire); /* R2 */
+        bool others_may_write = atomic_load(&database->is_wal) && holder->level != PAGES_EXCLUSIVE; /* W6 */
+        return !others_may_write && atomic_load(&database->is_usable);
     }
     pthread_mutex_lock(&database->lock);
-    may = database->index != NULL ? look(database) : atomic_load(&database->is_usable);
+    may = database->index != NULL && look(database);
     pthread_mutex_unlock(&database->lock);
     return may;
 }

@@ -15,12 +15,12 @@
  * Rollback journal. Who changes the file holds EXCLUSIVE, beside which nobody holds SHARED.
  *  - R1. A connection that holds no lock reads from the kernel. (SQLite reads the header so, before it locks
  *    anything; with nolock=1 and immutable=1 all reads are such.)
- *  - R2. As long as one connection of ours holds SHARED or more, no other changes the file: pages that are
+ *  - R2. As long as one connection of ours holds SHARED or more, nobody else changes the file: pages that are
  *    CURRENT when the first one gets SHARED stay so until the last one gives it up. Nothing is read ahead,
  *    so no read of the file is under way outside of that time.
  *  - R3. When the first one has got SHARED, and when a transaction of ours is committed, the header is noted
- *    (`stamp`): the first 100 bytes, the length and the time of change. When the next first one has got it, the header in the kernel is compared with
- *    it, and if they differ all pages are dropped. Equal headers mean CURRENT pages: each transaction that
+ *    (`stamp`): the first 100 bytes, the length and the time of change. When the next first one has got
+ *    it, what the kernel has is compared with that, and if they differ all pages are dropped. Equal headers mean CURRENT pages: each transaction that
  *    commits adds one to the change counter in the header while it holds EXCLUSIVE, and one that does not is
  *    undone before anybody reads, by whoever finds its journal. It is what SQLite's own page cache, which
  *    outlives locks, relies on.
@@ -56,9 +56,9 @@
  *    a read begins (its lock in the wal-index is got); a time of change that is less than a second old
  *    proves nothing, as clocks of file systems tick.
  *  - W6. When the first connection maps the wal-index, and when the last one has let go of it, nothing is known
- *    of the pages: they are dropped. Before a connection has mapped it, SQLite reads the first page under
- *    R2 to learn that it should, and again after that. With locking_mode=EXCLUSIVE it may never map
- *    it, and hold EXCLUSIVE instead: when it gets that, pages are dropped if the header said WAL.
+ *    of the pages: they are dropped. While none has mapped it and the header says WAL, reads go to the
+ *    kernel: SQLite reads the first page to learn that it should, and with readonly_shm=1 it may go on
+ *    without. But EXCLUSIVE is enough (locking_mode=EXCLUSIVE): pages are dropped when it is got.
  *
  * Locks of POSIX are the process's, and all gone when it closes any descriptor of the file. The unix VFS takes
  * care of its own descriptors; ours are opened once for a file, kept, and closed

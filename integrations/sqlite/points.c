@@ -1,6 +1,7 @@
 /* Reads rows of a database by their number, in random order: points DATABASE ROWS READS each|one [EXTENSION]
  *
- * Each read is a transaction, or all of them are one. With EXTENSION the database is opened by the VFS "millpond". All of the table is read before the clock starts.
+ * Each read is a transaction, or all of them are one. With EXTENSION the database is opened by the VFS
+ * "millpond". All of the table is read before the clock starts.
  * Prints seconds, and the processor's. With ROWS of 0 or less the database is made, with -ROWS rows of a page
  * each, 4 to 512 MiB. */
 #include <sqlite3.h>

@@ -234,6 +234,30 @@ fn a_snapshot_stays_while_others_checkpoint() {
     }
 }
 
+/// Goal: who may not write the wal-index, and so has none of its own to look at, sees what others write.
+#[test]
+fn without_a_wal_index_others_are_seen() {
+    let dir = directory();
+    let Some(mut unix) = Shell::open(dir.path(), "db", Unix) else { return };
+    fill(&mut unix, "wal", 4096);
+    // The last one to close it.
+    unix.ask(".open :memory:");
+    for name in ["db-wal", "db-shm"] {
+        fs::write(dir.path().join(name), "").unwrap();
+    }
+    let mut ours = Shell::start(dir.path()).unwrap();
+    ours.ask(".open file:db?vfs=millpond&readonly_shm=1\npragma cache_size = 2");
+    for _ in 0..3 {
+        let before = ours.ask(SUM);
+        unix.ask(".open file:db");
+        unix.ask("update t set a = a + 1; pragma wal_checkpoint(truncate)");
+        let after = unix.ask(SUM);
+        assert_ne!(before, after);
+        unix.ask(".open :memory:");
+        ours.expect(&after, SUM);
+    }
+}
+
 /// Goal: pages of a transaction that was not committed are not taken for the database's, whoever undoes it.
 #[test]
 fn what_a_killed_writer_left_is_undone() {
