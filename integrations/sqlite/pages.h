@@ -68,7 +68,8 @@
  * A connection of another VFS in the same process that locks between the look and the close loses its lock:
  * one process should have a database open by one VFS.
  *
- * Locks: `registry` in pages.c, then `database.lock`; the engine is called under both, SQLite under none.
+ * Locks: `registry` in files.c, and `database.lock`, never both. The engine is called under them; of SQLite only
+ * SQLITE_FCNTL_HAS_MOVED, which takes no lock.
  */
 #ifndef MILLPONDDB_PAGES_H
 #define MILLPONDDB_PAGES_H
