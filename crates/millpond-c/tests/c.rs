@@ -4,6 +4,10 @@
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
 
+// They use the library as it is installed here.
+#[path = "integrations/nbdkit.rs"]
+mod nbdkit;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
