@@ -49,6 +49,8 @@ fn main() -> ExitCode {
         })
     };
     println!("cargo::rustc-env=MILLPOND_EMBEDDED_PRELOAD={}", embedded.display());
+    let hash = hash(&fs::read(&embedded).unwrap_or_default());
+    println!("cargo::rustc-env=MILLPOND_EMBEDDED_PRELOAD_HASH={hash:016x}");
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -161,6 +163,13 @@ fn watch_sources(root: &Path, dep_info: &Path) {
     for file in watched.iter().filter(|file| file.exists()) {
         println!("cargo::rerun-if-changed={}", file.display());
     }
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn variable(name: &str) -> PathBuf {
