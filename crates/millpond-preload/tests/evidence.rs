@@ -26,7 +26,7 @@ fn reads(starts: impl IntoIterator<Item = u64>, bytes: u64) -> bool {
 fn what_is_read_once_in_order_is_left_alone() {
     assert!(!reads((0..100_000).map(|page| page * PAGE), PAGE));
     assert!(!reads((0..10_000).map(|page| page * 131_072), 131_072));
-    assert!(!reads((0..100_000).map(|part| part * 2800), 2800));
+    assert!(!reads((0..100_000).map(|part| part * 2000), 2000));
 }
 
 /// The same of what is read once in another order: backwards, and at distances.
@@ -38,8 +38,8 @@ fn what_is_read_once_in_any_order_is_left_alone() {
     }
 }
 
-/// Goal: a file is adopted when filling the cache would have paid: after two rounds of what is read over
-/// and over, as far as pages can be told.
+/// Goal: a file is adopted when filling the cache would have paid: after three rounds of what is read
+/// over and over, as far as pages can be told.
 #[test]
 fn filling_is_reckoned_with() {
     for pages in [1, 3, 10, 30, 50, 100, 300, 1000, 10_000, 100_000] {
@@ -47,7 +47,7 @@ fn filling_is_reckoned_with() {
         let mut reads = 0..;
         let came = reads.find(|read| evidence.count(Some(read % pages * PAGE), PAGE, false));
         let rounds = (came.unwrap() - u64::from(NEED)) as f64 / pages as f64;
-        assert!((1.0..3.2).contains(&rounds), "{pages} pages: {rounds} rounds");
+        assert!((1.8..4.8).contains(&rounds), "{pages} pages: {rounds} rounds");
     }
 }
 
@@ -84,7 +84,7 @@ fn the_offset_is_followed() {
         evidence.set_position(0);
         evidence.count(None, PAGE, false)
     };
-    assert!((0..300).any(again));
+    assert!((0..400).any(again));
 }
 
 /// Goal: after a postponement more is needed.
