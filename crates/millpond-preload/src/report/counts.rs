@@ -40,13 +40,6 @@ pub fn count_bytes_passed(reason: Reason, result: isize) {
     }
 }
 
-/// What the process runs.
-fn program() -> String {
-    std::fs::read_link("/proc/self/exe")
-        .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))
-        .unwrap_or_default()
-}
-
 /// Forgets the counts: in a forked child.
 pub fn after_fork() {
     let single = [&FILES_SERVED, &FILES_UNDIRECTED, &BYTES_TOLD];
@@ -125,12 +118,12 @@ impl Counts {
         all.into_iter().filter(|_| config::get().backing == Backing::Direct)
     }
 
-    /// The line for programs.
-    pub fn fields(&self) -> String {
+    /// The line for programs; `program` is what the process runs.
+    pub fn fields(&self, program: &str) -> String {
         let mut line = format!(
             "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
             std::process::id(),
-            program(),
+            program,
             self.served_files,
             self.served_bytes,
             self.passed_files(),
