@@ -15,6 +15,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
+#[path = "../millpond-preload/build/unwinder.rs"]
+mod unwinder;
+
 const PACKAGE: &str = "millpond-preload";
 const LIBRARY: &str = "libmillpond_preload.so";
 
@@ -33,6 +36,8 @@ const NOT_INHERITED: [&str; 8] = [
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=../millpond-preload/build/unwinder.rs");
+    unwinder::link();
     println!("cargo::rerun-if-env-changed=MILLPOND_SKIP_PRELOAD");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let embedded = variable("OUT_DIR").join(LIBRARY);
