@@ -51,7 +51,7 @@ pub fn say(last: fn() -> Option<Stats>) {
         let mut counts = tell_programs(last());
         if !tally::is_own() {
             if !counts.is_empty() {
-                tally::append(&counts.fields());
+                tally::append(&counts.fields("-"));
             }
             return;
         }
@@ -67,9 +67,16 @@ pub fn put_by(last: fn() -> Option<Stats>) {
     section::run(|_| {
         let counts = tell_programs(last());
         if !counts.is_empty() {
-            tally::append(&counts.fields());
+            tally::append(&counts.fields("-"));
         }
     });
+}
+
+/// What the process runs.
+fn program() -> String {
+    std::fs::read_link("/proc/self/exe")
+        .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))
+        .unwrap_or_default()
 }
 
 fn tell_programs(stats: Option<Stats>) -> Counts {
@@ -77,7 +84,7 @@ fn tell_programs(stats: Option<Stats>) -> Counts {
     if let Some(path) = &config::get().report_file
         && !counts.is_empty()
     {
-        lines::append(path, &counts.fields());
+        lines::append(path, &counts.fields(&program()));
     }
     counts
 }
