@@ -173,6 +173,7 @@ impl Registry {
         }
         count_moved_by_libc(description);
         if description.is_served() {
+            description.row().inspect(|row| row.end(None));
             lease::give_up(description.kernel_fd());
         }
         let is_shared = matches!(description.reason(), Reason::Forked | Reason::Given);

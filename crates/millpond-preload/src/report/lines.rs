@@ -70,10 +70,15 @@ pub fn append(path: &CStr, line: &str) {
     // SAFETY: `path` is NUL-terminated.
     let fd = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644) };
     if fd >= 0 {
-        write(fd as RawFd, line);
-        // SAFETY: the descriptor was opened above and is nobody else's.
-        unsafe { sys!(libc::SYS_close, fd) };
+        append_to(fd as RawFd, line);
     }
+}
+
+/// Appends a line by a descriptor that was opened for that, and closes it.
+pub fn append_to(fd: RawFd, line: &str) {
+    write(fd, line);
+    // SAFETY: nobody else has the descriptor.
+    unsafe { sys!(libc::SYS_close, fd) };
 }
 
 fn write(fd: RawFd, line: &str) {
