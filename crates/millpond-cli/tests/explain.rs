@@ -218,6 +218,10 @@ fn each_reason_is_told() {
     assert_eq!(before("os.dup(fd)\nagain(fd)"), "duplicated");
     assert_eq!(before("os.fork() or os._exit(0)\nagain(fd)"), "forked");
     assert_eq!(before("os.preadv(fd, [bytearray(9)], 0, os.RWF_NOWAIT)\nagain(fd)"), "changed");
+    let two = "other = os.open('f', os.O_RDONLY | os.O_SYNC)\nagain(fd)";
+    assert_eq!(before(two), "open-twice");
+    let two = "other = os.open('f', os.O_RDONLY)\nimport fcntl; fcntl.lockf(fd, fcntl.LOCK_EX)\nagain(fd)";
+    assert_eq!(before(two), "locked");
     assert_eq!(before("os.close(0); os.open('f', 0); again(0)"), "stdio");
     let libc = "import ctypes; libc = ctypes.CDLL(None)\n";
     assert_eq!(before(&format!("{libc}libc.dprintf(fd, b'x')\nagain(fd)")), "in-libc");
