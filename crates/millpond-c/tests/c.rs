@@ -7,6 +7,8 @@ mod skip;
 // They use the library as it is installed here.
 #[path = "integrations/nbdkit.rs"]
 mod nbdkit;
+#[path = "integrations/sqlite.rs"]
+mod sqlite;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -81,7 +81,7 @@ impl Request {
             registry::lock().pass_fd(fd, Reason::Changed);
             return Err(Unserved::Kernel(Some(Reason::Changed)));
         }
-        if pin.file().is_none() {
+        if pin.file().is_none() || pin.is_bypassed() {
             return Err(Unserved::Kernel(Some(Reason::Engine)));
         }
         let is_permitted = if direction == Direction::Read { access.read } else { access.write };
@@ -143,7 +143,7 @@ impl Request {
     pub unsafe fn carry_out(&self) -> isize {
         let description = &*self.pin;
         let append = self.direction == Direction::Write && description.access().append;
-        let file = description.file().filter(|_| description.is_served());
+        let file = description.served_file();
         // SAFETY: the caller's duty.
         let moved = unsafe {
             match file {

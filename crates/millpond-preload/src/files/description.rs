@@ -20,6 +20,11 @@
 //!   Who locks the offset and then finds SERVED has the offset to itself and may use it; an
 //!   operation at an explicit offset that was under way meanwhile has overlapped the change, and
 //!   may be ordered before it.
+//! - D6. One that *shares* has no description of the kernel's: its numbers are duplicates of one that
+//!   all descriptions of the file have together (`several`). The kernel's offset there is nobody's.
+//! - D7. While it is *bypassed* it is SERVED by the kernel in the engine's place, at the offset that is
+//!   kept here: there are no hits, and no file for who begins a call. That changes with the offset
+//!   locked.
 //!
 //! Close racing with a read on another thread: the read found the slot before it was cleared and
 //! works on the file that was open then, or finds it cleared and asks the kernel, which knows the
@@ -94,6 +99,12 @@ pub struct Description {
     access: AtomicU32,
     reason: AtomicU32,
     kernel_fd: AtomicI32,
+    /// D6.
+    shares: AtomicBool,
+    /// D7.
+    bypassed: AtomicBool,
+    /// How the program has opened it, as the kernel would tell; of one that shares.
+    flags: AtomicI32,
     /// Opened in mode back: what is written may wait in the cache; see `late`.
     late: AtomicBool,
     /// See [`Description::is_unwritten`].
@@ -123,7 +134,7 @@ impl Description {
         access: Access,
         offset: u64,
         internal_fd: RawFd,
-        file: Result<File, Reason>,
+        file: Result<Arc<File>, Reason>,
     ) -> &'static Self {
         let description = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
         // SAFETY: taken from the pool, so nobody else can reach it (D2).
@@ -133,6 +144,8 @@ impl Description {
         }
         description.moved_in_kernel.store(0, Relaxed);
         description.late.store(false, Relaxed);
+        description.shares.store(false, Relaxed);
+        description.bypassed.store(false, Relaxed);
         description.unwritten.store(false, Relaxed);
         description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
@@ -141,7 +154,6 @@ impl Description {
         description.references.begin();
         match file {
             Ok(file) => {
-                let file = Arc::new(file);
                 let pointer = std::ptr::from_ref(&*file).cast_mut();
                 // SAFETY: as above.
                 unsafe { *description.file.get() = Some(file) };
@@ -167,6 +179,9 @@ impl Description {
             access: AtomicU32::new(0),
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
+            shares: AtomicBool::new(false),
+            bypassed: AtomicBool::new(false),
+            flags: AtomicI32::new(0),
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
@@ -194,6 +209,12 @@ impl Description {
         Access::of_bits(self.access.load(Relaxed))
     }
 
+    /// What its lease protects.
+    pub fn leased(&self) -> Access {
+        let access = self.access();
+        Access { write: access.write || self.shares(), ..access }
+    }
+
     /// Why the kernel has it; meaningful once passed.
     pub fn reason(&self) -> Reason {
         Reason::of_bits(self.reason.load(Relaxed))
@@ -203,6 +224,47 @@ impl Description {
     /// file was never served. Valid while pinned.
     pub fn kernel_fd(&self) -> RawFd {
         self.kernel_fd.load(Relaxed)
+    }
+
+    /// D6: how the program has opened it, if it shares.
+    pub fn shared_flags(&self) -> Option<i32> {
+        self.shares().then(|| self.flags.load(Relaxed))
+    }
+
+    /// D6.
+    pub fn shares(&self) -> bool {
+        self.shares.load(Relaxed)
+    }
+
+    /// D6. The registry is locked, and nobody has found the description yet.
+    pub fn set_sharing(&self, flags: i32) {
+        self.flags.store(flags, Relaxed);
+        self.shares.store(true, Relaxed);
+    }
+
+    /// D7.
+    pub fn is_bypassed(&self) -> bool {
+        // Acquire: pairs with the Release in `bypass`.
+        self.bypassed.load(Acquire)
+    }
+
+    /// D7. The registry is locked.
+    pub fn bypass(&self) {
+        let offset = self.offset.lock();
+        self.stop_hits();
+        self.bypassed.store(true, Release);
+        self.offset.unlock(offset);
+    }
+
+    /// D7, of one that was not served before. As for [`Description::set_sharing`].
+    pub fn begin_bypassed(&self) {
+        self.bypassed.store(true, Relaxed);
+        self.state.store(SERVED, Release);
+    }
+
+    /// The file, if the engine serves it just now. As for [`Description::file`].
+    pub fn served_file(&self) -> Option<&File> {
+        self.file().filter(|_| self.is_served() && !self.is_bypassed())
     }
 
     /// The file, if what is written to it may wait in the cache: also after it was passed, since

@@ -25,6 +25,16 @@ pub fn identify(fd: RawFd) -> Option<Identity> {
     }
 }
 
+/// How long the file behind `fd` is in the kernel.
+pub fn len(fd: RawFd) -> Option<u64> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: as in `identify`.
+    unsafe {
+        (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0)
+            .then(|| stat.assume_init_ref().st_size as u64)
+    }
+}
+
 pub fn identify_path(dir: RawFd, path: *const libc::c_char, follow: bool) -> Option<Identity> {
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
     let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();

@@ -160,6 +160,11 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         };
         // SAFETY: the caller's duty.
         let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
+        // A write that waits in the cache is as good as a hit. Where others read the file by numbers of
+        // their own, theirs do not show here.
+        if pin.late_file().is_some() || pin.shares() {
+            return outcome_of(record, outcome);
+        }
         slow(record, &pin, outcome)
     })
 }
@@ -232,7 +237,6 @@ unsafe fn transfer(
     at: At,
     direction: Direction,
 ) -> Result<usize, Step> {
-    let file = description.file().ok_or(Step::Kernel(Reason::Engine))?;
     let access = description.access();
     if (direction == Direction::Read && !access.read)
         || (direction == Direction::Write && !access.write)
@@ -247,12 +251,18 @@ unsafe fn transfer(
     // SAFETY: the caller's duty.
     let segments = unsafe { Segments::of(memory) }.map_err(Step::Fail)?;
     let append = direction == Direction::Write && access.append;
-    match at {
-        At::Byte(offset) => {
-            // SAFETY: the caller's duty.
-            unsafe { segments.transfer(description, file, offset as u64, direction, append) }
-                .map(|(_, bytes)| bytes)
+    let transfer = |offset| {
+        // SAFETY: the caller's duty.
+        unsafe {
+            match description.served_file() {
+                Some(file) => segments.transfer(description, file, offset, direction, append),
+                // `description.D7`, or passed since, `D3`.
+                None => Err(Step::Passed(segments.through_kernel(description, offset, direction))),
+            }
         }
+    };
+    match at {
+        At::Byte(offset) => transfer(offset as u64).map(|(_, bytes)| bytes),
         At::Offset => {
             let locked = description.offset.lock();
             if !description.is_served() {
@@ -265,13 +275,14 @@ unsafe fn transfer(
             } else {
                 locked
             };
-            // SAFETY: the caller's duty.
-            let result = unsafe { segments.transfer(description, file, offset, direction, append) };
+            let result = transfer(offset);
+            let len = || identity::len(description.kernel_fd());
             let moved = match &result {
-                Ok((start, bytes)) => start + *bytes as u64,
-                Err(Step::Passed(bytes)) if *bytes > 0 && append => file.len().unwrap_or(offset),
+                // Nothing appended moves nothing.
+                Ok((start, bytes)) if *bytes > 0 => start + *bytes as u64,
+                Err(Step::Passed(bytes)) if *bytes > 0 && append => len().unwrap_or(offset),
                 Err(Step::Passed(bytes)) if *bytes > 0 => offset + *bytes as u64,
-                Err(_) => offset,
+                _ => offset,
             };
             let moved = moved.min(OFFSET_END - 1);
             if is_kernels && moved != offset {

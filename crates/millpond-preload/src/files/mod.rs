@@ -27,6 +27,7 @@ pub mod registry;
 pub mod seek;
 pub mod segments;
 pub mod serving;
+pub mod several;
 pub mod streams;
 pub mod table;
 pub mod under_way;

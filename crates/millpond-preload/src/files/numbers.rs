@@ -161,8 +161,10 @@ impl Registry {
             return;
         }
         let (id, is_locked) = (cold.id, cold.is_locked);
+        let mut others_share = false;
         if let Some(inode) = self.inodes.get_mut(&id) {
             inode.descriptions.retain(|other| !std::ptr::eq(*other, description));
+            others_share = description.shares() && !inode.descriptions.is_empty();
             if inode.descriptions.is_empty() {
                 if inode.passed.is_none() {
                     Self::note_unleased();
@@ -172,7 +174,7 @@ impl Registry {
             }
         }
         count_moved_by_libc(description);
-        if description.is_served() {
+        if description.is_served() && !others_share {
             lease::give_up(description.kernel_fd());
         }
         let is_shared = matches!(description.reason(), Reason::Forked | Reason::Given);
@@ -181,6 +183,9 @@ impl Registry {
         }
         description.stop_hits();
         self.closing.push((Snapshot::take(), description));
+        if others_share {
+            self.leave_readers(id);
+        }
         self.end_closing();
     }
 }
