@@ -6,7 +6,7 @@
 //! what is it: regular, in a served directory, its flags      nobody is kept waiting yet
 //! registry: claim its one number; no call in flight on it    in_flight.I1, I2, I5
 //!           its flags are what they were
-//!           the lease, the engine's handle                   registry.R4
+//!           the lease, the engine's handle                   registry.R4; or `several`
 //!           the kernel's offset; slot -> the description
 //! ```
 //!
@@ -29,7 +29,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::claim::{Claim, status_flags};
+use crate::files::claim::{Claim, POSTPONED, status_flags};
 use crate::files::description::Description;
 use crate::files::registry;
 use crate::files::table::{self, Known};
@@ -38,10 +38,6 @@ use crate::report::reason::Reason;
 use crate::runtime::sys::{errno, set_errno};
 use crate::runtime::thread::record;
 use crate::runtime::{config, section};
-
-/// N1. Chosen, not measured: a try that fails makes about 10 system calls, little beside the reads that
-/// came before it, and ever less.
-const POSTPONED: u32 = 4;
 
 /// Tries to adopt the file behind `fd`, which has shown use. Between two calls.
 #[cold]
@@ -96,7 +92,14 @@ fn try_inside(fd: RawFd) -> Result<(), Refused> {
 
 /// Whether what stands in the way may go.
 fn is_passing(reason: Reason) -> bool {
-    matches!(reason, Reason::OpenElsewhere | Reason::OpenTwice | Reason::Descriptors)
+    matches!(
+        reason,
+        Reason::OpenElsewhere
+            | Reason::OpenTwice
+            | Reason::Locked
+            | Reason::Mapped
+            | Reason::Descriptors
+    )
 }
 
 /// Before the first asynchronous request on the file behind `fd`, of which the kernel would not say

@@ -1,6 +1,7 @@
 //! What an adoption does under the registry's lock, and what undoes it: see `adoption`.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::files::description::{Access, Description};
@@ -41,6 +42,10 @@ fn patience() -> impl FnMut() -> bool {
     }
 }
 
+/// `adoption.N1`. Chosen, not measured: a try that fails makes about 10 system calls, or 10 a number
+/// (`several`), little beside the reads that came before it, and ever less.
+pub const POSTPONED: u32 = 4;
+
 /// How the kernel has the description at `fd` open, or a negative errno.
 pub fn status_flags(fd: RawFd) -> i32 {
     // SAFETY: no memory involved.
@@ -60,27 +65,28 @@ impl Registry {
             return Err(Some(reason));
         }
         self.serving.prepare().map_err(Some)?;
-        let mut numbers = watch::numbers(fd);
-        // One that was just closed is no number of it any more.
-        numbers.retain(|number| table::try_change(*number, Known::Watched, Known::Claimed));
-        let is_free = numbers.contains(&fd)
-            && thread::await_calls(&numbers, patience())
+        // It may have been closed just now.
+        if !table::try_change(fd, Known::Watched, Known::Claimed) {
+            return Err(None);
+        }
+        let is_free = thread::await_calls(&[fd], patience())
             && status_flags(fd) == flags
             && identity::identify(fd).is_some_and(|identity| identity.id == id);
-        let outcome = if is_free { self.take_over(claim, &numbers) } else { Err(None) };
+        let outcome = if is_free { self.take_over(claim) } else { Err(None) };
         if outcome.is_err() {
-            for number in numbers {
-                table::set(number, Known::Watched);
-            }
+            table::set(fd, Known::Watched);
         }
-        outcome
+        match outcome {
+            Err(Some(Reason::OpenElsewhere)) => self.adopt_several(fd, id, patience()),
+            outcome => outcome,
+        }
     }
 
     /// The kernel has no call in flight there, and gets none.
-    fn take_over(&mut self, claim: &Claim, numbers: &[RawFd]) -> Result<(), Option<Reason>> {
+    fn take_over(&mut self, claim: &Claim) -> Result<(), Option<Reason>> {
         let Claim { fd, id, flags } = *claim;
-        let noted = numbers.iter().filter_map(|number| watch::of(*number));
-        let noted = noted.fold(0, |noted, watch| noted | watch.flags());
+        let watch = watch::of(fd).ok_or(None)?;
+        let noted = watch.flags();
         let access = Access::of_flags(flags);
         let is_wanted = || noted & MAPPED == 0 && access.write && mode_back::is_wanted(flags);
         let is_first = self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
@@ -92,22 +98,17 @@ impl Registry {
         let (internal_fd, file) = self.serve(&opened)?;
         // Asked again: it may be the first file, and no keeper there.
         let is_late = opened.is_late && is_wanted();
-        let description = Description::acquire(id, access, offset, internal_fd, Ok(file));
+        let description = Description::acquire(id, access, offset, internal_fd, Ok(Arc::new(file)));
         // SAFETY: the registry is locked.
         let cold = unsafe { description.cold() };
-        cold.slots = numbers.len() as u32;
         cold.is_locked = noted & LOCKED != 0;
         if is_late {
             description.set_late();
         }
         self.push_served(id, description);
-        self.locked.retain(|(_, number)| !numbers.contains(number));
-        for number in numbers {
-            if let Some(watch) = watch::of(*number) {
-                watch.note_served();
-            }
-            table::set(*number, Known::File(description));
-        }
+        self.locked.retain(|(_, number)| *number != fd);
+        watch.note_served();
+        table::set(fd, Known::File(description));
         Ok(())
     }
 
@@ -129,7 +130,7 @@ impl Registry {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         let descriptions = std::mem::take(&mut inode.descriptions);
         let (ended, kept): (Vec<_>, Vec<_>) =
-            descriptions.into_iter().partition(|description| !description.is_unwritten());
+            descriptions.into_iter().partition(|d| !d.is_unwritten() && !d.is_served());
         let is_kept = !kept.is_empty();
         inode.descriptions = kept;
         if !is_kept {
@@ -137,12 +138,7 @@ impl Registry {
         }
         let has_locks = process_locks::is_noted(id);
         for description in ended {
-            let numbers: Vec<RawFd> = table::known(0, u32::MAX)
-                .filter(|(_, slot)| {
-                    matches!(slot, Known::File(other) if std::ptr::eq(*other, description))
-                })
-                .map(|(fd, _)| fd)
-                .collect();
+            let numbers = table::numbers_of(description);
             // SAFETY: the registry is locked.
             let cold = unsafe { description.cold() };
             let is_shared = cold.offset_given.is_some();
@@ -238,6 +234,7 @@ fn goes_by(reason: Reason) -> bool {
         Reason::OpenedElsewhere
             | Reason::OpenElsewhere
             | Reason::OpenTwice
+            | Reason::Locked
             | Reason::Unused
             | Reason::Descriptors
     )

@@ -14,12 +14,17 @@
 //! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
 //!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
 //!   After that unpin, too, it is closed only when that ends none: see `process_locks`.
-//! - D4. `hit` is non-null only while SERVED, readable and findable; a reading section that
-//!   loaded it may use it to its end (D2, D3).
+//! - D4. `hit`, or `counted_hit` where hits are counted by file, is non-null only while SERVED, readable
+//!   and findable; a reading section that loaded it may use it to its end (D2, D3).
 //! - D5. SERVED -> PASSED happens with the offset locked, after the kernel was told the offset.
 //!   Who locks the offset and then finds SERVED has the offset to itself and may use it; an
 //!   operation at an explicit offset that was under way meanwhile has overlapped the change, and
 //!   may be ordered before it.
+//! - D6. One that *shares* has no description of the kernel's: its numbers are duplicates of one that
+//!   all descriptions of the file have together (`several`). The kernel's offset there is nobody's.
+//! - D7. While it is *bypassed* it is SERVED by the kernel in the engine's place, at the offset that is
+//!   kept here: there are no hits, and no file for who begins a call. That changes with the offset
+//!   locked.
 //!
 //! Close racing with a read on another thread: the read found the slot before it was cleared and
 //! works on the file that was open then, or finds it cleared and asks the kernel, which knows the
@@ -38,6 +43,7 @@ use crate::files::identity::FileId;
 use crate::files::mode_back;
 use crate::files::offset::Offset;
 use crate::files::references::References;
+use crate::report::accounts::{self, Row};
 use crate::report::reason::Reason;
 use crate::runtime::lock::Lock;
 
@@ -89,15 +95,27 @@ pub struct Cold {
 #[repr(align(128))]
 pub struct Description {
     hit: AtomicPtr<File>,
+    /// In place of `hit`, where hits are counted by file.
+    counted_hit: AtomicPtr<File>,
+    /// Where somebody asked.
+    row: AtomicPtr<Row>,
     pub offset: Offset,
     state: AtomicU32,
     access: AtomicU32,
     reason: AtomicU32,
     kernel_fd: AtomicI32,
+    /// D6.
+    shares: AtomicBool,
+    /// D7.
+    bypassed: AtomicBool,
+    /// How the program has opened it, as the kernel would tell; of one that shares.
+    flags: AtomicI32,
     /// Opened in mode back: what is written may wait in the cache; see `late`.
     late: AtomicBool,
     /// See [`Description::is_unwritten`].
     unwritten: AtomicBool,
+    /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
+    lock_noted: AtomicBool,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
     /// Counts its lives: who remembers one sees whether it has ended.
@@ -123,7 +141,7 @@ impl Description {
         access: Access,
         offset: u64,
         internal_fd: RawFd,
-        file: Result<File, Reason>,
+        file: Result<Arc<File>, Reason>,
     ) -> &'static Self {
         let description = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
         // SAFETY: taken from the pool, so nobody else can reach it (D2).
@@ -133,23 +151,29 @@ impl Description {
         }
         description.moved_in_kernel.store(0, Relaxed);
         description.late.store(false, Relaxed);
+        description.shares.store(false, Relaxed);
+        description.bypassed.store(false, Relaxed);
         description.unwritten.store(false, Relaxed);
+        description.lock_noted.store(false, Relaxed);
         description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
         description.references.begin();
+        let row =
+            accounts::of(id).map_or(std::ptr::null_mut(), |row| std::ptr::from_ref(row).cast_mut());
+        description.row.store(row, Relaxed);
         match file {
             Ok(file) => {
-                let file = Arc::new(file);
                 let pointer = std::ptr::from_ref(&*file).cast_mut();
                 // SAFETY: as above.
                 unsafe { *description.file.get() = Some(file) };
                 description.state.store(SERVED, Relaxed);
                 let hit = if access.read { pointer } else { std::ptr::null_mut() };
+                let way = if row.is_null() { &description.hit } else { &description.counted_hit };
                 // Release: pairs with the Acquire in `hit`; a late reader of the previous life may
                 // look here without the table's Release.
-                description.hit.store(hit, Release);
+                way.store(hit, Release);
             }
             Err(reason) => {
                 description.reason.store(reason as u32, Relaxed);
@@ -162,13 +186,19 @@ impl Description {
     fn blank() -> Self {
         Self {
             hit: AtomicPtr::new(std::ptr::null_mut()),
+            counted_hit: AtomicPtr::new(std::ptr::null_mut()),
+            row: AtomicPtr::new(std::ptr::null_mut()),
             offset: Offset::new(),
             state: AtomicU32::new(FREE),
             access: AtomicU32::new(0),
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
+            shares: AtomicBool::new(false),
+            bypassed: AtomicBool::new(false),
+            flags: AtomicI32::new(0),
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
+            lock_noted: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
             life: AtomicU32::new(0),
             missed: AtomicU32::new(0),
@@ -186,12 +216,30 @@ impl Description {
         unsafe { self.hit.load(Acquire).as_ref() }
     }
 
+    /// [`Description::hit`], where hits are counted by file.
+    pub fn counted_hit(&self) -> Option<&File> {
+        // SAFETY: D4.
+        unsafe { self.counted_hit.load(Acquire).as_ref() }
+    }
+
+    /// What is told of the file, where somebody asked.
+    pub fn row(&self) -> Option<&'static Row> {
+        // SAFETY: rows are never freed (`accounts.C2`).
+        unsafe { self.row.load(Relaxed).as_ref() }
+    }
+
     pub fn is_served(&self) -> bool {
         self.state.load(Acquire) == SERVED
     }
 
     pub fn access(&self) -> Access {
         Access::of_bits(self.access.load(Relaxed))
+    }
+
+    /// What its lease protects.
+    pub fn leased(&self) -> Access {
+        let access = self.access();
+        Access { write: access.write || self.shares(), ..access }
     }
 
     /// Why the kernel has it; meaningful once passed.
@@ -203,6 +251,47 @@ impl Description {
     /// file was never served. Valid while pinned.
     pub fn kernel_fd(&self) -> RawFd {
         self.kernel_fd.load(Relaxed)
+    }
+
+    /// D6: how the program has opened it, if it shares.
+    pub fn shared_flags(&self) -> Option<i32> {
+        self.shares().then(|| self.flags.load(Relaxed))
+    }
+
+    /// D6.
+    pub fn shares(&self) -> bool {
+        self.shares.load(Relaxed)
+    }
+
+    /// D6. The registry is locked, and nobody has found the description yet.
+    pub fn set_sharing(&self, flags: i32) {
+        self.flags.store(flags, Relaxed);
+        self.shares.store(true, Relaxed);
+    }
+
+    /// D7.
+    pub fn is_bypassed(&self) -> bool {
+        // Acquire: pairs with the Release in `bypass`.
+        self.bypassed.load(Acquire)
+    }
+
+    /// D7. The registry is locked.
+    pub fn bypass(&self) {
+        let offset = self.offset.lock();
+        self.stop_hits();
+        self.bypassed.store(true, Release);
+        self.offset.unlock(offset);
+    }
+
+    /// D7, of one that was not served before. As for [`Description::set_sharing`].
+    pub fn begin_bypassed(&self) {
+        self.bypassed.store(true, Relaxed);
+        self.state.store(SERVED, Release);
+    }
+
+    /// The file, if the engine serves it just now. As for [`Description::file`].
+    pub fn served_file(&self) -> Option<&File> {
+        self.file().filter(|_| self.is_served() && !self.is_bypassed())
     }
 
     /// The file, if what is written to it may wait in the cache: also after it was passed, since
@@ -251,6 +340,16 @@ impl Description {
         missed > MISSED_MAX
     }
 
+    /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
+    pub fn is_lock_noted(&self) -> bool {
+        self.lock_noted.load(Relaxed)
+    }
+
+    /// After `process_locks::note` of its file. The registry is locked.
+    pub fn note_lock(&self) {
+        self.lock_noted.store(true, Relaxed);
+    }
+
     pub fn moved_in_kernel(&self) -> u64 {
         self.moved_in_kernel.load(Relaxed)
     }
@@ -285,7 +384,7 @@ impl Description {
     /// SERVED -> PASSED (D5). The offset is locked; the registry too.
     pub fn set_passed(&self, reason: Reason) {
         self.reason.store(reason as u32, Relaxed);
-        self.hit.store(std::ptr::null_mut(), Relaxed);
+        self.stop_hits();
         // Release: pairs with the Acquire in `is_served`.
         self.state.store(PASSED, Release);
     }
@@ -332,6 +431,7 @@ impl Description {
     /// Takes the fast way to `hit` away; the slots are cleared already.
     pub fn stop_hits(&self) {
         self.hit.store(std::ptr::null_mut(), Relaxed);
+        self.counted_hit.store(std::ptr::null_mut(), Relaxed);
     }
 }
 

@@ -15,13 +15,16 @@ pub fn pass(description: &'static Description, reason: Reason) {
         return;
     }
     let fd = description.kernel_fd();
-    go_through(description);
+    if !go_through(description) {
+        description.set_unwritten();
+    }
     let offset = description.offset.lock();
     if offset != IN_KERNEL {
         push_offset(fd, offset);
     }
     description.set_passed(reason);
     description.offset.unlock(IN_KERNEL);
+    description.row().inspect(|row| row.end(Some(reason)));
     counts::count_file_passed(reason);
     if let Some(file) = description.file() {
         // Nobody will ask for the cached bytes again. If they can't be dropped they are forgotten
@@ -31,14 +34,15 @@ pub fn pass(description: &'static Description, reason: Reason) {
     lease::give_up(fd);
 }
 
-/// Has what waits in the cache written back, and later writes go through.
-fn go_through(description: &Description) {
+/// Has what waits in the cache written back, and later writes go through. Whether it could be.
+pub fn go_through(description: &Description) -> bool {
     if let Some(file) = description.late_file()
         && let Err(error) = file.begin_through()
     {
-        description.set_unwritten();
         lines::warn_unwritten(description.kernel_fd(), error.errno());
+        return false;
     }
+    true
 }
 
 /// Counts what libc has moved by itself since it shares the description. The registry is locked.

@@ -52,7 +52,7 @@ use crate::runtime::{section, thread};
 fn is_candidate(fd: RawFd) -> bool {
     mode_back::is_any()
         && !thread::record().is_inside()
-        && matches!(table::get(fd), Known::File(description) if description.access().write)
+        && matches!(table::get(fd), Known::File(description) if description.leased().write)
 }
 
 /// Runs `work` on the file behind `fd` if it is in mode back.

@@ -11,7 +11,25 @@ use crate::files::table::{self, Known};
 use crate::files::watch::{self, LOCKED, PROCESS_LOCKED};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
-use crate::runtime::thread::Snapshot;
+use crate::runtime::thread::{Snapshot, record};
+
+/// Whether it is known already that the process locks the file behind `fd`, so that
+/// [`Registry::note_process_lock`] has nothing to do.
+pub fn is_lock_noted(fd: RawFd) -> bool {
+    match table::get(fd) {
+        Known::Watched | Known::Left => {
+            watch::of(fd).is_some_and(|watch| watch.flags() & PROCESS_LOCKED != 0)
+        }
+        Known::File(_) => {
+            let record = record();
+            record.enter();
+            let is_noted = table::description(fd).is_some_and(Description::is_lock_noted);
+            record.exit();
+            is_noted
+        }
+        _ => false,
+    }
+}
 
 impl Registry {
     /// The program is about to take a POSIX lock on the file behind `fd`.
@@ -19,6 +37,7 @@ impl Registry {
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             process_locks::note(unsafe { description.cold() }.id);
+            description.note_lock();
             return;
         }
         let Some(watch) = watch::of(fd) else { return };
@@ -161,8 +180,10 @@ impl Registry {
             return;
         }
         let (id, is_locked) = (cold.id, cold.is_locked);
+        let mut others_share = false;
         if let Some(inode) = self.inodes.get_mut(&id) {
             inode.descriptions.retain(|other| !std::ptr::eq(*other, description));
+            others_share = description.shares() && !inode.descriptions.is_empty();
             if inode.descriptions.is_empty() {
                 if inode.passed.is_none() {
                     Self::note_unleased();
@@ -172,7 +193,10 @@ impl Registry {
             }
         }
         count_moved_by_libc(description);
-        if description.is_served() {
+        if description.is_served() && !description.is_bypassed() {
+            description.row().inspect(|row| row.end(None));
+        }
+        if description.is_served() && !others_share {
             lease::give_up(description.kernel_fd());
         }
         let is_shared = matches!(description.reason(), Reason::Forked | Reason::Given);
@@ -181,6 +205,9 @@ impl Registry {
         }
         description.stop_hits();
         self.closing.push((Snapshot::take(), description));
+        if others_share {
+            self.leave_readers(id);
+        }
         self.end_closing();
     }
 }

@@ -1,6 +1,7 @@
 //! Holding a description, and its end with the last holder: `description.D2` and `D3`.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use crate::files::description::Description;
 use crate::files::{lingering, table};
@@ -64,8 +65,8 @@ pub fn unpin(description: &Description) {
 fn end(description: &Description) {
     // SAFETY: the last reference is gone.
     let (id, file) = unsafe { description.end() };
-    if file.is_some() {
-        drop(file);
+    // Others may share it.
+    if file.is_some_and(|file| Arc::into_inner(file).is_some()) {
         lingering::add(description.kernel_fd(), id);
     }
     description.recycle();

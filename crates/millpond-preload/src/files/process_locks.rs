@@ -148,7 +148,7 @@ impl Held {
 }
 
 /// Whether this process has POSIX locks on the file behind `fd`.
-fn is_locked(fd: RawFd, id: FileId) -> bool {
+pub fn is_locked(fd: RawFd, id: FileId) -> bool {
     // SAFETY: an all-zero lock is the whole file's.
     let mut whole: libc::flock64 = unsafe { std::mem::zeroed() };
     whole.l_type = libc::F_WRLCK as i16;

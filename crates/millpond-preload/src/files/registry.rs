@@ -7,8 +7,8 @@
 //!
 //! - R1. A file is served only while each of its descriptions here holds a lease, so nobody else
 //!   can change it unnoticed; or else all its descriptions are passed.
-//! - R2. Descriptions of one file are served side by side only if all are read-only: a write lease
-//!   is refused while a second description exists, even our own.
+//! - R2. Descriptions of one file are served side by side if all are read-only; or if they share one
+//!   (`several`): a write lease is refused while a second description exists, even our own.
 //! - R3. What has been passed stays passed until its last descriptor is closed here; or is watched
 //!   again, if files are adopted when they show use (`claim`).
 //! - R4. A description takes its lease before the engine looks at the file, and what the engine
@@ -21,6 +21,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
@@ -32,6 +33,7 @@ use crate::files::identity::{self, FileId};
 use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
+use crate::files::several::pass_together;
 use crate::files::table::{self, Known};
 use crate::files::{lease, lingering, mode_back, process_locks, watch};
 use crate::report::counts;
@@ -117,7 +119,7 @@ pub fn lease_broken(fd: Option<RawFd>) -> bool {
                 description.is_served()
                     && match fd {
                         Some(fd) => fd == description.kernel_fd(),
-                        None => !lease::stands(description.kernel_fd(), description.access()),
+                        None => !lease::stands(description.kernel_fd(), description.leased()),
                     }
             })
         })
@@ -151,6 +153,9 @@ impl Registry {
         if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
+        if config::is_explained() {
+            watch::row_of(fd);
+        }
         let access = Access::of_flags(flags);
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
@@ -168,8 +173,13 @@ impl Registry {
         let is_late = is_late && served.is_ok() && mode_back::is_wanted(flags);
         let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
         let passed = served.as_ref().err().copied();
-        let description =
-            Description::acquire(id, access, 0, internal_fd, served.map(|(_, file)| file));
+        let description = Description::acquire(
+            id,
+            access,
+            0,
+            internal_fd,
+            served.map(|(_, file)| Arc::new(file)),
+        );
         if is_late {
             description.set_late();
         }
@@ -179,6 +189,7 @@ impl Registry {
                 let inode = self.inodes.entry(id).or_default();
                 inode.passed.get_or_insert(reason);
                 inode.descriptions.push(description);
+                description.row().inspect(|row| row.left(reason));
                 counts::count_file_passed(reason);
             }
         }
@@ -234,6 +245,7 @@ impl Registry {
             FILES_LEASED.fetch_add(1, Relaxed);
         }
         inode.descriptions.push(description);
+        description.row().inspect(|row| row.begin());
         counts::count_file_served();
     }
 
@@ -269,8 +281,10 @@ impl Registry {
         }
         inode.passed = Some(reason);
         FILES_LEASED.fetch_sub(1, Relaxed);
-        for description in &inode.descriptions {
-            pass(description, reason);
+        if inode.descriptions.iter().any(|description| description.shares()) {
+            pass_together(&inode.descriptions, reason);
+        } else {
+            inode.descriptions.iter().for_each(|description| pass(description, reason));
         }
         if !config::is_eager() {
             self.watch_again(id, reason);
@@ -305,7 +319,7 @@ impl Registry {
         if !description.is_served() {
             return;
         }
-        if description.access().write {
+        if description.access().write || description.shares() {
             self.pass_fd(fd, Reason::Stdio);
             return;
         }
@@ -340,6 +354,8 @@ impl Registry {
             .inodes
             .iter()
             .filter(|(id, _)| !process_locks::is_noted(**id))
+            // Those have few, and need one to be given back (`several.G3`).
+            .filter(|(_, inode)| !inode.descriptions.iter().any(|d| d.shares()))
             .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.kernel_fd() >= 0))
             .map(|(id, _)| *id)
             .collect();
@@ -357,10 +373,8 @@ impl Registry {
                 );
                 // SAFETY: the registry is locked.
                 unsafe { fresh.cold().slots = old.cold().slots };
-                for (fd, slot) in table::known(0, u32::MAX) {
-                    if matches!(slot, Known::File(other) if std::ptr::eq(other, old)) {
-                        table::set(fd, Known::File(fresh));
-                    }
+                for fd in table::numbers_of(old) {
+                    table::set(fd, Known::File(fresh));
                 }
                 *description = fresh;
                 self.closing.push((Snapshot::take(), old));
@@ -383,18 +397,19 @@ impl Registry {
             .collect()
     }
 
-    /// The description of a file in mode back, held. Such a file has only one (R2).
+    /// A description of a file in mode back, held: all that it has share one.
     pub fn find_late(&self, id: FileId) -> Option<Pin> {
         let descriptions = &self.inodes.get(&id)?.descriptions;
         descriptions.iter().find(|d| d.late_file().is_some()).map(|d| Pin::of_registered(d))
     }
 
-    /// The file behind `fd`, if this is the last number of its description.
+    /// The file behind `fd`, if this is its last number.
     pub fn last_slot_of(&self, fd: RawFd) -> Option<FileId> {
         let description = table::description(fd)?;
         // SAFETY: the registry is locked.
         let cold = unsafe { description.cold() };
-        (cold.slots == 1).then_some(cold.id)
+        let is_alone = |inode: &Inode| inode.descriptions.len() == 1;
+        (cold.slots == 1 && self.inodes.get(&cold.id).is_none_or(is_alone)).then_some(cold.id)
     }
 
     /// Whether a closed description of the file may still be looked at; ends those that are not.

@@ -73,7 +73,7 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
             return None;
         }
         let kernel_fd = pin.kernel_fd();
-        if let Some(file) = pin.late_file() {
+        if let Some(file) = pin.late_file().filter(|_| !pin.is_bypassed()) {
             if whence == libc::SEEK_END
                 && old != IN_KERNEL
                 && let Some(new) = offset.checked_add(file.len().ok()? as i64)
@@ -90,9 +90,11 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
         // where the file ends and its holes are.
         let result = unsafe {
             if whence == libc::SEEK_CUR && old != IN_KERNEL {
-                push_offset(kernel_fd, old);
+                // One call: the kernel's offset may be several descriptions'.
+                sys!(libc::SYS_lseek, kernel_fd, offset.wrapping_add(old as Off), libc::SEEK_SET)
+            } else {
+                sys!(libc::SYS_lseek, kernel_fd, offset, whence)
             }
-            sys!(libc::SYS_lseek, kernel_fd, offset, whence)
         };
         if old == IN_KERNEL {
             if result >= 0 {

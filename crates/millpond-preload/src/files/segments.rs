@@ -151,6 +151,20 @@ impl Segments {
         direction: Direction,
     ) -> isize {
         let fd = description.kernel_fd();
+        if direction == Direction::Write && description.shares() && description.access().append {
+            const RWF_APPEND: i32 = 0x10;
+            let one;
+            let vectors = match self {
+                Segments::One(start, len) => {
+                    one = [libc::iovec { iov_base: start.cast(), iov_len: *len }];
+                    &one[..]
+                }
+                Segments::Many(vectors) => vectors,
+            };
+            let (start, count) = (vectors.as_ptr(), vectors.len());
+            // SAFETY: the kernel checks the addresses.
+            return unsafe { sys!(libc::SYS_pwritev2, fd, start, count, 0, 0, RWF_APPEND) };
+        }
         // SAFETY: the kernel checks the addresses.
         unsafe {
             match (self, direction) {

@@ -178,6 +178,14 @@ pub fn note_foreign(fd: RawFd) {
     }
 }
 
+/// The numbers of a description. The registry is locked.
+pub fn numbers_of(description: &Description) -> Vec<RawFd> {
+    known(0, u32::MAX)
+        .filter(|(_, slot)| matches!(slot, Known::File(other) if std::ptr::eq(*other, description)))
+        .map(|(fd, _)| fd)
+        .collect()
+}
+
 /// The numbers from `first` to `last` that are not UNKNOWN, in order.
 pub fn known(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Known)> {
     let end = SLOTS_USED.load(Relaxed).min((last as usize).saturating_add(1));

@@ -2,19 +2,21 @@
 
 use std::ffi::{c_int, c_uint};
 
+use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::tell_offset;
+use crate::files::several::make_real;
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
-use crate::files::watch::{self, PROCESS_LOCKED, forget_watched};
+use crate::files::watch::{self, forget_watched};
 use crate::files::{io, late, process_locks};
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
-use crate::runtime::{config, section, thread};
+use crate::runtime::{config, fault, section, thread};
 
 type Off = libc::off64_t;
 
@@ -107,15 +109,35 @@ pub unsafe fn closefrom(first: c_int) {
 
 pub unsafe fn dup(fd: c_int) -> c_int {
     // SAFETY: no memory involved.
-    let new = to_libc(unsafe { sys!(libc::SYS_dup, fd) }) as c_int;
-    describe_duplicate(fd, new);
-    new
+    duplicate(fd, || unsafe { sys!(libc::SYS_dup, fd) })
 }
 
-fn describe_duplicate(fd: c_int, new: c_int) {
-    if new >= 0 && !thread::record().is_inside() {
-        section::run(|_| registry::lock().share(fd, new));
+/// `call` makes a second number for what `fd` is: in one step, as `fd` may become another description's
+/// (`several.G1`).
+fn duplicate(fd: c_int, call: impl FnOnce() -> isize) -> c_int {
+    if thread::record().is_inside() {
+        return to_libc(call()) as c_int;
     }
+    section::run(|_| {
+        let mut registry = registry::lock();
+        let new = to_libc(call()) as c_int;
+        if new >= 0 {
+            registry.share(fd, new);
+        }
+        new
+    })
+}
+
+/// A call that changes what the number `fd` is, not what it stands for: that is not replaced meanwhile.
+pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
+    let is_ours = matches!(table::get(fd), Known::Watched | Known::Claimed | Known::File(_));
+    if !is_ours || thread::record().is_inside() {
+        return call();
+    }
+    section::run(|_| {
+        let _registry = registry::lock();
+        call()
+    })
 }
 
 pub unsafe fn dup2(fd: c_int, new: c_int) -> c_int {
@@ -188,65 +210,88 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
     // value, which nobody looks at.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            // SAFETY: no memory involved.
+            return duplicate(fd, || unsafe { sys!(libc::SYS_fcntl, fd, command, arg) });
+        }
+        libc::F_SETFD => return of_number(fd, call),
+        libc::F_GETFD => return call(),
+        _ => {}
+    }
     let is_outside = !thread::record().is_inside();
     if is_outside && matches!(table::get(fd), Known::Watched | Known::Claimed) {
         before_fcntl_watched(fd, command);
     }
-    let is_file = matches!(table::get(fd), Known::File(_)) && is_outside;
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
     }
-    let result = match command {
-        libc::F_GETFL if is_file => {
-            let hides_direct = late::hides_direct(fd);
-            let flags = call();
-            if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
-        }
-        libc::F_SETFL if is_outside => during([fd, -1], || {
-            if !is_served(fd) {
-                return call();
-            }
-            late::undirected(fd, || {
-                before_fcntl(fd, command, arg);
-                call()
+    if !is_outside {
+        return call();
+    }
+    // Not adopted meanwhile: what it is about is this number's description.
+    during([fd, -1], || match (table::get(fd), command) {
+        (Known::File(description), libc::F_GETFL) => {
+            description.shared_flags().unwrap_or_else(|| {
+                let hides_direct = late::hides_direct(fd);
+                let flags = call();
+                if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
             })
+        }
+        (Known::File(_), libc::F_SETFL) if is_served(fd) => late::undirected(fd, || {
+            before_fcntl(fd, command, arg);
+            call()
         }),
-        _ => {
-            if is_file {
-                before_fcntl(fd, command, arg);
-            }
+        (Known::File(_), _) => {
+            before_fcntl(fd, command, arg);
             call()
         }
-    };
-    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-        describe_duplicate(fd, result);
-    }
-    result
+        _ => call(),
+    })
 }
 
 fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
     match command {
-        libc::F_SETFL => section::run(|_| {
-            // SAFETY: no memory involved.
-            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
-            if (flags ^ arg as c_int) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
-                registry::lock().pass_fd(fd, Reason::Changed);
-            }
-        }),
+        libc::F_SETFL => {
+            make_real(fd);
+            section::run(|_| {
+                // SAFETY: no memory involved.
+                let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
+                if (flags ^ arg as c_int) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+                    registry::lock().pass_fd(fd, Reason::Changed);
+                }
+            });
+        }
         // The program's own lease, or signals, on a descriptor that carries ours.
         libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
         }
         // Locks may be relative to the file offset.
-        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_offset(fd),
-        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
+            make_real(fd);
+            if is_at_start(arg) {
+                return;
+            }
             tell_offset(fd);
-            before_flock(fd);
         }
-        _ => {}
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
+            before_flock(fd);
+            tell_offset(fd);
+        }
+        _ => make_real(fd),
     }
+}
+
+/// Whether the lock at `lock` begins at a byte that the program says, whatever the offset.
+fn is_at_start(lock: usize) -> bool {
+    // `l_type` and `l_whence`, which come first.
+    let mut head = [0_i16; 2];
+    let lock = std::ptr::with_exposed_provenance::<u8>(lock);
+    // SAFETY: `head` has room; `lock` may be any address, as a file is served.
+    let is_read = unsafe { fault::copy_in(head.as_mut_ptr().cast(), lock, size_of_val(&head)) };
+    is_read && i32::from(head[1]) == libc::SEEK_SET
 }
 
 /// A directory, whose number libc closes unseen in the end: the next file there is not this one.
@@ -261,6 +306,7 @@ pub fn before_flock(fd: c_int) {
     let is_known = !matches!(table::get(fd), Known::Unknown | Known::Foreign | Known::Internal);
     if is_known && !thread::record().is_inside() {
         section::run(|_| registry::lock().note_lock(fd));
+        make_real(fd);
     }
 }
 
@@ -279,10 +325,11 @@ fn before_fcntl_watched(fd: c_int, command: c_int) {
 
 /// `lockf` locks from the file offset on, inside libc.
 pub fn before_lockf(fd: c_int) {
+    note_process_lock(fd);
     if let Known::File(_) = table::get(fd) {
+        make_real(fd);
         tell_offset(fd);
     }
-    note_process_lock(fd);
 }
 
 /// The standard streams become the terminal `fd`, and it becomes the session's.
@@ -308,9 +355,7 @@ fn note_process_lock(fd: c_int) {
     if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
         return;
     }
-    if matches!(table::get(fd), Known::Watched | Known::Left)
-        && watch::of(fd).is_some_and(|watch| watch.flags() & PROCESS_LOCKED != 0)
-    {
+    if is_lock_noted(fd) {
         return;
     }
     section::run(|_| {
@@ -333,10 +378,10 @@ fn truncate_open(fd: c_int, len: Off) -> isize {
     }
     section::run(|_| {
         let Some(pin) = Pin::of(fd) else { return by_kernel() };
-        let Some(file) = pin.file().filter(|_| pin.is_served()) else { return by_kernel() };
         if len < 0 || !pin.access().write {
             return -libc::EINVAL as isize;
         }
+        let Some(file) = pin.served_file() else { return by_kernel() };
         match file.truncate(len as u64) {
             Ok(()) => 0,
             Err(millpond::Error::Io { source, .. }) => {

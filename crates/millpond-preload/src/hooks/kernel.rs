@@ -12,15 +12,18 @@
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
 use crate::files::seek::tell_offset;
+use crate::files::segments::Direction;
+use crate::files::several::{make_real, may_not_write};
 use crate::files::table::{self, Known};
 use crate::files::under_way::{during, with_watch};
 use crate::files::watch::{self, MAPPED, WRITABLE};
 use crate::files::{copy, identity, io, late};
+use crate::hooks::descriptor;
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
-use crate::runtime::sys::{sys, to_libc};
+use crate::runtime::sys::{fail, sys, to_libc};
 use crate::runtime::{section, thread};
 
 /// Leaves the file behind `fd` to the kernel.
@@ -65,6 +68,7 @@ pub unsafe fn mmap64(
         // Writable now, or by mprotect at any time. Mappings that can't write are coherent.
         pass(fd, Reason::Mapped);
     } else if flags & libc::MAP_ANONYMOUS == 0 {
+        make_real(fd);
         late::go_through(fd);
     }
     // SAFETY: as the caller vouches to `mmap64`. Not through libc: programs map memory in their
@@ -82,8 +86,11 @@ fn note_mapped(fd: c_int, is_shared: bool) {
             section::run(|_| lock().leave(fd, Reason::Mapped));
         }
         (Known::Watched | Known::Claimed, _) => with_watch(fd, |watch| watch.note(MAPPED)),
-        (Known::File(_), Some(watch)) => watch.note(MAPPED),
         _ => {}
+    }
+    // Perhaps just now.
+    if let (Known::File(_), Some(watch)) = (table::get(fd), watch::of(fd)) {
+        watch.note(MAPPED);
     }
 }
 
@@ -118,7 +125,7 @@ fn allocate_in_engine(fd: c_int, mode: c_int, offset: Off, len: Off) -> Option<i
     }
     section::run(|_| {
         let pin = Pin::of(fd)?;
-        let file = pin.file().filter(|_| pin.is_served() && pin.access().write)?;
+        let file = pin.served_file().filter(|_| pin.access().write)?;
         let (start, count) = (offset as u64, len as u64);
         let outcome = if mode == PUNCH {
             // Beyond the end there may be reserved space, which only the kernel knows of.
@@ -146,6 +153,9 @@ pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_in
 }
 
 unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
+    if may_not_write(fd) {
+        return fail(libc::EBADF) as c_int;
+    }
     if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
         return to_libc(result) as c_int;
     }
@@ -169,6 +179,9 @@ pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
 }
 
 unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
+    if may_not_write(fd) {
+        return libc::EBADF;
+    }
     match allocate_in_engine(fd, 0, offset, len).map(|result| -result as c_int) {
         // Where the file system can't reserve, libc has a way of its own.
         None | Some(libc::EOPNOTSUPP) => {}
@@ -186,11 +199,16 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     const FIGETBSZ: c_ulong = 2;
     const FIONREAD: c_ulong = 0x541b;
+    const FIONBIO: c_ulong = 0x5421;
+    const FIONCLEX: c_ulong = 0x5450;
+    const FIOCLEX: c_ulong = 0x5451;
+    const FIOASYNC: c_ulong = 0x5452;
     const FICLONE: c_ulong = 0x4004_9409;
     const FICLONERANGE: c_ulong = 0x4020_940d;
     const FS_IOC_GETFLAGS: c_ulong = 0x8008_6601;
     const FS_IOC_FIEMAP: c_ulong = 0xc020_660b;
     let before = || {
+        make_real(fd);
         if !is_served(fd) {
             return;
         }
@@ -207,6 +225,9 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     };
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
     let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
+    if matches!(request, FIOCLEX | FIONCLEX) {
+        return descriptor::of_number(fd, call);
+    }
     if !matches!(request, FICLONE | FICLONERANGE) {
         let is_watched = matches!(table::get(fd), Known::Watched | Known::Claimed);
         let control = || {
@@ -214,11 +235,8 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
             call()
         };
         // Those of terminals change no file, and may wait.
-        return if is_watched && !is_terminals(request) {
-            during([fd, -1], control)
-        } else {
-            control()
-        };
+        let is_quiet = is_terminals(request) && !matches!(request, FIONBIO | FIOASYNC | FIONREAD);
+        return if is_watched && !is_quiet { during([fd, -1], control) } else { control() };
     }
     let source = match request {
         FICLONE => arg as c_int,
@@ -226,6 +244,8 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         _ => unsafe { std::ptr::with_exposed_provenance::<i64>(arg).read_unaligned() as c_int },
     };
     during([fd, source], || {
+        make_real(fd);
+        make_real(source);
         late::settle(source);
         let result = late::around(fd, call);
         if result == 0 {
@@ -272,8 +292,8 @@ unsafe fn copy(
     // SAFETY: as the caller vouches to `copy_file_range`.
     let result =
         unsafe { libc_calls::copy_file_range(from, from_offset, to, to_offset, len, flags) };
-    io::count_passed(from, result);
-    io::count_passed(to, result);
+    io::count_passed(from, Direction::Read, result);
+    io::count_passed(to, Direction::Write, result);
     result
 }
 
@@ -289,6 +309,8 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     {
         return to_libc(copied);
     }
+    make_real(from);
+    make_real(to);
     if offset.is_null() {
         pass(from, Reason::Changed);
     }
@@ -297,8 +319,8 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     // SAFETY: as the caller vouches to `sendfile64`.
     let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
     let result = late::undirected(from, call);
-    io::count_passed(from, result);
-    io::count_passed(to, result);
+    io::count_passed(from, Direction::Read, result);
+    io::count_passed(to, Direction::Write, result);
     result
 }
 
@@ -323,6 +345,8 @@ unsafe fn splice_open(
     len: usize,
     flags: u32,
 ) -> isize {
+    make_real(from);
+    make_real(to);
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }
@@ -331,8 +355,8 @@ unsafe fn splice_open(
     // SAFETY: as the caller vouches to `splice`.
     let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
     let result = late::undirected(from, call);
-    io::count_passed(from, result);
-    io::count_passed(to, result);
+    io::count_passed(from, Direction::Read, result);
+    io::count_passed(to, Direction::Write, result);
     result
 }
 

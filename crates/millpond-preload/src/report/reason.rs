@@ -22,7 +22,8 @@ reasons! {
     OpenElsewhere => "open-elsewhere",
     /// Somebody else opened it, and broke the lease.
     OpenedElsewhere => "opened-elsewhere",
-    /// The program has it open twice, once for writing.
+    /// The program has it open several times, once for writing, in a way that can't be served: one
+    /// has several numbers, or flags such as `O_SYNC`; or a call needed one by itself (`several`).
     OpenTwice => "open-twice",
     /// The file system, or the file's owner, allows no lease.
     NoLease => "no-lease",
@@ -38,8 +39,10 @@ reasons! {
     Given => "given",
     /// It has, or had, several numbers while the kernel had it.
     Duplicated => "duplicated",
-    /// Mapped shared and writable.
+    /// Mapped shared and writable; or in any way, and open several times.
     Mapped => "mapped",
+    /// The program has it open several times, and locked.
+    Locked => "locked",
     /// Changed in a way that only the kernel does: its flags, its blocks, or by path.
     Changed => "changed",
     /// Written inside libc.

@@ -31,7 +31,9 @@
 //!   stays named. There is room for three: with more the word says *any number*, until the
 //!   outermost of them ends.
 //! - I5. A description that has, or had, several numbers is not claimed: a call may go on by one of
-//!   them that was closed meanwhile, and is another file's now.
+//!   them that was closed meanwhile, and is another file's now. Several descriptions of one file may
+//!   be, each by its one number: a call that goes on by a number that was closed holds a description
+//!   that nobody claimed, and with it open there is no lease (`several.G2`).
 //!
 //! What the calls did to the file is ordered by the kernel; what they noted in the library, by
 //! Release at their end and Acquire in the claimant's loads.
@@ -89,16 +91,16 @@ impl InFlight {
         self.0.store(0, Relaxed);
     }
 
-    /// Whether the thread names one of `fds`; any number at all, if there are several: of those one may
-    /// have been closed that is still named. (Claims are of one number alone, I5.)
+    /// Whether the thread names one of `fds`.
     pub fn names(&self, fds: &[RawFd]) -> bool {
         // Acquire: pairs with the Release in `end`.
         let word = self.0.load(Acquire);
         if word == 0 {
             return false;
         }
-        let [fd] = fds else { return true };
-        word & ANY != 0 || (0..3).any(|place| word >> (place * BITS) & ONE == *fd as u64 + 1)
+        let is_named =
+            |fd: RawFd| (0..3).any(|place| word >> (place * BITS) & ONE == fd as u64 + 1);
+        word & ANY != 0 || fds.iter().any(|fd| is_named(*fd))
     }
 }
 

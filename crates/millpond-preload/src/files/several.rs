@@ -1,0 +1,302 @@
+//! A file that the process has open several times, a writer among them: served by one description.
+//!
+//! A write lease is refused while its inode has a second open description, even of the same process.
+//! So where there are several, each by one number, all their numbers become duplicates of a new one,
+//! the *real* one, which carries the lease. The library keeps what each was opened for, and its offset:
+//!
+//! ```text
+//! claim all numbers of the inode; no call in flight on any    in_flight.I1, I2, I5
+//! note how each is open: flags, offset, close-on-exec         G1
+//! real: /proc/self/fd/N, opened for reading and writing
+//! dup3(real, number) of each: its own description ends
+//! the lease, the engine's handle                              G2; refused: each is opened anew
+//! slots -> descriptions that share the file                   description.D6
+//! ```
+//!
+//! and back:
+//!
+//! ```text
+//! write back; bypass all                                      description.D7
+//! drop what is cached; give up the lease
+//! each: /proc/self/fd/REAL, opened with its flags; its offset; dup3 over its number; PASSED
+//! ```
+//!
+//! - G1. What opening anew would lose forbids it: locks, which a close of the process's ends, or of the
+//!   description; mappings, which keep a description open; other flags than O_APPEND and
+//!   O_NONBLOCK; and a right to the file that is gone. Who is about to lock, to map, to duplicate or
+//!   to change flags says so with the registry locked, or names the number meanwhile.
+//! - G2. The lease says that no description is open but the real one: nobody else's, none of a number
+//!   that is not known here, none of a closed number in a call that goes on.
+//! - G3. Nobody else gets a lease while the real one is open for writing, so what is opened anew, with the
+//!   registry locked, waits for nobody. It may fail, where no number is free or rights were taken away
+//!   meanwhile: then the description stays bypassed until it is closed.
+//! - G4. A call that is about the description itself, such as a lock or a mapping, gives the file back
+//!   first: [`make_real`].
+//! - G5. So does the close of the last number that may write: others could not execute the file.
+//! - G6. Lost are the kernel's memory of advice, and of whom it has told of an error of write-back that
+//!   came before; others who watch the file see it opened and closed.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::files::claim::{POSTPONED, status_flags};
+use crate::files::description::{Access, Description};
+use crate::files::hand_over::go_through;
+use crate::files::identity::{self, FileId};
+use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
+use crate::files::registry::{self, Registry};
+use crate::files::serving::Opened;
+use crate::files::table::{self, Known};
+use crate::files::watch::{self, LOCKED, MAPPED, PROCESS_LOCKED, SHARED};
+use crate::files::{lease, mode_back, process_locks};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::link::format_link;
+use crate::runtime::sys::sys;
+use crate::runtime::{section, thread};
+
+/// G1.
+pub const LOST: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_NOATIME;
+
+/// One of the descriptions, as it was opened.
+struct Member {
+    fd: RawFd,
+    flags: i32,
+    offset: u64,
+}
+
+impl Member {
+    /// G1. The number is claimed.
+    fn look(fd: RawFd, id: FileId) -> Result<Self, Option<Reason>> {
+        if identity::identify(fd).is_none_or(|identity| identity.id != id) {
+            return Err(None);
+        }
+        let noted = watch::of(fd).map_or(0, |watch| watch.flags());
+        let flags = status_flags(fd);
+        let offset = u64::try_from(kernel_offset(fd)).unwrap_or(OFFSET_END);
+        if noted & (LOCKED | PROCESS_LOCKED) != 0 {
+            Err(Some(Reason::Locked))
+        } else if noted & MAPPED != 0 {
+            Err(Some(Reason::Mapped))
+        } else if noted & SHARED != 0 || flags < 0 || flags & LOST != 0 || offset >= OFFSET_END {
+            Err(Some(Reason::OpenTwice))
+        } else {
+            Ok(Self { fd, flags, offset })
+        }
+    }
+
+    fn access(&self) -> Access {
+        Access::of_flags(self.flags)
+    }
+}
+
+impl Registry {
+    /// Adopts a file of which the lease was refused, if that is for descriptions of this process's.
+    pub fn adopt_several(
+        &mut self,
+        fd: RawFd,
+        id: FileId,
+        patience: impl FnMut() -> bool,
+    ) -> Result<(), Option<Reason>> {
+        let mut numbers = Vec::new();
+        for (number, slot) in table::known(0, u32::MAX) {
+            let is_it = || identity::identify(number).is_some_and(|found| found.id == id);
+            match slot {
+                Known::Watched if is_it() => numbers.push(number),
+                Known::Left if is_it() => return Err(Some(Reason::OpenTwice)),
+                _ => {}
+            }
+        }
+        if numbers.len() < 2 {
+            return Err(Some(Reason::OpenElsewhere));
+        }
+        let count = numbers.len();
+        numbers.retain(|number| table::try_change(*number, Known::Watched, Known::Claimed));
+        let outcome = if numbers.len() == count && thread::await_calls(&numbers, patience) {
+            let members: Result<Vec<_>, _> =
+                numbers.iter().map(|number| Member::look(*number, id)).collect();
+            members.and_then(|members| self.take_over_several(id, &members))
+        } else {
+            Err(None)
+        };
+        if let Err(reason) = outcome {
+            for number in numbers {
+                table::try_change(number, Known::Claimed, Known::Watched);
+                // That of `fd` is told by who tried.
+                if let Some(watch) = watch::of(number).filter(|_| number != fd) {
+                    watch.postpone(POSTPONED, reason);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// The kernel has no call in flight on any of them, and gets none.
+    fn take_over_several(&mut self, id: FileId, members: &[Member]) -> Result<(), Option<Reason>> {
+        const TRIES: usize = 3;
+        let Some(writer) = members.iter().find(|member| member.access().write) else {
+            return Err(Some(Reason::OpenElsewhere));
+        };
+        if process_locks::is_noted(id) || process_locks::is_locked(writer.fd, id) {
+            return Err(Some(Reason::Locked));
+        }
+        let real = open_anew(writer.fd, libc::O_RDWR).ok_or(Some(Reason::OpenTwice))?;
+        for member in members {
+            replace(real, member.fd);
+        }
+        let is_late = members
+            .iter()
+            .any(|member| member.access().write && mode_back::is_wanted(member.flags));
+        let access = Access { read: true, write: true, append: false };
+        let opened = Opened { fd: real, id, access, is_late, is_first: true, waits: false };
+        let mut served = self.serve(&opened);
+        for _ in 1..TRIES {
+            if !matches!(served, Err(Reason::OpenElsewhere)) {
+                break;
+            }
+            // A call that neither reads nor writes may hold what it was made on.
+            // SAFETY: no memory involved.
+            unsafe { sys!(libc::SYS_sched_yield) };
+            served = self.serve(&opened);
+        }
+        let (internal_fd, file) = match served {
+            Ok((internal_fd, file)) => (internal_fd, Arc::new(file)),
+            Err(reason) => {
+                self.restore(id, members, real, reason);
+                return Err(Some(reason));
+            }
+        };
+        process_locks::close(real);
+        // Asked again: it may be the first file, and no keeper there.
+        let is_late = is_late && mode_back::is_kept();
+        for Member { fd, flags, offset } in members {
+            let access = Access::of_flags(*flags);
+            let file = Arc::clone(&file);
+            let description = Description::acquire(id, access, *offset, internal_fd, Ok(file));
+            description.set_sharing(*flags);
+            if is_late {
+                description.set_late();
+            }
+            self.push_served(id, description);
+            watch::of(*fd).inspect(|watch| watch.note_served());
+            table::set(*fd, Known::File(description));
+        }
+        Ok(())
+    }
+
+    /// The lease was not to be had: all become what they were, or G3.
+    fn restore(&mut self, id: FileId, members: &[Member], real: RawFd, reason: Reason) {
+        let mut is_needed = false;
+        for Member { fd, flags, offset } in members {
+            if make_own(real, &[*fd], *flags, *offset) {
+                continue;
+            }
+            is_needed = true;
+            let access = Access::of_flags(*flags);
+            let description = Description::acquire(id, access, *offset, real, Err(reason));
+            description.set_sharing(*flags);
+            description.begin_bypassed();
+            let inode = self.inodes.entry(id).or_default();
+            inode.passed = Some(reason);
+            inode.descriptions.push(description);
+            table::set(*fd, Known::File(description));
+        }
+        if !is_needed {
+            process_locks::close(real);
+        }
+    }
+
+    /// G5, after a number that shares the file was given up.
+    pub fn leave_readers(&mut self, id: FileId) {
+        let Some(inode) = self.inodes.get(&id) else { return };
+        let is_read_only = inode.descriptions.iter().all(|d| d.shares() && !d.access().write);
+        if is_read_only && !inode.descriptions.is_empty() {
+            self.pass_file(id, Reason::OpenTwice);
+        }
+    }
+}
+
+/// Gives a file back that several descriptions share.
+pub fn pass_together(all: &[&'static Description], reason: Reason) {
+    let Some(first) = all.first() else { return };
+    let real = first.kernel_fd();
+    if !go_through(first) {
+        all.iter().for_each(|description| description.set_unwritten());
+    }
+    for description in all {
+        description.bypass();
+        description.row().inspect(|row| row.end(Some(reason)));
+    }
+    if let Some(file) = first.file() {
+        // As in `pass`.
+        let _ = file.invalidate(0, i64::MAX as u64);
+    }
+    lease::give_up(real);
+    for description in all {
+        let Some(flags) = description.shared_flags() else { continue };
+        let offset = description.offset.lock();
+        if make_own(real, &table::numbers_of(description), flags, offset) {
+            description.set_passed(reason);
+            description.offset.unlock(IN_KERNEL);
+            counts::count_file_passed(reason);
+        } else {
+            // G3.
+            description.offset.unlock(offset);
+        }
+    }
+}
+
+/// G4: before a call on `fd` that is about its description.
+pub fn make_real(fd: RawFd) {
+    if let Known::File(description) = table::get(fd)
+        && description.shares()
+        && !thread::record().is_inside()
+    {
+        section::run(|_| registry::lock().pass_fd(fd, Reason::OpenTwice));
+    }
+}
+
+/// Whether the library has to refuse a write at `fd`, as the kernel would not.
+pub fn may_not_write(fd: RawFd) -> bool {
+    matches!(table::get(fd), Known::File(description)
+        if description.shares() && !description.access().write)
+}
+
+/// Makes `numbers` those of a description of their own, opened as `flags` say, at `offset`. Nothing
+/// changes where that can't be.
+fn make_own(real: RawFd, numbers: &[RawFd], flags: i32, offset: u64) -> bool {
+    let Some(own) = open_anew(real, flags) else { return false };
+    push_offset(own, offset);
+    numbers.iter().for_each(|number| replace(own, *number));
+    process_locks::close(own);
+    true
+}
+
+/// The file behind `fd`, opened once more; a number of the library's.
+fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
+    const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
+    let link = &mut [0; 32];
+    let link = format_link(fd, link);
+    let flags = flags & KEPT | libc::O_CLOEXEC | libc::O_NOCTTY;
+    // SAFETY: the text is NUL-terminated.
+    let own = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, link.as_ptr(), flags) } as RawFd;
+    if own < 0 {
+        return None;
+    }
+    if !table::set(own, Known::Internal) {
+        process_locks::close(own);
+        return None;
+    }
+    Some(own)
+}
+
+/// `number` becomes one of what `fd` stands for; it is close-on-exec where it was. Neither can fail:
+/// both are open.
+fn replace(fd: RawFd, number: RawFd) {
+    // SAFETY: no memory involved; the number is claimed, or the registry's.
+    unsafe {
+        let is_cloexec =
+            sys!(libc::SYS_fcntl, number, libc::F_GETFD) & libc::FD_CLOEXEC as isize != 0;
+        sys!(libc::SYS_dup3, fd, number, if is_cloexec { libc::O_CLOEXEC } else { 0 });
+    }
+}
