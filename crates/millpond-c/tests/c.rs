@@ -4,6 +4,12 @@
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
 
+// They use the library as it is installed here.
+#[path = "integrations/nbdkit.rs"]
+mod nbdkit;
+#[path = "integrations/sqlite.rs"]
+mod sqlite;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

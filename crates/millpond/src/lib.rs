@@ -32,6 +32,7 @@
 //! writes in opposite orders.
 
 #![deny(missing_docs)]
+#![cfg_attr(loom, allow(dead_code, reason = "what the models use alone"))]
 
 mod face;
 

@@ -43,7 +43,7 @@ pub(crate) struct Run {
     pub(crate) first: PageIndex,
     pub(crate) frames: SmallVec<[FrameIndex; 4]>,
     /// Of the file.
-    size: u64,
+    pub(crate) size: u64,
     pub(crate) prefetched: bool,
     /// Mark the first page for the reader who continues the read-ahead.
     pub(crate) marker: bool,
@@ -128,7 +128,7 @@ impl<'f> Claims<'f> {
 }
 
 /// Makes a page FILLING, if it is EMPTY; whether it was.
-fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
+pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
     held.occupy();
     let claimed = word.try_fill(frame).is_ok();
     if !claimed {

@@ -2,6 +2,7 @@
 
 mod async_reads;
 mod bounded;
+mod claims;
 mod eviction_looks;
 mod extents;
 mod in_flight;

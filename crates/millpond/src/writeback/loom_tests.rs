@@ -394,7 +394,9 @@ fn a_sync_covers_what_was_written(without: Rule, apart: bool) {
         let owing = Owing::new(without);
         let durable = beside(&owing, |owing| owing.write_durably(1));
         if apart {
-            let syncing = beside(&owing, |owing| drop(owing.sync()));
+            let syncing = beside(&owing, |owing| {
+                let _ = owing.sync();
+            });
             owing.write(0);
             syncing.join().unwrap();
         } else {

@@ -400,6 +400,24 @@ mod tests {
         descriptors.sync(false).unwrap();
     }
 
+    /// Goal: what is asked of a descriptor for writing is never asked of one that is for reading only.
+    #[test]
+    fn the_descriptor_for_writing_permits_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = OwnedFd::from(std::fs::File::open(file.path()).unwrap());
+        let write = OwnedFd::from(file.reopen().unwrap());
+        let descriptors =
+            Descriptors::new(read.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
+        assert!(descriptors.attach(read, READS).unwrap().is_none());
+        assert!(descriptors.descriptor(true).is_none());
+        assert!(descriptors.attach(write, WRITES).unwrap().is_none());
+        let mode = |writing| {
+            let fd = descriptors.descriptor(writing).unwrap();
+            rustix::fs::fcntl_getfl(fd).unwrap() & OFlags::RWMODE
+        };
+        assert_eq!((mode(false), mode(true)), (OFlags::RDONLY, OFlags::RDWR));
+    }
+
     /// Goal: a sync is not that of another file which has taken the descriptor's number.
     #[test]
     fn a_descriptor_of_another_file_is_not_synced() {

@@ -309,3 +309,145 @@ impl ReadRing {
         reaped.ended.push((job, outcome));
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::{PipeReader, Write};
+    use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
+
+    use io_uring::opcode;
+
+    use super::*;
+    use crate::io::backend::{OpenedFor, Seek, ring};
+    use crate::io::segment::Segment;
+    use crate::io::transfer::Transfer;
+
+    /// The reading end of a pipe, which counts how often its way is asked for.
+    struct Piped {
+        reader: PipeReader,
+        asked: AtomicUsize,
+    }
+
+    impl BackingFile for Piped {
+        fn route(&self, _: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+            self.asked.fetch_add(1, Relaxed);
+            Some(Ok((self.reader.as_raw_fd(), 0)))
+        }
+
+        fn try_all(&self, _: &mut [Transfer<'_>]) {
+            unreachable!("it can be in a ring");
+        }
+
+        fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
+            Err(read)
+        }
+
+        fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
+            Ok(Some(fd))
+        }
+
+        fn len(&self) -> io::Result<u64> {
+            unreachable!("a pipe")
+        }
+
+        fn set_len(&self, _: u64) -> io::Result<()> {
+            unreachable!("a pipe")
+        }
+
+        fn zero(&self, _: u64, _: u64, _: bool) -> io::Result<()> {
+            unreachable!("a pipe")
+        }
+
+        fn allocate(&self, _: u64, _: u64, _: bool) -> io::Result<()> {
+            unreachable!("a pipe")
+        }
+
+        fn seek(&self, _: u64, _: Seek) -> io::Result<Option<u64>> {
+            unreachable!("a pipe")
+        }
+
+        fn sync(&self, _: bool) -> io::Result<()> {
+            unreachable!("a pipe")
+        }
+    }
+
+    type Told = mpsc::Receiver<io::Result<usize>>;
+
+    /// A read into `byte`, which outlives it, and who is told of its end.
+    fn read_of(file: &Arc<Piped>, byte: &mut u8) -> (RingRead, Told) {
+        // SAFETY: the caller's.
+        let segments = [unsafe { Segment::new(byte, 1) }].into_iter().collect();
+        let (tell, told) = mpsc::channel();
+        let done = Box::new(move |outcome| tell.send(outcome).unwrap());
+        let read = BackgroundRead { offset: 0, wanted: true, direct: false, segments, done };
+        (RingRead { file: Arc::clone(file) as Arc<dyn BackingFile>, read }, told)
+    }
+
+    fn ring_for(jobs_max: usize) -> Option<ReadRing> {
+        match ring::new_ring(8, 16) {
+            Ok(ring) => {
+                let usage = Use { together: 8, jobs_max, outlives_submitters: true };
+                Some(ReadRing::new(ring, usage))
+            }
+            Err(error) => {
+                crate::skip::skip(format_args!("no io_uring: {error}"));
+                None
+            }
+        }
+    }
+
+    fn piped() -> (Arc<Piped>, std::io::PipeWriter) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        (Arc::new(Piped { reader, asked: AtomicUsize::new(0) }), writer)
+    }
+
+    /// Goal: a read that the kernel has cancelled, as it does when a thread ends, is read again.
+    /// Method: a read of an empty pipe is cancelled; then there is something to read.
+    #[test]
+    fn a_cancelled_read_is_read_again() {
+        let Some(ring) = ring_for(2) else { return };
+        let (file, mut writer) = piped();
+        let mut byte = 0;
+        let (job, told) = read_of(&file, &mut byte);
+        assert!(ring.start(job).is_ok_and(|untaken| untaken.is_empty()));
+        assert!(ring.submit(0).is_empty());
+        let cancel = opcode::AsyncCancel::new(0).build().user_data(POKE);
+        // SAFETY: it names no memory.
+        assert!(unsafe { ring.push(&cancel) }.is_empty());
+        // The read's end, and the cancellation's.
+        assert!(ring.submit(2).is_empty());
+        let reaped = ring.reap(|| unreachable!("there is no bell"));
+        assert_eq!((reaped.ended.len(), reaped.untaken.len()), (0, 0), "nobody is told");
+        assert!(!ring.is_idle());
+        writer.write_all(b"x").unwrap();
+        assert!(ring.submit(1).is_empty());
+        let reaped = ring.reap(|| unreachable!("there is no bell"));
+        for (job, outcome) in reaped.ended {
+            job.finish(outcome);
+        }
+        assert_eq!(told.recv().unwrap().unwrap(), 1);
+        assert!(ring.is_idle());
+        assert_eq!(byte, b'x');
+    }
+
+    /// Goal: a ring that is full, or retired, gives a read back as it was: it goes another way, and is
+    /// counted there.
+    #[test]
+    fn a_full_ring_counts_nothing() {
+        let Some(ring) = ring_for(1) else { return };
+        let (file, mut writer) = piped();
+        let mut bytes = [0; 3];
+        let [first, second, third] = &mut bytes;
+        assert!(ring.start(read_of(&file, first).0).is_ok());
+        assert!(ring.start(read_of(&file, second).0).is_err());
+        ring.retire();
+        assert!(ring.start(read_of(&file, third).0).is_err());
+        assert_eq!(file.asked.load(Relaxed), 1);
+        writer.write_all(b"x").unwrap();
+        assert!(ring.submit(1).is_empty());
+        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 1);
+        assert!(ring.is_over());
+    }
+}

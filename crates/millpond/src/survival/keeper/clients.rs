@@ -456,3 +456,63 @@ fn is_pidfd_of(fd: &OwnedFd, pid: i32) -> bool {
     let told = info.lines().find_map(|line| line.strip_prefix("Pid:"));
     told.and_then(|number| number.trim().parse().ok()) == Some(pid)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::survival::mark;
+
+    /// Opens the file of a mark in a thread; what comes tells whether it had to wait in vain.
+    fn opens(file: &std::fs::File) -> mpsc::Receiver<io::Result<()>> {
+        let stat = rustix::fs::fstat(file.as_fd()).unwrap();
+        let (tell, told) = mpsc::channel();
+        spawn_thread("opener", move || {
+            let _ = tell.send(mark::await_written(&stat, Duration::from_secs(60)));
+        })
+        .unwrap();
+        told
+    }
+
+    /// Goes round as the server does, until the opener was let pass, or for as long as it takes to see
+    /// that it is not.
+    fn passes(keeper: &mut Keeper, opened: &mpsc::Receiver<io::Result<()>>, rounds: usize) -> bool {
+        (0..rounds).any(|_| {
+            keeper.let_pass(&mut |_| unreachable!("nobody died")).unwrap();
+            opened.recv_timeout(Duration::from_millis(10)).is_ok_and(|outcome| outcome.is_ok())
+        })
+    }
+
+    /// Goal: a mark keeps an open waiting once its process is dead, until it is written, and not for the
+    /// time that a living one takes to let go of the file.
+    /// Incident: whoever opened a file while its keeper closed it, which may take long, waited for that.
+    #[test]
+    fn only_the_marks_of_the_dead_keep_waiting() {
+        let mut keeper = Keeper::new(Duration::from_secs(1)).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let stat = rustix::fs::fstat(&file).unwrap();
+        // No client has it: it was let go of, and is being closed by a thread.
+        let mark = keeper.mark(stat.st_dev, stat.st_ino).unwrap();
+        assert!(passes(&mut keeper, &opens(&file), 6000), "it waits for a living process");
+        mark.bury();
+        let opened = opens(&file);
+        assert!(!passes(&mut keeper, &opened, 20), "it did not wait for what is not written");
+        drop(mark);
+        opened.recv().unwrap().unwrap();
+    }
+
+    /// Goal: however many open marked files at once, all go on, and each round takes a few descriptors only.
+    #[test]
+    fn many_opens_at_once_go_on() {
+        let mut keeper = Keeper::new(Duration::from_secs(1)).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let stat = rustix::fs::fstat(&file).unwrap();
+        let _mark = keeper.mark(stat.st_dev, stat.st_ino).unwrap();
+        let openers: Vec<_> = (0..3 * OPENS_TOGETHER).map(|_| opens(&file)).collect();
+        for opened in openers {
+            assert!(passes(&mut keeper, &opened, 6000));
+        }
+    }
+}

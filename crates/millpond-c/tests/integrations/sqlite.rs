@@ -1,0 +1,441 @@
+//! Goal: the VFS for SQLite (`integrations/sqlite`) is as safe as SQLite's own, beside processes that use
+//! that one. Driven through the sqlite3 command, whose default VFS is the other process's.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::{here, installed, run, skip};
+
+/// The extension, built; none where what it needs is not installed.
+fn extension() -> Option<&'static Path> {
+    static EXTENSION: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let built = EXTENSION.get_or_init(|| {
+        let is_there = |name: &str| Command::new(name).arg("--version").output().is_ok();
+        let has_header = Path::new("/usr/include/sqlite3ext.h").exists();
+        if !["sqlite3", "make", "stdbuf"].into_iter().all(is_there) || !has_header {
+            return None;
+        }
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sqlite");
+        fs::create_dir_all(&out).unwrap();
+        let mut make = Command::new("make");
+        make.arg("-B")
+            .arg("-C")
+            .arg(&out)
+            .arg("-f")
+            .arg(here("../../integrations/sqlite/Makefile"));
+        make.args(["CFLAGS=-O1 -g -Werror", "millponddb.so"]);
+        run(make.env("PKG_CONFIG_PATH", installed().join("lib/pkgconfig")));
+        Some(out.join("millponddb.so"))
+    });
+    if built.is_none() {
+        skip("no sqlite3, sqlite3ext.h, stdbuf or make: ./test setup installs them");
+    }
+    built.as_deref()
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// The VFS of a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Vfs {
+    Ours,
+    Unix,
+}
+use Vfs::{Ours, Unix};
+
+/// A sqlite3 that is told what to do, and answers.
+struct Shell {
+    process: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Shell {
+    /// Opens nothing yet.
+    fn start(dir: &Path) -> Option<Shell> {
+        let extension = extension()?;
+        // Answers come at once, and errors in their place.
+        let command = "exec stdbuf -oL sqlite3 -batch 2>&1";
+        let mut sqlite = Command::new("sh");
+        sqlite.args(["-c", command]).current_dir(dir).env("MILLPOND_SQLITE_CACHE", "8m");
+        let mut process = sqlite.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        let mut shell = Shell { process, input, output: BufReader::new(output) };
+        assert_eq!(shell.ask(&format!(".load {}\n.timeout 30000", extension.display())), "");
+        Some(shell)
+    }
+
+    fn open(dir: &Path, name: &str, vfs: Vfs) -> Option<Shell> {
+        let mut shell = Shell::start(dir)?;
+        let vfs = if vfs == Ours { "?vfs=millpond" } else { "" };
+        // Little is cached by SQLite itself.
+        shell.expect("", &format!(".open file:{name}{vfs}\n.timeout 30000\npragma cache_size = 2"));
+        Some(shell)
+    }
+
+    fn tell(&mut self, text: &str) {
+        let end = if text.starts_with('.') && !text.contains('\n') { "" } else { ";" };
+        writeln!(self.input, "{text}{end}").unwrap();
+    }
+
+    /// What it printed, without the last line end.
+    fn ask(&mut self, text: &str) -> String {
+        self.tell(text);
+        self.tell(".print ~");
+        let mut answer = String::new();
+        while self.output.read_line(&mut answer).unwrap() > 0 {
+            if let Some(answer) = answer.strip_suffix("~\n") {
+                return answer.trim_end().to_string();
+            }
+        }
+        panic!("{text}: it has ended: {answer}");
+    }
+
+    #[track_caller]
+    fn expect(&mut self, answer: &str, text: &str) {
+        assert_eq!(self.ask(text), answer, "{text}");
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // Without a word it ends with its input; whom a test failed with may wait for a lock.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+const ROWS: u64 = 400;
+const SUM: &str = "select count(*), sum(a), sum(length(b)), sum(substr(b, 1, 4)) from t";
+
+/// A database of some hundred pages.
+fn fill(shell: &mut Shell, journal: &str, page_bytes: u32) {
+    shell.ask(&format!(
+        "pragma page_size = {page_bytes}; pragma journal_mode = {journal};
+        pragma synchronous = off; pragma wal_autocheckpoint = 40;
+        create table t(id integer primary key, a int, b blob); create index by_a on t(a);
+        with recursive n(x) as (select 1 union all select x + 1 from n where x < {ROWS})
+            insert into t select x, x, printf('%04d', x) || zeroblob(600) from n"
+    ));
+}
+
+/// Something that changes the file, and mostly what `SUM` says.
+fn change(random: &mut Random, journal: &str) -> String {
+    let (id, by) = (random.below(ROWS) + 1, random.below(1000));
+    let checkpoint = ["passive", "full", "restart", "truncate"][random.below(4) as usize];
+    match random.below(12) {
+        0 => "vacuum".to_string(),
+        1 => format!("delete from t where id % 7 = {}", id % 7),
+        2 => {
+            format!("insert or replace into t select id + 1, a, b from t where id % 5 = {}", id % 5)
+        }
+        3..=5 if journal == "wal" => format!(
+            "update t set a = a + {by} where id % 9 = {}; pragma wal_checkpoint({checkpoint})",
+            id % 9
+        ),
+        3 => format!(
+            "begin; update t set a = {by}; rollback; update t set a = a + 1 where id = {id}"
+        ),
+        4 => format!("update t set a = a + 1, b = printf('%04d', {by}) || zeroblob({})", 100 + by),
+        _ => format!(
+            "update t set a = a + {by}, b = printf('%04d', {by}) || substr(b, 5) where id = {id}"
+        ),
+    }
+}
+
+/// Goal: two processes on a database, one of either kind or both ours, each see what the other wrote.
+#[test]
+fn what_others_write_is_seen() {
+    let cases = [
+        ("delete", 4096),
+        ("persist", 1024),
+        ("truncate", 65536),
+        ("wal", 1024),
+        ("wal", 4096),
+        ("wal", 16384),
+    ];
+    for (seed, (journal, page_bytes)) in cases.into_iter().enumerate() {
+        for other in [Unix, Ours] {
+            let dir = directory();
+            let Some(mut ours) = Shell::open(dir.path(), "db", Ours) else { return };
+            let mut other = Shell::open(dir.path(), "db", other).unwrap();
+            fill(&mut ours, journal, page_bytes);
+            other.ask("pragma synchronous = off; pragma wal_autocheckpoint = 40");
+            let mut random = Random(seed as u64);
+            for round in 0..25 {
+                let change = change(&mut random, journal);
+                let (writer, reader) = if random.below(3) > 0 {
+                    (&mut other, &mut ours)
+                } else {
+                    (&mut ours, &mut other)
+                };
+                reader.ask(SUM);
+                writer.ask(&change);
+                let said = writer.ask(SUM);
+                reader.expect(&said, SUM);
+                if random.below(8) == 0 {
+                    reader.expect("ok", "pragma integrity_check");
+                }
+                assert!(
+                    said.contains('|'),
+                    "{journal} {page_bytes}, round {round}: {change}: {said}"
+                );
+            }
+        }
+    }
+}
+
+/// Goal: who reads in a WAL sees one state, whatever is checkpointed meanwhile, and the next one afterwards.
+#[test]
+fn a_snapshot_stays_while_others_checkpoint() {
+    for page_bytes in [1024, 4096] {
+        let dir = directory();
+        let Some(mut ours) = Shell::open(dir.path(), "db", Ours) else { return };
+        let mut unix = Shell::open(dir.path(), "db", Unix).unwrap();
+        fill(&mut unix, "wal", page_bytes);
+        for round in 0..10 {
+            let before = ours.ask(&format!("begin; {SUM}"));
+            unix.ask("update t set a = a + 1; pragma wal_checkpoint(passive)");
+            ours.expect(&before, SUM);
+            unix.ask("update t set b = printf('%04d', id + a) || substr(b, 5); pragma wal_checkpoint(passive)");
+            ours.expect(&before, SUM);
+            ours.ask("commit");
+            // All is moved now, and the WAL may begin anew.
+            let kind = if round % 2 == 0 { "restart" } else { "truncate" };
+            unix.ask(&format!("pragma wal_checkpoint({kind})"));
+            let after = unix.ask(SUM);
+            assert_ne!(before, after);
+            ours.expect(&after, SUM);
+        }
+    }
+}
+
+/// Goal: pages of a transaction that was not committed are not taken for the database's, whoever undoes it.
+#[test]
+fn what_a_killed_writer_left_is_undone() {
+    for (killed, undoes) in [(Unix, Ours), (Unix, Unix), (Ours, Unix), (Ours, Ours)] {
+        let dir = directory();
+        let Some(mut reader) = Shell::open(dir.path(), "db", Ours) else { return };
+        fill(&mut reader, "delete", 4096);
+        for _ in 0..2 {
+            let before = reader.ask(SUM);
+            let mut writer = Shell::open(dir.path(), "db", killed).unwrap();
+            // More than SQLite caches, so that it goes to the file before it is committed.
+            writer.expect("", "begin; update t set a = 7, b = printf('%04d', 7) || substr(b, 5)");
+            assert!(dir.path().join("db-journal").metadata().unwrap().len() > 0);
+            writer.kill();
+            if undoes == Unix {
+                Shell::open(dir.path(), "db", Unix).unwrap().expect(&before, SUM);
+            }
+            reader.expect(&before, SUM);
+            reader.expect("ok", "pragma integrity_check");
+            // Its counter is that of the transaction that was undone.
+            let mut next = Shell::open(dir.path(), "db", Unix).unwrap();
+            next.ask("update t set a = a + 1 where id = 3");
+            let after = next.ask(SUM);
+            assert_ne!(before, after);
+            reader.expect(&after, SUM);
+        }
+    }
+}
+
+/// Goal: writers of both kinds, killed at any moment, leave a whole database, and readers see one.
+#[test]
+fn killed_at_random_moments() {
+    for journal in ["delete", "wal"] {
+        let dir = directory();
+        let Some(mut checker) = Shell::open(dir.path(), "db", Ours) else { return };
+        fill(&mut checker, journal, 4096);
+        checker.ask("update t set a = 100");
+        let total = ROWS * 100;
+        let mut random = Random(17);
+        for _ in 0..5 {
+            let mut writers: Vec<Shell> =
+                [Ours, Unix, Ours].map(|vfs| Shell::open(dir.path(), "db", vfs).unwrap()).into();
+            for writer in &mut writers {
+                writer.tell("pragma synchronous = off; pragma wal_autocheckpoint = 20");
+                for _ in 0..300 {
+                    let (from, to) = (random.below(ROWS) + 1, random.below(ROWS) + 1);
+                    writer.tell(&format!(
+                        "begin immediate; update t set a = a - 1 where id = {from};
+                        update t set b = randomblob(600) where id % 40 = {};
+                        update t set a = a + 1 where id = {to}; commit",
+                        random.below(40)
+                    ));
+                }
+            }
+            let sum = format!("select sum(a) = {total} from t");
+            for writer in writers {
+                std::thread::sleep(Duration::from_millis(random.below(40)));
+                checker.expect("1", &sum);
+                writer.kill();
+                checker.expect("1", &sum);
+            }
+            checker.expect("ok", "pragma integrity_check");
+        }
+        drop(checker);
+        let mut unix = Shell::open(dir.path(), "db", Unix).unwrap();
+        unix.expect(
+            &format!("ok\n{ROWS}|{total}"),
+            "pragma integrity_check; select count(*), sum(a) from t",
+        );
+    }
+}
+
+/// Goal: closing a connection takes no lock from another one of the process, of whatever VFS.
+#[test]
+fn a_close_drops_no_locks() {
+    for first in [Ours, Unix] {
+        let dir = directory();
+        let Some(mut holder) = Shell::open(dir.path(), "db", first) else { return };
+        fill(&mut holder, "delete", 4096);
+        holder.ask("begin immediate; update t set a = 5 where id = 1");
+        // In the same process, another connection, which closes its descriptors.
+        holder.ask(".connection 1");
+        holder.ask(".open file:db?vfs=millpond");
+        holder.expect(&ROWS.to_string(), "select count(*) from t");
+        holder.ask(".connection 0");
+        holder.expect("", ".connection close 1");
+        let mut other = Shell::open(dir.path(), "db", Unix).unwrap();
+        other.ask(".timeout 0");
+        let refused = other.ask("begin immediate");
+        assert!(refused.contains("database is locked"), "{first:?}: {refused}");
+        holder.ask("commit");
+        other.expect("", "begin immediate");
+        other.expect("5", "select a from t where id = 1");
+    }
+}
+
+/// Goal: reads are answered from the cache, with nothing dropped while nobody else writes.
+#[test]
+fn reads_come_from_the_cache() {
+    for journal in ["delete", "wal"] {
+        let dir = directory();
+        let Some(mut shell) = Shell::open(dir.path(), "db", Ours) else { return };
+        shell.expect("millpond/unix", ".vfsname");
+        fill(&mut shell, journal, 4096);
+        let stats = |shell: &mut Shell| -> Vec<u64> {
+            let words = shell.ask("pragma millpond_stats");
+            words
+                .split(|c: char| !c.is_ascii_digit())
+                .filter_map(|word| word.parse().ok())
+                .collect()
+        };
+        shell.ask("pragma wal_checkpoint(truncate)");
+        shell.ask(SUM);
+        let before = stats(&mut shell);
+        for round in 0..20 {
+            shell.ask(SUM);
+            shell.ask(&format!(
+                "update t set a = {round} where id = 9; pragma wal_checkpoint(restart)"
+            ));
+        }
+        let after = stats(&mut shell);
+        assert!(after[0] > before[0] + 20 * 50, "{journal}: hits {before:?}, then {after:?}");
+        assert!(after[1] <= before[1] + 20, "{journal}: misses {before:?}, then {after:?}");
+        assert_eq!(after[2], before[2], "{journal}: dropped");
+    }
+}
+
+/// Goal: what SQLite does with files beside plain reads and writes.
+#[test]
+fn vacuum_attach_backup_and_big_blobs() {
+    let dir = directory();
+    let Some(mut shell) = Shell::open(dir.path(), "db", Ours) else { return };
+    fill(&mut shell, "delete", 4096);
+    shell.ask("pragma auto_vacuum = incremental; vacuum; insert into t values(100000, 1, randomblob(5000000))");
+    shell.expect("5000000", "select length(b) from t where id = 100000");
+    shell.ask("create temp table u as select * from t; update u set a = 1; drop table u");
+    shell.ask("attach 'file:second?vfs=millpond' as second; create table second.t as select * from main.t");
+    shell.ask("begin; update t set a = a + 1; update second.t set a = a + 1; commit");
+    let sum = shell.ask(SUM);
+    shell.expect(
+        &sum,
+        "select count(*), sum(a), sum(length(b)), sum(substr(b, 1, 4)) from second.t",
+    );
+    shell.ask("delete from t where id = 100000; pragma incremental_vacuum");
+    assert!(dir.path().join("db").metadata().unwrap().len() < 2_000_000);
+    let sum = shell.ask(SUM);
+    shell.ask(".backup main third");
+    shell.ask(".restore main third");
+    shell.expect(&format!("ok\n{sum}"), &format!("pragma integrity_check; {SUM}"));
+    let mut unix = Shell::open(dir.path(), "third", Unix).unwrap();
+    unix.expect(&format!("ok\n{sum}"), &format!("pragma integrity_check; {SUM}"));
+    // By the kernel's pages, which have what was written.
+    shell.expect("100000000", "pragma mmap_size = 100000000");
+    shell.ask("update t set a = a + 5");
+    let sum = shell.ask(SUM);
+    shell.ask("pragma mmap_size = 0");
+    shell.expect(&sum, SUM);
+}
+
+/// Goal: what can't be opened, or must not be written, says so as with SQLite's VFS.
+#[test]
+fn options_and_what_may_not_be_written() {
+    let dir = directory();
+    let Some(mut shell) = Shell::open(dir.path(), "db", Ours) else { return };
+    fill(&mut shell, "delete", 4096);
+    let sum = shell.ask(SUM);
+    for parameters in [
+        "millpond=off",
+        "millpond_cache=1m",
+        "mode=ro",
+        "immutable=1",
+        "nolock=1",
+        "psow=0",
+        "cache=private",
+    ] {
+        shell.ask(&format!(".open file:db?vfs=millpond&{parameters}"));
+        shell.expect(&sum, SUM);
+        shell.expect(&sum, SUM);
+        let stats = shell.ask("pragma millpond_stats");
+        let is_cached = !["millpond=off"].contains(&parameters);
+        assert_eq!(stats.contains("hits"), is_cached, "{parameters}: {stats}");
+    }
+    for parameters in
+        ["millpond_cache=lots", "millpond_cache=1", "millpond_cache=-1", "millpond_cache=1mm"]
+    {
+        let refused = shell.ask(&format!(".open file:db?vfs=millpond&{parameters}"));
+        assert!(refused.contains("unable to open"), "{parameters}: {refused}");
+    }
+    shell.ask(".open file:db?vfs=millpond&mode=ro");
+    assert!(shell.ask("delete from t").contains("readonly"));
+    assert!(shell.ask(".open file:none/db?vfs=millpond").contains("unable to open"));
+    assert!(shell.ask(".open file:.?vfs=millpond").contains("unable to open"));
+
+    // A directory that may not be written to: no journal. (Root may write everywhere.)
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } == 0 {
+        return skip("root may write to a read-only directory");
+    }
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    shell.ask(".open file:db?vfs=millpond");
+    let refused = shell.ask("delete from t");
+    shell.expect(&sum, SUM);
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(refused.contains("unable to open") || refused.contains("readonly"), "{refused}");
+}
