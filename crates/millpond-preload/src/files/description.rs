@@ -114,6 +114,8 @@ pub struct Description {
     late: AtomicBool,
     /// See [`Description::is_unwritten`].
     unwritten: AtomicBool,
+    /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
+    lock_noted: AtomicBool,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
     /// Counts its lives: who remembers one sees whether it has ended.
@@ -152,6 +154,7 @@ impl Description {
         description.shares.store(false, Relaxed);
         description.bypassed.store(false, Relaxed);
         description.unwritten.store(false, Relaxed);
+        description.lock_noted.store(false, Relaxed);
         description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
@@ -195,6 +198,7 @@ impl Description {
             flags: AtomicI32::new(0),
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
+            lock_noted: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
             life: AtomicU32::new(0),
             missed: AtomicU32::new(0),
@@ -334,6 +338,16 @@ impl Description {
         let missed = if hits { missed.saturating_sub(WORTH) } else { missed + 1 };
         self.missed.store(missed, Relaxed);
         missed > MISSED_MAX
+    }
+
+    /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
+    pub fn is_lock_noted(&self) -> bool {
+        self.lock_noted.load(Relaxed)
+    }
+
+    /// After `process_locks::note` of its file. The registry is locked.
+    pub fn note_lock(&self) {
+        self.lock_noted.store(true, Relaxed);
     }
 
     pub fn moved_in_kernel(&self) -> u64 {

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::files::evidence::{AGAIN, Evidence};
+use crate::files::evidence::Evidence;
 use crate::files::identity;
 use crate::files::table::{self, Known};
 use crate::report::accounts::{self, Row};
@@ -78,8 +78,8 @@ pub fn begin(fd: RawFd, flags: i32) -> bool {
 
 fn needed() -> u32 {
     match config::get().adopt {
-        Adopt::After(reads) => reads.saturating_mul(AGAIN),
-        Adopt::Random(_) => 1 + (random() % 24) as u32,
+        Adopt::After(reads) => reads,
+        Adopt::Random(_) => (random() % 6) as u32,
     }
 }
 
@@ -191,7 +191,7 @@ impl Watch {
         self.evidence.set_position(offset);
     }
 
-    /// An adoption has failed for a reason that may pass, or was undone: `times` as many points are
+    /// An adoption has failed for a reason that may pass, or was undone: `times` as many reads are
     /// needed next time.
     pub fn postpone(&self, times: u32, reason: Option<Reason>) {
         self.evidence.postpone(if config::is_random() { 1 } else { times });

@@ -16,8 +16,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::report::layout::{self, *};
-use crate::report::named;
 use crate::report::reason::Reason;
+use crate::report::{lines, named};
 use crate::runtime::config;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
@@ -114,7 +114,8 @@ fn now_ns() -> u64 {
 
 impl Row {
     fn make((device, inode): (u64, u64), path: &[u8]) -> Option<&'static Self> {
-        let program = config::get().program.as_bytes();
+        let program = lines::program();
+        let program = program.as_bytes();
         let bytes = size_of::<Self>() + path.len() + program.len();
         let units = bytes.div_ceil(UNIT_BYTES);
         let first = word_of_file(NEXT)?.fetch_add(units as u64, Relaxed) as usize;

@@ -85,3 +85,10 @@ fn write(fd: RawFd, line: &str) {
     // SAFETY: the kernel reads `line`. A report that can't be written has nowhere to be reported.
     unsafe { sys!(libc::SYS_write, fd, line.as_ptr(), line.len()) };
 }
+
+/// What the process runs.
+pub fn program() -> String {
+    std::fs::read_link("/proc/self/exe")
+        .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))
+        .unwrap_or_default()
+}

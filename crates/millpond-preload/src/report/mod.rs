@@ -57,7 +57,7 @@ pub fn say(last: fn() -> Option<Stats>) {
         let mut counts = tell_programs(last());
         if !tally::is_own() {
             if !counts.is_empty() {
-                tally::append(&counts.fields());
+                tally::append(&counts.fields("-"));
             }
             return;
         }
@@ -73,7 +73,7 @@ pub fn put_by(last: fn() -> Option<Stats>) {
     section::run(|_| {
         let counts = tell_programs(last());
         if !counts.is_empty() {
-            tally::append(&counts.fields());
+            tally::append(&counts.fields("-"));
         }
     });
 }
@@ -83,7 +83,7 @@ fn tell_programs(stats: Option<Stats>) -> Counts {
     if let Some(path) = &config::get().report_file
         && !counts.is_empty()
     {
-        lines::append(path, &counts.fields());
+        lines::append(path, &counts.fields(&lines::program()));
     }
     counts
 }

@@ -34,8 +34,6 @@ pub struct Config {
     pub adopt: Adopt,
     pub is_quiet: bool,
     pub report_file: Option<CString>,
-    /// What the process runs, for the report.
-    pub program: String,
     /// Descriptors of the library's own get numbers from here on, so that the program finds the
     /// lowest ones free, as it would without us.
     pub internal_fd_min: RawFd,
@@ -148,9 +146,6 @@ fn read() -> Config {
         },
         is_quiet: variable(c"MILLPOND_QUIET") == Some(b"1"),
         report_file: variable(c"MILLPOND_REPORT_FILE").and_then(|path| CString::new(path).ok()),
-        program: std::fs::read_link("/proc/self/exe")
-            .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))
-            .unwrap_or_default(),
         internal_fd_min: internal_fd_min(),
     }
 }
