@@ -17,22 +17,23 @@ pub struct Identity {
 }
 
 pub fn identify(fd: RawFd) -> Option<Identity> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
-    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
-    unsafe {
-        (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0)
-            .then(|| Identity::of(stat.assume_init_ref()))
-    }
+    stat_of(fd).as_ref().map(Identity::of)
+}
+
+/// Who owns the file behind `fd`.
+pub fn owner(fd: RawFd) -> Option<u32> {
+    stat_of(fd).map(|stat| stat.st_uid)
 }
 
 /// How long the file behind `fd` is in the kernel.
 pub fn len(fd: RawFd) -> Option<u64> {
+    stat_of(fd).map(|stat| stat.st_size as u64)
+}
+
+fn stat_of(fd: RawFd) -> Option<libc::stat64> {
     let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
-    // SAFETY: as in `identify`.
-    unsafe {
-        (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0)
-            .then(|| stat.assume_init_ref().st_size as u64)
-    }
+    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
+    unsafe { (sys!(libc::SYS_fstat, fd, stat.as_mut_ptr()) == 0).then(|| stat.assume_init()) }
 }
 
 pub fn identify_path(dir: RawFd, path: *const libc::c_char, follow: bool) -> Option<Identity> {

@@ -11,6 +11,7 @@ pub mod claim;
 pub mod copy;
 pub mod description;
 pub mod evidence;
+pub mod further;
 pub mod hand_over;
 pub mod identity;
 pub mod io;

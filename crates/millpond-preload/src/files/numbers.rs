@@ -193,6 +193,9 @@ impl Registry {
             }
         }
         count_moved_by_libc(description);
+        if description.is_served() && !description.is_bypassed() {
+            description.row().inspect(|row| row.end(None));
+        }
         if description.is_served() && !others_share {
             lease::give_up(description.kernel_fd());
         }

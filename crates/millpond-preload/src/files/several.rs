@@ -55,6 +55,9 @@ use crate::runtime::link::format_link;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
 
+/// G1.
+pub const LOST: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_NOATIME;
+
 /// One of the descriptions, as it was opened.
 struct Member {
     fd: RawFd,
@@ -65,7 +68,6 @@ struct Member {
 impl Member {
     /// G1. The number is claimed.
     fn look(fd: RawFd, id: FileId) -> Result<Self, Option<Reason>> {
-        const LOST: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_NOATIME | libc::O_ASYNC;
         if identity::identify(fd).is_none_or(|identity| identity.id != id) {
             return Err(None);
         }
@@ -221,7 +223,10 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
     if !go_through(first) {
         all.iter().for_each(|description| description.set_unwritten());
     }
-    all.iter().for_each(|description| description.bypass());
+    for description in all {
+        description.bypass();
+        description.row().inspect(|row| row.end(Some(reason)));
+    }
     if let Some(file) = first.file() {
         // As in `pass`.
         let _ = file.invalidate(0, i64::MAX as u64);

@@ -1,8 +1,8 @@
 //! `open` and its kin: after the kernel has opened the file, its number is watched (`adoption`); or
 //! it is decided at once who serves it, if that was asked for (`--eager`).
 //!
-//! An open of a file that this process has a lease on waits for that lease, and the watcher lets it
-//! through. Where it may not wait, or files are served from their open on, the file is looked up by
+//! An open of a file that this process has a lease on shares what is open already (`further`), or waits
+//! for that lease, and the watcher lets it through. Where it may not wait, or files are served from their open on, the file is looked up by
 //! path first, and makes way. No lock is held while the kernel opens.
 //!
 //! A file that a dead process left to its keeper is waited for until it is written. No lock is held
@@ -15,7 +15,7 @@ use crate::files::description::Access;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
 use crate::files::watch::forget_watched;
-use crate::files::{io, registry, watch};
+use crate::files::{further, io, registry, watch};
 use crate::fork::ensure_initialised;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
@@ -39,6 +39,12 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     ensure_initialised();
     if config::is_eager() && registry::holds_leases() {
         make_way(dir, path, flags);
+    }
+    if !config::is_eager()
+        && registry::holds_leases()
+        && let Some(fd) = further::open(dir, path, flags)
+    {
+        return fd;
     }
     // SAFETY: the caller's duty.
     let open = || unsafe { libc_calls::openat64(dir, path, flags, mode) };

@@ -1,7 +1,7 @@
 //! One report for a program and all its children.
 //!
 //! The first process that loads the library, the *main* one, keeps a tally: a memory file that it
-//! names to its children in `MILLPOND_TALLY`. Each child appends its own line there when it ends,
+//! names to its children in `MILLPOND_TALLY` (`named`). Each child appends its own line there when it ends,
 //! and says nothing itself: its standard error may be somebody's input. At its end the main process
 //! adds the lines up. Children that outlive it are not counted.
 //!
@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::report::lines;
+use crate::report::{lines, named};
 use crate::runtime::config;
 use crate::runtime::sys::sys;
 
@@ -34,7 +34,10 @@ pub fn initialise() -> Option<RawFd> {
         Some(path) => {
             // Before exec this was the main process already.
             let own = path.strip_prefix(&format!("/proc/{}/fd/", std::process::id()))?;
-            let fd = own.parse().ok()?;
+            let fd = own.split(':').next()?.parse().ok()?;
+            if named::text(fd)?.to_bytes() != path.as_bytes() {
+                return None;
+            }
             set_close_on_exec(fd, true);
             fd
         }
@@ -59,9 +62,9 @@ fn make() -> Option<RawFd> {
     if fd < 0 {
         return None;
     }
-    let path = format!("/proc/{}/fd/{fd}\0", std::process::id());
+    let name = named::text(fd)?;
     // SAFETY: both are NUL-terminated, and no other thread runs while the program loads.
-    unsafe { libc::setenv(VARIABLE.as_ptr(), path.as_ptr().cast(), 1) };
+    unsafe { libc::setenv(VARIABLE.as_ptr(), name.as_ptr(), 1) };
     Some(fd)
 }
 
@@ -94,12 +97,8 @@ fn set_close_on_exec(fd: RawFd, on: bool) {
 
 /// Adds a line to the main process's tally.
 pub fn append(line: &str) {
-    // SAFETY: the name is NUL-terminated; the value is copied by the kernel at once.
-    unsafe {
-        let path = libc::getenv(VARIABLE.as_ptr());
-        if !path.is_null() {
-            lines::append(CStr::from_ptr(path), line);
-        }
+    if let Some(fd) = named::open(VARIABLE, libc::O_WRONLY | libc::O_APPEND) {
+        lines::append_to(fd, line);
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `MILLPOND_ADOPT` | for tests: after how many reads of what was read before a file is adopted; or `random:SEED`: adopted and given back at random moments |
 //! | `MILLPOND_HIT_PATH` | `0` switches the lock-free hit path off |
 //! | `MILLPOND_QUIET` | `1`: no line on stderr at the end |
+//! | `MILLPOND_ACCOUNTS` | the memory file to account for files in; see `report::accounts` |
 //! | `MILLPOND_REPORT_FILE` | a file to append one line to at the end; see `report` |
 
 use std::ffi::{CStr, CString};
@@ -49,6 +50,9 @@ static CONFIG: OnceLock<Config> = OnceLock::new();
 static IS_EAGER: AtomicBool = AtomicBool::new(false);
 static WRITES_WAIT: AtomicBool = AtomicBool::new(false);
 static IS_RANDOM: AtomicBool = AtomicBool::new(false);
+static IS_EXPLAINED: AtomicBool = AtomicBool::new(false);
+/// One of the two above.
+static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 pub fn is_eager() -> bool {
@@ -67,6 +71,24 @@ pub fn is_random() -> bool {
     IS_RANDOM.load(Relaxed)
 }
 
+/// Somebody wants to know of each file.
+#[inline]
+pub fn is_explained() -> bool {
+    IS_EXPLAINED.load(Relaxed)
+}
+
+/// When the library is loaded.
+pub fn set_explained() {
+    IS_EXPLAINED.store(true, Relaxed);
+    IS_LOOKED_AT.store(true, Relaxed);
+}
+
+/// Each call of a watched file is looked at: files are explained, or adopted at random.
+#[inline]
+pub fn is_looked_at() -> bool {
+    IS_LOOKED_AT.load(Relaxed)
+}
+
 pub fn get() -> &'static Config {
     CONFIG.get_or_init(read)
 }
@@ -83,6 +105,7 @@ pub fn initialise(reads_again: u32) {
     IS_EAGER.store(variable(c"MILLPOND_EAGER") == Some(b"1"), Relaxed);
     WRITES_WAIT.store(config.mode == WriteMode::Back, Relaxed);
     IS_RANDOM.store(matches!(config.adopt, Adopt::Random(_)), Relaxed);
+    IS_LOOKED_AT.store(is_random(), Relaxed);
 }
 
 fn read() -> Config {

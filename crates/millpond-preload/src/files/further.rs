@@ -1,0 +1,147 @@
+//! A further open of a file that is served here, which would break its lease: where it can, it gets a
+//! number that shares the description (`several`), and the file stays served.
+//!
+//! ```text
+//! the path's inode is one of ours                        else the kernel opens, as ever
+//! O_PATH: what the path is, without opening it
+//! registry: still ours, and shared, or may be            F1
+//! the rights that the open asks for                      F2
+//! a duplicate of the real one; its description           several, description.D6
+//! ```
+//!
+//! - F1. What has been opened once is as good as several if it is open to read and write, and could be
+//!   opened anew (`several.G1`): from here on it shares what it had for itself.
+//! - F2. What isn't proved to be allowed is the kernel's: it refuses as it does, or opens, and
+//!   the file is given back. So are O_TRUNC, O_EXCL, flags that can't be shared, and O_CREAT of
+//!   another's file, which depends on its directory.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::files::claim::status_flags;
+use crate::files::description::{Access, Description};
+use crate::files::identity::{self, FileId};
+use crate::files::process_locks;
+use crate::files::registry::{self, Registry, STDERR};
+use crate::files::several::LOST;
+use crate::files::table::{self, Known};
+use crate::files::watch::{self, MAPPED};
+use crate::runtime::section;
+use crate::runtime::sys::sys;
+
+/// The number that an open of `path` gets, if it needs none of the kernel's.
+pub fn open(dir: RawFd, path: *const libc::c_char, flags: i32) -> Option<RawFd> {
+    const KERNELS: i32 = LOST | libc::O_TRUNC | libc::O_EXCL | libc::O_PATH | libc::O_DIRECTORY;
+    let access = Access::of_flags(flags);
+    if flags & KERNELS != 0 || !(access.read || access.write) {
+        return None;
+    }
+    section::run(|_| {
+        let is_followed = flags & libc::O_NOFOLLOW == 0;
+        let found = identity::identify_path(dir, path, is_followed)?;
+        if !registry::lock().may_share(found.id) {
+            return None;
+        }
+        let looked = libc::O_PATH | libc::O_CLOEXEC | flags & libc::O_NOFOLLOW;
+        // SAFETY: a bad `path` makes the kernel return EFAULT.
+        let place = unsafe { sys!(libc::SYS_openat, dir, path, looked) } as RawFd;
+        if place < 0 {
+            return None;
+        }
+        let permitted = identity::identify(place).filter(|_| is_permitted(place, flags, access));
+        // Before: the number may be the one that is due.
+        // SAFETY: opened above; its close ends no lock.
+        unsafe { sys!(libc::SYS_close, place) };
+        registry::lock().open_further(permitted?.id, flags)
+    })
+}
+
+/// F2.
+fn is_permitted(place: RawFd, flags: i32, access: Access) -> bool {
+    const SYS_FACCESSAT2: i64 = 439;
+    let mode = if access.read { libc::R_OK } else { 0 } | if access.write { libc::W_OK } else { 0 };
+    let how = libc::AT_EACCESS | libc::AT_EMPTY_PATH;
+    // SAFETY: the text is NUL-terminated.
+    let may = unsafe { sys!(SYS_FACCESSAT2, place, c"".as_ptr(), mode, how) == 0 };
+    // SAFETY: no memory involved.
+    let is_own = || unsafe { identity::owner(place) == Some(sys!(libc::SYS_geteuid) as u32) };
+    may && (flags & libc::O_CREAT == 0 || is_own())
+}
+
+impl Registry {
+    /// Whether a further open of the file may share its description, as far as is known yet.
+    fn may_share(&self, id: FileId) -> bool {
+        let Some(inode) = self.inodes.get(&id).filter(|inode| inode.passed.is_none()) else {
+            return false;
+        };
+        match inode.descriptions[..] {
+            [single] => single.shares() || may_be_shared(single, id),
+            [first, ..] => first.shares(),
+            [] => false,
+        }
+    }
+
+    /// The rights are proved.
+    fn open_further(&mut self, id: FileId, flags: i32) -> Option<RawFd> {
+        const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
+        if !self.may_share(id) {
+            return None;
+        }
+        let first = *self.inodes.get(&id)?.descriptions.first()?;
+        let file = Arc::clone(first.shared_file()?);
+        let real = first.kernel_fd();
+        // The one is the engine's (`late.L5`), the other the lease's.
+        let told = status_flags(real) & !(libc::O_DIRECT | libc::O_ASYNC);
+        let is_cloexec = flags & libc::O_CLOEXEC != 0;
+        let command = if is_cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+        // SAFETY: no memory involved.
+        let new = unsafe { sys!(libc::SYS_fcntl, real, command, 0) } as RawFd;
+        let is_watched = new >= 0 && {
+            if !matches!(table::get(new), Known::Unknown) {
+                self.forget_lost(new);
+            }
+            watch::begin(new, flags)
+        };
+        if !is_watched {
+            if new >= 0 {
+                process_locks::close(new);
+            }
+            return None;
+        }
+        if !first.shares() {
+            // F1.
+            first.set_sharing(told);
+        }
+        let access = Access::of_flags(flags);
+        let description = Description::acquire(id, access, 0, real, Ok(file));
+        description.set_sharing(told & !KEPT | flags & KEPT);
+        if first.late_file().is_some() {
+            description.set_late();
+        }
+        self.push_served(id, description);
+        watch::of(new).inspect(|watch| watch.note_served());
+        table::set(new, Known::File(description));
+        if new <= STDERR {
+            self.share_with_libc(new);
+        }
+        Some(new)
+    }
+}
+
+/// F1. The registry is locked.
+fn may_be_shared(single: &'static Description, id: FileId) -> bool {
+    let Access { read, write, append } = single.access();
+    // SAFETY: the registry is locked.
+    let cold = unsafe { single.cold() };
+    let is_mapped = |fd: &RawFd| watch::of(*fd).is_none_or(|watch| watch.flags() & MAPPED != 0);
+    single.is_served()
+        && read
+        && write
+        && !append
+        && !cold.is_locked
+        && cold.offset_given.is_none()
+        && status_flags(single.kernel_fd()) & LOST & !libc::O_DIRECT == 0
+        && !process_locks::is_noted(id)
+        && !process_locks::is_locked(single.kernel_fd(), id)
+        && !table::numbers_of(single).iter().any(is_mapped)
+}
