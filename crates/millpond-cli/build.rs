@@ -15,6 +15,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
+#[path = "../millpond-preload/build/unwinder.rs"]
+mod unwinder;
+
 const PACKAGE: &str = "millpond-preload";
 const LIBRARY: &str = "libmillpond_preload.so";
 
@@ -33,6 +36,8 @@ const NOT_INHERITED: [&str; 8] = [
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=../millpond-preload/build/unwinder.rs");
+    unwinder::link();
     println!("cargo::rerun-if-env-changed=MILLPOND_SKIP_PRELOAD");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let embedded = variable("OUT_DIR").join(LIBRARY);
@@ -49,6 +54,8 @@ fn main() -> ExitCode {
         })
     };
     println!("cargo::rustc-env=MILLPOND_EMBEDDED_PRELOAD={}", embedded.display());
+    let hash = hash(&fs::read(&embedded).unwrap_or_default());
+    println!("cargo::rustc-env=MILLPOND_EMBEDDED_PRELOAD_HASH={hash:016x}");
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -161,6 +168,13 @@ fn watch_sources(root: &Path, dep_info: &Path) {
     for file in watched.iter().filter(|file| file.exists()) {
         println!("cargo::rerun-if-changed={}", file.display());
     }
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn variable(name: &str) -> PathBuf {

@@ -79,11 +79,17 @@ static int file_sync(sqlite3_file *file, int flags) {
 }
 
 static int file_size(sqlite3_file *file, sqlite3_int64 *len) {
+    int64_t known = pages_len(holder_of(file));
+    if (known > 0) {
+        *len = known;
+        return SQLITE_OK;
+    }
     return below(file)->pMethods->xFileSize(below(file), len);
 }
 
 static enum pages_level level_of(int lock) {
-    return lock == SQLITE_LOCK_NONE ? PAGES_NONE : lock == SQLITE_LOCK_EXCLUSIVE ? PAGES_EXCLUSIVE : PAGES_SHARED;
+    return lock == SQLITE_LOCK_NONE ? PAGES_NONE
+        : lock == SQLITE_LOCK_EXCLUSIVE ? PAGES_EXCLUSIVE : PAGES_SHARED;
 }
 
 static int file_lock(sqlite3_file *file, int lock) {

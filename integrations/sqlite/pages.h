@@ -15,12 +15,12 @@
  * Rollback journal. Who changes the file holds EXCLUSIVE, beside which nobody holds SHARED.
  *  - R1. A connection that holds no lock reads from the kernel. (SQLite reads the header so, before it locks
  *    anything; with nolock=1 and immutable=1 all reads are such.)
- *  - R2. As long as one connection of ours holds SHARED or more, no other changes the file: pages that are
+ *  - R2. As long as one connection of ours holds SHARED or more, nobody else changes the file: pages that are
  *    CURRENT when the first one gets SHARED stay so until the last one gives it up. Nothing is read ahead,
  *    so no read of the file is under way outside of that time.
- *  - R3. Before the last one gives it up, the header is noted (`stamp`): the first 100 bytes, the length and
- *    the time of change. When the next first one has got SHARED, the header in the kernel is compared with
- *    it, and if they differ all pages are dropped. Equal headers mean CURRENT pages: each transaction that
+ *  - R3. When the first one has got SHARED, and when a transaction of ours is committed, the header is noted
+ *    (`stamp`): the first 100 bytes, the length and the time of change. When the next first one has got
+ *    it, what the kernel has is compared with that, and if they differ all pages are dropped. Equal headers mean CURRENT pages: each transaction that
  *    commits adds one to the change counter in the header while it holds EXCLUSIVE, and one that does not is
  *    undone before anybody reads, by whoever finds its journal. It is what SQLite's own page cache, which
  *    outlives locks, relies on.
@@ -56,9 +56,9 @@
  *    a read begins (its lock in the wal-index is got); a time of change that is less than a second old
  *    proves nothing, as clocks of file systems tick.
  *  - W6. When the first connection maps the wal-index, and when the last one has let go of it, nothing is known
- *    of the pages: they are dropped. Before a connection has mapped it, SQLite reads the first page under
- *    R2 to learn that it should, and again after that. With locking_mode=EXCLUSIVE it may never map
- *    it, and hold EXCLUSIVE instead: when it gets that, pages are dropped if the header said WAL.
+ *    of the pages: they are dropped. While none has mapped it and the header says WAL, reads go to the
+ *    kernel: SQLite reads the first page to learn that it should, and with readonly_shm=1 it may go on
+ *    without. But EXCLUSIVE is enough (locking_mode=EXCLUSIVE): pages are dropped when it is got.
  *
  * Locks of POSIX are the process's, and all gone when it closes any descriptor of the file. The unix VFS takes
  * care of its own descriptors; ours are opened once for a file, kept, and closed
@@ -68,7 +68,8 @@
  * A connection of another VFS in the same process that locks between the look and the close loses its lock:
  * one process should have a database open by one VFS.
  *
- * Locks: `registry` in pages.c, then `database.lock`; the engine is called under both, SQLite under none.
+ * Locks: `registry` in files.c, and `database.lock`, never both. The engine is called under them; of SQLite only
+ * SQLITE_FCNTL_HAS_MOVED, which takes no lock.
  */
 #ifndef MILLPONDDB_PAGES_H
 #define MILLPONDDB_PAGES_H
@@ -104,6 +105,8 @@ void pages_close(struct holder *holder);
 
 /* Whether all `len` bytes were read from the cache, or through it. If not: ask the kernel. */
 bool pages_read(struct holder *holder, void *memory, int len, int64_t offset);
+/* The file's length, without asking the kernel (R2); -1: ask. */
+int64_t pages_len(struct holder *holder);
 /* 0 or an errno; -1: nothing was done, ask SQLite's VFS. */
 int pages_write(struct holder *holder, const void *memory, int len, int64_t offset);
 /* Before the kernel's file gets another length, and after. What was changed begins at `from`. */

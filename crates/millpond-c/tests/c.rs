@@ -20,6 +20,9 @@ use skip::skip;
 use tempfile::TempDir;
 
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+/// The program's memory is watched, also where the library copies into it or from it.
+const WATCHED: [&str; 3] =
+    ["-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -91,14 +94,16 @@ fn compile_and_run(source: &str, flags: &[&str]) -> String {
 
 #[test]
 fn every_call_with_good_and_bad_arguments() {
-    assert!(
-        compile_and_run("tests/programs/calls.c", &["-std=gnu11"]).contains("all calls checked")
-    );
+    for flags in [&["-std=gnu11"], &WATCHED[..]] {
+        let said = compile_and_run("tests/programs/calls.c", flags);
+        assert!(said.contains("all calls checked"), "{flags:?}");
+    }
 }
 
 #[test]
 fn handles_are_closed_while_others_use_them() {
     compile_and_run("tests/programs/threads.c", &["-std=gnu11"]);
+    compile_and_run("tests/programs/threads.c", &WATCHED);
 }
 
 #[test]

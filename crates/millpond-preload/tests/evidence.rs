@@ -4,13 +4,14 @@
 #[path = "../src/files/evidence.rs"]
 mod evidence;
 
-use evidence::{AGAIN, Evidence};
+use evidence::Evidence;
 
 const PAGE: u64 = 4096;
+const NEED: u32 = 16;
 
 fn fresh() -> Evidence {
     let evidence = Evidence::none();
-    evidence.reset(4 * AGAIN);
+    evidence.reset(NEED);
     evidence
 }
 
@@ -26,6 +27,28 @@ fn what_is_read_once_in_order_is_left_alone() {
     assert!(!reads((0..100_000).map(|page| page * PAGE), PAGE));
     assert!(!reads((0..10_000).map(|page| page * 131_072), 131_072));
     assert!(!reads((0..100_000).map(|part| part * 2000), 2000));
+}
+
+/// The same of what is read once in another order: backwards, and at distances.
+#[test]
+fn what_is_read_once_in_any_order_is_left_alone() {
+    assert!(!reads((0..100_000).map(|page| (100_000 - page) * PAGE), PAGE));
+    for stride in [2, 3, 64, 89, 2584, 4096, 1 << 20] {
+        assert!(!reads((0..20_000).map(|page| page * stride * PAGE), PAGE), "{stride}");
+    }
+}
+
+/// Goal: a file is adopted when filling the cache would have paid: after three rounds of what is read
+/// over and over, as far as pages can be told.
+#[test]
+fn filling_is_reckoned_with() {
+    for pages in [1, 3, 10, 30, 50, 100, 300, 1000, 10_000, 100_000] {
+        let evidence = fresh();
+        let mut reads = 0..;
+        let came = reads.find(|read| evidence.count(Some(read % pages * PAGE), PAGE, false));
+        let rounds = (came.unwrap() - u64::from(NEED)) as f64 / pages as f64;
+        assert!((1.8..4.8).contains(&rounds), "{pages} pages: {rounds} rounds");
+    }
 }
 
 /// Goal: what is read again does, and what is read in small pieces.
@@ -61,7 +84,7 @@ fn the_offset_is_followed() {
         evidence.set_position(0);
         evidence.count(None, PAGE, false)
     };
-    assert!((0..10).any(again));
+    assert!((0..400).any(again));
 }
 
 /// Goal: after a postponement more is needed.

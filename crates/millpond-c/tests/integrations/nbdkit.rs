@@ -312,6 +312,21 @@ fn changes_are_seen_and_holes_are_told() {
     }
 }
 
+/// Goal: a read of what is no longer there is an error, for the client and in the log; others go on.
+#[test]
+fn an_error_is_told_and_nothing_else_is_lost() {
+    let Some(mut server) = Server::start(&noise(MIB, 5), &["cache=64K"]) else { return };
+    let image = fs::File::options().write(true).open(&server.image).unwrap();
+    image.set_len(4096).unwrap();
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw", "-c", "read 512k 4k", "-c", "read 0 4k", &server.uri]);
+    let said = qemu_io.output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("Input/output error"), "{said}");
+    assert!(said.contains("read 4096/4096 bytes at offset 0"), "{said}");
+    server.end();
+}
+
 #[test]
 fn fio_finds_what_it_wrote() {
     let engines = Command::new("fio").arg("--enghelp").output();

@@ -1,4 +1,4 @@
-//! Mode back: the program is a child, and this process its keeper.
+//! The program is a child of this process: which is its keeper, in mode back.
 //!
 //! ```text
 //!   keeper thread: serves -------------------------------> .. until nobody has anything with it
@@ -18,9 +18,9 @@ use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
-use millpond::keeper::{Address, Report, Server};
+use millpond::keeper::{Address, Report, Server, Stopper};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -72,42 +72,63 @@ impl Recovered {
     }
 }
 
-/// Runs the program to its end. `Err` inside: it could not be started.
-pub fn run(command: &mut Command, is_quiet: bool) -> Result<io::Result<ExitCode>> {
-    let server = Server::bind(&Address::unique()).context("starting the keeper")?;
-    let stopper = server.stopper();
-    command.env(KEEPER, server.address().to_string());
+/// The thread that is the keeper.
+struct Keeper {
+    stopper: Stopper,
+    thread: JoinHandle<io::Result<()>>,
+    recovered: Arc<Mutex<Recovered>>,
+}
+
+impl Keeper {
+    fn start(command: &mut Command) -> Result<Self> {
+        let server = Server::bind(&Address::unique()).context("starting the keeper")?;
+        let stopper = server.stopper();
+        command.env(KEEPER, server.address().to_string());
+        let recovered = Arc::new(Mutex::new(Recovered::default()));
+        let thread = thread::spawn({
+            let recovered = Arc::clone(&recovered);
+            move || {
+                server.serve(|report| {
+                    recovered.lock().expect("no panic under the lock").add(&report);
+                })
+            }
+        });
+        Ok(Self { stopper, thread, recovered })
+    }
+
+    /// When nobody has anything with it any more: removes its socket.
+    fn end(self) -> Result<Arc<Mutex<Recovered>>> {
+        self.stopper.stop_when_idle();
+        if let Ok(served) = self.thread.join() {
+            served.context("keeper")?;
+        }
+        Ok(self.recovered)
+    }
+}
+
+/// Runs the program to its end; `keeps`: as its keeper. `Err` inside: it could not be started.
+pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Result<ExitStatus>> {
     let all = [&OF_TERMINALS[..], &HANDED_ON, &TAKEN].concat();
     let signals = Signals::new(all).context("taking signals")?;
-    let recovered = Arc::new(Mutex::new(Recovered::default()));
-    let keeper = thread::spawn({
-        let recovered = Arc::clone(&recovered);
-        move || {
-            server.serve(|report| {
-                recovered.lock().expect("no panic under the lock").add(&report);
-            })
-        }
-    });
+    let keeper = keeps.then(|| Keeper::start(command)).transpose()?;
     let mut program = match command.spawn() {
         Ok(program) => program,
         Err(error) => {
-            // It removes its socket.
-            stopper.stop_when_idle();
-            let _ = keeper.join();
+            let _ = keeper.map(Keeper::end);
             return Ok(Err(error));
         }
     };
-    use_all_descriptors();
+    if keeps {
+        use_all_descriptors();
+    }
     if let Some(pid) = Pid::from_raw(program.id() as i32) {
         thread::spawn(move || hand_on(signals, pid));
     }
     let status = program.wait().context("waiting for the program")?;
-    stopper.stop_when_idle();
-    if let Ok(served) = keeper.join() {
-        served.context("keeper")?;
+    if let Some(keeper) = keeper {
+        keeper.end()?.lock().expect("no panic under the lock").say(is_quiet);
     }
-    recovered.lock().expect("no panic under the lock").say(is_quiet);
-    Ok(Ok(end_as(status)))
+    Ok(Ok(status))
 }
 
 /// Hands signals on to the program for as long as it is there.
@@ -139,7 +160,7 @@ fn use_all_descriptors() {
 }
 
 /// The exit status to end with; or ends by the signal that the program ended by.
-fn end_as(status: ExitStatus) -> ExitCode {
+pub fn end_as(status: ExitStatus) -> ExitCode {
     if let Some(number) = status.signal() {
         // The program has dumped core, if anybody wants one.
         let _ = rustix::process::setrlimit(

@@ -5,12 +5,18 @@
 //!
 //! In mode through the program takes the place of this process (exec): process id, exit status,
 //! signals and terminal are the program's own. In mode back this process stays as its parent, and
-//! keeps what it writes ([`kept`]).
+//! keeps what it writes ([`kept`]); and so it does where it is to tell what became of the files ([`explain`]).
 
+mod explain;
+mod kept;
+#[allow(dead_code, reason = "some words are the writers' alone")]
+#[path = "../../../millpond-preload/src/report/layout.rs"]
+mod layout;
 mod preload;
 mod program;
-
-mod kept;
+#[allow(dead_code, reason = "only the texts are of use here")]
+#[path = "../../../millpond-preload/src/report/reason.rs"]
+mod reason;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -22,6 +28,7 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
+use self::explain::Explained;
 pub use self::program::find;
 use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
@@ -30,12 +37,19 @@ use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Resul
 /// Regular files under the given directories are served; everything else goes to the kernel as
 /// ever. When the program ends, one line on standard error says what was served.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("telling").args(["stats", "explain"]).multiple(true))]
 pub struct Args {
     /// Memory for cached file pages: 512m, 4g (k, m and g are powers of 1024)
     ///
     /// The default is a quarter of the machine's memory or of the cgroup's limit, whichever is less.
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_bytes)]
     cache: Option<u64>,
+
+    /// That memory is for all processes of the run together, not for each
+    ///
+    /// But for 4 MiB that each process may always have.
+    #[arg(long)]
+    cache_shared: bool,
 
     /// Serve files under this directory; may be given again [default: the current directory]
     #[arg(long = "path", value_name = "DIR")]
@@ -64,6 +78,25 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Through)]
     mode: Mode,
 
+    /// Tell what became of the files, in sum, when the program has ended, however it has
+    ///
+    /// `millpond run` stays as the program's parent then, also in mode through, and reads that hit are
+    /// counted, which takes them some nanoseconds more.
+    #[arg(long)]
+    stats: bool,
+
+    /// The same of each file: when it was served and when not, and why; what was read and written
+    #[arg(long)]
+    explain: bool,
+
+    /// Tell it as JSON
+    #[arg(long, requires = "telling")]
+    json: bool,
+
+    /// Tell it to this file, not to standard error
+    #[arg(long, value_name = "FILE", requires = "telling")]
+    report: Option<PathBuf>,
+
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -81,6 +114,7 @@ enum Mode {
     Back,
 }
 
+const QUIET: &str = "MILLPOND_QUIET";
 /// In mode back the keeper's tables come on top; see `millpond::EngineBuilder::keeper`.
 const CACHE_BYTES_MIN_BACK: u64 = 256 << 10;
 /// Less than this holds no page and no tables; see `millpond::EngineBuilder::cache_bytes`.
@@ -114,12 +148,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments).envs(environment(args, &served, &library));
-    let error = match args.mode {
-        Mode::Through => command.exec(),
-        Mode::Back => match kept::run(&mut command, args.quiet)? {
+    let error = if args.mode == Mode::Back || args.stats || args.explain {
+        match stay(args, &mut command)? {
             Ok(status) => return Ok(status),
             Err(error) => error,
-        },
+        }
+    } else {
+        command.exec()
     };
     let status = match error.kind() {
         // The program itself was found: its interpreter is what is missing.
@@ -127,6 +162,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         _ => NOT_EXECUTABLE,
     };
     Err(Failure::new(status, format!("{}: {error}", path.display())))
+}
+
+/// Runs the program as a child, to its end. `Err` inside: it could not be started.
+fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>> {
+    let explained = if args.stats || args.explain {
+        let explained = Explained::new(args.report.as_ref(), args.json, args.explain)?;
+        // What is told says more than the program's own line.
+        command.env(explain::VARIABLE, explained.name()?).env(QUIET, "1");
+        Some(explained)
+    } else {
+        None
+    };
+    let status = match kept::run(command, args.mode == Mode::Back, args.quiet)? {
+        Ok(status) => status,
+        Err(error) => return Ok(Err(error)),
+    };
+    explained.map_or(Ok(()), |explained| explained.say(status))?;
+    Ok(Ok(kept::end_as(status)))
 }
 
 /// What the preload library reads when it is loaded.
@@ -138,11 +191,14 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
     if let Some(bytes) = args.cache {
         environment.push(("MILLPOND_CACHE_BYTES", bytes.to_string().into()));
     }
+    if args.cache_shared {
+        environment.push(("MILLPOND_CACHE_SHARED", "1".into()));
+    }
     if args.eager {
         environment.push(("MILLPOND_EAGER", "1".into()));
     }
     if args.quiet {
-        environment.push(("MILLPOND_QUIET", "1".into()));
+        environment.push((QUIET, "1".into()));
     }
     let backing = match args.backing {
         Backing::Buffered => "buffered",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millpond::{File, ReadDone};
 
 use crate::aio::context::Ending;
-use crate::files::io::{Outcome, enterable, find, outcome_of};
+use crate::files::io::{Outcome, enterable, explain, find, outcome_of};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
@@ -155,7 +155,9 @@ impl Request {
                         self.direction,
                         append,
                     );
-                    match outcome_of(record(), moved.map(|(_, bytes)| bytes)) {
+                    let moved = moved.map(|(_, bytes)| bytes);
+                    explain(description, &moved, self.direction);
+                    match outcome_of(record(), moved) {
                         Outcome::Done(result) => result,
                         Outcome::Kernel(_) => -(libc::EIO as isize),
                     }
@@ -212,7 +214,7 @@ impl Request {
             Segments::One(start, len) => {
                 // SAFETY: the caller's duty; a fault gives None.
                 if let Some(bytes) = unsafe { file.try_read_hit_raw(*start, *len, offset) } {
-                    record().count_served(bytes as u64);
+                    self.count_read(bytes, true);
                     return Some((ending, bytes as isize));
                 }
                 vec![libc::iovec { iov_base: start.cast(), iov_len: *len }]
@@ -229,7 +231,7 @@ impl Request {
         let (request, ending) = parts.take().expect("not told otherwise");
         match result {
             Ok(bytes) => {
-                record().count_served(bytes as u64);
+                request.count_read(bytes, true);
                 Some((ending, bytes as isize))
             }
             Err(error) => {
@@ -246,11 +248,16 @@ impl Request {
             // SAFETY: it was prepared so.
             return self.aside(ending, |request| unsafe { request.carry_out() });
         };
+        self.count_read(bytes, false);
         let aside = self.pin.file().map(File::aside);
         if let (Err(last), Some(aside)) = (self.pin.try_give_up(), aside) {
             aside.run(Box::new(move || section::run(|_| drop(last))));
         }
-        record().count_served(bytes as u64);
         ending.end(bytes as isize);
+    }
+
+    fn count_read(&self, bytes: usize, is_hit: bool) {
+        record().count_served(bytes as u64);
+        self.pin.row().inspect(|row| row.read(bytes, is_hit));
     }
 }

@@ -9,7 +9,7 @@ use crate::aio::context::{Context, Ending, InUse, StandIn, find, free_removed, n
 use crate::aio::request::{Request, Unserved};
 use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, Known};
-use crate::files::{late, registry};
+use crate::files::{io, late, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
@@ -343,6 +343,7 @@ unsafe fn plan(block: &Block) -> Result<Plan, i32> {
             if let (Some(reason), PREAD | PWRITE) = (reason, block.aio_lio_opcode) {
                 // As many as asked for: what is moved is known when nobody looks at the block.
                 counts::count_bytes_passed(reason, len as isize);
+                io::explain_passed(fd, direction, len as isize);
             }
             Ok(Plan::Kernel)
         }

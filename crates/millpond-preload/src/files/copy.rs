@@ -22,7 +22,7 @@ use crate::files::identity;
 use crate::files::io::{self, At, Outcome};
 use crate::files::pin::Pin;
 use crate::files::seek::seek;
-use crate::files::segments::{Memory, TRANSFER_BYTES_MAX};
+use crate::files::segments::{Direction, Memory, TRANSFER_BYTES_MAX};
 use crate::runtime::sys::sys;
 use crate::runtime::{fault, section};
 
@@ -154,7 +154,7 @@ fn read(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
             None => sys!(libc::SYS_read, fd, start, len),
         }
     };
-    io::count_passed(fd, read);
+    io::count_passed(fd, Direction::Read, read);
     read
 }
 
@@ -172,7 +172,7 @@ fn write(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
             None => sys!(libc::SYS_write, fd, start, len),
         }
     };
-    io::count_passed(fd, written);
+    io::count_passed(fd, Direction::Write, written);
     written
 }
 

@@ -14,8 +14,8 @@
 //! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
 //!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
 //!   After that unpin, too, it is closed only when that ends none: see `process_locks`.
-//! - D4. `hit` is non-null only while SERVED, readable and findable; a reading section that
-//!   loaded it may use it to its end (D2, D3).
+//! - D4. `hit`, or `counted_hit` where hits are counted by file, is non-null only while SERVED, readable
+//!   and findable; a reading section that loaded it may use it to its end (D2, D3).
 //! - D5. SERVED -> PASSED happens with the offset locked, after the kernel was told the offset.
 //!   Who locks the offset and then finds SERVED has the offset to itself and may use it; an
 //!   operation at an explicit offset that was under way meanwhile has overlapped the change, and
@@ -43,6 +43,7 @@ use crate::files::identity::FileId;
 use crate::files::mode_back;
 use crate::files::offset::Offset;
 use crate::files::references::References;
+use crate::report::accounts::{self, Row};
 use crate::report::reason::Reason;
 use crate::runtime::lock::Lock;
 
@@ -94,6 +95,10 @@ pub struct Cold {
 #[repr(align(128))]
 pub struct Description {
     hit: AtomicPtr<File>,
+    /// In place of `hit`, where hits are counted by file.
+    counted_hit: AtomicPtr<File>,
+    /// Where somebody asked.
+    row: AtomicPtr<Row>,
     pub offset: Offset,
     state: AtomicU32,
     access: AtomicU32,
@@ -109,6 +114,8 @@ pub struct Description {
     late: AtomicBool,
     /// See [`Description::is_unwritten`].
     unwritten: AtomicBool,
+    /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
+    lock_noted: AtomicBool,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
     /// Counts its lives: who remembers one sees whether it has ended.
@@ -147,11 +154,15 @@ impl Description {
         description.shares.store(false, Relaxed);
         description.bypassed.store(false, Relaxed);
         description.unwritten.store(false, Relaxed);
+        description.lock_noted.store(false, Relaxed);
         description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
         description.references.begin();
+        let row =
+            accounts::of(id).map_or(std::ptr::null_mut(), |row| std::ptr::from_ref(row).cast_mut());
+        description.row.store(row, Relaxed);
         match file {
             Ok(file) => {
                 let pointer = std::ptr::from_ref(&*file).cast_mut();
@@ -159,9 +170,10 @@ impl Description {
                 unsafe { *description.file.get() = Some(file) };
                 description.state.store(SERVED, Relaxed);
                 let hit = if access.read { pointer } else { std::ptr::null_mut() };
+                let way = if row.is_null() { &description.hit } else { &description.counted_hit };
                 // Release: pairs with the Acquire in `hit`; a late reader of the previous life may
                 // look here without the table's Release.
-                description.hit.store(hit, Release);
+                way.store(hit, Release);
             }
             Err(reason) => {
                 description.reason.store(reason as u32, Relaxed);
@@ -174,6 +186,8 @@ impl Description {
     fn blank() -> Self {
         Self {
             hit: AtomicPtr::new(std::ptr::null_mut()),
+            counted_hit: AtomicPtr::new(std::ptr::null_mut()),
+            row: AtomicPtr::new(std::ptr::null_mut()),
             offset: Offset::new(),
             state: AtomicU32::new(FREE),
             access: AtomicU32::new(0),
@@ -184,6 +198,7 @@ impl Description {
             flags: AtomicI32::new(0),
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
+            lock_noted: AtomicBool::new(false),
             moved_in_kernel: AtomicU64::new(0),
             life: AtomicU32::new(0),
             missed: AtomicU32::new(0),
@@ -199,6 +214,18 @@ impl Description {
     pub fn hit(&self) -> Option<&File> {
         // SAFETY: D4.
         unsafe { self.hit.load(Acquire).as_ref() }
+    }
+
+    /// [`Description::hit`], where hits are counted by file.
+    pub fn counted_hit(&self) -> Option<&File> {
+        // SAFETY: D4.
+        unsafe { self.counted_hit.load(Acquire).as_ref() }
+    }
+
+    /// What is told of the file, where somebody asked.
+    pub fn row(&self) -> Option<&'static Row> {
+        // SAFETY: rows are never freed (`accounts.C2`).
+        unsafe { self.row.load(Relaxed).as_ref() }
     }
 
     pub fn is_served(&self) -> bool {
@@ -313,6 +340,16 @@ impl Description {
         missed > MISSED_MAX
     }
 
+    /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
+    pub fn is_lock_noted(&self) -> bool {
+        self.lock_noted.load(Relaxed)
+    }
+
+    /// After `process_locks::note` of its file. The registry is locked.
+    pub fn note_lock(&self) {
+        self.lock_noted.store(true, Relaxed);
+    }
+
     pub fn moved_in_kernel(&self) -> u64 {
         self.moved_in_kernel.load(Relaxed)
     }
@@ -347,7 +384,7 @@ impl Description {
     /// SERVED -> PASSED (D5). The offset is locked; the registry too.
     pub fn set_passed(&self, reason: Reason) {
         self.reason.store(reason as u32, Relaxed);
-        self.hit.store(std::ptr::null_mut(), Relaxed);
+        self.stop_hits();
         // Release: pairs with the Acquire in `is_served`.
         self.state.store(PASSED, Release);
     }
@@ -394,6 +431,7 @@ impl Description {
     /// Takes the fast way to `hit` away; the slots are cleared already.
     pub fn stop_hits(&self) {
         self.hit.store(std::ptr::null_mut(), Relaxed);
+        self.counted_hit.store(std::ptr::null_mut(), Relaxed);
     }
 }
 

@@ -24,6 +24,7 @@ pub fn pass(description: &'static Description, reason: Reason) {
     }
     description.set_passed(reason);
     description.offset.unlock(IN_KERNEL);
+    description.row().inspect(|row| row.end(Some(reason)));
     counts::count_file_passed(reason);
     if let Some(file) = description.file() {
         // Nobody will ask for the cached bytes again. If they can't be dropped they are forgotten

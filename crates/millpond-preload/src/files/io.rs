@@ -9,6 +9,8 @@
 
 use std::os::fd::RawFd;
 
+use millpond::File;
+
 use crate::files::adoption::note_slow;
 use crate::files::description::{Access, Description};
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
@@ -16,7 +18,8 @@ use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
 use crate::files::watch::{self, Watch};
-use crate::files::{identity, registry};
+use crate::files::{identity, registry, share};
+use crate::report::accounts::Row;
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
@@ -54,12 +57,43 @@ pub unsafe fn try_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usi
     }
     record.enter();
     // SAFETY: the caller's duty.
-    let done = unsafe { try_hit_inner(fd, dst, len, at) };
+    let done = unsafe { try_hit_inner(fd, dst, len, at, Description::hit) };
     record.exit();
     if let Some(bytes) = done {
         record.count_served(bytes as u64);
     }
     done
+}
+
+/// The same where hits are counted by file.
+///
+/// # Safety
+///
+/// As for [`try_hit`].
+#[cold]
+pub unsafe fn try_counted_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usize> {
+    let record = thread::record();
+    if !record.is_warm() {
+        return None;
+    }
+    record.enter();
+    // SAFETY: the caller's duty.
+    let done = unsafe { try_hit_inner(fd, dst, len, at, Description::counted_hit) };
+    if let Some(bytes) = done {
+        row_of(fd).inspect(|row| row.read(bytes, true));
+        record.count_served(bytes as u64);
+    }
+    record.exit();
+    done
+}
+
+/// What is told of the file behind `fd`, where somebody asked.
+fn row_of(fd: RawFd) -> Option<&'static Row> {
+    match table::get(fd) {
+        Known::File(description) => description.row(),
+        Known::Watched | Known::Left => watch::of(fd)?.row(),
+        _ => None,
+    }
 }
 
 /// The same in a section, by a thread that the engine may not know yet.
@@ -68,14 +102,22 @@ unsafe fn try_first_hit(fd: RawFd, memory: Memory, at: At, record: &Record) -> O
     if record.is_warm() {
         return None;
     }
-    table::description(fd)?.hit()?.prepare_thread();
+    let hit = |description: &'static Description| description.hit().or(description.counted_hit());
+    hit(table::description(fd)?)?.prepare_thread();
     record.request().warm_up();
     // SAFETY: the caller's duty.
-    unsafe { try_hit_inner(fd, dst, len, at) }
+    unsafe { try_hit_inner(fd, dst, len, at, hit) }
 }
 
+/// `hit`: [`Description::hit`], or the other.
 #[inline]
-unsafe fn try_hit_inner(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usize> {
+unsafe fn try_hit_inner(
+    fd: RawFd,
+    dst: *mut u8,
+    len: usize,
+    at: At,
+    hit: impl Fn(&'static Description) -> Option<&'static File>,
+) -> Option<usize> {
     let description = table::description(fd)?;
     if len > TRANSFER_BYTES_MAX {
         return None;
@@ -83,14 +125,14 @@ unsafe fn try_hit_inner(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<u
     match at {
         At::Byte(offset) => {
             let offset = u64::try_from(offset).ok()?;
-            let file = description.hit()?;
+            let file = hit(description)?;
             // SAFETY: the caller's duty; a fault in `dst` gives None (see `fault`).
             unsafe { file.try_read_hit_raw(dst, len, offset) }
         }
         At::Offset => loop {
             let offset = description.offset.peek()?;
             // After the offset: one that `pass` left behind is met by no file.
-            let file = description.hit()?;
+            let file = hit(description)?;
             // SAFETY: as above.
             let bytes = unsafe { file.try_read_hit_raw(dst, len, offset) }?;
             let end = offset + bytes as u64;
@@ -123,10 +165,13 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
         // SAFETY: the caller's duty.
         let outcome = unsafe {
             match try_first_hit(fd, memory, at, record) {
-                Some(bytes) => Ok(bytes),
+                Some(bytes) => {
+                    pin.row().inspect(|row| row.read(bytes, true));
+                    Ok(bytes)
+                }
                 None => {
                     let outcome = transfer(&pin, memory, at, Direction::Read);
-                    return slow(record, &pin, outcome);
+                    return slow(record, &pin, outcome, Direction::Read);
                 }
             }
         };
@@ -135,7 +180,14 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
 }
 
 /// What became of a call that was not a hit.
-fn slow(record: &Record, description: &Description, outcome: Result<usize, Step>) -> Outcome {
+fn slow(
+    record: &Record,
+    description: &Description,
+    outcome: Result<usize, Step>,
+    direction: Direction,
+) -> Outcome {
+    description.file().inspect(|file| share::after_miss(file));
+    explain(description, &outcome, direction);
     let has_hit = record.has_hit();
     let outcome = outcome_of(record, outcome);
     record.note_miss();
@@ -163,9 +215,11 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         // A write that waits in the cache is as good as a hit. Where others read the file by numbers of
         // their own, theirs do not show here.
         if pin.late_file().is_some() || pin.shares() {
+            pin.file().inspect(|file| share::after_miss(file));
+            explain(&pin, &outcome, Direction::Write);
             return outcome_of(record, outcome);
         }
-        slow(record, &pin, outcome)
+        slow(record, &pin, outcome, Direction::Write)
     })
 }
 
@@ -214,6 +268,17 @@ pub fn describe(fd: RawFd) -> bool {
         registry.adopt(fd, identity.id, flags as i32, Some(Reason::Inherited));
     }
     flags >= 0
+}
+
+/// Counts, by file, a call that was not a hit.
+pub fn explain(description: &Description, outcome: &Result<usize, Step>, direction: Direction) {
+    let Some(row) = description.row() else { return };
+    match (outcome, direction) {
+        (Ok(bytes), Direction::Read) => row.read(*bytes, false),
+        (Ok(bytes), Direction::Write) => row.written(*bytes),
+        (Err(Step::Passed(bytes)), direction) => row.passed(*bytes, direction == Direction::Write),
+        (Err(Step::Fail(_) | Step::Kernel(_)), _) => {}
+    }
 }
 
 pub fn outcome_of(record: &Record, result: Result<usize, Step>) -> Outcome {
@@ -296,7 +361,7 @@ unsafe fn transfer(
 }
 
 /// Counts bytes that the kernel moved to or from `fd`, if its file counts.
-pub fn count_passed(fd: RawFd, result: isize) {
+pub fn count_passed(fd: RawFd, direction: Direction, result: isize) {
     let reason = match table::get(fd) {
         Known::File(description) if description.is_served() => Reason::Changed,
         Known::File(description) => description.reason(),
@@ -304,4 +369,12 @@ pub fn count_passed(fd: RawFd, result: isize) {
         _ => return,
     };
     counts::count_bytes_passed(reason, result);
+    explain_passed(fd, direction, result);
+}
+
+/// Counts, by file, what a call returned that the kernel had.
+pub fn explain_passed(fd: RawFd, direction: Direction, result: isize) {
+    if config::is_explained() {
+        row_of(fd).inspect(|row| row.passed(result, direction == Direction::Write));
+    }
 }

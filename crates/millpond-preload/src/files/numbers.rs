@@ -11,7 +11,25 @@ use crate::files::table::{self, Known};
 use crate::files::watch::{self, LOCKED, PROCESS_LOCKED};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
-use crate::runtime::thread::Snapshot;
+use crate::runtime::thread::{Snapshot, record};
+
+/// Whether it is known already that the process locks the file behind `fd`, so that
+/// [`Registry::note_process_lock`] has nothing to do.
+pub fn is_lock_noted(fd: RawFd) -> bool {
+    match table::get(fd) {
+        Known::Watched | Known::Left => {
+            watch::of(fd).is_some_and(|watch| watch.flags() & PROCESS_LOCKED != 0)
+        }
+        Known::File(_) => {
+            let record = record();
+            record.enter();
+            let is_noted = table::description(fd).is_some_and(Description::is_lock_noted);
+            record.exit();
+            is_noted
+        }
+        _ => false,
+    }
+}
 
 impl Registry {
     /// The program is about to take a POSIX lock on the file behind `fd`.
@@ -19,6 +37,7 @@ impl Registry {
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             process_locks::note(unsafe { description.cold() }.id);
+            description.note_lock();
             return;
         }
         let Some(watch) = watch::of(fd) else { return };
@@ -174,6 +193,9 @@ impl Registry {
             }
         }
         count_moved_by_libc(description);
+        if description.is_served() && !description.is_bypassed() {
+            description.row().inspect(|row| row.end(None));
+        }
         if description.is_served() && !others_share {
             lease::give_up(description.kernel_fd());
         }

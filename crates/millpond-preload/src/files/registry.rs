@@ -153,6 +153,9 @@ impl Registry {
         if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
+        if config::is_explained() {
+            watch::row_of(fd);
+        }
         let access = Access::of_flags(flags);
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
@@ -186,6 +189,7 @@ impl Registry {
                 let inode = self.inodes.entry(id).or_default();
                 inode.passed.get_or_insert(reason);
                 inode.descriptions.push(description);
+                description.row().inspect(|row| row.left(reason));
                 counts::count_file_passed(reason);
             }
         }
@@ -241,6 +245,7 @@ impl Registry {
             FILES_LEASED.fetch_add(1, Relaxed);
         }
         inode.descriptions.push(description);
+        description.row().inspect(|row| row.begin());
         counts::count_file_served();
     }
 

@@ -236,7 +236,10 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
     if !go_through(first) {
         all.iter().for_each(|description| description.set_unwritten());
     }
-    all.iter().for_each(|description| description.bypass());
+    for description in all {
+        description.bypass();
+        description.row().inspect(|row| row.end(Some(reason)));
+    }
     if let Some(file) = first.file() {
         // As in `pass`.
         let _ = file.invalidate(0, i64::MAX as u64);

@@ -11,13 +11,16 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::files::evidence::{AGAIN, Evidence};
+use crate::files::evidence::Evidence;
+use crate::files::identity;
 use crate::files::table::{self, Known};
+use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::config::{self, Adopt};
+use crate::runtime::{link, section};
 
 /// Higher numbers are not watched, but left to the kernel.
 const NUMBERS: usize = 1 << 16;
@@ -48,6 +51,8 @@ pub struct Watch {
     /// Zero: no other number has the description.
     group: AtomicU32,
     reason: AtomicU32,
+    /// Where somebody asked.
+    row: AtomicPtr<Row>,
 }
 
 static WATCHES: [Watch; NUMBERS] = [const { Watch::blank() }; NUMBERS];
@@ -65,13 +70,16 @@ pub fn begin(fd: RawFd, flags: i32) -> bool {
     let Some(watch) = of(fd) else { return false };
     let is_writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
     watch.reset(if is_writable { WRITABLE } else { 0 }, needed());
+    if config::is_explained() {
+        watch.explain(fd);
+    }
     true
 }
 
 fn needed() -> u32 {
     match config::get().adopt {
-        Adopt::After(reads) => reads.saturating_mul(AGAIN),
-        Adopt::Random(_) => 1 + (random() % 24) as u32,
+        Adopt::After(reads) => reads,
+        Adopt::Random(_) => (random() % 6) as u32,
     }
 }
 
@@ -106,6 +114,7 @@ pub fn join(fd: RawFd, new: RawFd) -> bool {
     let (Some(watch), Some(other)) = (of(fd), of(new)) else { return false };
     other.reset(watch.flags.load(Relaxed) & !(PROCESS_LOCKED | COUNTED), watch.evidence.need());
     other.reason.store(watch.reason.load(Relaxed), Relaxed);
+    other.row.store(watch.row.load(Relaxed), Relaxed);
     other.flags.fetch_or(COUNTED, Relaxed);
     if watch.group.load(Relaxed) == 0 {
         watch.group.store(LAST_GROUP.fetch_add(1, Relaxed) + 1, Relaxed);
@@ -134,6 +143,7 @@ impl Watch {
             flags: AtomicU32::new(0),
             group: AtomicU32::new(0),
             reason: AtomicU32::new(0),
+            row: AtomicPtr::new(std::ptr::null_mut()),
         }
     }
 
@@ -148,13 +158,32 @@ impl Watch {
     /// file is to be adopted.
     #[inline]
     pub fn count(&self, at: Option<u64>, bytes: u64, writes: bool) -> bool {
-        self.evidence.count(at, bytes, writes && !config::writes_wait()) || self.is_random()
+        let is_useful = self.evidence.count(at, bytes, writes && !config::writes_wait());
+        if config::is_looked_at() {
+            return self.look(bytes, writes) || is_useful;
+        }
+        is_useful
     }
 
-    /// Whether it is to be adopted whatever it shows; for tests.
-    #[inline]
-    fn is_random(&self) -> bool {
+    /// Counts by file; and whether it is to be adopted whatever it shows, for tests.
+    #[cold]
+    fn look(&self, bytes: u64, writes: bool) -> bool {
+        self.row().inspect(|row| row.passed(bytes as isize, writes));
         config::is_random() && random().is_multiple_of(8)
+    }
+
+    /// The number was opened: has a row for its file, if that lies in a served directory.
+    #[cold]
+    fn explain(&self, fd: RawFd) {
+        let row = section::run(|_| row_of(fd));
+        let row = row.map_or(std::ptr::null_mut(), |row| std::ptr::from_ref(row).cast_mut());
+        self.row.store(row, Relaxed);
+    }
+
+    /// What is told of the file, where somebody asked.
+    pub fn row(&self) -> Option<&'static Row> {
+        // SAFETY: rows are never freed (`accounts.C2`).
+        unsafe { self.row.load(Relaxed).as_ref() }
     }
 
     /// The program has set the offset.
@@ -162,7 +191,7 @@ impl Watch {
         self.evidence.set_position(offset);
     }
 
-    /// An adoption has failed for a reason that may pass, or was undone: `times` as many points are
+    /// An adoption has failed for a reason that may pass, or was undone: `times` as many reads are
     /// needed next time.
     pub fn postpone(&self, times: u32, reason: Option<Reason>) {
         self.evidence.postpone(if config::is_random() { 1 } else { times });
@@ -205,6 +234,7 @@ impl Watch {
 
     pub fn set_reason(&self, reason: Reason) {
         self.reason.store(reason as u32, Relaxed);
+        self.row().inspect(|row| row.left(reason));
     }
 
     /// The number is given up, or the program ends: into the report, once.
@@ -214,6 +244,17 @@ impl Watch {
             counts::count_file_passed(self.reason());
         }
     }
+}
+
+/// The row of the file behind `fd`, which was just opened. In a section.
+pub fn row_of(fd: RawFd) -> Option<&'static Row> {
+    let identity = identity::identify(fd).filter(|identity| identity.is_regular)?;
+    if !identity::is_in_served_directory(fd) {
+        accounts::count_outside();
+        return None;
+    }
+    let path = &mut [0; libc::PATH_MAX as usize];
+    accounts::open(identity.id, link::path_of(fd, path))
 }
 
 /// A group for the numbers of a description that is given back.

@@ -2,20 +2,21 @@
 
 use std::ffi::{c_int, c_uint};
 
+use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::tell_offset;
 use crate::files::several::make_real;
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
-use crate::files::watch::{self, PROCESS_LOCKED, forget_watched};
+use crate::files::watch::{self, forget_watched};
 use crate::files::{io, late, process_locks};
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
-use crate::runtime::{config, section, thread};
+use crate::runtime::{config, fault, section, thread};
 
 type Off = libc::off64_t;
 
@@ -270,6 +271,9 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
         // Locks may be relative to the file offset.
         libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
             make_real(fd);
+            if is_at_start(arg) {
+                return;
+            }
             tell_offset(fd);
         }
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
@@ -278,6 +282,16 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
         }
         _ => make_real(fd),
     }
+}
+
+/// Whether the lock at `lock` begins at a byte that the program says, whatever the offset.
+fn is_at_start(lock: usize) -> bool {
+    // `l_type` and `l_whence`, which come first.
+    let mut head = [0_i16; 2];
+    let lock = std::ptr::with_exposed_provenance::<u8>(lock);
+    // SAFETY: `head` has room; `lock` may be any address, as a file is served.
+    let is_read = unsafe { fault::copy_in(head.as_mut_ptr().cast(), lock, size_of_val(&head)) };
+    is_read && i32::from(head[1]) == libc::SEEK_SET
 }
 
 /// A directory, whose number libc closes unseen in the end: the next file there is not this one.
@@ -341,9 +355,7 @@ fn note_process_lock(fd: c_int) {
     if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
         return;
     }
-    if matches!(table::get(fd), Known::Watched | Known::Left)
-        && watch::of(fd).is_some_and(|watch| watch.flags() & PROCESS_LOCKED != 0)
-    {
+    if is_lock_noted(fd) {
         return;
     }
     section::run(|_| {

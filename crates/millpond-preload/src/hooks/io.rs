@@ -13,9 +13,9 @@ use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
-use crate::runtime::section;
 use crate::runtime::sys::{fail, to_libc};
 use crate::runtime::thread::record;
+use crate::runtime::{config, section};
 
 /// The memory of a vectored call.
 pub fn many(vectors: Vectors, count: c_int) -> Memory {
@@ -56,6 +56,12 @@ unsafe fn read_known(
     if let Known::File(_) = table::get(fd)
         // SAFETY: the caller's duty.
         && let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) }
+    {
+        return bytes as isize;
+    }
+    if config::is_explained()
+        // SAFETY: as above.
+        && let Some(bytes) = unsafe { io::try_counted_hit(fd, buf.cast(), len, at) }
     {
         return bytes as isize;
     }
@@ -120,7 +126,7 @@ unsafe fn through(
         return by_libc();
     }
     let done = match table::get(fd) {
-        Known::Left => return left(fd, by_libc),
+        Known::Left => return left(fd, direction, by_libc),
         Known::Watched => watched(fd, at, direction, &by_libc),
         _ => None,
     };
@@ -162,9 +168,9 @@ unsafe fn served_one(
 }
 
 #[inline(never)]
-fn left(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
+fn left(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     let result = by_libc();
-    io::count_passed(fd, result);
+    io::count_passed(fd, direction, result);
     result
 }
 
@@ -229,6 +235,7 @@ unsafe fn served(
             if let Some(reason) = reason {
                 counts::count_bytes_passed(reason, result);
             }
+            io::explain_passed(fd, direction, result);
             result
         }
     };
@@ -249,7 +256,7 @@ pub unsafe fn preadv2(
     by_libc: impl Fn() -> isize,
 ) -> isize {
     if flags != 0 {
-        return by_kernel_alone(fd, by_libc);
+        return by_kernel_alone(fd, Direction::Read, by_libc);
     }
     // SAFETY: the caller's duty.
     unsafe { read(fd, memory, at_or_current(offset), by_libc) }
@@ -274,7 +281,7 @@ pub unsafe fn pwritev2(
         };
     }
     if flags != 0 {
-        return by_kernel_alone(fd, || by_libc(flags));
+        return by_kernel_alone(fd, Direction::Write, || by_libc(flags));
     }
     // SAFETY: the caller's duty.
     unsafe { write(fd, memory, at, || by_libc(0)) }
@@ -283,11 +290,11 @@ pub unsafe fn pwritev2(
 /// A call with flags such as `RWF_NOWAIT` and `RWF_APPEND`, which mean things that only the kernel
 /// does: the file is left to it, and not adopted meanwhile.
 #[cold]
-fn by_kernel_alone(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
+fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     point();
     let call = match begin(fd) {
         Way::Kernels => return by_libc(),
-        Way::Left => return left(fd, by_libc),
+        Way::Left => return left(fd, direction, by_libc),
         Way::Open(call) => call,
     };
     section::run(|_| {
@@ -295,7 +302,7 @@ fn by_kernel_alone(fd: c_int, by_libc: impl Fn() -> isize) -> isize {
         registry::lock().pass_fd(fd, Reason::Changed);
     });
     let result = by_libc();
-    io::count_passed(fd, result);
+    io::count_passed(fd, direction, result);
     call.end();
     result
 }

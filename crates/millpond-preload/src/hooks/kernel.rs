@@ -12,6 +12,7 @@
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
 use crate::files::seek::tell_offset;
+use crate::files::segments::Direction;
 use crate::files::several::{make_real, may_not_write};
 use crate::files::table::{self, Known};
 use crate::files::under_way::{during, with_watch};
@@ -291,8 +292,8 @@ unsafe fn copy(
     // SAFETY: as the caller vouches to `copy_file_range`.
     let result =
         unsafe { libc_calls::copy_file_range(from, from_offset, to, to_offset, len, flags) };
-    io::count_passed(from, result);
-    io::count_passed(to, result);
+    io::count_passed(from, Direction::Read, result);
+    io::count_passed(to, Direction::Write, result);
     result
 }
 
@@ -318,8 +319,8 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     // SAFETY: as the caller vouches to `sendfile64`.
     let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
     let result = late::undirected(from, call);
-    io::count_passed(from, result);
-    io::count_passed(to, result);
+    io::count_passed(from, Direction::Read, result);
+    io::count_passed(to, Direction::Write, result);
     result
 }
 
@@ -354,8 +355,8 @@ unsafe fn splice_open(
     // SAFETY: as the caller vouches to `splice`.
     let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
     let result = late::undirected(from, call);
-    io::count_passed(from, result);
-    io::count_passed(to, result);
+    io::count_passed(from, Direction::Read, result);
+    io::count_passed(to, Direction::Write, result);
     result
 }
 

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::files::description::Access;
-use crate::files::identity::{self, FileId};
+use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
 use crate::files::watch::forget_watched;
 use crate::files::{further, io, registry, watch};
@@ -46,27 +46,33 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     {
         return fd;
     }
+    // SAFETY: the caller's duty.
+    let open = || unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    let mut fd = without_waiting(flags, open, || make_way(dir, path, flags));
+    if fd < 0 && errno() == libc::EMFILE && section::run(|_| registry::lock().shed()) {
+        // The numbers that the engine had are free now.
+        fd = open();
+    }
+    if fd >= 0 {
+        describe(fd, flags);
+    }
+    fd
+}
+
+/// Opens; where the open may not wait, and a lease of our own is in its way, makes way for it.
+#[inline]
+fn without_waiting(flags: c_int, open: impl Fn() -> c_int, make_way: impl Fn()) -> c_int {
     let may_not_wait = flags & libc::O_NONBLOCK != 0;
     // Asked before: an open that fails for a lease of our own has the watcher give it up.
     let mut has_lease = may_not_wait && registry::holds_leases();
-    // SAFETY: the caller's duty.
-    let mut fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
+    let mut fd = open();
     for _ in 0..WAYS_MADE {
         has_lease |= may_not_wait && registry::holds_leases();
         if fd >= 0 || !has_lease || errno() != libc::EAGAIN {
             break;
         }
-        make_way(dir, path, flags);
-        // SAFETY: as above.
-        fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
-    }
-    if fd < 0 && errno() == libc::EMFILE && section::run(|_| registry::lock().shed()) {
-        // The numbers that the engine had are free now.
-        // SAFETY: as above.
-        fd = unsafe { libc_calls::openat64(dir, path, flags, mode) };
-    }
-    if fd >= 0 {
-        describe(fd, flags);
+        make_way();
+        fd = open();
     }
     fd
 }
@@ -96,9 +102,22 @@ pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) ->
 
 pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
     ensure_initialised();
-    // A lease of ours on the file is given up by the watcher.
     // SAFETY: as the caller vouches to `open_by_handle_at`.
-    let fd = unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
+    let open = || unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
+    let make_way = || {
+        section::run(|_| {
+            // Without a look at the file: no lease is in its way.
+            const LOOK: c_int = libc::O_PATH | libc::O_CLOEXEC;
+            // SAFETY: as above.
+            let found = unsafe { sys!(libc::SYS_open_by_handle_at, mount, handle, LOOK) };
+            if let Some(identity) = identity::identify(found as c_int) {
+                make_way_for(&identity, flags);
+            }
+            // SAFETY: opened above, and nobody else's.
+            unsafe { sys!(libc::SYS_close, found) };
+        });
+    };
+    let fd = without_waiting(flags, open, make_way);
     if fd >= 0 && !thread::record().is_inside() {
         describe(fd, flags);
     }
@@ -129,13 +148,17 @@ fn make_way(dir: c_int, path: Text, flags: c_int) {
     }
     section::run(|_| {
         let follow = flags & libc::O_NOFOLLOW == 0;
-        if let Some(identity) = identity::identify_path(dir, path, follow)
-            && identity.is_regular
-        {
-            let truncates = flags & libc::O_TRUNC != 0;
-            registry::lock().before_open(identity.id, Access::of_flags(flags), truncates);
+        if let Some(identity) = identity::identify_path(dir, path, follow) {
+            make_way_for(&identity, flags);
         }
     });
+}
+
+fn make_way_for(identity: &Identity, flags: c_int) {
+    if identity.is_regular {
+        let truncates = flags & libc::O_TRUNC != 0;
+        registry::lock().before_open(identity.id, Access::of_flags(flags), truncates);
+    }
 }
 
 /// How long an open waits for a keeper that writes what a dead process left of the file: so many

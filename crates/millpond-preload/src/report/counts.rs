@@ -118,12 +118,12 @@ impl Counts {
         all.into_iter().filter(|_| config::get().backing == Backing::Direct)
     }
 
-    /// The line for programs.
-    pub fn fields(&self) -> String {
+    /// The line for programs; `program` is what the process runs.
+    pub fn fields(&self, program: &str) -> String {
         let mut line = format!(
             "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
             std::process::id(),
-            config::get().program,
+            program,
             self.served_files,
             self.served_bytes,
             self.passed_files(),

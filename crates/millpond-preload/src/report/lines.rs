@@ -70,13 +70,25 @@ pub fn append(path: &CStr, line: &str) {
     // SAFETY: `path` is NUL-terminated.
     let fd = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644) };
     if fd >= 0 {
-        write(fd as RawFd, line);
-        // SAFETY: the descriptor was opened above and is nobody else's.
-        unsafe { sys!(libc::SYS_close, fd) };
+        append_to(fd as RawFd, line);
     }
+}
+
+/// Appends a line by a descriptor that was opened for that, and closes it.
+pub fn append_to(fd: RawFd, line: &str) {
+    write(fd, line);
+    // SAFETY: nobody else has the descriptor.
+    unsafe { sys!(libc::SYS_close, fd) };
 }
 
 fn write(fd: RawFd, line: &str) {
     // SAFETY: the kernel reads `line`. A report that can't be written has nowhere to be reported.
     unsafe { sys!(libc::SYS_write, fd, line.as_ptr(), line.len()) };
+}
+
+/// What the process runs.
+pub fn program() -> String {
+    std::fs::read_link("/proc/self/exe")
+        .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))
+        .unwrap_or_default()
 }

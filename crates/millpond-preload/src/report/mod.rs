@@ -14,11 +14,15 @@
 //! Of a program and its children only the program itself speaks to people, for all; see `tally`.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
+//! What `millpond run --explain` and `--stats` tell is counted apart, by file: `accounts`.
 //! Nothing can be lost at an end without a report: every write was through to the kernel, or the
 //! keeper has it.
 
+pub mod accounts;
 pub mod counts;
+mod layout;
 pub mod lines;
+mod named;
 pub mod reason;
 pub mod tally;
 
@@ -31,6 +35,7 @@ use crate::runtime::{config, section};
 
 /// When the library is loaded: which numbers are the report's.
 pub fn initialise() -> impl Iterator<Item = RawFd> {
+    accounts::initialise();
     let tally = tally::initialise();
     let is_told = !config::get().is_quiet && tally.is_some();
     let stderr = if is_told { lines::keep_stderr(libc::STDERR_FILENO) } else { None };
@@ -42,6 +47,7 @@ pub fn after_fork() {
     counts::after_fork();
     lines::after_fork();
     tally::after_fork();
+    accounts::after_fork();
 }
 
 /// At the end of the process: says what it and its children did, or tells the main process. `last`
@@ -51,7 +57,7 @@ pub fn say(last: fn() -> Option<Stats>) {
         let mut counts = tell_programs(last());
         if !tally::is_own() {
             if !counts.is_empty() {
-                tally::append(&counts.fields());
+                tally::append(&counts.fields("-"));
             }
             return;
         }
@@ -67,7 +73,7 @@ pub fn put_by(last: fn() -> Option<Stats>) {
     section::run(|_| {
         let counts = tell_programs(last());
         if !counts.is_empty() {
-            tally::append(&counts.fields());
+            tally::append(&counts.fields("-"));
         }
     });
 }
@@ -77,7 +83,7 @@ fn tell_programs(stats: Option<Stats>) -> Counts {
     if let Some(path) = &config::get().report_file
         && !counts.is_empty()
     {
-        lines::append(path, &counts.fields());
+        lines::append(path, &counts.fields(&lines::program()));
     }
     counts
 }

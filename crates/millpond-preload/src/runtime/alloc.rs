@@ -11,6 +11,7 @@
 //! which inherit such a mask.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
 use crate::runtime::lock::Lock;
@@ -42,7 +43,20 @@ struct Free(*mut u8);
 struct Chunk {
     start: *mut u8,
     bytes_left: usize,
+    /// [`FIRST`] was taken.
+    has_first: bool,
 }
+
+const FIRST_BYTES: usize = 8 << 10;
+
+/// The first chunk, which is enough for processes without a served file.
+static FIRST: First = First(UnsafeCell::new([0; FIRST_BYTES]));
+
+#[repr(align(4096))]
+struct First(UnsafeCell<[u8; FIRST_BYTES]>);
+
+// SAFETY: whoever has taken it from `Chunk` has it alone.
+unsafe impl Sync for First {}
 
 // SAFETY: the pointers are to memory that only the holder of the lock hands out or takes back.
 unsafe impl Send for Free {}
@@ -53,7 +67,7 @@ impl Heap {
     pub const fn new() -> Self {
         Self {
             free: [const { Class(Lock::new(Free(null_mut()))) }; CLASSES],
-            chunk: Lock::new(Chunk { start: null_mut(), bytes_left: 0 }),
+            chunk: Lock::new(Chunk { start: null_mut(), bytes_left: 0, has_first: false }),
         }
     }
 
@@ -99,7 +113,12 @@ impl Chunk {
     fn carve(&mut self, bytes: usize) -> *mut u8 {
         let mut padding = self.start.align_offset(bytes.min(PAGE_BYTES));
         if self.bytes_left < padding + bytes {
-            *self = Chunk { start: map(CHUNK_BYTES), bytes_left: CHUNK_BYTES };
+            let is_first = !self.has_first && bytes <= FIRST_BYTES;
+            (self.start, self.bytes_left) = match is_first {
+                true => (FIRST.0.get().cast(), FIRST_BYTES),
+                false => (map(CHUNK_BYTES), CHUNK_BYTES),
+            };
+            self.has_first |= is_first;
             if self.start.is_null() {
                 self.bytes_left = 0;
                 return self.start;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `MILLPOND_PATHS` | the directories whose files are served: absolute, canonical, `:` between; default: the current one |
 //! | `MILLPOND_CACHE_BYTES` | the engine's memory limit; default: the engine's |
+//! | `MILLPOND_CACHE_SHARED` | `1`: that limit is for all processes of the run together; see `files::share` |
 //! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
@@ -11,6 +12,7 @@
 //! | `MILLPOND_ADOPT` | for tests: after how many reads of what was read before a file is adopted; or `random:SEED`: adopted and given back at random moments |
 //! | `MILLPOND_HIT_PATH` | `0` switches the lock-free hit path off |
 //! | `MILLPOND_QUIET` | `1`: no line on stderr at the end |
+//! | `MILLPOND_ACCOUNTS` | the memory file to account for files in; see `report::accounts` |
 //! | `MILLPOND_REPORT_FILE` | a file to append one line to at the end; see `report` |
 
 use std::ffi::{CStr, CString};
@@ -24,6 +26,7 @@ use millpond::{Backing, WriteMode};
 pub struct Config {
     pub paths: Vec<Vec<u8>>,
     pub cache_bytes: Option<u64>,
+    pub is_cache_shared: bool,
     pub backing: Backing,
     pub mode: WriteMode,
     pub keeper: Option<String>,
@@ -31,8 +34,6 @@ pub struct Config {
     pub adopt: Adopt,
     pub is_quiet: bool,
     pub report_file: Option<CString>,
-    /// What the process runs, for the report.
-    pub program: String,
     /// Descriptors of the library's own get numbers from here on, so that the program finds the
     /// lowest ones free, as it would without us.
     pub internal_fd_min: RawFd,
@@ -51,6 +52,9 @@ static CONFIG: OnceLock<Config> = OnceLock::new();
 static IS_EAGER: AtomicBool = AtomicBool::new(false);
 static WRITES_WAIT: AtomicBool = AtomicBool::new(false);
 static IS_RANDOM: AtomicBool = AtomicBool::new(false);
+static IS_EXPLAINED: AtomicBool = AtomicBool::new(false);
+/// One of the two above.
+static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 pub fn is_eager() -> bool {
@@ -69,6 +73,24 @@ pub fn is_random() -> bool {
     IS_RANDOM.load(Relaxed)
 }
 
+/// Somebody wants to know of each file.
+#[inline]
+pub fn is_explained() -> bool {
+    IS_EXPLAINED.load(Relaxed)
+}
+
+/// When the library is loaded.
+pub fn set_explained() {
+    IS_EXPLAINED.store(true, Relaxed);
+    IS_LOOKED_AT.store(true, Relaxed);
+}
+
+/// Each call of a watched file is looked at: files are explained, or adopted at random.
+#[inline]
+pub fn is_looked_at() -> bool {
+    IS_LOOKED_AT.load(Relaxed)
+}
+
 pub fn get() -> &'static Config {
     CONFIG.get_or_init(read)
 }
@@ -85,6 +107,7 @@ pub fn initialise(reads_again: u32) {
     IS_EAGER.store(variable(c"MILLPOND_EAGER") == Some(b"1"), Relaxed);
     WRITES_WAIT.store(config.mode == WriteMode::Back, Relaxed);
     IS_RANDOM.store(matches!(config.adopt, Adopt::Random(_)), Relaxed);
+    IS_LOOKED_AT.store(is_random(), Relaxed);
 }
 
 fn read() -> Config {
@@ -99,6 +122,7 @@ fn read() -> Config {
     Config {
         paths,
         cache_bytes: number(c"MILLPOND_CACHE_BYTES"),
+        is_cache_shared: variable(c"MILLPOND_CACHE_SHARED") == Some(b"1"),
         backing: match variable(c"MILLPOND_BACKING") {
             Some(b"direct") => Backing::Direct,
             _ => Backing::Buffered,
@@ -122,9 +146,6 @@ fn read() -> Config {
         },
         is_quiet: variable(c"MILLPOND_QUIET") == Some(b"1"),
         report_file: variable(c"MILLPOND_REPORT_FILE").and_then(|path| CString::new(path).ok()),
-        program: std::fs::read_link("/proc/self/exe")
-            .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))
-            .unwrap_or_default(),
         internal_fd_min: internal_fd_min(),
     }
 }

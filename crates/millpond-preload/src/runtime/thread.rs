@@ -6,6 +6,7 @@
 //! adopted, how deep it is *inside* the library, the bytes it was served, and those it was not.
 
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
@@ -283,19 +284,29 @@ fn claim() -> &'static Record {
     claim()
 }
 
-/// A page of fresh records. Straight from the kernel: a signal handler may need one.
+const CHUNK_BYTES: usize = 4096;
+
+/// The first records, without a system call: most processes have few threads, and do not live long.
+static FIRST: [Record; CHUNK_BYTES / size_of::<Record>()] =
+    // SAFETY: as in `make_chunk`.
+    unsafe { MaybeUninit::zeroed().assume_init() };
+static IS_FIRST_USED: AtomicBool = AtomicBool::new(false);
+
+/// Fresh records. Straight from the kernel: a signal handler may need one.
 fn make_chunk() -> &'static [Record] {
-    const BYTES: usize = 4096;
+    if !IS_FIRST_USED.swap(true, Relaxed) {
+        return &FIRST;
+    }
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new private mapping. Zero bytes are a valid, unclaimed `Record`: atomics of zero
     // and a null pointer. It is never unmapped.
     unsafe {
-        let chunk = sys!(libc::SYS_mmap, 0, BYTES, prot, flags, -1isize, 0);
+        let chunk = sys!(libc::SYS_mmap, 0, CHUNK_BYTES, prot, flags, -1isize, 0);
         if (-4095..0).contains(&chunk) {
             std::process::abort();
         }
-        std::slice::from_raw_parts(chunk as *const Record, BYTES / size_of::<Record>())
+        std::slice::from_raw_parts(chunk as *const Record, CHUNK_BYTES / size_of::<Record>())
     }
 }
 

@@ -1,46 +1,23 @@
 //! How frames of this library are taken away when a thread ends: `cancel.C5`.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// cancel.C5. Unwinding asks each frame's personality what there is to do. Rust's would have values
-/// dropped, and stop the process where the frame was interrupted between two calls. While a thread
-/// ends, ours answers in its place. Exceptions of other languages and panics are Rust's business.
+/// dropped, and stop the process where the frame was interrupted between two calls; ours answers in its
+/// place that there is nothing. That holds for exceptions of the program, too, which pass where it is called
+/// back (`ftw`): there the library holds nothing. Its own panics unwind nothing, as they end the process
+/// (`end_on_panic`). So no answer depends on the unwinder that asks, which may be another one than ours.
 ///
 /// Once, when the library is loaded.
 pub fn let_threads_end() {
-    let place = personality_place();
     // SAFETY: the word is writable data of this library, which unwinding only reads; nothing of
     // this library is unwound yet.
-    unsafe {
-        RUST_PERSONALITY.store(place.read(), Relaxed);
-        place.write(personality as *const () as usize);
-    }
+    unsafe { personality_place().write(personality as *const () as usize) };
 }
 
-static RUST_PERSONALITY: AtomicUsize = AtomicUsize::new(0);
-
-type Personality =
-    unsafe extern "C-unwind" fn(c_int, c_int, u64, *mut c_void, *mut c_void) -> c_int;
-
-unsafe extern "C-unwind" fn personality(
-    version: c_int,
-    actions: c_int,
-    class: u64,
-    exception: *mut c_void,
-    context: *mut c_void,
-) -> c_int {
-    const FORCE_UNWIND: c_int = 8;
+extern "C" fn personality(_: c_int, _: c_int, _: u64, _: *mut c_void, _: *mut c_void) -> c_int {
     const CONTINUE_UNWIND: c_int = 8;
-    if actions & FORCE_UNWIND != 0 {
-        return CONTINUE_UNWIND;
-    }
-    // SAFETY: Rust's own, with the unwinder's arguments.
-    unsafe {
-        let rust: Personality = std::mem::transmute(RUST_PERSONALITY.load(Relaxed));
-        rust(version, actions, class, exception, context)
-    }
+    CONTINUE_UNWIND
 }
 
 /// The word by which every frame of this library names its personality.

@@ -1,0 +1,347 @@
+//! `--explain` and `--stats`: what became of each file, told when the program has ended, however it has.
+//!
+//! The processes account for their files in a memory file of ours (`layout`, and the preload library's
+//! `report::accounts`), so what a killed one has counted is there, too. This process stays as the program's
+//! parent to read it; processes that outlive the program are told of as far as they have come.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use rustix::fs::MemfdFlags;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use super::layout::*;
+use super::reason;
+use crate::failure::{Context, Failure, REFUSED, Result};
+
+/// What the preload library reads.
+pub const VARIABLE: &str = "MILLPOND_ACCOUNTS";
+
+/// What is to be told, and where.
+pub struct Explained {
+    accounts: File,
+    /// Where to; standard error else.
+    to: Option<(PathBuf, File)>,
+    is_json: bool,
+    /// Each file, not only the totals.
+    by_file: bool,
+}
+
+impl Explained {
+    pub fn new(to: Option<&PathBuf>, is_json: bool, by_file: bool) -> Result<Self> {
+        // Before the program starts: what it has done would have nowhere to go.
+        let to = to.map(|path| match File::create(path) {
+            Ok(file) => Ok((path.clone(), file)),
+            Err(error) => {
+                Err(Failure::new(REFUSED, format!("--report {}: {error}", path.display())))
+            }
+        });
+        let to = to.transpose()?;
+        let accounts = make().context("making the file in which files are accounted for")?;
+        Ok(Self { accounts, to, is_json, by_file })
+    }
+
+    /// The value of [`VARIABLE`].
+    pub fn name(&self) -> Result<String> {
+        let metadata = self.accounts.metadata().context("naming a memory file")?;
+        let (own, fd) = (std::process::id(), self.accounts.as_raw_fd());
+        Ok(format!("/proc/{own}/fd/{fd}:{}:{}", metadata.dev(), metadata.ino()))
+    }
+
+    /// When the program has ended.
+    pub fn say(self, status: ExitStatus) -> Result<()> {
+        let told = read(&self.accounts, status, self.by_file).context("reading the accounts")?;
+        let text = if self.is_json {
+            let json = serde_json::to_string_pretty(&told).context("writing JSON")?;
+            json + "\n"
+        } else {
+            told.text()
+        };
+        match self.to {
+            Some((path, mut file)) => {
+                file.write_all(text.as_bytes()).context(format_args!("writing {}", path.display()))
+            }
+            None => {
+                // Whether or not anybody reads it: the program's status is to be passed on.
+                let _ = io::stderr().write_all(text.as_bytes());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn make() -> io::Result<File> {
+    let file = File::from(rustix::fs::memfd_create("millpond-accounts", MemfdFlags::CLOEXEC)?);
+    file.set_len(FILE_BYTES)?;
+    let now = clock_gettime(ClockId::Monotonic);
+    let mut header = [0_u64; UNIT_BYTES / WORD_BYTES];
+    header[FORM] = FORM_MARK;
+    header[START] = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    header[NEXT] = 1;
+    let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    file.write_all_at(&bytes, 0)?;
+    Ok(file)
+}
+
+/// What is told; as JSON, with these names.
+#[derive(Debug, Serialize)]
+struct Told {
+    exit_status: Option<i32>,
+    signal: Option<i32>,
+    totals: Totals,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<Vec<Row>>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Totals {
+    /// That loaded the library.
+    processes: u64,
+    /// Rows: a file that two processes open counts twice.
+    files: u64,
+    served_files: u64,
+    adoptions: u64,
+    /// Files that were never served, by why.
+    kernel_files: BTreeMap<&'static str, u64>,
+    /// Opens of files that lie elsewhere.
+    opens_outside: u64,
+    /// Files for which there was no room: they are in no count.
+    files_not_counted: u64,
+    hits: u64,
+    misses: u64,
+    read: Bytes,
+    written: Bytes,
+}
+
+/// By whom they were moved.
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+struct Bytes {
+    served: u64,
+    kernel: u64,
+}
+
+/// A file of a process.
+#[derive(Debug, Serialize)]
+struct Row {
+    path: String,
+    pid: u64,
+    program: String,
+    device: u64,
+    inode: u64,
+    opened_s: f64,
+    opens: u64,
+    adoptions: u64,
+    /// The first ones, and the last.
+    served: Vec<Period>,
+    /// Why the kernel has it; `null` while it is served, or if it was until it was closed.
+    kernel: Option<&'static str>,
+    hits: u64,
+    misses: u64,
+    read: Bytes,
+    written: Bytes,
+}
+
+/// A time in which the file was served, in seconds since the start of the run.
+#[derive(Debug, Serialize)]
+struct Period {
+    from_s: f64,
+    /// `null`: to the end of the process, or until it became another program.
+    to_s: Option<f64>,
+    ended_by: Option<&'static str>,
+}
+
+fn read(accounts: &File, status: ExitStatus, by_file: bool) -> io::Result<Told> {
+    let header = words(&bytes_at(accounts, 0, UNIT_BYTES)?);
+    let units_max = FILE_BYTES / UNIT_BYTES as u64;
+    let end = header[NEXT].min(units_max) as usize * UNIT_BYTES;
+    let bytes = bytes_at(accounts, 0, end)?;
+    let mut rows = Vec::new();
+    let mut at = UNIT_BYTES;
+    while at + WORDS * WORD_BYTES <= end {
+        match Row::of(&bytes[at..]) {
+            Some((row, len)) => {
+                rows.push(row);
+                at += len.next_multiple_of(UNIT_BYTES);
+            }
+            None => at += UNIT_BYTES,
+        }
+    }
+    let mut totals = Totals {
+        processes: header[PROCESSES],
+        files: rows.len() as u64,
+        opens_outside: header[OUTSIDE],
+        files_not_counted: header[LOST],
+        ..Totals::default()
+    };
+    rows.iter().for_each(|row| totals.add(row));
+    rows.sort_by(|one, other| (&one.path, one.pid).cmp(&(&other.path, other.pid)));
+    Ok(Told {
+        exit_status: status.code(),
+        signal: status.signal(),
+        totals,
+        files: by_file.then_some(rows),
+    })
+}
+
+fn bytes_at(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+    bytes.chunks_exact(WORD_BYTES).map(word).collect()
+}
+
+fn seconds(ns: u64) -> f64 {
+    // To the microsecond, which is what a reader can use.
+    (ns / 1000) as f64 / 1e6
+}
+
+fn why(reason: u64) -> &'static str {
+    if reason == CLOSED {
+        return "closed";
+    }
+    reason::REASONS.get(reason as usize).map_or("unknown", |(_, text)| text)
+}
+
+impl Row {
+    /// The row that begins there, and its length.
+    fn of(bytes: &[u8]) -> Option<(Self, usize)> {
+        let (head, texts) = bytes.split_at_checked(WORDS * WORD_BYTES)?;
+        let words = words(head);
+        if words[MARK] != ROW_MARK {
+            return None;
+        }
+        let path_bytes = (words[TEXT_BYTES] & u64::from(u32::MAX)) as usize;
+        let program_bytes = (words[TEXT_BYTES] >> 32) as usize;
+        let (path, rest) = texts.split_at_checked(path_bytes)?;
+        let program = rest.get(..program_bytes)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let periods = (words[ADOPTIONS] as usize).min(PERIODS_MAX);
+        let served: Vec<_> = words[PERIODS..].chunks_exact(PERIOD_WORDS).take(periods).collect();
+        let is_served_last =
+            served.last().is_some_and(|period| period[1] == 0 || period[2] == CLOSED);
+        let row = Self {
+            path: text(path),
+            pid: words[PID],
+            program: text(program),
+            device: words[DEVICE],
+            inode: words[INODE],
+            opened_s: seconds(words[OPENED_NS]),
+            opens: words[OPENS],
+            adoptions: words[ADOPTIONS],
+            kernel: (!is_served_last).then(|| why(words[REASON])),
+            served: served.into_iter().map(Period::of).collect(),
+            hits: words[HITS],
+            misses: words[MISSES],
+            read: Bytes { served: words[READ_SERVED], kernel: words[READ_PASSED] },
+            written: Bytes { served: words[WRITTEN_SERVED], kernel: words[WRITTEN_PASSED] },
+        };
+        Some((row, head.len() + path_bytes + program_bytes))
+    }
+
+    /// One line; the path comes last.
+    fn text(&self) -> String {
+        let mut line = String::from("millpond:   ");
+        match self.adoptions {
+            0 => line += "not served",
+            1 => line += "served",
+            times => _ = write!(line, "served {times} times"),
+        }
+        for period in &self.served {
+            let _ = write!(line, " {:.3}-", period.from_s);
+            if let (Some(to), Some(ended_by)) = (period.to_s, period.ended_by) {
+                let _ = write!(line, "{to:.3} s ({ended_by})");
+            }
+        }
+        if let (0, Some(reason)) = (self.adoptions, self.kernel) {
+            let _ = write!(line, " ({reason})");
+        }
+        let Self { hits, misses, read, written, pid, program, path, .. } = self;
+        let program = program.rsplit('/').next().unwrap_or_default();
+        let _ = writeln!(
+            line,
+            "; {hits} hits, {misses} misses; read {}+{}, written {}+{} bytes; {program}[{pid}] {path}",
+            read.served, read.kernel, written.served, written.kernel,
+        );
+        line
+    }
+}
+
+impl Period {
+    fn of(words: &[u64]) -> Self {
+        let is_over = words[1] != 0;
+        Self {
+            from_s: seconds(words[0]),
+            to_s: is_over.then(|| seconds(words[1])),
+            ended_by: is_over.then(|| why(words[2])),
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, row: &Row) {
+        if row.adoptions > 0 {
+            self.served_files += 1;
+        } else if let Some(reason) = row.kernel {
+            *self.kernel_files.entry(reason).or_default() += 1;
+        }
+        self.adoptions += row.adoptions;
+        self.hits += row.hits;
+        self.misses += row.misses;
+        self.read.add(row.read);
+        self.written.add(row.written);
+    }
+
+    fn text(&self) -> String {
+        let Self { processes, files, served_files, adoptions, hits, misses, .. } = self;
+        let mut text = format!(
+            "millpond: {processes} processes, {files} files, {served_files} of them served \
+             ({adoptions} times): {hits} hits, {misses} misses\n\
+             millpond: read {} bytes here and {} by the kernel, written {} and {}\n",
+            self.read.served, self.read.kernel, self.written.served, self.written.kernel,
+        );
+        let reasons = self.kernel_files.iter().map(|(reason, files)| format!("{reason} {files}"));
+        let reasons: Vec<_> = reasons.collect();
+        if !reasons.is_empty() {
+            let _ = writeln!(text, "millpond: files never served: {}", reasons.join(", "));
+        }
+        if self.opens_outside > 0 {
+            let outside = self.opens_outside;
+            let _ = writeln!(text, "millpond: outside the served directories: {outside} opens");
+        }
+        if self.files_not_counted > 0 {
+            let lost = self.files_not_counted;
+            let _ = writeln!(text, "millpond: no room to count {lost} files more");
+        }
+        text
+    }
+}
+
+impl Bytes {
+    fn add(&mut self, other: Bytes) {
+        self.served += other.served;
+        self.kernel += other.kernel;
+    }
+}
+
+impl Told {
+    fn text(&self) -> String {
+        let mut text = String::new();
+        if let Some(files) = &self.files {
+            text += "millpond: files: served from-to (why it ended), in seconds; bytes: here+by the kernel\n";
+            files.iter().for_each(|row| text += &row.text());
+        }
+        text + &self.totals.text()
+    }
+}

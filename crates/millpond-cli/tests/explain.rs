@@ -1,0 +1,354 @@
+//! `millpond run --explain` and `--stats`: what became of each file, told however the program ends.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Reads 400 times 4 KiB at 4 places, which has a file adopted.
+const READS: u64 = 400;
+const PRELUDE: &str = "import os, sys, time\n\
+    def again(fd, times=400):\n\
+    \x20   for i in range(times): assert len(os.pread(fd, 4096, i % 4 * 4096)) == 4096\n";
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("f"), vec![7; 16384]).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join(name)
+    }
+
+    fn command(&self, options: &[&str], script: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        command.arg("run").args(options).arg("--").arg(python()).arg("-c");
+        command.arg(format!("{PRELUDE}{script}")).current_dir(self.dir.path());
+        command
+    }
+
+    /// What is told of the script in JSON.
+    #[track_caller]
+    fn told(&self, options: &[&str], script: &str) -> (Output, Value) {
+        self.told_by(
+            self.command(&[&["--explain", "--json", "--report", "told"], options].concat(), script),
+        )
+    }
+
+    #[track_caller]
+    fn told_by(&self, mut command: Command) -> (Output, Value) {
+        let output = command.output().unwrap();
+        let told = fs::read_to_string(self.path("told"));
+        let told = told.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
+        let told = serde_json::from_str(&told);
+        (output, told.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// The reason for which the kernel has the file `name`.
+    #[track_caller]
+    fn reason(&self, name: &str, options: &[&str], script: &str) -> String {
+        let (output, told) = self.told(options, script);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let row = row(&told, &self.path(name));
+        row["kernel"].as_str().unwrap_or_else(|| panic!("served: {row}")).to_owned()
+    }
+}
+
+/// The interpreter itself: what is found first may be a script that looks for it.
+fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let mut command = Command::new("python3");
+        let output =
+            command.args(["-c", "import sys; print(end=sys.executable)"]).output().unwrap();
+        PathBuf::from(String::from_utf8(output.stdout).unwrap())
+    })
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn rows<'a>(told: &'a Value, path: &Path) -> Vec<&'a Value> {
+    let files = told["files"].as_array().unwrap();
+    files.iter().filter(|row| row["path"] == path.to_str().unwrap()).collect()
+}
+
+#[track_caller]
+fn row<'a>(told: &'a Value, path: &Path) -> &'a Value {
+    let rows = rows(told, path);
+    assert_eq!(rows.len(), 1, "{told}");
+    rows[0]
+}
+
+#[track_caller]
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// Every read was counted once, most of them as hits.
+#[track_caller]
+fn assert_served(row: &Value) {
+    let (hits, misses) = (number(&row["hits"]), number(&row["misses"]));
+    // A page that another thread is just filling may be missed more than once.
+    assert!(hits > READS / 3 && misses <= 20, "{row}");
+    assert_eq!(number(&row["read"]["served"]), (hits + misses) * 4096, "{row}");
+    assert_eq!(
+        number(&row["read"]["served"]) + number(&row["read"]["kernel"]),
+        READS * 4096,
+        "{row}"
+    );
+    assert_eq!(number(&row["adoptions"]), 1, "{row}");
+    assert!(row["kernel"].is_null(), "{row}");
+}
+
+/// Goal: the same is told of the same use, whatever ended the program, in both modes.
+#[test]
+fn told_however_the_program_ends() {
+    let ends = [
+        ("", Some(0), None),
+        ("os._exit(3)", Some(3), None),
+        ("os.kill(os.getpid(), 15); time.sleep(100)", None, Some(15)),
+        ("os.kill(os.getpid(), 9); time.sleep(100)", None, Some(9)),
+        ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", Some(5), None),
+    ];
+    for mode in ["through", "back"] {
+        for (end, status, signal) in ends {
+            let place = Place::new();
+            let script = format!("fd = os.open('f', os.O_RDONLY)\nagain(fd)\n{end}");
+            let (output, told) = place.told(&["--mode", mode], &script);
+            assert_eq!((output.status.code(), output.status.signal()), (status, signal));
+            assert_eq!(stderr(&output), "", "{mode}: {end}");
+            assert_eq!(told["exit_status"].as_i64(), status.map(i64::from), "{told}");
+            assert_eq!(told["signal"].as_i64(), signal.map(i64::from), "{told}");
+            let row = row(&told, &place.path("f"));
+            assert_served(row);
+            assert_eq!(row["opens"], 1);
+            assert_eq!(told["totals"]["hits"], row["hits"], "{told}");
+            assert_eq!(told["totals"]["served_files"], 1, "{told}");
+            assert_eq!(told["totals"]["read"], row["read"], "{told}");
+        }
+    }
+}
+
+/// Goal: children of fork, and what they become, have rows of their own, also when they are killed.
+#[test]
+fn children_are_told_of() {
+    let place = Place::new();
+    let script = "fd = os.open('f', os.O_RDONLY)\nagain(fd); os.close(fd)\n\
+        child = os.fork()\n\
+        if child == 0:\n\
+        \x20   again(os.open('f', os.O_RDONLY)); os.kill(os.getpid(), 9)\n\
+        os.waitpid(child, 0)\n\
+        os.spawnlp(os.P_WAIT, 'cat', 'cat', 'f')";
+    let (output, told) = place.told(&[], script);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows = rows(&told, &place.path("f"));
+    assert_eq!(rows.len(), 3, "{told}");
+    let (cats, readers): (Vec<&Value>, Vec<&Value>) =
+        rows.into_iter().partition(|row| row["program"].as_str().unwrap().ends_with("cat"));
+    readers.iter().for_each(|row| assert_served(row));
+    assert_ne!(readers[0]["pid"], readers[1]["pid"]);
+    assert_eq!((&cats[0]["kernel"], &cats[0]["hits"]), (&"once".into(), &0.into()));
+    assert_eq!(cats[0]["read"]["kernel"], 16384);
+    assert!(number(&told["totals"]["processes"]) >= 3, "{told}");
+    assert_eq!(told["totals"]["kernel_files"]["once"], 1, "{told}");
+}
+
+/// Goal: what was written is told, by whom.
+#[test]
+fn writes_are_told_of() {
+    let place = Place::new();
+    let script = "fd = os.open('f', os.O_RDWR)\nos.pwrite(fd, b'a' * 100, 0)\nagain(fd)\n\
+        os.pwrite(fd, b'b' * 1000, 50)\nassert os.pread(fd, 3, 49) == b'abb'";
+    let (output, told) = place.told(&[], script);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let row = row(&told, &place.path("f"));
+    assert_eq!(row["written"], serde_json::json!({"served": 1000, "kernel": 100}));
+}
+
+/// Goal: adopted, given back, adopted again: each time is told, in order, up to the number that is kept.
+#[test]
+fn each_time_is_told() {
+    let place = Place::new();
+    // A write is a call that may be the last before the file is given back.
+    let script = "fd = os.open('f', os.O_RDWR)\n\
+        for i in range(1000): os.pwrite(fd, b'x', i); again(fd, 4)";
+    let options = ["--explain", "--json", "--report", "told"];
+    let mut command = place.command(&options, script);
+    command.env("MILLPOND_ADOPT", "random:3");
+    let (output, told) = place.told_by(command);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let row = row(&told, &place.path("f"));
+    let adoptions = number(&row["adoptions"]);
+    assert!(adoptions > 2, "{row}");
+    let periods = row["served"].as_array().unwrap();
+    assert_eq!(periods.len(), adoptions.min(6) as usize, "{row}");
+    assert!(periods.iter().any(|period| period["ended_by"] == "unused"), "{row}");
+    let mut last = row["opened_s"].as_f64().unwrap();
+    for period in periods {
+        let from = period["from_s"].as_f64().unwrap();
+        assert!(from >= last, "{row}");
+        last = period["to_s"].as_f64().unwrap_or(f64::MAX);
+        assert!(last >= from, "{row}");
+    }
+    let read = number(&row["read"]["served"]) + number(&row["read"]["kernel"]);
+    assert_eq!(read, 4000 * 4096, "{row}");
+}
+
+/// Goal: of a file that is left to the kernel it is told why.
+#[test]
+fn each_reason_is_told() {
+    const AGAIN: &str = "fd = os.open('f', os.O_RDONLY)\nagain(fd)\n";
+    let here = |end: &str| Place::new().reason("f", &[], &format!("{AGAIN}{end}"));
+    let before = |text: &str| {
+        Place::new().reason("f", &[], &format!("fd = os.open('f', os.O_RDWR)\n{text}"))
+    };
+    assert_eq!(before("os.read(fd, 16384)"), "once");
+    assert_eq!(before("os.close(os.open('f', os.O_RDONLY | os.O_DIRECT))"), "o-direct");
+    assert_eq!(before("os.dup(fd)\nagain(fd)"), "duplicated");
+    assert_eq!(before("os.fork() or os._exit(0)\nagain(fd)"), "forked");
+    assert_eq!(before("os.preadv(fd, [bytearray(9)], 0, os.RWF_NOWAIT)\nagain(fd)"), "changed");
+    let two = "other = os.open('f', os.O_RDONLY | os.O_SYNC)\nagain(fd)";
+    assert_eq!(before(two), "open-twice");
+    let two = "other = os.open('f', os.O_RDONLY)\nimport fcntl; fcntl.lockf(fd, fcntl.LOCK_EX)\nagain(fd)";
+    assert_eq!(before(two), "locked");
+    assert_eq!(before("os.close(0); os.open('f', 0); again(0)"), "stdio");
+    let libc = "import ctypes; libc = ctypes.CDLL(None)\n";
+    assert_eq!(before(&format!("{libc}libc.dprintf(fd, b'x')\nagain(fd)")), "in-libc");
+    let map = "libc.mmap(None, 4096, 3, 1, fd, 0)";
+    assert_eq!(before(&format!("{libc}{map}\nagain(fd)")), "mapped");
+    let ring = "libc.syscall(425, 1, ctypes.create_string_buffer(120))";
+    assert_eq!(here(&format!("{libc}{ring}")), "unseen");
+    let spawn = "os.set_inheritable(fd, True); os.spawnlp(os.P_WAIT, 'true', 'true')";
+    assert_eq!(before(&format!("{spawn}\nagain(fd)")), "forked");
+    let send = "import socket; a, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [fd])\n";
+    assert_eq!(before(&format!("{send}again(fd)")), "given");
+    let limit = "import resource; limit = resource.RLIMIT_NOFILE\n\
+        resource.setrlimit(limit, (10, resource.getrlimit(limit)[1]))\n";
+    assert_eq!(before(&format!("{limit}again(fd)")), "descriptors");
+    let limit = "import resource\nsize = int(open('/proc/self/statm').read().split()[0]) * 4096\n\
+        resource.setrlimit(resource.RLIMIT_AS, (size + (16 << 20), -1))\n";
+    assert_eq!(before(&format!("{limit}again(fd)")), "engine");
+    let proc = Place::new();
+    let script = "fd = os.open('/proc/self/maps', 0)\nfor i in range(400): os.pread(fd, 100, 0)";
+    let (_, told) = proc.told(&["--path", "/proc"], script);
+    let row = &told["files"][0];
+    assert_eq!((&row["kernel"], &row["hits"]), (&"file-system".into(), &0.into()), "{told}");
+}
+
+/// Goal: the same of files that others have, or had at the start, or that belong to others.
+#[test]
+fn reasons_that_take_others() {
+    const AGAIN: &str = "fd = os.open('f', os.O_RDONLY)\nagain(fd)\n";
+    let place = Place::new();
+    let writer = fs::OpenOptions::new().append(true).open(place.path("f")).unwrap();
+    assert_eq!(place.reason("f", &[], AGAIN), "open-elsewhere");
+    drop(writer);
+
+    let script = format!(
+        "{AGAIN}open('ready', 'w').close()\n\
+         while not os.path.exists('done'): time.sleep(0.01)\n"
+    );
+    let reason = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !place.path("ready").exists() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            drop(fs::OpenOptions::new().append(true).open(place.path("f")).unwrap());
+            fs::write(place.path("done"), "").unwrap();
+        });
+        place.reason("f", &[], &script)
+    });
+    assert_eq!(reason, "opened-elsewhere");
+
+    let options = ["--explain", "--json", "--report", "told", "--eager"];
+    let mut command = place.command(&options, "os.read(0, 100)");
+    command.stdin(Stdio::from(fs::File::open(place.path("f")).unwrap()));
+    let (_, told) = place.told_by(command);
+    assert_eq!(row(&told, &place.path("f"))["kernel"], "inherited", "{told}");
+
+    // Of root's, by somebody else.
+    let script = "if os.getuid() == 0: os.setuid(65534)\nfd = os.open('/etc/passwd', 0)\n\
+        for i in range(400): os.pread(fd, 100, 0)";
+    let (output, told) = place.told(&["--path", "/etc"], script);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(row(&told, Path::new("/etc/passwd"))["kernel"], "no-lease", "{told}");
+}
+
+/// Goal: the same as text, for people and for `grep`: a line for each file, then the totals; only those
+/// with `--stats`.
+#[test]
+fn told_as_text() {
+    let place = Place::new();
+    fs::write(place.path("once"), "x").unwrap();
+    let script =
+        "again(os.open('f', 0)); os.read(os.open('once', 0), 9); os.open('/etc/passwd', 0)";
+    let text = stderr(&place.command(&["--explain"], script).output().unwrap());
+    assert!(text.lines().all(|line| line.starts_with("millpond: ")), "{text}");
+    let line = |name: &str| {
+        let path = place.path(name).display().to_string();
+        text.lines().find(|line| line.ends_with(&path)).unwrap_or_else(|| panic!("{path}: {text}"))
+    };
+    assert!(line("f").starts_with("millpond:   served 0."), "{text}");
+    assert!(line("f").contains(" misses; read ") && line("f").contains("; python3"), "{text}");
+    assert!(
+        line("once").starts_with("millpond:   not served (once); 0 hits, 0 misses; read 0+1,"),
+        "{text}"
+    );
+    let totals = "millpond: 1 processes, 2 files, 1 of them served (1 times): ";
+    assert!(text.contains(totals), "{text}");
+    assert!(text.contains("\nmillpond: files never served: once 1\n"), "{text}");
+    assert!(text.contains("millpond: outside the served directories: "), "{text}");
+
+    let stats = stderr(&place.command(&["--stats"], script).output().unwrap());
+    assert!(stats.starts_with(totals) && !stats.contains("passwd"), "{stats}");
+    let stats = place.command(&["--stats", "--json"], script).output().unwrap();
+    let stats: Value = serde_json::from_str(&stderr(&stats)).unwrap();
+    assert!(stats["files"].is_null() && stats["totals"]["served_files"] == 1, "{stats}");
+}
+
+#[test]
+fn bad_reports_are_refused() {
+    let place = Place::new();
+    for (options, message) in [
+        (["--json", "--quiet"], "--stats"),
+        (["--report", "told"], "--stats"),
+        (["--stats", "--report=/no/such/place"], "--report /no/such/place: No such file"),
+    ] {
+        let output = place.command(&options, "print('started')").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{}", stderr(&output));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+/// Goal: a name that leads to another file by now is not used: neither for the accounts nor for the tally,
+/// which children append to.
+#[test]
+fn a_stranger_is_not_written_to() {
+    let place = Place::new();
+    fs::write(place.path("stranger"), vec![0; 4096]).unwrap();
+    let stranger = place.path("stranger");
+    let script = format!(
+        "again(os.open('f', 0))\n\
+         keep = os.open({stranger:?}, os.O_RDWR)\n\
+         for name in ('MILLPOND_TALLY', 'MILLPOND_ACCOUNTS'):\n\
+         \x20   old = os.environ.get(name, ':1:1').split(':')\n\
+         \x20   os.environ[name] = ':'.join(['/proc/%d/fd/%d' % (os.getpid(), keep)] + old[1:])\n\
+         os.spawnlp(os.P_WAIT, 'cat', 'cat', 'f')\n"
+    );
+    let output = place.command(&["--stats"], &script).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(fs::read(stranger).unwrap() == vec![0; 4096], "written to");
+}
