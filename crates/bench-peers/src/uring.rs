@@ -1,4 +1,5 @@
-//! The kernel's io_uring as a peer: a ring that keeps so many reads of a file in flight.
+//! The kernel's io_uring as a peer: a ring that keeps so many reads of a file in flight, with file and
+//! buffers registered.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +16,6 @@ pub struct Uring {
     /// Dropped first, which ends what is in flight.
     ring: IoUring,
     buffers: Vec<Aligned>,
-    file: File,
     block_bytes: u32,
     forced: bool,
     in_flight: u32,
@@ -27,11 +27,19 @@ impl Uring {
     /// # Errors
     ///
     /// Where the system refuses io_uring.
-    pub fn new(file: File, depth: u32, block_bytes: u32, forced: bool) -> io::Result<Self> {
+    pub fn new(file: &File, depth: u32, block_bytes: u32, forced: bool) -> io::Result<Self> {
         let ring =
             IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(depth.max(2))?;
-        let buffers = (0..depth).map(|_| Aligned::new(block_bytes as usize)).collect();
-        Ok(Self { ring, buffers, file, block_bytes, forced, in_flight: 0 })
+        let mut buffers: Vec<_> = (0..depth).map(|_| Aligned::new(block_bytes as usize)).collect();
+        let memory = |buffer: &mut Aligned| libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: block_bytes as usize,
+        };
+        let memory: Vec<_> = buffers.iter_mut().map(memory).collect();
+        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        // SAFETY: the buffers stay where they are until the ring is gone (U1).
+        unsafe { ring.submitter().register_buffers(&memory)? };
+        Ok(Self { ring, buffers, block_bytes, forced, in_flight: 0 })
     }
 
     /// Reads blocks at the offsets that `next` gives, and shows each to `check`, until `next` gives no
@@ -85,15 +93,15 @@ impl Uring {
 
     fn push(&mut self, number: usize, offset: u64) {
         let at = self.buffers[number].as_mut_ptr();
-        let fd = types::Fd(self.file.as_raw_fd());
-        let mut entry = opcode::Read::new(fd, at, self.block_bytes)
-            .offset(offset)
-            .build()
-            .user_data(number as u64);
+        let mut entry =
+            opcode::ReadFixed::new(types::Fixed(0), at, self.block_bytes, number as u16)
+                .offset(offset)
+                .build()
+                .user_data(number as u64);
         if self.forced {
             entry = entry.flags(squeue::Flags::ASYNC);
         }
-        // SAFETY: buffer and file live as long as the ring, which is dropped first (U1), and nobody
+        // SAFETY: the buffer lives as long as the ring, which is dropped first (U1), and nobody
         // looks at the buffer until its read has completed. There is room: at most as many are in
         // flight as the ring has entries.
         unsafe { self.ring.submission().push(&entry) }.expect("room for all");
@@ -112,7 +120,7 @@ mod tests {
         let bytes: Vec<u8> = (0..64 * 512_u32).map(|n| (n / 512) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();
         for forced in [false, true] {
-            let made = Uring::new(file.try_clone().unwrap(), 8, 512, forced);
+            let made = Uring::new(&file, 8, 512, forced);
             let Ok(mut ring) = made else {
                 crate::skip::skip("no io_uring");
                 return;
@@ -134,7 +142,7 @@ mod tests {
     #[test]
     fn a_short_read_is_an_error() {
         let file = tempfile::tempfile().unwrap();
-        let Ok(mut ring) = Uring::new(file, 1, 512, false) else { return };
+        let Ok(mut ring) = Uring::new(&file, 1, 512, false) else { return };
         let mut once = Some(0);
         assert!(ring.run(|| once.take(), |_, _| Ok(())).is_err());
     }

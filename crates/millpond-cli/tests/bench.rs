@@ -24,7 +24,7 @@ fn bad_arguments_are_refused() {
     for (words, message) in [
         (
             &["no-such-suite"][..],
-            "cached-read, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, programs, all",
+            "cached-read, around-the-hit, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, programs, all",
         ),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
@@ -325,6 +325,50 @@ fn mixed_reports_every_case_and_peer() {
             assert_eq!(row["torn_reads"], 0, "{row}");
         }
     }
+}
+
+#[test]
+fn around_the_hit_reports_every_case_and_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let words = ["around-the-hit", "--quick", "--shrink", "64"];
+    let places = ["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()];
+    let output = bench(&[&words[..], &places[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files stay behind");
+
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    let told = |case: &str, peer: &str, threads: u32| {
+        let is_of = |row: &&Value| row["case"] == case && row["suite"] == "around-the-hit";
+        let measured = rows.iter().filter(is_of).any(|row| {
+            row["threads"] == threads
+                && row["ratio_to"].as_str().is_some_and(|to| to.starts_with(peer))
+        });
+        measured || skipped.iter().any(|gap| gap["case"] == case)
+    };
+    for threads in [1, 2] {
+        assert!(told("miss-4k", "kernel pread", threads));
+        for mode in ["back", "through"] {
+            for files in ["one", "each"] {
+                let case = format!("overwrite-4k-{mode}-{files}");
+                assert!(told(&case, "kernel pwrite", threads), "{case}: {threads}");
+            }
+        }
+    }
+    assert!(told("open-read-close", "kernel open", 1));
+    assert!(told("direct-null-pipeline", "io_uring NOP", 1));
+    assert!(told("direct-null-queue", "io_uring NOP", 1));
+    assert!(told("open-files-write-sync", "millpond, null", 1));
+    let depth = |case: &str| &rows.iter().find(|row| row["case"] == case).unwrap()["queue_depth"];
+    assert_eq!(depth("direct-null-queue"), 32);
+    assert!(depth("miss-4k").is_null());
+    // Else it measures hits.
+    let notes = report["notes"].as_array().unwrap();
+    let missed = |note: &&Value| note.as_str().unwrap().starts_with("miss-4k");
+    assert!(notes.iter().filter(missed).count() >= 2);
 }
 
 #[test]

@@ -100,7 +100,8 @@ fn number(value: &Value) -> u64 {
 #[track_caller]
 fn assert_served(row: &Value) {
     let (hits, misses) = (number(&row["hits"]), number(&row["misses"]));
-    assert!(hits > READS / 3 && misses <= 4, "{row}");
+    // A page that another thread is just filling may be missed more than once.
+    assert!(hits > READS / 3 && misses <= 20, "{row}");
     assert_eq!(number(&row["read"]["served"]), (hits + misses) * 4096, "{row}");
     assert_eq!(
         number(&row["read"]["served"]) + number(&row["read"]["kernel"]),

@@ -445,6 +445,34 @@ macro_rules! calls {
             attributes: *const libc::pthread_attr_t, start: Start, argument: *mut c_void) -> c_int
             => process::pthread_create(thread, attributes, start, argument), else libc::EAGAIN }
 
+        // What the process may open: `several`
+        $row! { passed fn setuid(user: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setuid }
+        $row! { passed fn setgid(group: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setgid }
+        $row! { passed fn setreuid(real: Id, user: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setreuid }
+        $row! { passed fn setregid(real: Id, group: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setregid }
+        $row! { passed fn setresuid(real: Id, user: Id, saved: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setresuid }
+        $row! { passed fn setresgid(real: Id, group: Id, saved: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setresgid }
+        $row! { passed fn setfsuid(user: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setfsuid }
+        $row! { passed fn setfsgid(group: Id) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setfsgid }
+        $row! { passed fn setgroups(count: usize, groups: Bytes) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setgroups }
+        $row! { passed fn capset(header: Bytes, sets: Bytes) -> c_int
+            ; after process::before_rights(), else -1, number SYS_capset }
+        $row! { passed fn seteuid(user: Id) -> c_int
+            ; after process::before_rights(), else -1 }
+        $row! { passed fn setegid(group: Id) -> c_int
+            ; after process::before_rights(), else -1 }
+        $row! { passed fn initgroups(user: Text, group: Id) -> c_int
+            ; after process::before_rights(), else -1 }
+
         // Requests to end a thread: `cancel`
         $row! { watched fn pthread_cancel(thread: libc::pthread_t) -> c_int
             => cancel::pthread_cancel(thread), else libc::ESRCH }

@@ -20,7 +20,7 @@
 //! `runtime`.
 //!
 //! What keeps it coherent: each served descriptor *is* a real one, so whatever no hook catches
-//! still reaches the right file; every write is through to the kernel before it returns, or written
+//! still reaches the right file (of several of one file all are the same one: `several`); every write is through to the kernel before it returns, or written
 //! back before anybody looks (`late`), so the kernel's view is never seen behind; and a lease tells
 //! when somebody else wants the file (`lease`). Only the file offset lives here (`offset`), and is
 //! told to the kernel whenever the file is passed to it.
@@ -30,8 +30,8 @@
 //!
 //! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
 //!
-//! - one process has the file open twice, once for writing; or another process has it open so, or
-//!   opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
+//! - one process has the file open several times, once for writing, and locked, mapped or with flags
+//!   that can't be kept (`several`); or another process has it open so, or opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
 //! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
 //! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all where files are
 //!   adopted on use; numbers from 65,536 on;

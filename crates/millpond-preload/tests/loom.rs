@@ -15,6 +15,7 @@ mod files {
 }
 #[path = "../src/runtime"]
 mod runtime {
+    mod budget;
     pub mod in_flight;
     pub mod reading;
     #[path = "cancel/request.rs"]

@@ -70,6 +70,13 @@ fn opened_further_while_it_is_served() {
     }
 }
 
+/// Goal: what was opened stays open with its own offset when the process may not open it any more, also for
+/// a child.
+#[test]
+fn rights_that_are_given_up() {
+    run(&["rights"], &["rights"]);
+}
+
 /// Goal: the keeper has what was written by all of them.
 #[test]
 fn killed_with_several() {

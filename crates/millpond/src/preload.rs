@@ -123,6 +123,13 @@ impl File {
         None
     }
 
+    /// What the file's engine has in use, and its limit.
+    #[doc(hidden)]
+    pub fn cache_use(&self) -> (u64, u64) {
+        let frames = &self.cached.shared.cache.frames;
+        (frames.committed_bytes(), frames.limit_bytes())
+    }
+
     /// The threads of the file's engine.
     #[doc(hidden)]
     pub fn aside(&self) -> Aside {

@@ -62,7 +62,7 @@ pub struct Stats {
     pub has_lost_keeper: bool,
 }
 
-/// A shared counter, for what is not done on the hit path.
+/// A shared counter, for what is seldom done.
 #[derive(Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -95,6 +95,10 @@ pub(crate) struct ThreadCounts {
     hit_bytes: AtomicU64,
     hit_retries: AtomicU64,
     passed_bytes: AtomicU64,
+    misses: AtomicU64,
+    fills: AtomicU64,
+    evictions: AtomicU64,
+    slow_bytes: AtomicU64,
     taken: AtomicBool,
 }
 
@@ -108,6 +112,23 @@ impl ThreadCounts {
     /// Bytes that went past the cache.
     pub(crate) fn passed(&self, bytes: u64) {
         add_owned(&self.passed_bytes, bytes);
+    }
+
+    pub(crate) fn missed(&self, pages: u64) {
+        add_owned(&self.misses, pages);
+    }
+
+    pub(crate) fn filled(&self, pages: u64) {
+        add_owned(&self.fills, pages);
+    }
+
+    pub(crate) fn evicted(&self) {
+        add_owned(&self.evictions, 1);
+    }
+
+    /// Bytes that were read or written under a guard.
+    pub(crate) fn moved_slowly(&self, bytes: u64) {
+        add_owned(&self.slow_bytes, bytes);
     }
 
     #[cold]
@@ -129,11 +150,7 @@ pub(crate) struct Counters {
     /// For threads whose thread-local storage is gone already. Adds may get lost between several
     /// such threads.
     orphan: CachePadded<ThreadCounts>,
-    pub(crate) misses: Counter,
-    pub(crate) fills: Counter,
     pub(crate) uncached_reads: Counter,
-    pub(crate) evictions: Counter,
-    pub(crate) bytes_slow: Counter,
     pub(crate) bytes_passed: Counter,
     pub(crate) bounced: Counter,
 }
@@ -205,11 +222,7 @@ impl Counters {
             id: IDS.fetch_add(1, Relaxed),
             slots: Mutex::default(),
             orphan: CachePadded::default(),
-            misses: Counter::default(),
-            fills: Counter::default(),
             uncached_reads: Counter::default(),
-            evictions: Counter::default(),
-            bytes_slow: Counter::default(),
             bytes_passed: Counter::default(),
             bounced: Counter::default(),
         }
@@ -303,13 +316,13 @@ impl Counters {
             hit_retries: sum(|slot| &slot.hit_retries),
             bytes_served: sum(|slot| &slot.hit_bytes)
                 + sum(|slot| &slot.passed_bytes)
-                + self.bytes_slow.get(),
+                + sum(|slot| &slot.slow_bytes),
             bytes_passed: sum(|slot| &slot.passed_bytes) + self.bytes_passed.get(),
             bounced: self.bounced.get(),
-            misses: self.misses.get(),
-            fills: self.fills.get(),
+            misses: sum(|slot| &slot.misses),
+            fills: sum(|slot| &slot.fills),
             uncached_reads: self.uncached_reads.get(),
-            evictions: self.evictions.get(),
+            evictions: sum(|slot| &slot.evictions),
             ..Stats::default()
         }
     }

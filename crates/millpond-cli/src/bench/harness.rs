@@ -11,7 +11,7 @@
 use std::hint::black_box;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -95,6 +95,8 @@ pub struct Reader<R> {
     name: &'static str,
     prepare: Option<Box<dyn Fn() + Sync>>,
     read_at: R,
+    /// Where each thread's last slice ended.
+    ended: Mutex<Vec<usize>>,
 }
 
 impl<R> Reader<R>
@@ -105,7 +107,7 @@ where
     const BATCH: usize = 64;
 
     pub fn new(name: &'static str, read_at: R) -> Self {
-        Self { name, prepare: None, read_at }
+        Self { name, prepare: None, read_at, ended: Mutex::default() }
     }
 
     /// Has `prepare` called before each slice.
@@ -188,15 +190,20 @@ where
 
     fn slice(&self, load: &Load, length: Duration) -> io::Result<Slice> {
         self.prepare();
-        let start = load.next_start();
+        let mut ended = self.ended.lock().map_err(|_| io::Error::other("a thread panicked"))?;
+        if !load.goes_on || ended.len() != load.blocks.len() {
+            *ended = vec![load.next_start(); load.blocks.len()];
+        }
         let (ready, go) =
             (Barrier::new(load.blocks.len() + 1), Barrier::new(load.blocks.len() + 1));
         thread::scope(|scope| {
             let threads: Vec<_> = load
                 .blocks
                 .iter()
-                .map(|blocks| {
-                    scope.spawn(|| {
+                .zip(&*ended)
+                .map(|(blocks, &start)| {
+                    let (ready, go) = (&ready, &go);
+                    scope.spawn(move || {
                         ready.wait();
                         go.wait();
                         self.thread(load, blocks, start, length)
@@ -207,13 +214,16 @@ where
             let before = Usage::now();
             go.wait();
             let mut slice = Slice::default();
+            let mut done = Vec::with_capacity(load.blocks.len());
             for thread in threads {
                 let joined = thread.join().map_err(|_| io::Error::other("a thread panicked"))?;
                 let (ops, elapsed) = joined?;
+                done.push(ops as usize);
                 slice.ops += ops;
                 slice.ops_per_s += ops as f64 / elapsed.as_secs_f64();
             }
             let used = Usage::now().since(before);
+            ended.iter_mut().zip(done).for_each(|(at, ops)| *at += ops);
             Ok(Slice { cpu: used.cpu, context_switches: used.context_switches, ..slice })
         })
     }

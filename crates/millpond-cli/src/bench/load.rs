@@ -14,6 +14,8 @@ pub struct Load {
     pub blocks: Vec<Vec<u32>>,
     /// How much of it is read and checked before measuring, if not everything.
     pub checked_max: Option<Duration>,
+    /// An engine goes on where its last slice ended: what it read last is what it reads again last.
+    pub goes_on: bool,
     slices: AtomicUsize,
 }
 
@@ -22,7 +24,7 @@ impl Load {
     const RANDOM_BLOCKS: usize = 1 << 16;
 
     fn new(block_bytes: u32, blocks: Vec<Vec<u32>>) -> Self {
-        Self { block_bytes, blocks, checked_max: None, slices: AtomicUsize::new(0) }
+        Self { block_bytes, blocks, checked_max: None, goes_on: false, slices: AtomicUsize::new(0) }
     }
 
     /// Each thread reads blocks of the whole file at random.
@@ -46,6 +48,19 @@ impl Load {
         let share = (file_bytes / u64::from(block_bytes)) as u32 / threads;
         let part = |thread| (thread * share..(thread + 1) * share).collect();
         Self::new(block_bytes, (0..threads).map(part).collect())
+    }
+
+    /// Each thread reads its own part of the file at random, and no block again before all others of it.
+    pub fn shuffled(file_bytes: u64, block_bytes: u32, threads: u32) -> Self {
+        let mut load = Self::partitioned(file_bytes, block_bytes, threads);
+        for (thread, blocks) in load.blocks.iter_mut().enumerate() {
+            let mut random = Random::seeded((thread as u64) << 32 | 1);
+            for last in (1..blocks.len()).rev() {
+                blocks.swap(last, random.below(last as u32 + 1) as usize);
+            }
+        }
+        load.goes_on = true;
+        load
     }
 
     /// For what is not to be cached: a sample is checked, for so long.
@@ -83,6 +98,10 @@ mod tests {
         assert_eq!(random.threads(), 2);
         assert_ne!(random.blocks[0], random.blocks[1]);
         assert!(random.blocks.iter().flatten().all(|block| *block < 256));
+        let mut shuffled = Load::shuffled(1 << 20, 4096, 2).blocks;
+        assert!(!shuffled[1].is_sorted());
+        shuffled[1].sort_unstable();
+        assert!(shuffled[1].iter().copied().eq(128..256));
         let parts = Load::partitioned(1 << 20, 4096, 2);
         assert_eq!((parts.blocks[0][0], parts.blocks[1][0]), (0, 128));
         assert_eq!(parts.blocks[1].last(), Some(&255));

@@ -3,12 +3,13 @@
 //! - [`harness`]: what a suite is made of: engines, slices, pairs. [`outcome`]: what is found.
 //! - [`data`], [`load`], [`loop_mount`]: the files that are read and written, the order in which, and a
 //!   file system for them.
-//! - [`cached_read`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
+//! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`], [`stalls`], [`programs`]: the suites and what they measure.
 //! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and a line in [`SUITES`].
 
+mod around_hit;
 mod async_read;
 mod cached_read;
 mod data;
@@ -80,6 +81,8 @@ pub struct Args {
 enum Suite {
     /// Reads of data that is cached, and what a miss costs
     CachedRead,
+    /// What a program does besides hitting: misses, overwrites, opens, direct requests
+    AroundTheHit,
     /// Reads of data that is not cached, many at a time, and of cached data as futures
     AsyncRead,
     /// Completions that are waited for in batches
@@ -103,8 +106,9 @@ enum Suite {
 type Run = fn(&Plan) -> Result<Outcome>;
 
 /// All suites, in the order in which they run.
-const SUITES: [(Suite, Run); 9] = [
+const SUITES: [(Suite, Run); 10] = [
     (Suite::CachedRead, cached_read::run),
+    (Suite::AroundTheHit, around_hit::run),
     (Suite::AsyncRead, async_read::run),
     (Suite::Wakeups, wakeups::run),
     (Suite::Write, write::run),
@@ -119,6 +123,7 @@ impl Suite {
     fn name(self) -> &'static str {
         match self {
             Suite::CachedRead => "cached-read",
+            Suite::AroundTheHit => "around-the-hit",
             Suite::AsyncRead => "async-read",
             Suite::Wakeups => "wakeups",
             Suite::Write => "write",

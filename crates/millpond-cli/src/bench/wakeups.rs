@@ -185,6 +185,10 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             let threads = minima.len() as u32;
             let block_bytes = Some(BLOCK_BYTES);
             let pair = Pair { case, threads, block_bytes, subject: BATCHED, peer: peer_name };
+            // The first of each does not count.
+            for source in [&subject as &dyn Source, peer] {
+                slice(source, minima, feed, blocks, length, &mut Seen::default()).context(case)?;
+            }
             let mut seen = Seen::default();
             let rows = pair.measure(
                 plan.rounds,

@@ -45,6 +45,12 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_bytes)]
     cache: Option<u64>,
 
+    /// That memory is for all processes of the run together, not for each
+    ///
+    /// But for 4 MiB that each process may always have.
+    #[arg(long)]
+    cache_shared: bool,
+
     /// Serve files under this directory; may be given again [default: the current directory]
     #[arg(long = "path", value_name = "DIR")]
     paths: Vec<PathBuf>,
@@ -184,6 +190,9 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
     ];
     if let Some(bytes) = args.cache {
         environment.push(("MILLPOND_CACHE_BYTES", bytes.to_string().into()));
+    }
+    if args.cache_shared {
+        environment.push(("MILLPOND_CACHE_SHARED", "1".into()));
     }
     if args.eager {
         environment.push(("MILLPOND_EAGER", "1".into()));

@@ -1,6 +1,6 @@
 //! Adoption: a file that has shown use is taken over from the kernel, and what follows is served.
 //!
-//! After the call that gave the last points (`watch`), by its thread, in a section:
+//! After the call that was the last of those that are wanted (`watch`), by its thread, in a section:
 //!
 //! ```text
 //! what is it: regular, in a served directory, its flags      nobody is kept waiting yet

@@ -18,7 +18,7 @@ use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
 use crate::files::watch::{self, Watch};
-use crate::files::{identity, registry};
+use crate::files::{identity, registry, share};
 use crate::report::accounts::Row;
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -186,6 +186,7 @@ fn slow(
     outcome: Result<usize, Step>,
     direction: Direction,
 ) -> Outcome {
+    description.file().inspect(|file| share::after_miss(file));
     explain(description, &outcome, direction);
     let has_hit = record.has_hit();
     let outcome = outcome_of(record, outcome);
@@ -214,6 +215,7 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         // A write that waits in the cache is as good as a hit. Where others read the file by numbers of
         // their own, theirs do not show here.
         if pin.late_file().is_some() || pin.shares() {
+            pin.file().inspect(|file| share::after_miss(file));
             explain(&pin, &outcome, Direction::Write);
             return outcome_of(record, outcome);
         }

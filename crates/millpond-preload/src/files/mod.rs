@@ -29,6 +29,7 @@ pub mod seek;
 pub mod segments;
 pub mod serving;
 pub mod several;
+pub mod share;
 pub mod streams;
 pub mod table;
 pub mod under_way;

@@ -28,8 +28,8 @@
 //! - G2. The lease says that no description is open but the real one: nobody else's, none of a number
 //!   that is not known here, none of a closed number in a call that goes on.
 //! - G3. Nobody else gets a lease while the real one is open for writing, so what is opened anew, with the
-//!   registry locked, waits for nobody. It may fail, where no number is free or rights were taken away
-//!   meanwhile: then the description stays bypassed until it is closed.
+//!   registry locked, waits for nobody. Before the process changes its rights, it comes back. It may fail
+//!   still, where no number is free or others have changed the file's rights: then the description stays bypassed until it is closed.
 //! - G4. A call that is about the description itself, such as a lock or a mapping, gives the file back
 //!   first: [`make_real`].
 //! - G5. So does the close of the last number that may write: others could not execute the file.
@@ -203,6 +203,19 @@ impl Registry {
         }
         if !is_needed {
             process_locks::close(real);
+        }
+    }
+
+    /// G3: gives back all files that descriptions share.
+    pub fn pass_shared(&mut self) {
+        let shared: Vec<FileId> = self
+            .inodes
+            .iter()
+            .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.shares()))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in shared {
+            self.pass_file(id, Reason::OpenTwice);
         }
     }
 

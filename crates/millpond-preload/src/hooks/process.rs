@@ -114,6 +114,13 @@ pub fn before_unshare(flags: c_int) {
     }
 }
 
+/// The process is about to be allowed less, or more, than when it opened its files.
+pub fn before_rights() {
+    if registry::holds_leases() && !thread::record().is_inside() {
+        section::run(|_| registry::lock().pass_shared());
+    }
+}
+
 /// Handlers of the program's follow, which may be cancelled.
 pub fn before_quick_exit() {
     without(late::end);

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::report::{lines, named};
+use crate::runtime::budget::Budget;
 use crate::runtime::config;
 use crate::runtime::sys::sys;
 
@@ -62,10 +63,37 @@ fn make() -> Option<RawFd> {
     if fd < 0 {
         return None;
     }
+    if lines_start() > 0 {
+        // SAFETY: no memory involved.
+        unsafe { sys!(libc::SYS_ftruncate, fd, lines_start()) };
+    }
     let name = named::text(fd)?;
     // SAFETY: both are NUL-terminated, and no other thread runs while the program loads.
     unsafe { libc::setenv(VARIABLE.as_ptr(), name.as_ptr(), 1) };
     Some(fd)
+}
+
+/// The budget that lies in front of the lines, mapped; where the cache is shared.
+pub fn map_budget() -> Option<*mut Budget> {
+    let own = OWN.load(Relaxed);
+    let fd = if own == NONE { named::open(VARIABLE, libc::O_RDWR)? } else { own };
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping of our own memory file, whose head nobody cuts; the descriptor is ours if it was
+    // opened here.
+    let mapped = unsafe {
+        let mapped =
+            sys!(libc::SYS_mmap, 0, size_of::<Budget>(), protection, libc::MAP_SHARED, fd, 0);
+        if own == NONE {
+            sys!(libc::SYS_close, fd);
+        }
+        mapped
+    };
+    (!(-4095..0).contains(&mapped)).then(|| std::ptr::with_exposed_provenance_mut(mapped as usize))
+}
+
+/// Where the lines begin.
+fn lines_start() -> usize {
+    if config::get().is_cache_shared { size_of::<Budget>() } else { 0 }
 }
 
 /// Whether this is the main process.
@@ -109,14 +137,15 @@ pub fn take() -> String {
     let mut part = [0u8; 4096];
     loop {
         // SAFETY: the kernel writes at most the length of `part`.
-        let read =
-            unsafe { sys!(libc::SYS_pread64, fd, part.as_mut_ptr(), part.len(), text.len()) };
+        let read = unsafe {
+            sys!(libc::SYS_pread64, fd, part.as_mut_ptr(), part.len(), lines_start() + text.len())
+        };
         match usize::try_from(read) {
             Ok(bytes) if bytes > 0 => text.extend_from_slice(&part[..bytes]),
             _ => break,
         }
     }
     // SAFETY: no memory involved.
-    unsafe { sys!(libc::SYS_ftruncate, fd, 0) };
+    unsafe { sys!(libc::SYS_ftruncate, fd, lines_start()) };
     String::from_utf8_lossy(&text).into_owned()
 }

@@ -8,6 +8,8 @@ pub use libc::{FILE, mode_t as Mode, off64_t as Off, sighandler_t};
 /// A path, or another string that ends with NUL.
 pub type Text = *const c_char;
 pub type Bytes = *const c_void;
+/// Of a user or a group.
+pub type Id = libc::uid_t;
 pub type Argv = *const *const c_char;
 pub type Vectors = *const libc::iovec;
 pub type Stat = *mut libc::stat64;

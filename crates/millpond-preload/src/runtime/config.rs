@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `MILLPOND_PATHS` | the directories whose files are served: absolute, canonical, `:` between; default: the current one |
 //! | `MILLPOND_CACHE_BYTES` | the engine's memory limit; default: the engine's |
+//! | `MILLPOND_CACHE_SHARED` | `1`: that limit is for all processes of the run together; see `files::share` |
 //! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
@@ -25,6 +26,7 @@ use millpond::{Backing, WriteMode};
 pub struct Config {
     pub paths: Vec<Vec<u8>>,
     pub cache_bytes: Option<u64>,
+    pub is_cache_shared: bool,
     pub backing: Backing,
     pub mode: WriteMode,
     pub keeper: Option<String>,
@@ -120,6 +122,7 @@ fn read() -> Config {
     Config {
         paths,
         cache_bytes: number(c"MILLPOND_CACHE_BYTES"),
+        is_cache_shared: variable(c"MILLPOND_CACHE_SHARED") == Some(b"1"),
         backing: match variable(c"MILLPOND_BACKING") {
             Some(b"direct") => Backing::Direct,
             _ => Backing::Buffered,

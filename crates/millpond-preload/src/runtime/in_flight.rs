@@ -69,9 +69,9 @@ impl InFlight {
     #[inline(always)]
     pub fn begin(&self, fd: RawFd, is_fenced: bool) -> Before {
         let before = self.0.load(Relaxed);
-        let any = if before & (FULL | ANY) == 0 { 0 } else { ANY };
+        let word = if before == 0 { fd as u64 + 1 } else { nested(before, fd) };
         // Relaxed: I1 orders it before the load of the slot.
-        self.0.store((before << BITS | (fd as u64 + 1)) & !ANY | any, Relaxed);
+        self.0.store(word, Relaxed);
         compiler_fence(SeqCst);
         if is_fenced {
             fence(SeqCst);
@@ -102,6 +102,13 @@ impl InFlight {
             |fd: RawFd| (0..3).any(|place| word >> (place * BITS) & ONE == fd as u64 + 1);
         word & ANY != 0 || fds.iter().any(|fd| is_named(*fd))
     }
+}
+
+/// I4: the word of a thread that names `fd` beside what it names already.
+#[cold]
+fn nested(before: u64, fd: RawFd) -> u64 {
+    let any = if before & (FULL | ANY) == 0 { 0 } else { ANY };
+    (before << BITS | (fd as u64 + 1)) & !ANY | any
 }
 
 /// Between the claim and the looks at who names the number: `membarrier` is a fence on all

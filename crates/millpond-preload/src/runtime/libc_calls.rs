@@ -35,17 +35,24 @@ macro_rules! row {
         #[allow(non_snake_case, unreachable_code)]
         #[allow(clippy::diverging_sub_expression, clippy::unused_unit)]
         pub unsafe fn $name($($arg: $ty),*) -> $ret {
-            let mut found = slots::$name.load(Relaxed);
-            if found.is_null() {
-                found = resolve(&slots::$name, name_of(concat!(stringify!($name), "\0")));
+            /// Apart, with the arguments as they came, so that nothing is kept for it before each call.
+            #[cold]
+            #[inline(never)]
+            unsafe fn first($($arg: $ty),*) -> $ret {
+                if resolve(&slots::$name, name_of(concat!(stringify!($name), "\0"))).is_null() {
+                    set_errno(libc::ENOSYS);
+                    return $missing;
+                }
+                // SAFETY: the caller's duty.
+                unsafe { $name($($arg),*) }
             }
-            if found.is_null() {
-                set_errno(libc::ENOSYS);
-                return $missing;
-            }
+            let found = slots::$name.load(Relaxed);
             // SAFETY: libc defines this symbol with this signature; the caller vouches for the
             // arguments.
             unsafe {
+                if found.is_null() {
+                    return first($($arg),*);
+                }
                 let call: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
                     std::mem::transmute(found);
                 call($($arg),*)

@@ -10,9 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/fsuid.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <grp.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -380,7 +383,7 @@ static void model_all(int seed, int steps, int kinds)
 				open_end(end);
 			continue;
 		}
-		int is_at = pick(2), n = pick(8) ? pick(300) : pick(9000);
+		int is_at = pick(2), n = pick(20) ? pick(8) ? pick(300) : pick(9000) : 0;
 		off_t at = is_at ? pick(MODEL_BYTES / 2) : end->of->offset;
 		uint32_t what = pick(kinds);
 		if (what < 300)
@@ -438,11 +441,6 @@ static void limit(void)
 {
 	char page[PAGE], read_by_others[PAGE];
 	make_pages("f", 0);
-	int writer = open("f", O_RDWR), reader = open("f", O_RDONLY), log = open("f", O_WRONLY | O_APPEND);
-	CHECK(writer >= 0 && reader >= 0 && log >= 0);
-	for (int i = 0; i < 3000; i++)
-		CHECK(pread(reader, page, PAGE, (i % PAGES) * PAGE) == PAGE && is_all(page, PAGE, i % PAGES));
-	CHECK(lseek(reader, 5 * PAGE, SEEK_SET) == 5 * PAGE);
 	int to[2], from[2];
 	char go = 'g';
 	CHECK(pipe(to) == 0 && pipe(from) == 0);
@@ -454,6 +452,9 @@ static void limit(void)
 		 "echo >&%d'",
 		 to[0], from[1]);
 	CHECK((other = popen(command, "w")) != NULL);
+	int writer = open("f", O_RDWR), reader = open("f", O_RDONLY), log = open("f", O_WRONLY | O_APPEND);
+	CHECK(writer >= 0 && reader >= 0 && log >= 0);
+	CHECK(lseek(reader, 5 * PAGE, SEEK_SET) == 5 * PAGE);
 	for (int i = 0; i < 20000; i++)
 		CHECK(pread(reader, page, PAGE, (i % PAGES) * PAGE) == PAGE && is_all(page, PAGE, i % PAGES));
 	int numbers[256], count = 0;
@@ -481,6 +482,18 @@ static void limit(void)
 }
 
 /* ---- further: opened again and again beside one that is served ---- */
+
+/* Of this thread alone, and past every hook. */
+static long set_user(long user)
+{
+	long result;
+#ifdef __x86_64__
+	__asm__ volatile("syscall" : "=a"(result) : "a"(SYS_setresuid), "D"(-1), "S"(user), "d"(-1) : "rcx", "r11", "memory");
+#else
+	result = seteuid(user);
+#endif
+	return result;
+}
 
 static void further(void)
 {
@@ -523,15 +536,73 @@ static void further(void)
 	CHECK(open("f", O_RDONLY | O_DIRECTORY) == -1 && errno == ENOTDIR);
 	CHECK(chmod("f", 0400) == 0);
 	if (getuid() == 0) {
-		CHECK(chmod(".", 0755) == 0 && seteuid(65534) == 0);
+		CHECK(chmod(".", 0755) == 0 && set_user(65534) == 0);
 		CHECK(open("f", O_RDONLY) == -1 && errno == EACCES);
-		CHECK(open("f", O_RDWR) == -1 && errno == EACCES && seteuid(0) == 0);
+		CHECK(open("f", O_RDWR) == -1 && errno == EACCES && set_user(0) == 0);
 	} else {
 		CHECK(open("f", O_RDWR) == -1 && errno == EACCES);
 	}
 	int cut = open("f", O_RDONLY | O_TRUNC);
 	CHECK(getuid() == 0 ? cut >= 0 : errno == EACCES);
 	CHECK(pread(fd, page, PAGE, 0) == (cut >= 0 ? 0 : PAGE));
+}
+
+/* ---- rights: what may no longer be opened is open ---- */
+
+static void share(int *fds)
+{
+	char page[PAGE];
+	CHECK((fds[0] = open("f", O_RDWR)) >= 0 && (fds[1] = open("f", O_RDONLY)) >= 0);
+	for (int i = 0; i < 3000; i++)
+		CHECK(pread(fds[1], page, PAGE, (i % PAGES) * PAGE) == PAGE && is_all(page, PAGE, i % PAGES));
+	CHECK(lseek(fds[1], 7 * PAGE, SEEK_SET) == 7 * PAGE && lseek(fds[0], 9 * PAGE, SEEK_SET) == 9 * PAGE);
+}
+
+static void check_shared(int *fds)
+{
+	char page[PAGE];
+	CHECK(read(fds[1], page, PAGE) == PAGE && is_all(page, PAGE, 7));
+	CHECK(read(fds[0], page, PAGE) == PAGE && is_all(page, PAGE, 9));
+	CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0) == MAP_FAILED && errno == EACCES);
+	pid_t child = fork();
+	if (child == 0) {
+		CHECK(read(fds[1], page, PAGE) == PAGE && is_all(page, PAGE, 8));
+		CHECK(read(fds[0], page, PAGE) == PAGE && is_all(page, PAGE, 10));
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(lseek(fds[1], 0, SEEK_CUR) == 9 * PAGE && close(fds[0]) == 0 && close(fds[1]) == 0);
+}
+
+static void rights(void)
+{
+	int fds[2];
+	gid_t groups[64];
+	make_pages("f", 0);
+	CHECK(chmod("f", 0600) == 0);
+	/* None that changes anything. */
+	int count = getgroups(64, groups);
+	uid_t user = getuid();
+	gid_t group = getgid();
+	for (int i = 0; i < 2; i++) {
+		CHECK(setuid(user) == 0 && setgid(group) == 0 && setegid(group) == 0 && seteuid(user) == 0);
+		CHECK(setreuid(user, -1) == 0 && setregid(group, -1) == 0);
+		CHECK(setresuid(user, -1, -1) == 0 && setresgid(group, -1, -1) == 0);
+		setfsuid(-1), setfsgid(-1);
+		CHECK((setgroups(count, groups) == 0) == (user == 0));
+		CHECK((initgroups("root", group) == 0) == (user == 0) && (setgroups(count, groups) == 0) == (user == 0));
+		CHECK(syscall(SYS_capset, NULL, NULL) == -1 && errno == EFAULT);
+		CHECK(syscall(SYS_setuid, user) == 0 && syscall(SYS_setgid, group) == 0);
+		CHECK(syscall(SYS_setreuid, -1, -1) == 0 && syscall(SYS_setregid, -1, -1) == 0);
+		CHECK(syscall(SYS_setresuid, -1, -1, -1) == 0 && syscall(SYS_setresgid, -1, -1, -1) == 0);
+		syscall(SYS_setfsuid, -1), syscall(SYS_setfsgid, -1);
+		CHECK((syscall(SYS_setgroups, count, groups) == 0) == (user == 0));
+		share(fds);
+	}
+	if (user == 0)
+		CHECK(seteuid(65534) == 0);
+	check_shared(fds);
 }
 
 /* ---- killed: says what it has written, for who kills it ---- */
@@ -566,6 +637,8 @@ int main(int count, char **arguments)
 		limit();
 	else if (!strcmp(name, "further"))
 		further();
+	else if (!strcmp(name, "rights"))
+		rights();
 	else if (!strcmp(name, "killed"))
 		killed();
 	else

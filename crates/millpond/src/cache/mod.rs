@@ -234,7 +234,7 @@ impl Cache {
                 return false;
             }
         }
-        self.counters.evictions.add(1);
+        self.counters.mine().evicted();
         true
     }
 

@@ -278,7 +278,7 @@ fn fill_missing(
     if runs.is_empty() {
         return tried;
     }
-    file.cache().counters.misses.add(tried.claimed as u64);
+    file.cache().counters.mine().missed(tried.claimed as u64);
     let memory: SmallVec<[Segments; 1]> = runs.iter().map(|run| run.memory(file)).collect();
     let mut transfers: SmallVec<[Transfer<'_>; 1]> = SmallVec::new();
     for (run, memory) in runs.iter().zip(&memory) {

@@ -376,7 +376,7 @@ fn start_missing(
             }
             Next::NoSlot => break Started::NoSlot,
         };
-        file.cache().counters.misses.add(run.frames.len() as u64);
+        file.cache().counters.mine().missed(run.frames.len() as u64);
         let keep = (own.take(), shared.clone(), spare.take());
         // Where it is refused, it has failed.
         run.start(file, keep, Some(Arc::clone(failed)), ring.cloned());

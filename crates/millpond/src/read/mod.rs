@@ -68,7 +68,7 @@ fn read_guarded(
         let Came { moved, touched: came_to, stopped } = fill::read(file, dst, offset, end, size);
         drop(guard);
         *touched = (*touched).max(came_to);
-        file.cache().counters.bytes_slow.add(moved);
+        file.cache().counters.mine().moved_slowly(moved);
         tries += 1;
         match stopped {
             Some(Stopped::Failed(error)) if moved == 0 => return Err(error),

@@ -238,7 +238,7 @@ impl Run {
                 held.note_run(page, frame);
             }
         }
-        file.cache().counters.fills.add(ready as u64);
+        file.cache().counters.mine().filled(ready as u64);
         let shown = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
         let (core, prefetched) = (file.core(), self.prefetched);
         file.cache().arrived(shown.map(|(page, frame)| Arrival {

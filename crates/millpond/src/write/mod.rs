@@ -203,7 +203,7 @@ fn write_locked(
         counters.bytes_passed.add(*moved.as_ref().unwrap_or(&0) as u64);
         moved
     };
-    counters.bytes_slow.add(*moved.as_ref().unwrap_or(&0) as u64);
+    counters.mine().moved_slowly(*moved.as_ref().unwrap_or(&0) as u64);
     write.release(guard, &moved)?;
     Ok(Moved { bytes: moved?, waits })
 }

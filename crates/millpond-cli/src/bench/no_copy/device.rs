@@ -119,7 +119,16 @@ fn fio(case: &Case, path: &Path, bytes: u64, length: Duration) -> io::Result<Sli
     let output = Command::new("fio")
         .args(["--name=millpond-bench", "--thread", "--ioengine=io_uring", "--direct=1"])
         .args(["--registerfiles=1", "--fixedbufs=1", "--gtod_reduce=1", "--norandommap"])
-        .args(["--time_based", "--overwrite=1", "--fallocate=none", "--output-format=json"])
+        .args([
+            "--time_based",
+            "--overwrite=1",
+            "--fallocate=none",
+            "--scramble_buffers=0",
+            "--output-format=json",
+        ])
+        // As many together as are there: one call for each would be fio's default.
+        .args(["--iodepth_batch_complete_min=1".into(), format!("--iodepth_batch={}", case.depth)])
+        .arg(format!("--iodepth_batch_complete_max={}", case.depth))
         .arg(format!("--rw={}", case.pattern))
         .arg(format!("--iodepth={}", case.depth))
         .arg(format!("--bs={}", case.block_bytes))

@@ -10,6 +10,8 @@ mod device;
 mod flow;
 mod null;
 
+pub use self::flow::Flow;
+pub use self::null::nop_slice;
 use super::harness::Plan;
 use super::outcome::Outcome;
 use crate::failure::Result;

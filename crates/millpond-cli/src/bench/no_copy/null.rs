@@ -185,7 +185,7 @@ fn against_nops(
     Ok(())
 }
 
-fn nop_slice(nops: &mut Nops, length: Duration) -> io::Result<Slice> {
+pub fn nop_slice(nops: &mut Nops, length: Duration) -> io::Result<Slice> {
     let used = Usage::now();
     let started = Instant::now();
     let mut ops = 0;

@@ -17,7 +17,9 @@ pub fn write(path: &Path, bytes: u64, block_bytes: u32, overwrite: bool) -> io::
     filename.push(path);
     let output = Command::new("fio")
         .args(["--name=millpond-bench", "--thread", "--ioengine=io_uring", "--rw=write"])
-        .args(["--direct=1", "--end_fsync=1", "--fallocate=none", "--output-format=json"])
+        .args(["--direct=1", "--end_fsync=1", "--scramble_buffers=0", "--output-format=json"])
+        // Millpond reserves ahead, too.
+        .arg(format!("--fallocate={}", if overwrite { "none" } else { "native" }))
         .arg(format!("--overwrite={}", u32::from(overwrite)))
         .arg(format!("--iodepth={QUEUE_DEPTH}"))
         .arg(format!("--bs={block_bytes}"))

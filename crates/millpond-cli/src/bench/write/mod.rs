@@ -22,8 +22,8 @@ use std::time::Duration;
 use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
-use self::target::{Dsync, Stamped, check, drop_kernel_cache, timed};
-pub(super) use self::target::{Target, open};
+use self::target::{Dsync, Stamped, check, drop_kernel_cache};
+pub(super) use self::target::{Target, open, timed};
 use super::data::{KIB, MIB, NamedFile, TestFile};
 use super::harness::{Pair, Plan, Slice, quantile};
 use super::load::Load;
@@ -145,7 +145,8 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
         }
         drop_kernel_cache(&file)
     };
-    let engine = engine(case, 512 * MIB, outcome)?;
+    // A quarter, whatever the size: what does not fit is part of the case.
+    let engine = engine(case, (bytes / 4).max(32 * MIB), outcome)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
     let [own_bytes, peer_bytes] = &mut bytes_of;
     let subject = Side::new(BACK, || {

@@ -15,7 +15,8 @@ const SERVED: usize = 5;
 const FD: RawFd = 7;
 
 struct Model {
-    slot: AtomicUsize,
+    /// Of the numbers of one file, from `FD` on.
+    slots: Vec<AtomicUsize>,
     /// The kernel's offset and bytes: loom reports who uses them while they are taken over. Calls in the
     /// kernel have its own lock.
     kernels: UnsafeCell<u32>,
@@ -31,9 +32,9 @@ enum Rule {
 }
 
 impl Model {
-    fn new() -> Arc<Model> {
+    fn new(numbers: usize) -> Arc<Model> {
         Arc::new(Model {
-            slot: AtomicUsize::new(WATCHED),
+            slots: (0..numbers).map(|_| AtomicUsize::new(WATCHED)).collect(),
             kernels: UnsafeCell::new(0),
             calls: [InFlight::new(), InFlight::new()],
         })
@@ -42,10 +43,11 @@ impl Model {
     /// As `hooks/io` does; gives up where that would wait for the claimant.
     fn call(&self, thread: usize, rule: Rule) {
         let calls = &self.calls[thread];
-        let begin = || calls.begin(FD, rule != Rule::NoFence);
+        let place = thread % self.slots.len();
+        let begin = || calls.begin(FD + place as RawFd, rule != Rule::NoFence);
         let named = (rule != Rule::NotNamed && rule != Rule::NamedLate).then(begin);
         // As in `table::get`.
-        let slot = self.slot.load(Acquire);
+        let slot = self.slots[place].load(Acquire);
         let named = if rule == Rule::NamedLate { Some(begin()) } else { named };
         if slot == WATCHED {
             // SAFETY: loom checks it.
@@ -59,27 +61,32 @@ impl Model {
 
     /// As `adoption` does, with one look instead of several.
     fn adopt(&self, looks: bool) -> bool {
-        if self.slot.compare_exchange(WATCHED, CLAIMED, Acquire, Relaxed).is_err() {
-            return false;
+        for slot in &self.slots {
+            slot.compare_exchange(WATCHED, CLAIMED, Acquire, Relaxed).unwrap();
         }
         after_claim(|| {});
-        if looks && self.calls.iter().any(|calls| calls.names(&[FD])) {
-            self.slot.store(WATCHED, Release);
+        let fds: Vec<RawFd> = (FD..FD + self.slots.len() as RawFd).collect();
+        if looks && self.calls.iter().any(|calls| calls.names(&fds)) {
+            self.slots.iter().for_each(|slot| slot.store(WATCHED, Release));
             return false;
         }
         // SAFETY: loom checks it.
         self.kernels.with_mut(|kernels| unsafe { *kernels = 1 });
         // As in `table::set`.
-        self.slot.store(SERVED, Release);
+        self.slots.iter().for_each(|slot| slot.store(SERVED, Release));
         true
     }
 }
 
 fn explore(callers: usize, rule: Rule, looks: bool) {
+    explore_numbers(1, callers, rule, looks);
+}
+
+fn explore_numbers(numbers: usize, callers: usize, rule: Rule, looks: bool) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
-        let model = Model::new();
+        let model = Model::new(numbers);
         let threads: Vec<_> = (0..callers)
             .map(|caller| {
                 let model = Arc::clone(&model);
@@ -88,7 +95,7 @@ fn explore(callers: usize, rule: Rule, looks: bool) {
             .collect();
         model.adopt(looks);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        if rule == Rule::All && model.slot.load(Relaxed) == WATCHED {
+        if rule == Rule::All && model.slots[0].load(Relaxed) == WATCHED {
             assert!(model.adopt(true), "nobody is in a call");
         }
     });
@@ -100,16 +107,28 @@ fn loom_in_flight_ends_before_the_file_is_taken_over() {
     explore(2, Rule::All, true);
 }
 
+/// Goal: so it is where a file has several numbers, each with calls of its own.
+#[test]
+fn loom_in_flight_ends_by_all_numbers() {
+    explore_numbers(2, 2, Rule::All, true);
+}
+
+#[test]
+#[should_panic]
+fn loom_in_flight_without_a_name_by_one_number_meets_the_kernel() {
+    explore_numbers(2, 2, Rule::NotNamed, true);
+}
+
 /// Goal: so it is of a handler's call within another one, which stays named.
 #[test]
 fn loom_in_flight_nests() {
     loom::model(|| {
-        let model = Model::new();
+        let model = Model::new(1);
         let caller = {
             let model = Arc::clone(&model);
             thread::spawn(move || {
                 let before = model.calls[0].begin(FD, true);
-                let is_kernels = model.slot.load(Acquire) == WATCHED;
+                let is_kernels = model.slots[0].load(Acquire) == WATCHED;
                 let inner = model.calls[0].begin(FD + 1, true);
                 model.calls[0].end(inner);
                 if is_kernels {

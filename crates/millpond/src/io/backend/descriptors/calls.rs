@@ -157,9 +157,17 @@ impl Descriptors {
         };
         let call = |flags: i32| {
             // The raw system call: a library that takes the place of libc's functions sees nothing.
+            // Without a vector the kernel has none to copy and to check.
             // SAFETY: the segments describe memory that is valid for the transfer; where it may
             // fault, the kernel says EFAULT.
-            let moved = unsafe { libc::syscall(number, fd, iovecs, count, low, high, flags) };
+            let moved = unsafe {
+                match (transfer.direction, segments, flags) {
+                    (Direction::Read, [one], 0) => {
+                        libc::syscall(libc::SYS_pread64, fd, one.base(), one.len(), low)
+                    }
+                    _ => libc::syscall(number, fd, iovecs, count, low, high, flags),
+                }
+            };
             if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }
         };
         // The kernel, the file system or a sandbox does not know a flag.

@@ -1,0 +1,283 @@
+//! The suite `around-the-hit`: what a program does besides hitting, against the kernel that has the
+//! same bytes in its cache.
+//!
+//! - *Misses*: every read is one, of a page that the kernel has cached. A note says what part was.
+//! - *Overwrites* of cached bytes, each thread in a part of its own of one file, or in a file of its
+//!   own. The kernel's file is cached page by page: in large folios its writes take longer.
+//! - *Open, read, close* of small files, through the library, with nothing kept in between.
+//! - [`many`]: a file among many that are open. [`null`]: direct requests, and those that do nothing.
+
+mod many;
+mod null;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use millpond::{Advice, Engine, OpenOptions, WriteMode};
+use rustix::fs::OFlags;
+
+use super::data::{self, KIB, MIB, NamedFile};
+use super::harness::{self, Plan, Reader, Slice, compare};
+use super::load::Load;
+use super::outcome::Outcome;
+use super::write::open;
+use crate::failure::{Context, Result};
+
+const BLOCK_BYTES: u32 = 4 * KIB;
+const MISS: &str = "miss-4k";
+const OPEN: &str = "open-read-close";
+const MILLPOND: &str = "millpond";
+const PREAD: &str = "kernel pread";
+const PWRITE: &str = "kernel pwrite";
+
+/// The file of misses is so many times the cache: a page is gone, and forgotten, before it is
+/// asked for again.
+const CACHES: u64 = 16;
+const MISS_BYTES: u64 = 256 * MIB;
+const WRITTEN_BYTES: u64 = 32 * MIB;
+const SMALL_FILES: u32 = 1000;
+
+/// Whether threads share a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Files {
+    One,
+    Each,
+}
+
+const OVERWRITES: [(&str, WriteMode, Files); 4] = [
+    ("overwrite-4k-back-one", WriteMode::Back, Files::One),
+    ("overwrite-4k-back-each", WriteMode::Back, Files::Each),
+    ("overwrite-4k-through-one", WriteMode::Through, Files::One),
+    ("overwrite-4k-through-each", WriteMode::Through, Files::Each),
+];
+
+/// Measures all cases.
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    if plan.wants(MISS) {
+        for threads in plan.thread_counts() {
+            eprintln!("measuring {MISS} with {threads} thread(s)");
+            misses(threads, plan, &mut outcome)?;
+        }
+    }
+    for (case, mode, files) in OVERWRITES {
+        for threads in plan.thread_counts().filter(|_| plan.wants(case)) {
+            eprintln!("measuring {case} with {threads} thread(s)");
+            overwrites(case, mode, files, threads, plan, &mut outcome)?;
+        }
+    }
+    if plan.wants(OPEN) {
+        eprintln!("measuring {OPEN}");
+        open_read_close(plan, &mut outcome)?;
+    }
+    null::run(plan, &mut outcome)?;
+    many::run(plan, &mut outcome)?;
+    Ok(outcome)
+}
+
+fn misses(threads: u32, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let bytes = plan.bytes(MISS_BYTES);
+    let named = NamedFile::create(&plan.dir, bytes)?;
+    let engine = Engine::builder().cache_bytes((bytes / CACHES).max(MIB)).build();
+    let engine = engine.context("building an engine")?;
+    let own = engine.open(&named.path, &OpenOptions::new().read(true)).context(MISS)?;
+    own.advise(0, 0, Advice::Random).context(MISS)?;
+    let load = Load::shuffled(bytes, BLOCK_BYTES, threads);
+    let kernel = open(&named.path, OFlags::empty()).context(MISS)?;
+    let [own_warm, peer_warm] = [cacher(&named.path)?, cacher(&named.path)?];
+    let subject =
+        Reader::new(MILLPOND, |dst: &mut [u8], at| Ok(own.read_at(dst, at)?)).prepared_by(own_warm);
+    let peer = Reader::new(PREAD, |dst: &mut [u8], at| kernel.read_at(dst, at));
+    let peer = peer.prepared_by(peer_warm);
+    let before = engine.stats();
+    let rows = compare(MISS, &subject, &peer, &load, plan, plan.slice(100, 50))?;
+    let after = engine.stats();
+    let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
+    let part = misses as f64 / (hits + misses).max(1) as f64;
+    outcome.note(format!("{MISS}: {threads} thread(s): {:.2}% of the reads missed", part * 100.0));
+    outcome.rows.extend(rows);
+    Ok(())
+}
+
+/// Has the kernel cache the whole file, page by page.
+fn cacher(path: &Path) -> Result<impl Fn() + Sync + 'static> {
+    let file = open(path, OFlags::empty()).context(path.display())?;
+    // Without it the kernel reads ahead into large folios.
+    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
+    Ok(move || {
+        let mut block = [0; BLOCK_BYTES as usize];
+        let mut at = 0;
+        // What can't be read is found by whoever is measured.
+        while matches!(file.read_at(&mut block, at), Ok(read) if read > 0) {
+            at += u64::from(BLOCK_BYTES);
+        }
+    })
+}
+
+/// The files of one side, as many bytes together, one after the other.
+struct Parts<F> {
+    files: Vec<F>,
+    bytes_each: u64,
+}
+
+impl<F> Parts<F> {
+    fn at(&self, offset: u64) -> (&F, u64) {
+        (&self.files[(offset / self.bytes_each) as usize], offset % self.bytes_each)
+    }
+}
+
+/// Writes instead of reading; which is what the loop of a [`Reader`] calls all the same.
+struct Writer<R, W> {
+    reader: Reader<R>,
+    warm_up: W,
+}
+
+impl<R, W> harness::Engine for Writer<R, W>
+where
+    R: Fn(&mut [u8], u64) -> io::Result<usize> + Sync,
+    W: Fn() -> io::Result<()>,
+{
+    fn name(&self) -> &str {
+        self.reader.name()
+    }
+
+    fn warm_up(&self, _: &Load) -> io::Result<()> {
+        (self.warm_up)()
+    }
+
+    fn slice(&self, load: &Load, length: Duration) -> io::Result<Slice> {
+        // What the slice before left to be written back is not this one's.
+        (self.warm_up)()?;
+        self.reader.slice(load, length)
+    }
+}
+
+fn overwrites(
+    case: &'static str,
+    mode: WriteMode,
+    files: Files,
+    threads: u32,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let bytes_each = match files {
+        Files::One => plan.bytes(WRITTEN_BYTES) * u64::from(threads),
+        Files::Each => plan.bytes(WRITTEN_BYTES),
+    };
+    let bytes = plan.bytes(WRITTEN_BYTES) * u64::from(threads);
+    let count = bytes / bytes_each;
+    let make = || -> Result<Vec<NamedFile>> {
+        let made = (0..count).map(|_| NamedFile::create(&plan.dir, bytes_each));
+        let made = made.collect::<Result<Vec<_>>>()?;
+        for named in &made {
+            let file = open(&named.path, OFlags::empty()).context(case)?;
+            // Large folios of when it was made.
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).context(case)?;
+            cacher(&named.path)?();
+        }
+        Ok(made)
+    };
+    let [own_files, peer_files] = [make()?, make()?];
+    // All of it may be dirty.
+    let engine = Engine::builder().cache_bytes(4 * bytes + 32 * MIB).build().context(case)?;
+    let options = OpenOptions::new().read(true).write(true).write_mode(mode);
+    let own = own_files.iter().map(|named| engine.open(&named.path, &options));
+    let own = Parts { files: own.collect::<millpond::Result<_>>().context(case)?, bytes_each };
+    let peer = peer_files.iter().map(|named| open(&named.path, OFlags::empty()));
+    let peer = Parts { files: peer.collect::<io::Result<Vec<File>>>().context(case)?, bytes_each };
+    let load = Load::shuffled(bytes, BLOCK_BYTES, threads);
+    let mut block = [0; BLOCK_BYTES as usize];
+    let own_warm = || {
+        let mut block = [0; BLOCK_BYTES as usize];
+        for file in &own.files {
+            file.sync_data()?;
+            for at in (0..bytes_each).step_by(block.len()) {
+                file.read_exact_at(&mut block, at)?;
+            }
+        }
+        Ok(())
+    };
+    let peer_warm = || {
+        let mut block = [0; BLOCK_BYTES as usize];
+        for file in &peer.files {
+            file.sync_data()?;
+            for at in (0..bytes_each).step_by(block.len()) {
+                file.read_exact_at(&mut block, at)?;
+            }
+        }
+        Ok(())
+    };
+    let write = |src: &mut [u8], at: u64| {
+        let (file, at) = own.at(at);
+        Ok(file.write_at(src, at)?)
+    };
+    let subject = Writer { reader: Reader::new(MILLPOND, write), warm_up: own_warm };
+    let pwrite = |src: &mut [u8], at: u64| {
+        let (file, at) = peer.at(at);
+        file.write_at(src, at)
+    };
+    let other = Writer { reader: Reader::new(PWRITE, pwrite), warm_up: peer_warm };
+    let rows = compare(case, &subject, &other, &load, plan, plan.slice(100, 50))?;
+    // The bytes that were written are zeros, and the files had none.
+    let last = load.blocks.iter().map(|list| u64::from(list[0]) * u64::from(BLOCK_BYTES));
+    for at in last {
+        let (file, at) = own.at(at);
+        file.read_exact_at(&mut block, at).context(case)?;
+        if block.iter().any(|byte| *byte != 0) {
+            outcome.fail(case, MILLPOND, format!("what was written at {at} is not there"));
+        }
+    }
+    outcome.rows.extend(rows);
+    Ok(())
+}
+
+/// A directory of files, removed on drop.
+struct Directory(PathBuf);
+
+impl Directory {
+    /// With files 0 to `count`, each a block of what a test file holds, or empty.
+    fn create(dir: &Path, count: u32, block_bytes: usize) -> Result<Self> {
+        let path = dir.join(format!("millpond-bench-{}-files-{count}", std::process::id()));
+        fs::create_dir(&path).context(path.display())?;
+        let made = Self(path);
+        let mut block = vec![0; block_bytes];
+        for number in 0..count {
+            data::contents(u64::from(number) * block_bytes as u64, &mut block);
+            let path = made.path(number);
+            fs::write(&path, &block).context(path.display())?;
+        }
+        Ok(made)
+    }
+
+    fn path(&self, number: u32) -> PathBuf {
+        self.0.join(number.to_string())
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn open_read_close(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let count = plan.count(SMALL_FILES as usize, SMALL_FILES as usize) as u32;
+    let made = Directory::create(&plan.dir, count, BLOCK_BYTES as usize)?;
+    let paths: Vec<PathBuf> = (0..count).map(|number| made.path(number)).collect();
+    let path = |at: u64| &paths[(at / u64::from(BLOCK_BYTES)) as usize];
+    let engine = Engine::builder().cache_bytes(64 * MIB).build().context("building an engine")?;
+    let options = OpenOptions::new().read(true);
+    let load = Load::sequential(u64::from(count) * u64::from(BLOCK_BYTES), BLOCK_BYTES, 1);
+    let subject = Reader::new(MILLPOND, |dst: &mut [u8], at| {
+        Ok(engine.open(path(at), &options)?.read_at(dst, 0)?)
+    });
+    let peer = Reader::new("kernel open, pread, close", |dst: &mut [u8], at| {
+        File::open(path(at))?.read_at(dst, 0)
+    });
+    let rows = compare(OPEN, &subject, &peer, &load, plan, plan.slice(100, 50))?;
+    outcome.rows.extend(rows);
+    Ok(())
+}
