@@ -106,9 +106,13 @@ impl Frames {
     /// Takes a whole chunk, committed, while half of the limit is free and the class has no free
     /// frames; its first unit.
     pub(crate) fn take_chunk(&self, class: Class) -> Option<u32> {
-        let mut free = self.free_frames(class).lock();
+        // Before the lock: mostly there is none, and each miss asks.
         let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes() / 2;
-        if !room || free.warm != 0 || self.limit_bytes() < HUGE_LIMIT_BYTES_MIN {
+        if !room || self.limit_bytes() < HUGE_LIMIT_BYTES_MIN {
+            return None;
+        }
+        let mut free = self.free_frames(class).lock();
+        if free.warm != 0 {
             return None;
         }
         let (first, huge) = self.new_chunk(class)?;
@@ -172,13 +176,18 @@ impl Frames {
 
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
     pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
+        if let Some(frame) = self.retire(frame, class) {
+            self.free(frame, class);
+        }
+    }
+
+    /// The first half of [`Frames::release`]: the frame is the caller's, unless it is pinned.
+    pub(crate) fn retire(&self, frame: FrameIndex, class: Class) -> Option<FrameIndex> {
         if let Some(survival) = self.records(class) {
             // An orphan that stayed DIRTY could outlive the page's next contents (survival.K4).
             survival.free_record(frame);
         }
-        if Retiring::begin().try_retire(&self.meta(frame).pins) {
-            self.free(frame, class);
-        }
+        Retiring::begin().try_retire(&self.meta(frame).pins).then_some(frame)
     }
 
     /// [`Frames::release`] for each of `frames` that is one.

@@ -126,11 +126,10 @@ pub(crate) struct Arrival<'a> {
 /// What one go at the queues came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Go {
-    Evicted,
+    /// One page; its frame is the caller's, if it is of the class that was wanted, else free.
+    Evicted(Option<FrameIndex>),
     /// There is more behind the pages that it showed. `any_kept`: some of those by write-back.
-    More {
-        any_kept: bool,
-    },
+    More { any_kept: bool },
     /// Nothing can go.
     Nothing,
 }
@@ -154,11 +153,15 @@ struct Looks {
     any_kept: bool,
     /// The first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
+    /// The evictor takes a frame of this class, and has taken it.
+    wanted: Option<Class>,
+    taken: Option<FrameIndex>,
 }
 
 impl Looks {
-    fn new() -> Looks {
-        Looks { all: [0; 4], kept: [0; 4], any_kept: false, first_used: None }
+    fn new(wanted: Option<Class>) -> Looks {
+        let (all, kept) = ([0; 4], [0; 4]);
+        Looks { all, kept, any_kept: false, first_used: None, wanted, taken: None }
     }
 }
 
@@ -277,10 +280,11 @@ impl Queues {
         from.tags.fetch_and(!QUEUE, Relaxed);
     }
 
-    /// Evicts one page and frees its frame, if it meets one that can go (E2, E4).
-    pub(crate) fn evict_one(&mut self, frames: &Frames) -> Go {
+    /// Evicts one page, if it meets one that can go (E2, E4). Its frame is for the caller, who has to hand
+    /// it out (`Frames::handed_out`), if it is of class `wanted` and nobody has it pinned.
+    pub(crate) fn evict_one(&mut self, frames: &Frames, wanted: Option<Class>) -> Go {
         self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
-        let mut looks = Looks::new();
+        let mut looks = Looks::new(wanted);
         let mut gone = false;
         while !gone && let Some(name) = self.next_queue(&looks) {
             gone = self.look(frames, name, false, &mut looks);
@@ -293,7 +297,7 @@ impl Queues {
             self.most_looks = self.most_looks.max(looks.all.iter().sum());
         }
         if gone {
-            Go::Evicted
+            Go::Evicted(looks.taken)
         } else if looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
             Go::More { any_kept: looks.any_kept }
         } else {
@@ -364,7 +368,11 @@ impl Queues {
         let stays = match verdict {
             Verdict::Evicted => {
                 let class = class_of(frames.meta(frame));
-                frames.release(frame, class);
+                if looks.wanted == Some(class) {
+                    looks.taken = frames.retire(frame, class);
+                } else {
+                    frames.release(frame, class);
+                }
                 return true;
             }
             Verdict::Kept => {

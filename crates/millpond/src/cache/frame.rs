@@ -149,6 +149,8 @@ pub(crate) struct Frames {
     classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
     pub(crate) nests: Mutex<Vec<u32>>,
+    /// False: there are none. A hint that spares the lock.
+    pub(super) may_have_nests: AtomicBool,
     survival: Option<Arc<Survival>>,
 }
 
@@ -198,6 +200,7 @@ impl Frames {
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             classes: Default::default(),
             nests: Mutex::default(),
+            may_have_nests: AtomicBool::new(false),
             survival,
         };
         frames.meta(FrameIndex::NONE).tags.store(MARK, Relaxed);

@@ -112,7 +112,7 @@ impl Cache {
     pub(crate) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
         // For what was charged anyway.
         while self.frames.is_overdrawn() {
-            if !self.make_room(None) {
+            if !self.make_room() {
                 return None;
             }
         }
@@ -120,16 +120,21 @@ impl Cache {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
             }
-            if !self.make_room(Some(class)) {
-                return None;
+            if self.frames.break_nest() || self.frames.decommit_one(Some(class)) {
+                continue;
+            }
+            if let Some(frame) = self.evict_one(Some(class))? {
+                self.frames.handed_out(frame, class);
+                return Some(frame);
             }
         }
     }
 
-    /// Frees something, or gives the system the memory of something that is free, but not of class
-    /// `keep`; false if nothing can go now.
-    fn make_room(&self, keep: Option<Class>) -> bool {
-        self.frames.break_nest() || self.frames.decommit_one(keep) || self.evict_one()
+    /// Frees something, or gives the system the memory of something that is free; false if nothing can
+    /// go now.
+    fn make_room(&self) -> bool {
+        let frames = &self.frames;
+        frames.break_nest() || frames.decommit_one(None) || self.evict_one(None).is_some()
     }
 
     /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
@@ -174,7 +179,7 @@ impl Cache {
             if self.frames.try_charge(bytes) {
                 return true;
             }
-            if !self.make_room(None) {
+            if !self.make_room() {
                 return false;
             }
         }
@@ -210,32 +215,37 @@ impl Cache {
         self.locks_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    fn evict_one(&self) -> bool {
+    /// Evicts one page; its frame is the caller's or free, as [`Queues::evict_one`] says. `None`: nothing
+    /// can go now.
+    fn evict_one(&self, wanted: Option<Class>) -> Option<Option<FrameIndex>> {
         let released = self.ledger.released();
-        let mut any_kept = false;
-        for goes in 1.. {
+        let (mut any_kept, mut goes) = (false, 0);
+        loop {
+            goes += 1;
             let mut queues = self.queues.lock().expect("no panic under the lock");
             // Else each attempt would go through all pages in vain.
             if self.ledger.kept() >= queues.bytes() {
-                return false;
+                return None;
             }
-            match queues.evict_one(&self.frames) {
-                Go::Evicted => break,
-                Go::Nothing => return false,
+            match queues.evict_one(&self.frames, wanted) {
+                Go::Evicted(frame) => {
+                    drop(queues);
+                    self.counters.mine().evicted();
+                    return Some(frame);
+                }
+                Go::Nothing => return None,
                 Go::More { any_kept: these } => any_kept |= these,
             }
             if goes > GOES_MAX && goes > queues.goes_of_a_turn() {
                 if any_kept {
                     queues.note_barren(released);
                 }
-                return false;
+                return None;
             }
             if goes >= GOES_MAX && queues.is_barren(released) {
-                return false;
+                return None;
             }
         }
-        self.counters.mine().evicted();
-        true
     }
 
     /// Queues pages that became READY; the caller still holds the guard under which they did.

@@ -43,15 +43,24 @@ impl Frames {
             // nobody's until the claim.
             self.meta(FrameIndex(unit)).tags.store(tags, Release);
         }
-        self.nests.lock().expect("no panic under the lock").push(first);
+        let mut nests = self.nests.lock().expect("no panic under the lock");
+        nests.push(first);
+        self.may_have_nests.store(true, Relaxed);
+        drop(nests);
         held.note_run(page, FrameIndex(first + page.0 as u32 % CHUNK_UNITS));
         self.take_nested(held, page)
     }
 
     /// Puts the frames that wait in a nest on the free list; false if there are no nests.
     pub(crate) fn break_nest(&self) -> bool {
+        if !self.may_have_nests.load(Relaxed) {
+            return false;
+        }
         let mut nests = self.nests.lock().expect("no panic under the lock");
-        let Some(first) = nests.pop() else { return false };
+        let Some(first) = nests.pop() else {
+            self.may_have_nests.store(false, Relaxed);
+            return false;
+        };
         for frame in (first..first + CHUNK_UNITS).map(FrameIndex) {
             if self.claim_nested(frame) {
                 self.free(frame, CLASS);

@@ -29,7 +29,7 @@ impl Cache {
             let next = used.saturating_sub(STEP_BYTES).max(limit_bytes);
             self.frames.set_limit(next);
             while self.frames.is_overdrawn() {
-                if !self.make_room(None) {
+                if !self.make_room() {
                     return self.settle_limit(self.frames.limit_in_use().clamp(limit_bytes, now));
                 }
             }
