@@ -26,6 +26,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("append_vectored_raw", "the same"),
     ("begin_plain", "for the owner of the description, and waits for no more than transfers"),
     ("begin_through", "for the owner of the description"),
+    ("cache_use", "never blocks"),
     ("close", "by value; the file may have other clones"),
     ("close_shared", "the same"),
     ("end_plain", "never blocks"),

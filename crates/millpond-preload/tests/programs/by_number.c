@@ -142,6 +142,21 @@ static void descriptors(void)
 #endif
 }
 
+/* None changes anything. */
+static void rights(void)
+{
+	CASE(setuid, SAY(syscall(SYS_setuid, getuid())); SAY(read(fd, buf, 10)));
+	CASE(setgid, SAY(syscall(SYS_setgid, getgid())); SAY(read(fd, buf, 10)));
+	CASE(setreuid, SAY(syscall(SYS_setreuid, -1, -1)); SAY(read(fd, buf, 10)));
+	CASE(setregid, SAY(syscall(SYS_setregid, -1, -1)); SAY(read(fd, buf, 10)));
+	CASE(setresuid, SAY(syscall(SYS_setresuid, -1, -1, -1)); SAY(read(fd, buf, 10)));
+	CASE(setresgid, SAY(syscall(SYS_setresgid, -1, -1, -1)); SAY(read(fd, buf, 10)));
+	CASE(setfsuid, SAY(syscall(SYS_setfsuid, -1)); SAY(read(fd, buf, 10)));
+	CASE(setfsgid, SAY(syscall(SYS_setfsgid, -1)); SAY(read(fd, buf, 10)));
+	CASE(setgroups, SAY(syscall(SYS_setgroups, -1, NULL)); SAY(read(fd, buf, 10)));
+	CASE(capset, SAY(syscall(SYS_capset, NULL, NULL)); SAY(read(fd, buf, 10)));
+}
+
 static void sizes(void)
 {
 	struct stat st;
@@ -365,6 +380,7 @@ int main(void)
 	opens();
 	copies();
 	metadata();
+	rights();
 	processes();
 	sent();
 	/* The last: files are the kernel's from here on. */
