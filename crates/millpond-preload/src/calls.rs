@@ -138,7 +138,7 @@ macro_rules! calls {
         $row! { served fn fcntl64/fcntl/__fcntl(fd: c_int, command: c_int, arg: usize) -> c_int
             => descriptor::fcntl64(fd, command, arg), else -1, number SYS_fcntl }
         $row! { settled fn flock(fd: c_int, operation: c_int) -> c_int
-            ; after descriptor::before_flock(fd), else -1, number SYS_flock }
+            => descriptor::flock(fd, operation), else -1, number SYS_flock }
         $row! { settled fn lockf64/lockf(fd: c_int, command: c_int, len: Off) -> c_int
             ; after descriptor::before_lockf(fd), else -1 }
         $row! { served fn lseek64/lseek/__lseek/llseek(fd: c_int, offset: Off,
@@ -257,24 +257,24 @@ macro_rules! calls {
 
         // What a later write would spoil: `metadata`
         $row! { settled fn fchmod(fd: c_int, mode: Mode) -> c_int
-            ; after settle(fd), else -1, number SYS_fchmod }
+            ; after settle_rights(fd), else -1, number SYS_fchmod }
         $row! { settled fn chmod(path: Text, mode: Mode) -> c_int
-            ; after settle_at(HERE, path, 0), else -1, x86 SYS_chmod }
+            ; after settle_rights_at(HERE, path, 0), else -1, x86 SYS_chmod }
         $row! { settled fn lchmod(path: Text, mode: Mode) -> c_int
-            ; after settle_at(HERE, path, NOFOLLOW), else -1 }
+            ; after settle_rights_at(HERE, path, NOFOLLOW), else -1 }
         $row! { settled fn fchmodat(dir: c_int, path: Text, mode: Mode, flags: c_int) -> c_int
-            ; after settle_at(dir, path, flags), else -1, number SYS_fchmodat2 }
+            ; after settle_rights_at(dir, path, flags), else -1, number SYS_fchmodat2 }
         $row! { settled number SYS_fchmodat (dir: c_int, path: Text)
-            ; after settle_at(dir, path, 0) }
+            ; after settle_rights_at(dir, path, 0) }
         $row! { settled fn fchown(fd: c_int, owner: u32, group: u32) -> c_int
-            ; after settle(fd), else -1, number SYS_fchown }
+            ; after settle_rights(fd), else -1, number SYS_fchown }
         $row! { settled fn chown(path: Text, owner: u32, group: u32) -> c_int
-            ; after settle_at(HERE, path, 0), else -1, x86 SYS_chown }
+            ; after settle_rights_at(HERE, path, 0), else -1, x86 SYS_chown }
         $row! { settled fn lchown(path: Text, owner: u32, group: u32) -> c_int
-            ; after settle_at(HERE, path, NOFOLLOW), else -1, x86 SYS_lchown }
+            ; after settle_rights_at(HERE, path, NOFOLLOW), else -1, x86 SYS_lchown }
         $row! { settled fn fchownat(dir: c_int, path: Text, owner: u32, group: u32,
             flags: c_int) -> c_int
-            ; after settle_at(dir, path, flags), else -1, number SYS_fchownat }
+            ; after settle_rights_at(dir, path, flags), else -1, number SYS_fchownat }
         $row! { settled fn futimens(fd: c_int, times: Bytes) -> c_int; after settle(fd), else -1 }
         $row! { settled fn futimes(fd: c_int, times: Bytes) -> c_int; after settle(fd), else -1 }
         $row! { settled fn utimensat(dir: c_int, path: Text, times: Bytes, flags: c_int) -> c_int
@@ -289,25 +289,25 @@ macro_rules! calls {
             ; after settle_at(HERE, path, 0), else -1, x86 SYS_utime }
         $row! { settled fn fsetxattr(fd: c_int, name: Text, value: Bytes, len: usize,
             flags: c_int) -> c_int
-            ; after settle(fd), else -1, number SYS_fsetxattr }
+            ; after settle_rights(fd), else -1, number SYS_fsetxattr }
         $row! { settled fn setxattr(path: Text, name: Text, value: Bytes, len: usize,
             flags: c_int) -> c_int
-            ; after settle_at(HERE, path, 0), else -1, number SYS_setxattr }
+            ; after settle_rights_at(HERE, path, 0), else -1, number SYS_setxattr }
         $row! { settled fn lsetxattr(path: Text, name: Text, value: Bytes, len: usize,
             flags: c_int) -> c_int
-            ; after settle_at(HERE, path, NOFOLLOW), else -1, number SYS_lsetxattr }
+            ; after settle_rights_at(HERE, path, NOFOLLOW), else -1, number SYS_lsetxattr }
         $row! { settled fn fremovexattr(fd: c_int, name: Text) -> c_int
-            ; after settle(fd), else -1, number SYS_fremovexattr }
+            ; after settle_rights(fd), else -1, number SYS_fremovexattr }
         $row! { settled fn removexattr(path: Text, name: Text) -> c_int
-            ; after settle_at(HERE, path, 0), else -1, number SYS_removexattr }
+            ; after settle_rights_at(HERE, path, 0), else -1, number SYS_removexattr }
         $row! { settled fn lremovexattr(path: Text, name: Text) -> c_int
-            ; after settle_at(HERE, path, NOFOLLOW), else -1, number SYS_lremovexattr }
+            ; after settle_rights_at(HERE, path, NOFOLLOW), else -1, number SYS_lremovexattr }
         $row! { settled number SYS_setxattrat SYS_removexattrat (dir: c_int, path: Text,
             flags: c_int)
-            ; after settle_at(dir, path, flags) }
+            ; after settle_rights_at(dir, path, flags) }
         $row! { settled number SYS_file_setattr (dir: c_int, path: Text, _attributes: usize,
             _bytes: usize, flags: c_int)
-            ; after settle_at(dir, path, flags) }
+            ; after settle_rights_at(dir, path, flags) }
         $row! { settled fn link(old: Text, new: Text) -> c_int
             ; after settle_at(HERE, old, NOFOLLOW), else -1, x86 SYS_link }
         $row! { settled fn linkat(old_dir: c_int, old: Text, new_dir: c_int, new: Text,

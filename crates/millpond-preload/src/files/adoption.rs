@@ -29,10 +29,12 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::claim::{Claim, POSTPONED, status_flags};
+use crate::files::claim::Claim;
 use crate::files::description::Description;
+use crate::files::identity::status_flags;
 use crate::files::registry;
 use crate::files::table::{self, Known};
+use crate::files::watch::POSTPONED;
 use crate::files::{identity, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::{errno, set_errno};

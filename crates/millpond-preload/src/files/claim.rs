@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::files::description::{Access, Description};
 use crate::files::hand_over::end_locks;
-use crate::files::identity::{self, FileId};
+use crate::files::identity::{self, FileId, status_flags};
 use crate::files::offset::{OFFSET_END, kernel_offset};
 use crate::files::registry::Registry;
 use crate::files::serving::Opened;
@@ -40,16 +40,6 @@ fn patience() -> impl FnMut() -> bool {
         unsafe { sys!(libc::SYS_sched_yield) };
         Instant::now() < end
     }
-}
-
-/// `adoption.N1`. Chosen, not measured: a try that fails makes about 10 system calls, or 10 a number
-/// (`several`), little beside the reads that came before it, and ever less.
-pub const POSTPONED: u32 = 4;
-
-/// How the kernel has the description at `fd` open, or a negative errno.
-pub fn status_flags(fd: RawFd) -> i32 {
-    // SAFETY: no memory involved.
-    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) as i32 }
 }
 
 impl Registry {

@@ -18,9 +18,8 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use crate::files::claim::status_flags;
 use crate::files::description::{Access, Description};
-use crate::files::identity::{self, FileId};
+use crate::files::identity::{self, FileId, status_flags};
 use crate::files::process_locks;
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::several::LOST;

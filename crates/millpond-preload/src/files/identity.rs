@@ -114,3 +114,9 @@ fn file_system(fd: RawFd) -> Option<i64> {
         (sys!(libc::SYS_fstatfs, fd, info.as_mut_ptr()) == 0).then(|| info.assume_init_ref().f_type)
     }
 }
+
+/// How the kernel has the description at `fd` open, or a negative errno.
+pub fn status_flags(fd: RawFd) -> i32 {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) as i32 }
+}

@@ -232,7 +232,10 @@ pub fn before_close(fd: RawFd) -> Option<Closing> {
 pub fn begin_close(fd: RawFd) -> Option<Closing> {
     let pin = Pin::of(fd)?;
     let file = pin.late_file()?;
-    let id = lock().last_slot_of(fd)?;
+    let id = {
+        let mut registry = lock();
+        registry.last_slot_of(fd).or_else(|| registry.leave_last_writer(fd))?
+    };
     let failed = errno(file.begin_through()).err();
     if let Some(errno) = failed {
         lines::warn_unwritten(fd, errno);

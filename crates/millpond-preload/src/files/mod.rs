@@ -21,6 +21,7 @@ pub mod lingering;
 pub mod mode_back;
 pub mod numbers;
 pub mod offset;
+pub mod parting;
 pub mod pin;
 pub mod process_locks;
 pub mod references;

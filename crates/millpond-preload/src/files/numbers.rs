@@ -4,7 +4,7 @@
 use std::os::fd::RawFd;
 
 use crate::files::description::Description;
-use crate::files::hand_over::{count_moved_by_libc, end_locks};
+use crate::files::hand_over::{count_moved_by_libc, end_locks, go_through};
 use crate::files::identity::{self, FileId};
 use crate::files::registry::{Registry, STDERR};
 use crate::files::table::{self, Known};
@@ -34,6 +34,14 @@ pub fn is_lock_noted(fd: RawFd) -> bool {
 impl Registry {
     /// The program is about to take a POSIX lock on the file behind `fd`.
     pub fn note_process_lock(&mut self, fd: RawFd) {
+        if let Some(description) = table::description(fd) {
+            // SAFETY: the registry is locked.
+            let id = unsafe { description.cold() }.id;
+            if description.shares() && !description.is_bypassed() {
+                // several.G4. First: once the lock is noted, no descriptor of the file is closed.
+                self.pass_file(id, Reason::OpenTwice);
+            }
+        }
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             process_locks::note(unsafe { description.cold() }.id);
@@ -197,6 +205,10 @@ impl Registry {
             description.row().inspect(|row| row.end(None));
         }
         if description.is_served() && !others_share {
+            if description.shares() && !description.is_bypassed() {
+                // late.L4: those who closed the others did not know that they were the last.
+                go_through(description);
+            }
             lease::give_up(description.kernel_fd());
         }
         let is_shared = matches!(description.reason(), Reason::Forked | Reason::Given);

@@ -31,9 +31,9 @@ use crate::files::description::{Access, Description};
 use crate::files::hand_over::{count_moved_by_libc, pass};
 use crate::files::identity::{self, FileId};
 use crate::files::offset::{IN_KERNEL, push_offset};
+use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
-use crate::files::several::pass_together;
 use crate::files::table::{self, Known};
 use crate::files::{lease, lingering, mode_back, process_locks, watch};
 use crate::report::counts;
@@ -277,6 +277,8 @@ impl Registry {
     pub fn pass_file(&mut self, id: FileId, reason: Reason) {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         if inode.passed.is_some() {
+            // several.G3: perhaps it can be had by now.
+            part(&inode.descriptions, reason);
             return;
         }
         inode.passed = Some(reason);
@@ -350,12 +352,11 @@ impl Registry {
     /// whether there were any.
     pub fn shed(&mut self) -> bool {
         self.is_crowded = true;
+        self.pass_shared();
         let ids: Vec<FileId> = self
             .inodes
             .iter()
             .filter(|(id, _)| !process_locks::is_noted(**id))
-            // Those have few, and need one to be given back (`several.G3`).
-            .filter(|(_, inode)| !inode.descriptions.iter().any(|d| d.shares()))
             .filter(|(_, inode)| inode.descriptions.iter().any(|d| d.kernel_fd() >= 0))
             .map(|(id, _)| *id)
             .collect();

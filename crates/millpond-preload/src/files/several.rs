@@ -39,24 +39,29 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use crate::files::claim::{POSTPONED, status_flags};
 use crate::files::description::{Access, Description};
-use crate::files::hand_over::go_through;
-use crate::files::identity::{self, FileId};
-use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
+use crate::files::identity::{self, FileId, status_flags};
+use crate::files::offset::{OFFSET_END, kernel_offset};
+use crate::files::parting::{have_spare, make_own, open_anew, replace};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, LOCKED, MAPPED, PROCESS_LOCKED, SHARED};
-use crate::files::{lease, mode_back, process_locks};
-use crate::report::counts;
+use crate::files::watch::{self, LOCKED, MAPPED, POSTPONED, PROCESS_LOCKED, SHARED};
+use crate::files::{mode_back, process_locks};
 use crate::report::reason::Reason;
-use crate::runtime::link::format_link;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
 
 /// G1.
 pub const LOST: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_NOATIME;
+/// G1: flags that a description may have; the last two are the kernel's own, and a lease's.
+const PLAIN: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_CLOEXEC
+    | LARGE_FILE
+    | libc::O_ASYNC;
+const LARGE_FILE: i32 = if cfg!(target_arch = "x86_64") { 0o100_000 } else { 0o400_000 };
 
 /// One of the descriptions, as it was opened.
 struct Member {
@@ -78,7 +83,7 @@ impl Member {
             Err(Some(Reason::Locked))
         } else if noted & MAPPED != 0 {
             Err(Some(Reason::Mapped))
-        } else if noted & SHARED != 0 || flags < 0 || flags & LOST != 0 || offset >= OFFSET_END {
+        } else if noted & SHARED != 0 || flags < 0 || flags & !PLAIN != 0 || offset >= OFFSET_END {
             Err(Some(Reason::OpenTwice))
         } else {
             Ok(Self { fd, flags, offset })
@@ -140,9 +145,14 @@ impl Registry {
         if process_locks::is_noted(id) || process_locks::is_locked(writer.fd, id) {
             return Err(Some(Reason::Locked));
         }
+        if !have_spare() {
+            return Err(Some(Reason::Descriptors));
+        }
         let real = open_anew(writer.fd, libc::O_RDWR).ok_or(Some(Reason::OpenTwice))?;
-        for member in members {
-            replace(real, member.fd);
+        let done = members.iter().take_while(|member| replace(real, member.fd)).count();
+        if done < members.len() {
+            self.restore(id, &members[..done], real, Reason::Descriptors);
+            return Err(Some(Reason::Descriptors));
         }
         let is_late = members
             .iter()
@@ -206,6 +216,13 @@ impl Registry {
         }
     }
 
+    /// G3.
+    fn pass_if_shared(&mut self, id: FileId) {
+        if self.inodes.get(&id).is_some_and(|inode| inode.descriptions.iter().any(|d| d.shares())) {
+            self.pass_file(id, Reason::OpenTwice);
+        }
+    }
+
     /// G3: gives back all files that descriptions share.
     pub fn pass_shared(&mut self) {
         let shared: Vec<FileId> = self
@@ -219,42 +236,28 @@ impl Registry {
         }
     }
 
+    /// G5, before the one number is given up by which the file is written: given back, if it is that.
+    pub fn leave_last_writer(&mut self, fd: RawFd) -> Option<FileId> {
+        let writer = table::description(fd)?;
+        // SAFETY: the registry is locked.
+        let cold = unsafe { writer.cold() };
+        let others = self.inodes.get(&cold.id)?.descriptions.iter();
+        let is_last = writer.shares()
+            && writer.access().write
+            && cold.slots == 1
+            && others.filter(|other| !std::ptr::eq(**other, writer)).all(|d| !d.access().write);
+        is_last.then(|| {
+            self.pass_file(cold.id, Reason::OpenTwice);
+            cold.id
+        })
+    }
+
     /// G5, after a number that shares the file was given up.
     pub fn leave_readers(&mut self, id: FileId) {
         let Some(inode) = self.inodes.get(&id) else { return };
         let is_read_only = inode.descriptions.iter().all(|d| d.shares() && !d.access().write);
         if is_read_only && !inode.descriptions.is_empty() {
             self.pass_file(id, Reason::OpenTwice);
-        }
-    }
-}
-
-/// Gives a file back that several descriptions share.
-pub fn pass_together(all: &[&'static Description], reason: Reason) {
-    let Some(first) = all.first() else { return };
-    let real = first.kernel_fd();
-    if !go_through(first) {
-        all.iter().for_each(|description| description.set_unwritten());
-    }
-    for description in all {
-        description.bypass();
-        description.row().inspect(|row| row.end(Some(reason)));
-    }
-    if let Some(file) = first.file() {
-        // As in `pass`.
-        let _ = file.invalidate(0, i64::MAX as u64);
-    }
-    lease::give_up(real);
-    for description in all {
-        let Some(flags) = description.shared_flags() else { continue };
-        let offset = description.offset.lock();
-        if make_own(real, &table::numbers_of(description), flags, offset) {
-            description.set_passed(reason);
-            description.offset.unlock(IN_KERNEL);
-            counts::count_file_passed(reason);
-        } else {
-            // G3.
-            description.offset.unlock(offset);
         }
     }
 }
@@ -269,47 +272,31 @@ pub fn make_real(fd: RawFd) {
     }
 }
 
+/// G3: before the rights to the file of a path change, by this process.
+pub fn before_rights_at(dir: RawFd, path: *const libc::c_char, flags: i32) {
+    if !registry::holds_leases() || thread::record().is_inside() {
+        return;
+    }
+    if path.is_null() || flags & libc::AT_EMPTY_PATH != 0 {
+        return make_real(dir);
+    }
+    section::run(|_| {
+        let is_followed = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        if let Some(identity) = identity::identify_path(dir, path, is_followed) {
+            registry::lock().pass_if_shared(identity.id);
+        }
+    });
+}
+
+/// G3: whether the kernel would take a call on `fd` that is about its description for one about another:
+/// it is refused then.
+pub fn is_bypassed(fd: RawFd) -> bool {
+    matches!(table::get(fd), Known::File(description)
+        if description.is_bypassed() && description.is_served())
+}
+
 /// Whether the library has to refuse a write at `fd`, as the kernel would not.
 pub fn may_not_write(fd: RawFd) -> bool {
     matches!(table::get(fd), Known::File(description)
         if description.shares() && !description.access().write)
-}
-
-/// Makes `numbers` those of a description of their own, opened as `flags` say, at `offset`. Nothing
-/// changes where that can't be.
-fn make_own(real: RawFd, numbers: &[RawFd], flags: i32, offset: u64) -> bool {
-    let Some(own) = open_anew(real, flags) else { return false };
-    push_offset(own, offset);
-    numbers.iter().for_each(|number| replace(own, *number));
-    process_locks::close(own);
-    true
-}
-
-/// The file behind `fd`, opened once more; a number of the library's.
-fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
-    const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
-    let link = &mut [0; 32];
-    let link = format_link(fd, link);
-    let flags = flags & KEPT | libc::O_CLOEXEC | libc::O_NOCTTY;
-    // SAFETY: the text is NUL-terminated.
-    let own = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, link.as_ptr(), flags) } as RawFd;
-    if own < 0 {
-        return None;
-    }
-    if !table::set(own, Known::Internal) {
-        process_locks::close(own);
-        return None;
-    }
-    Some(own)
-}
-
-/// `number` becomes one of what `fd` stands for; it is close-on-exec where it was. Neither can fail:
-/// both are open.
-fn replace(fd: RawFd, number: RawFd) {
-    // SAFETY: no memory involved; the number is claimed, or the registry's.
-    unsafe {
-        let is_cloexec =
-            sys!(libc::SYS_fcntl, number, libc::F_GETFD) & libc::FD_CLOEXEC as isize != 0;
-        sys!(libc::SYS_dup3, fd, number, if is_cloexec { libc::O_CLOEXEC } else { 0 });
-    }
 }

@@ -30,6 +30,10 @@ const NUMBERS: usize = 1 << 16;
 /// adopting and giving up takes 50, which a hundred hits earn. Whoever stops right after has lost
 /// as much again as he would have spent on the kernel, at most.
 pub const READS_AGAIN: u32 = 128;
+
+/// `adoption.N1`. Chosen, not measured: a try that fails makes about 10 system calls, or 10 a number
+/// (`several`), little beside the reads that came before it, and ever less.
+pub const POSTPONED: u32 = 4;
 /// The program may write it.
 pub const WRITABLE: u32 = 1;
 /// Locked by flock or for the description.

@@ -6,7 +6,7 @@ use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::tell_offset;
-use crate::files::several::make_real;
+use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
 use crate::files::watch::{self, forget_watched};
@@ -64,10 +64,15 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         registry::leave_all();
     }
     if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
-        // Ours are close-on-exec already.
-        // SAFETY: no memory involved.
-        return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
+        // Ours are close-on-exec already. Under the lock, as `dup3` sets the flag again that was there
+        // before (`parting`).
+        return section::run(|_| {
+            let _registry = registry::lock();
+            // SAFETY: no memory involved.
+            to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int
+        });
     }
+    table::known(first, last).for_each(|(fd, _)| make_real(fd));
     section::run(|_| {
         let known = table::known(first, last);
         let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
@@ -238,6 +243,11 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
                 if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
             })
         }
+        (Known::File(_), libc::F_SETFL | libc::F_OFD_SETLK | libc::F_OFD_SETLKW)
+            if is_stuck(fd) =>
+        {
+            fail(libc::ENOLCK) as c_int
+        }
         (Known::File(_), libc::F_SETFL) if is_served(fd) => late::undirected(fd, || {
             before_fcntl(fd, command, arg);
             call()
@@ -301,8 +311,25 @@ pub fn before_fdopendir(fd: c_int) {
     }
 }
 
+pub unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
+    before_flock(fd);
+    if is_stuck(fd) {
+        return fail(libc::ENOLCK) as c_int;
+    }
+    // SAFETY: no memory involved.
+    unsafe { libc_calls::flock(fd, operation) }
+}
+
+/// Whether what is about the description at `fd` would be about one that others have, too: `several.G3`.
+fn is_stuck(fd: c_int) -> bool {
+    several::is_bypassed(fd) && {
+        make_real(fd);
+        several::is_bypassed(fd)
+    }
+}
+
 /// Before a lock on the description.
-pub fn before_flock(fd: c_int) {
+fn before_flock(fd: c_int) {
     let is_known = !matches!(table::get(fd), Known::Unknown | Known::Foreign | Known::Internal);
     if is_known && !thread::record().is_inside() {
         section::run(|_| registry::lock().note_lock(fd));

@@ -7,7 +7,7 @@ use crate::files::registry::{give_to_libc, leave_all};
 use crate::files::seek::seek;
 use crate::fork::fork_by;
 use crate::hooks::jump::{routed, variadic};
-use crate::hooks::metadata::{settle_at, settle_both};
+use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
 use crate::hooks::{
     aio, by_number, cancel, clone, descriptor, io, kernel, lookup, open, process, signal, stat,
     stdio,

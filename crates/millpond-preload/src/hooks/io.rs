@@ -8,7 +8,7 @@ use crate::files::io::{self, At, Outcome};
 use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, Known};
 use crate::files::under_way::{self, Way, begin};
-use crate::files::{late, mode_back, registry, watch};
+use crate::files::{late, mode_back, registry, several, watch};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, Vectors, c_int, c_void};
@@ -301,7 +301,7 @@ fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize)
         io::describe(fd);
         registry::lock().pass_fd(fd, Reason::Changed);
     });
-    let result = by_libc();
+    let result = if several::is_bypassed(fd) { fail(libc::EOPNOTSUPP) } else { by_libc() };
     io::count_passed(fd, direction, result);
     call.end();
     result

@@ -13,7 +13,7 @@ use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served, lock};
 use crate::files::seek::tell_offset;
 use crate::files::segments::Direction;
-use crate::files::several::{make_real, may_not_write};
+use crate::files::several::{is_bypassed, make_real, may_not_write};
 use crate::files::table::{self, Known};
 use crate::files::under_way::{during, with_watch};
 use crate::files::watch::{self, MAPPED, WRITABLE};
@@ -70,6 +70,10 @@ pub unsafe fn mmap64(
     } else if flags & libc::MAP_ANONYMOUS == 0 {
         make_real(fd);
         late::go_through(fd);
+        if is_shared && prot & libc::PROT_WRITE != 0 && is_bypassed(fd) {
+            fail(libc::EACCES);
+            return libc::MAP_FAILED;
+        }
     }
     // SAFETY: as the caller vouches to `mmap64`. Not through libc: programs map memory in their
     // allocators, before libc's own definition can be looked up.

@@ -2,7 +2,7 @@
 //! setuid bits), attributes (it strips capabilities); and those that put a file in another's place,
 //! after which others read it. Before each, what waits in the cache is written back.
 
-use crate::files::{late, mode_back};
+use crate::files::{late, mode_back, several};
 use crate::runtime::c::{NOFOLLOW, Text, c_int};
 
 /// Before a call on a file that is named in the way of the `*at` calls.
@@ -16,6 +16,18 @@ pub fn settle_at(dir: c_int, path: Text, flags: c_int) {
     if !path.is_null() {
         late::settle_path(dir, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
     }
+}
+
+/// The same before its rights change, by which a shared description could no longer be parted
+/// (`several.G3`).
+pub fn settle_rights_at(dir: c_int, path: Text, flags: c_int) {
+    several::before_rights_at(dir, path, flags);
+    settle_at(dir, path, flags);
+}
+
+pub fn settle_rights(fd: c_int) {
+    several::make_real(fd);
+    late::settle(fd);
 }
 
 /// With `RENAME_EXCHANGE` there are two.

@@ -127,6 +127,10 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
 /// Somebody's descriptor, perhaps one of our own: a description with an offset and writers
 /// elsewhere.
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
+    // It may be one of this process's.
+    if registry::holds_leases() && !thread::record().is_inside() {
+        section::run(|_| registry::lock().pass_shared());
+    }
     // SAFETY: no memory involved.
     let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
     if new >= 0 && !thread::record().is_inside() {

@@ -1,0 +1,145 @@
+//! How descriptions that are one become several again: see `several`.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::files::description::Description;
+use crate::files::hand_over::go_through;
+use crate::files::offset::{IN_KERNEL, push_offset};
+use crate::files::table::{self, Known};
+use crate::files::{lease, process_locks};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::config;
+use crate::runtime::link::format_link;
+use crate::runtime::sys::sys;
+
+/// What opening anew keeps.
+const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
+
+/// Gives a file back that several descriptions share.
+pub fn pass_together(all: &[&'static Description], reason: Reason) {
+    let Some(first) = all.first() else { return };
+    let real = first.kernel_fd();
+    if !go_through(first) {
+        all.iter().for_each(|description| description.set_unwritten());
+    }
+    for description in all {
+        description.bypass();
+        description.row().inspect(|row| row.end(Some(reason)));
+    }
+    if let Some(file) = first.file() {
+        // As in `pass`.
+        let _ = file.invalidate(0, i64::MAX as u64);
+    }
+    lease::give_up(real);
+    part(all, reason);
+}
+
+/// Gives each that is bypassed a description of its own, if it can be had: several.G3 otherwise.
+pub fn part(all: &[&'static Description], reason: Reason) {
+    for description in all.iter().filter(|description| description.is_bypassed()) {
+        let Some(flags) = description.shared_flags().filter(|_| description.is_served()) else {
+            continue;
+        };
+        let offset = description.offset.lock();
+        let numbers = table::numbers_of(description);
+        if make_own(description.kernel_fd(), &numbers, flags, offset) {
+            description.set_passed(reason);
+            description.offset.unlock(IN_KERNEL);
+            counts::count_file_passed(reason);
+        } else {
+            description.offset.unlock(offset);
+        }
+    }
+    // Numbers are free again.
+    have_spare();
+}
+
+/// Makes `numbers` those of a description of their own, opened as `flags` say, at `offset`. Nothing
+/// changes where that can't be.
+pub fn make_own(real: RawFd, numbers: &[RawFd], flags: i32, offset: u64) -> bool {
+    let Some(own) = open_anew(real, flags) else { return false };
+    push_offset(own, offset);
+    let done = numbers.iter().take_while(|number| replace(own, **number)).count();
+    let is_whole = done == numbers.len();
+    if !is_whole {
+        for number in &numbers[..done] {
+            replace(real, *number);
+        }
+    }
+    process_locks::close(own);
+    is_whole
+}
+
+/// The file behind `fd`, opened once more; a number of the library's.
+pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
+    let link = &mut [0; 32];
+    let link = format_link(fd, link);
+    let flags = flags & KEPT | libc::O_CLOEXEC | libc::O_NOCTTY;
+    // SAFETY: the text is NUL-terminated.
+    let open = || unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, link.as_ptr(), flags) } as RawFd;
+    let mut own = open();
+    if own == -libc::EMFILE {
+        give_up_spare();
+        own = open();
+    }
+    if own < 0 {
+        return None;
+    }
+    if !table::set(own, Known::Internal) {
+        process_locks::close(own);
+        return None;
+    }
+    Some(own)
+}
+
+/// several.G3: a number that is given up where there is no other for a file that is opened anew. The registry
+/// is locked; -1 while there is none.
+static SPARE: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether there is one, or could be had. Not a file: its close would end locks.
+pub fn have_spare() -> bool {
+    if SPARE.load(Relaxed) >= 0 {
+        return true;
+    }
+    let first = config::get().internal_fd_min;
+    // SAFETY: no memory involved; the numbers are made here.
+    let spare = unsafe {
+        let low = sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC);
+        if low < 0 {
+            return false;
+        }
+        let spare = sys!(libc::SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, first) as RawFd;
+        sys!(libc::SYS_close, low);
+        spare
+    };
+    if spare < 0 || !table::set(spare, Known::Internal) {
+        if spare >= 0 {
+            // SAFETY: made above.
+            unsafe { sys!(libc::SYS_close, spare) };
+        }
+        return false;
+    }
+    SPARE.store(spare, Relaxed);
+    true
+}
+
+fn give_up_spare() {
+    let spare = SPARE.swap(-1, Relaxed);
+    if spare >= 0 {
+        process_locks::close(spare);
+    }
+}
+
+/// `number` becomes one of what `fd` stands for; it is close-on-exec where it was. Whether it has: the
+/// limit on numbers may have become lower than one that is open.
+pub fn replace(fd: RawFd, number: RawFd) -> bool {
+    // SAFETY: no memory involved; the number is claimed, or the registry's.
+    unsafe {
+        let is_cloexec =
+            sys!(libc::SYS_fcntl, number, libc::F_GETFD) & libc::FD_CLOEXEC as isize != 0;
+        sys!(libc::SYS_dup3, fd, number, if is_cloexec { libc::O_CLOEXEC } else { 0 }) >= 0
+    }
+}
