@@ -41,6 +41,7 @@
  *  - W1. Pages are used if salts and `nBackfill` in the wal-index are those that are noted (`seen`), which is
  *    looked at before each read: three loads from memory. Otherwise all pages are dropped, and the values
  *    noted that were there before. So what is cached was in the file when all was moved that `seen` says.
+ *    A read of the file that is under way meanwhile ends before its pages are dropped.
  *    A reader's `nBackfill` is no later than that which the look finds; pages whose frames are beyond it, of
  *    which a cached page may have old or half-written bytes, it takes from the WAL.
  *    (Pages of SQLite may be smaller than ours, so that a cached page has several of them.)
