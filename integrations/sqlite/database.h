@@ -19,7 +19,7 @@ enum { HEADER_BYTES = 100 };
 /* The file, as the kernel tells of it. */
 struct moment {
     off_t len;
-    struct timespec changed;
+    struct timespec written, changed; /* programs can set the first one */
 };
 
 /* R3. */

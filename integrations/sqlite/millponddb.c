@@ -43,6 +43,7 @@ static struct holder *holder_of(sqlite3_file *file) {
 static int file_close(sqlite3_file *file) {
     int rc;
     pages_index_unmapping(holder_of(file));
+    pages_unlocking(holder_of(file), PAGES_NONE);
     /* Then the unix VFS, which gives up what locks there are, and then our descriptors. */
     rc = below(file)->pMethods->xClose(below(file));
     pages_close(holder_of(file));
@@ -56,12 +57,18 @@ static int file_read(sqlite3_file *file, void *memory, int len, sqlite3_int64 of
 }
 
 static int file_write(sqlite3_file *file, const void *memory, int len, sqlite3_int64 offset) {
-    int error = pages_write(holder_of(file), memory, len, offset);
-    if (error < 0)
-        return below(file)->pMethods->xWrite(below(file), memory, len, offset);
+    struct file *own = (struct file *)file;
+    int rc, error = pages_write(&own->holder, memory, len, offset);
+    own->last_errno = error > 0 ? error : 0;
+    if (error < 0) {
+        pages_resizing(&own->holder);
+        rc = below(file)->pMethods->xWrite(below(file), memory, len, offset);
+        pages_resized(&own->holder, offset);
+        return rc;
+    }
     if (error == 0)
         return SQLITE_OK;
-    ((struct file *)file)->last_errno = error;
+    errno = error; /* sqlite3_system_errno() */
     return error == ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
 }
 

@@ -30,13 +30,17 @@ static bool get_moment(const struct database *database, struct moment *moment) {
     if (fstat(fd, &stat) != 0)
         return false;
     moment->len = stat.st_size;
-    moment->changed = stat.st_mtim;
+    moment->written = stat.st_mtim;
+    moment->changed = stat.st_ctim;
     return true;
 }
 
+static bool same_time(struct timespec a, struct timespec b) {
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
 static bool same_moment(const struct moment *a, const struct moment *b) {
-    return a->len == b->len && a->changed.tv_sec == b->changed.tv_sec &&
-        a->changed.tv_nsec == b->changed.tv_nsec;
+    return a->len == b->len && same_time(a->written, b->written) && same_time(a->changed, b->changed);
 }
 
 /* The header as the kernel has it (R3, R5). */
@@ -113,6 +117,7 @@ static void note_empty(struct database *database) {
     struct timespec now;
     database->empty_is_old = get_moment(database, &database->empty) &&
         clock_gettime(CLOCK_REALTIME, &now) == 0 &&
+        now.tv_sec - database->empty.written.tv_sec > 1 &&
         now.tv_sec - database->empty.changed.tv_sec > 1;
 }
 
@@ -181,6 +186,7 @@ int64_t pages_len(struct holder *holder) {
 int pages_write(struct holder *holder, const void *memory, int len, int64_t offset) {
     struct database *database = holder->database;
     const unsigned char *bytes = memory;
+    int64_t from = offset;
     if (database == NULL || holder->to_write.id == 0)
         return -1;
     pages_resizing(holder);
@@ -190,8 +196,10 @@ int pages_write(struct holder *holder, const void *memory, int len, int64_t offs
     }
     while (len > 0) {
         int64_t moved = millpond_write(holder->to_write, bytes, (size_t)len, (uint64_t)offset);
-        if (moved <= 0)
+        if (moved <= 0) {
+            adopt(database, from); /* the kernel may have taken some of it */
             return moved == 0 ? ENOSPC : (int)-moved;
+        }
         bytes += moved;
         offset += moved;
         len -= (int)moved;

@@ -19,11 +19,12 @@
  *    CURRENT when the first one gets SHARED stay so until the last one gives it up. Nothing is read ahead,
  *    so no read of the file is under way outside of that time.
  *  - R3. When the first one has got SHARED, and when a transaction of ours is committed, the header is noted
- *    (`stamp`): the first 100 bytes, the length and the time of change. When the next first one has got
- *    it, what the kernel has is compared with that, and if they differ all pages are dropped. Equal headers mean CURRENT pages: each transaction that
- *    commits adds one to the change counter in the header while it holds EXCLUSIVE, and one that does not is
- *    undone before anybody reads, by whoever finds its journal. It is what SQLite's own page cache, which
- *    outlives locks, relies on.
+ *    (`stamp`): the first 100 bytes, the length and the times of writing and of change (`cp -p` of
+ *    another copy into the file brings its counter and its time of writing, but not its time of change). When
+ *    the next first one has got it, what the kernel has is compared with that, and if they differ all pages
+ *    are dropped. Equal headers mean CURRENT pages: each transaction that commits adds one to the change
+ *    counter in the header while it holds EXCLUSIVE, and one that does not is undone before anybody reads,
+ *    by whoever finds its journal. It is what SQLite's own page cache, which outlives locks, relies on.
  *  - R4. So there must be no page in the cache of a transaction that did not commit, as it may be undone in the
  *    file alone. When the last one gives up SHARED, and a write of ours was not followed by SQLite's word
  *    that the transaction is committed (SQLITE_FCNTL_COMMIT_PHASETWO, after the journal is gone), there is
@@ -40,6 +41,7 @@
  *  - W1. Pages are used if salts and `nBackfill` in the wal-index are those that are noted (`seen`), which is
  *    looked at before each read: three loads from memory. Otherwise all pages are dropped, and the values
  *    noted that were there before. So what is cached was in the file when all was moved that `seen` says.
+ *    A read of the file that is under way meanwhile ends before its pages are dropped.
  *    A reader's `nBackfill` is no later than that which the look finds; pages whose frames are beyond it, of
  *    which a cached page may have old or half-written bytes, it takes from the WAL.
  *    (Pages of SQLite may be smaller than ours, so that a cached page has several of them.)
@@ -52,9 +54,9 @@
  *    restarts the WAL (only it can), nothing has been moved since, and `seen` becomes the new salts and 0.
  *  - W5. Salts of 0 are those of a WAL that nothing was written to since the wal-index was made. A crash of a
  *    process in the middle of writing the wal-index's header, after it emptied the WAL, can bring them
- *    back. So with such salts, the length and the time of change of the file are compared, too, when
- *    a read begins (its lock in the wal-index is got); a time of change that is less than a second old
- *    proves nothing, as clocks of file systems tick.
+ *    back. So with such salts, the length and the times of the file are compared, too, when
+ *    a read begins (its lock in the wal-index is got); times that are less than a second old
+ *    prove nothing, as clocks of file systems tick.
  *  - W6. When the first connection maps the wal-index, and when the last one has let go of it, nothing is known
  *    of the pages: they are dropped. While none has mapped it and the header says WAL, reads go to the
  *    kernel: SQLite reads the first page to learn that it should, and with readonly_shm=1 it may go on

@@ -68,7 +68,8 @@ impl Shell {
         let is_root = unsafe { libc::geteuid() } == 0;
         // Else root may write everywhere.
         let without = if is_root { "setpriv --bounding-set -dac_override" } else { "" };
-        let command = format!("exec {without} stdbuf -oL sqlite3 -batch 2>&1");
+        // XFSZ: see `limit`.
+        let command = format!("trap '' XFSZ; exec {without} stdbuf -oL sqlite3 -batch 2>&1");
         let mut sqlite = Command::new("sh");
         sqlite.args(["-c", &command]).current_dir(dir).env("MILLPOND_SQLITE_CACHE", "8m");
         let mut process = sqlite.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -107,6 +108,16 @@ impl Shell {
     #[track_caller]
     fn expect(&mut self, answer: &str, text: &str) {
         assert_eq!(self.ask(text), answer, "{text}");
+    }
+
+    /// Lets it write files up to so many bytes.
+    fn limit(&mut self, bytes: u64) {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        let process = self.process.id() as libc::pid_t;
+        // SAFETY: the limit is read during the call.
+        let failed =
+            unsafe { libc::prlimit(process, libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut()) };
+        assert_eq!(failed, 0);
     }
 
     fn kill(mut self) {
@@ -288,6 +299,70 @@ fn what_a_killed_writer_left_is_undone() {
             assert_ne!(before, after);
             reader.expect(&after, SUM);
         }
+    }
+}
+
+/// Goal: another state of the database that is put into the file in place is seen, though its header and its
+/// time of writing are those of the state before.
+#[test]
+fn a_copy_that_is_put_in_place_is_seen() {
+    let dir = directory();
+    let Some(mut ours) = Shell::open(dir.path(), "db", Ours) else { return };
+    fill(&mut ours, "delete", 4096);
+    let (file, copy) = (dir.path().join("db"), dir.path().join("copy"));
+    fs::copy(&file, &copy).unwrap();
+    let mut unix = Shell::open(dir.path(), "copy", Unix).unwrap();
+    unix.ask("update t set a = a + 1");
+    ours.ask("update t set a = a + 2");
+    ours.ask(SUM);
+    let after = unix.ask(SUM);
+    let bytes = fs::read(&copy).unwrap();
+    assert!(bytes[..100] == fs::read(&file).unwrap()[..100]);
+    // The pages stay with this connection; SQLite's own are the one's that reads below.
+    ours.ask(".connection 1");
+    ours.ask(".open file:db?vfs=millpond");
+    let written = file.metadata().unwrap().modified().unwrap();
+    fs::write(&file, bytes).unwrap();
+    fs::File::options().write(true).open(&file).unwrap().set_modified(written).unwrap();
+    ours.expect(&after, SUM);
+}
+
+/// Goal: writes of the file that fail half-way, in a transaction and in a checkpoint, change nothing that
+/// is read, and what comes after them is written.
+#[test]
+fn writes_that_fail() {
+    for (journal, page_bytes) in [("delete", 16384), ("wal", 16384), ("delete", 512), ("wal", 512)]
+    {
+        let dir = directory();
+        let Some(mut ours) = Shell::open(dir.path(), "db", Ours) else { return };
+        fill(&mut ours, journal, page_bytes);
+        ours.ask("pragma wal_checkpoint(truncate)");
+        let add = "insert into t select id + 1000, a, b from t where id <= 200";
+        let before = ours.ask(SUM);
+        let len = dir.path().join("db").metadata().unwrap().len();
+        let at = len + u64::from(page_bytes) * 3 / 2;
+        let (expected, failed) = if journal == "wal" {
+            ours.ask("pragma wal_autocheckpoint = 0");
+            ours.expect("", add);
+            let expected = ours.ask(SUM);
+            ours.limit(at);
+            (expected, ours.ask("pragma wal_checkpoint"))
+        } else {
+            ours.limit(at);
+            (before, ours.ask(add))
+        };
+        assert!(failed.contains("disk I/O error"), "{journal}: {failed}");
+        ours.expect(&expected, SUM);
+        ours.limit(libc::RLIM_INFINITY);
+        let mut unix = Shell::open(dir.path(), "db", Unix).unwrap();
+        for shell in [&mut unix, &mut ours] {
+            shell.expect(&format!("ok\n{expected}"), &format!("pragma integrity_check; {SUM}"));
+            shell.ask("update t set a = a; pragma wal_checkpoint(restart)");
+        }
+        ours.ask("insert into t select id + 2000, a, b from t where id <= 200");
+        ours.ask("pragma wal_checkpoint(truncate)");
+        let expected = ours.ask(SUM);
+        unix.expect(&format!("ok\n{expected}"), &format!("pragma integrity_check; {SUM}"));
     }
 }
 

@@ -61,6 +61,16 @@ fn ends_within(
     })
 }
 
+/// Goal: bytes that others have changed are not cached by a read that began before the cache was told.
+#[test]
+fn invalidating_waits_for_reads_under_way() {
+    with_file(|file| {
+        let change = |file: &File| file.invalidate(0, i64::MAX as u64).unwrap();
+        // What brings pages holds a guard like this until they are READY (page.W3).
+        assert!(waits(file, (10 * PAGE, 11 * PAGE), Mode::Shared, change));
+    });
+}
+
 /// Goal: clearing a range waits for holders of its pages, and for nobody else.
 #[test]
 fn clearing_takes_exactly_its_range() {
