@@ -464,6 +464,10 @@ macro_rules! calls {
             ; after process::before_rights(), else -1, number SYS_setfsgid }
         $row! { passed fn setgroups(count: usize, groups: Bytes) -> c_int
             ; after process::before_rights(), else -1, number SYS_setgroups }
+        $row! { passed fn chroot(path: Text) -> c_int
+            ; after process::before_rights(), else -1, number SYS_chroot }
+        $row! { passed fn setns(fd: c_int, kind: c_int) -> c_int
+            ; after process::before_rights(), else -1, number SYS_setns }
         $row! { passed fn capset(header: Bytes, sets: Bytes) -> c_int
             ; after process::before_rights(), else -1, number SYS_capset }
         $row! { passed fn seteuid(user: Id) -> c_int

@@ -23,13 +23,16 @@
 //!
 //! - G1. What opening anew would lose forbids it: locks, which a close of the process's ends, or of the
 //!   description; mappings, which keep a description open; other flags than O_APPEND and
-//!   O_NONBLOCK; and a right to the file that is gone. Who is about to lock, to map, to duplicate or
+//!   O_NONBLOCK; another path; and a right to the file that is gone. Who is about to lock, to map, to duplicate or
 //!   to change flags says so with the registry locked, or names the number meanwhile.
 //! - G2. The lease says that no description is open but the real one: nobody else's, none of a number
 //!   that is not known here, none of a closed number in a call that goes on.
 //! - G3. Nobody else gets a lease while the real one is open for writing, so what is opened anew, with the
-//!   registry locked, waits for nobody. Before the process changes its rights, it comes back. It may fail
-//!   still, where no number is free or others have changed the file's rights: then the description stays bypassed until it is closed.
+//!   registry locked, waits for nobody. Before the process changes its rights, or the file's, it comes
+//!   back. It may fail still: others have changed the file's rights, no number is free and the one in
+//!   reserve (`parting`) was taken meanwhile, or the limit on numbers is lower than the number. Then the
+//!   description stays bypassed; whatever would give the file back tries again, and until then calls
+//!   that are about the description itself are refused: O_APPEND and its kin, locks, writable mappings.
 //! - G4. A call that is about the description itself, such as a lock or a mapping, gives the file back
 //!   first: [`make_real`].
 //! - G5. So does the close of the last number that may write: others could not execute the file.
@@ -49,6 +52,7 @@ use crate::files::table::{self, Known};
 use crate::files::watch::{self, LOCKED, MAPPED, POSTPONED, PROCESS_LOCKED, SHARED};
 use crate::files::{mode_back, process_locks};
 use crate::report::reason::Reason;
+use crate::runtime::link::path_of;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
 
@@ -144,6 +148,9 @@ impl Registry {
         };
         if process_locks::is_noted(id) || process_locks::is_locked(writer.fd, id) {
             return Err(Some(Reason::Locked));
+        }
+        if members.iter().any(|member| !have_one_path(member.fd, writer.fd)) {
+            return Err(Some(Reason::OpenTwice));
         }
         if !have_spare() {
             return Err(Some(Reason::Descriptors));
@@ -260,6 +267,13 @@ impl Registry {
             self.pass_file(id, Reason::OpenTwice);
         }
     }
+}
+
+/// Whether both were opened by the same name, and have it still: the one's would become the other's.
+fn have_one_path(one: RawFd, other: RawFd) -> bool {
+    let mut paths = [[0; libc::PATH_MAX as usize]; 2];
+    let [first, second] = &mut paths;
+    path_of(one, first) == path_of(other, second)
 }
 
 /// G4: before a call on `fd` that is about its description.

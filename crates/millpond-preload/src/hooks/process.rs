@@ -109,6 +109,7 @@ pub fn give_spawned(fd: c_int) {
 
 /// Descriptors that the calling thread alone has: the library's threads and table have others then.
 pub fn before_unshare(flags: c_int) {
+    before_rights();
     if flags & libc::CLONE_FILES != 0 {
         registry::leave_all();
     }

@@ -154,6 +154,8 @@ static void rights(void)
 	CASE(setfsuid, SAY(syscall(SYS_setfsuid, -1)); SAY(read(fd, buf, 10)));
 	CASE(setfsgid, SAY(syscall(SYS_setfsgid, -1)); SAY(read(fd, buf, 10)));
 	CASE(setgroups, SAY(syscall(SYS_setgroups, -1, NULL)); SAY(read(fd, buf, 10)));
+	CASE(chroot, SAY(syscall(SYS_chroot, NULL)); SAY(read(fd, buf, 10)));
+	CASE(setns, SAY(syscall(SYS_setns, -1, 0)); SAY(read(fd, buf, 10)));
 	CASE(capset, SAY(syscall(SYS_capset, NULL, NULL)); SAY(read(fd, buf, 10)));
 }
 

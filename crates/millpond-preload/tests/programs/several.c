@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/fsuid.h>
 #include <sys/mman.h>
@@ -601,8 +602,28 @@ static void rights(void)
 		share(fds);
 	}
 	if (user == 0)
-		CHECK(seteuid(65534) == 0);
+		CHECK(chown("f", 65534, -1) == 0 && seteuid(65534) == 0);
 	check_shared(fds);
+	/* So that it could not be opened again; by each way. */
+	for (int i = 0; i < 3; i++) {
+		CHECK(chmod("f", 0600) == 0);
+		share(fds);
+		CHECK((i == 0 ? chmod("f", 0) : i == 1 ? fchmod(fds[1], 0) : fchmodat(AT_FDCWD, "f", 0, 0)) == 0);
+		CHECK(flock(fds[0], LOCK_EX | LOCK_NB) == 0);
+		CHECK(flock(fds[1], LOCK_SH | LOCK_NB) == -1 && errno == EWOULDBLOCK && flock(fds[0], LOCK_UN) == 0);
+		check_shared(fds);
+	}
+	CHECK(chmod("f", 0600) == 0);
+	/* A lock by fcntl leaves the numbers free that it took to part them. */
+	struct flock lock = {.l_type = F_WRLCK, .l_len = 1};
+	share(fds);
+	CHECK(fcntl(fds[0], F_SETLK, &lock) == 0);
+	for (int i = 1; i < 5; i++)
+		CHECK(dup2(1, fds[1] + i) == fds[1] + i && close(fds[1] + i) == 0);
+	check_shared(fds);
+	/* Neither can a system view be entered, or left. */
+	CHECK(chroot(NULL) == -1 && syscall(SYS_chroot, NULL) == -1);
+	CHECK(setns(-1, 0) == -1 && errno == EBADF && syscall(SYS_setns, -1, 0) == -1);
 }
 
 /* ---- killed: says what it has written, for who kills it ---- */
