@@ -7,7 +7,7 @@ use std::time::Duration;
 use millpond::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{BLOCK_BYTES, Directory};
+use crate::bench::around_hit::files::{BLOCK_BYTES, Directory};
 use crate::bench::data::MIB;
 use crate::bench::harness::{Pair, Plan, Slice};
 use crate::bench::outcome::Outcome;

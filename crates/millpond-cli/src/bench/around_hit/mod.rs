@@ -7,10 +7,11 @@
 //! - *Open, read, close* of small files, through the library, with nothing kept in between.
 //! - [`many`]: a file among many that are open. [`null`]: direct requests, and those that do nothing.
 
+mod files;
 mod many;
 mod null;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -19,14 +20,14 @@ use std::time::Duration;
 use millpond::{Advice, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
-use super::data::{self, KIB, MIB, NamedFile};
+use self::files::{BLOCK_BYTES, Directory};
+use super::data::{MIB, NamedFile};
 use super::harness::{self, Plan, Reader, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
 use super::write::open;
 use crate::failure::{Context, Result};
 
-const BLOCK_BYTES: u32 = 4 * KIB;
 const MISS: &str = "miss-4k";
 const OPEN: &str = "open-read-close";
 const MILLPOND: &str = "millpond";
@@ -232,35 +233,6 @@ fn overwrites(
     }
     outcome.rows.extend(rows);
     Ok(())
-}
-
-/// A directory of files, removed on drop.
-struct Directory(PathBuf);
-
-impl Directory {
-    /// With files 0 to `count`, each a block of what a test file holds, or empty.
-    fn create(dir: &Path, count: u32, block_bytes: usize) -> Result<Self> {
-        let path = dir.join(format!("millpond-bench-{}-files-{count}", std::process::id()));
-        fs::create_dir(&path).context(path.display())?;
-        let made = Self(path);
-        let mut block = vec![0; block_bytes];
-        for number in 0..count {
-            data::contents(u64::from(number) * block_bytes as u64, &mut block);
-            let path = made.path(number);
-            fs::write(&path, &block).context(path.display())?;
-        }
-        Ok(made)
-    }
-
-    fn path(&self, number: u32) -> PathBuf {
-        self.0.join(number.to_string())
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn open_read_close(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
