@@ -39,7 +39,11 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
 
 /// Gives each that is bypassed a description of its own, if it can be had: several.G3 otherwise.
 pub fn part(all: &[&'static Description], reason: Reason) {
-    for description in all.iter().filter(|description| description.is_bypassed()) {
+    let bypassed = || all.iter().filter(|description| description.is_bypassed());
+    if bypassed().next().is_none() {
+        return;
+    }
+    for description in bypassed() {
         let Some(flags) = description.shared_flags().filter(|_| description.is_served()) else {
             continue;
         };
@@ -96,7 +100,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
 }
 
 /// several.G3: a number that is given up where there is no other for a file that is opened anew. The registry
-/// is locked; -1 while there is none.
+/// is locked, so Relaxed will do; -1 while there is none.
 static SPARE: AtomicI32 = AtomicI32::new(-1);
 
 /// Whether there is one, or could be had. Not a file: its close would end locks.
@@ -128,7 +132,8 @@ pub fn have_spare() -> bool {
 
 fn give_up_spare() {
     let spare = SPARE.swap(-1, Relaxed);
-    if spare >= 0 {
+    // Else the program has closed it by a call of its own, and opened something else there.
+    if spare >= 0 && matches!(table::get(spare), Known::Internal) {
         process_locks::close(spare);
     }
 }
