@@ -10,7 +10,6 @@
 
 use std::hint::black_box;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,55 +19,8 @@ use millpond_bench_peers::Usage;
 use super::data;
 use super::load::Load;
 use super::outcome::{Outcome, Row};
+use super::plan::{Plan, Rounds};
 use crate::failure::{Context, Result};
-
-/// How much to measure, and where.
-#[derive(Debug)]
-pub struct Plan {
-    pub dir: PathBuf,
-    pub rounds: u32,
-    pub quick: bool,
-    shrink: u32,
-    only: Option<String>,
-    threads_max: u32,
-}
-
-impl Plan {
-    pub fn new(dir: PathBuf, quick: bool, shrink: u32, only: Option<String>) -> Self {
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        let rounds = match (shrink, quick) {
-            (2.., _) => 1,
-            (_, true) => 5,
-            (_, false) => 15,
-        };
-        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
-    }
-
-    pub fn wants(&self, case: &str) -> bool {
-        self.only.as_ref().is_none_or(|text| case.contains(text.as_str()))
-    }
-
-    pub fn slice(&self, full_ms: u64, quick_ms: u64) -> Duration {
-        let ms = if self.quick { quick_ms } else { full_ms };
-        Duration::from_millis(ms) / self.shrink
-    }
-
-    /// How many operations make a slice.
-    pub fn count(&self, full: usize, quick: usize) -> usize {
-        (if self.quick { quick } else { full } / self.shrink as usize).max(1)
-    }
-
-    /// A file size; shrunk, still a block for each of many threads.
-    pub fn bytes(&self, bytes: u64) -> u64 {
-        (bytes / u64::from(self.shrink)).max(1 << 20)
-    }
-
-    /// 1, 2, 4, .. threads; two even on a machine with one core.
-    pub fn thread_counts(&self) -> impl Iterator<Item = u32> {
-        let max = self.threads_max;
-        (0..).map(|power| 1 << power).take_while(move |threads| *threads <= max)
-    }
-}
 
 /// What one slice of measuring found.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -268,17 +220,20 @@ pub fn compare(
     }
     let (threads, block_bytes) = (load.threads(), Some(load.block_bytes));
     let pair = Pair { case, threads, block_bytes, subject: subject.name(), peer: peer.name() };
-    pair.measure(plan.rounds, || subject.slice(load, length), || peer.slice(load, length))
+    pair.measure(plan.rounds(), || subject.slice(load, length), || peer.slice(load, length))
 }
 
-/// Takes slices of both sides in the order A B B A (B1), so many rounds: those of each.
+/// Takes slices of both sides in the order A B B A (B1): those of each.
 pub fn alternate<S, E>(
-    rounds: u32,
+    rounds: Rounds,
     mut subject: impl FnMut() -> std::result::Result<S, E>,
     mut peer: impl FnMut() -> std::result::Result<S, E>,
 ) -> std::result::Result<[Vec<S>; 2], E> {
     let (mut own, mut other) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
+    for taken in 0.. {
+        if !rounds.wants_more(taken) {
+            break;
+        }
         own.push(subject()?);
         other.extend([peer()?, peer()?]);
         own.push(subject()?);
@@ -309,7 +264,7 @@ impl Pair<'_> {
     /// Takes rounds of slices; returns a row for each side.
     pub fn measure(
         &self,
-        rounds: u32,
+        rounds: Rounds,
         mut subject: impl FnMut() -> io::Result<Slice>,
         mut peer: impl FnMut() -> io::Result<Slice>,
     ) -> Result<[Row; 2]> {
@@ -388,6 +343,7 @@ pub fn quantile(values: &mut [f64], q: f64) -> f64 {
 mod tests {
     use super::*;
     use std::cell::RefCell;
+    use std::path::PathBuf;
 
     #[test]
     fn quantiles_fall_between_values() {

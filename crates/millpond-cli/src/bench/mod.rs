@@ -24,6 +24,7 @@ mod machine;
 mod mixed;
 mod no_copy;
 mod outcome;
+mod plan;
 mod programs;
 mod range_lock;
 mod report;
@@ -33,11 +34,12 @@ mod write;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use self::harness::Plan;
 use self::outcome::Outcome;
+use self::plan::{Pace, Plan};
 use self::report::Report;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
@@ -105,18 +107,30 @@ enum Suite {
 
 type Run = fn(&Plan) -> Result<Outcome>;
 
-/// All suites, in the order in which they run.
-const SUITES: [(Suite, Run); 10] = [
-    (Suite::CachedRead, cached_read::run),
-    (Suite::AroundTheHit, around_hit::run),
-    (Suite::AsyncRead, async_read::run),
-    (Suite::Wakeups, wakeups::run),
-    (Suite::Write, write::run),
-    (Suite::NoCopy, no_copy::run),
-    (Suite::Mixed, mixed::run),
-    (Suite::Stalls, stalls::run),
-    (Suite::RangeLock, range_lock::run),
-    (Suite::Programs, programs::run),
+/// A suite, what it may take in seconds (full and quick), and its pairs on a machine with two cores.
+struct Timed {
+    suite: Suite,
+    run: Run,
+    seconds: [u64; 2],
+    pairs: u32,
+}
+
+const fn timed(suite: Suite, run: Run, seconds: [u64; 2], pairs: u32) -> Timed {
+    Timed { suite, run, seconds, pairs }
+}
+
+/// All suites, in the order in which they run. All but the last take 23 minutes, or 3.5.
+const SUITES: [Timed; 10] = [
+    timed(Suite::CachedRead, cached_read::run, [240, 36], 37),
+    timed(Suite::AroundTheHit, around_hit::run, [90, 16], 14),
+    timed(Suite::AsyncRead, async_read::run, [200, 30], 32),
+    timed(Suite::Wakeups, wakeups::run, [70, 10], 12),
+    timed(Suite::Write, write::run, [160, 22], 9),
+    timed(Suite::NoCopy, no_copy::run, [110, 18], 15),
+    timed(Suite::Mixed, mixed::run, [330, 50], 51),
+    timed(Suite::Stalls, stalls::run, [70, 12], 7),
+    timed(Suite::RangeLock, range_lock::run, [110, 18], 160),
+    timed(Suite::Programs, programs::run, [1200, 240], 30),
 ];
 
 impl Suite {
@@ -151,12 +165,18 @@ pub fn run(args: &Args) -> Result<()> {
     let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
-    for (suite, run) in SUITES {
-        let is_in_all = suite != Suite::Programs;
-        if args.suite == suite || args.suite == Suite::All && is_in_all {
-            outcome.extend(suite.name(), run(&plan)?);
-        }
+    let is_wanted = |timed: &&Timed| {
+        timed.suite == args.suite || args.suite == Suite::All && timed.suite != Suite::Programs
+    };
+    let wanted: Vec<&Timed> = SUITES.iter().filter(is_wanted).collect();
+    let share = |timed: &&Timed| Duration::from_secs(timed.seconds[usize::from(plan.quick)]);
+    for (index, timed) in wanted.iter().enumerate() {
+        let name = timed.suite.name();
+        let (ends, pairs) = (Instant::now() + share(timed), timed.pairs);
+        plan.begin(Pace { name, ends, pairs, after: wanted[index + 1..].iter().map(share).sum() });
+        outcome.extend(name, (timed.run)(&plan)?);
     }
+    plan.end();
     if outcome.is_empty() {
         return Err(Failure::new(REFUSED, "--case: no case has such a name"));
     }

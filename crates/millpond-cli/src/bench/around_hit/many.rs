@@ -9,8 +9,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::bench::around_hit::files::{BLOCK_BYTES, Directory};
 use crate::bench::data::MIB;
-use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::bench::write::timed;
 use crate::failure::{Context, Result};
 
@@ -70,7 +71,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     if !plan.wants(CASE) {
         return Ok(());
     }
-    eprintln!("measuring {CASE}");
+    plan.tell(CASE);
     let wanted = plan.count(MANY as usize, MANY as usize) as u32;
     let few = plan.count(FEW as usize, FEW as usize) as u32;
     let many =
@@ -91,7 +92,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     };
     let length = plan.slice(100, 50);
     own.slice(length).and(other.slice(length)).context(CASE)?;
-    outcome.rows.extend(pair.measure(plan.rounds, || own.slice(length), || other.slice(length))?);
+    outcome.rows.extend(pair.measure(
+        plan.rounds(),
+        || own.slice(length),
+        || other.slice(length),
+    )?);
     Ok(())
 }
 

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use self::case::{Case, Lock};
 use self::slice::{latencies, slice};
-use super::harness::{Pair, Plan};
+use super::harness::Pair;
 use super::histogram::Latencies;
 use super::outcome::{Outcome, Row, Skipped};
+use super::plan::Plan;
 use crate::failure::Result;
 
 /// Slices that are taken to see how long single operations take: the longest are rare.
@@ -31,7 +32,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut occupied = Occupied::default();
     for case in case::cases(&case::thread_counts()) {
         if plan.wants(case.load.name) {
-            eprintln!("measuring {} with {} thread(s)", case.load.name, case.threads);
+            plan.tell(&format!("{} with {} thread(s)", case.load.name, case.threads));
             outcome.note(format!("{} is Millpond's own lock", Lock::Striped.name()));
             compare(&case, plan, &mut outcome, &mut occupied)?;
         }
@@ -41,7 +42,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
-    let length = plan.slice(50, 15);
+    let length = plan.slice(50, 8);
     let latencies = all_latencies(case, length * LATENCY_SLICES);
     let subject = Lock::Striped;
     for &peer in case.locks.iter().filter(|lock| **lock != subject) {
@@ -56,7 +57,7 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
             peer: peer.name(),
         };
         let measure = |lock| move || Ok(slice(lock, case, length));
-        let [own, other] = pair.measure(plan.rounds, measure(subject), measure(peer))?;
+        let [own, other] = pair.measure(plan.rounds(), measure(subject), measure(peer))?;
         if !case.is_contended() {
             occupied.look_at(&own);
         }
