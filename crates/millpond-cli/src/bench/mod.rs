@@ -5,14 +5,21 @@
 //!   file system for them.
 //! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`], [`stalls`], [`programs`]: the suites and what they measure.
-//! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
+//! - [`plan`]: how long it may take. [`machine`], [`report`], [`html`]: where it was measured, and how it is
+//!   told; [`catalog`], [`bars`]: beside what is asked, and what is to be reached.
+//! - [`compare`], [`figures`]: what is done with reports.
 //!
-//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and a line in [`SUITES`].
+//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, a line in [`SUITES`], and its cases in
+//! [`catalog`].
 
 mod around_hit;
 mod async_read;
+mod bars;
 mod cached_read;
+mod catalog;
+mod compare;
 mod data;
+mod figures;
 mod fio;
 mod fio_aio;
 mod harness;
@@ -48,10 +55,14 @@ use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 /// Every suite reads or writes files of the same size, in the same order, through each engine in
 /// turn, and prints a table of what it found.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     /// What to measure
-    #[arg(value_enum)]
-    suite: Suite,
+    #[arg(value_enum, required = true)]
+    suite: Option<Suite>,
+
+    #[command(subcommand)]
+    other: Option<Other>,
 
     /// Where to make the files that are used, on the file system to measure; they are removed
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -77,6 +88,13 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, hide = true,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     shrink: u32,
+}
+
+/// What is done with reports.
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    Compare(compare::Args),
+    Figures(figures::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -153,6 +171,12 @@ impl Suite {
 
 /// Measures what `args` ask for, and reports it.
 pub fn run(args: &Args) -> Result<()> {
+    match &args.other {
+        Some(Other::Compare(args)) => return compare::run(args),
+        Some(Other::Figures(args)) => return figures::run(args),
+        None => {}
+    }
+    let suite = args.suite.unwrap_or(Suite::All);
     let dir = fs::canonicalize(&args.dir).context(format!("--dir {}", args.dir.display()))?;
     if !dir.is_dir() {
         let message = format!("--dir {}: not a directory", args.dir.display());
@@ -166,7 +190,7 @@ pub fn run(args: &Args) -> Result<()> {
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
     let is_wanted = |timed: &&Timed| {
-        timed.suite == args.suite || args.suite == Suite::All && timed.suite != Suite::Programs
+        timed.suite == suite || suite == Suite::All && timed.suite != Suite::Programs
     };
     let wanted: Vec<&Timed> = SUITES.iter().filter(is_wanted).collect();
     let share = |timed: &&Timed| Duration::from_secs(timed.seconds[usize::from(plan.quick)]);
@@ -181,7 +205,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Failure::new(REFUSED, "--case: no case has such a name"));
     }
     let has_failed = outcome.has_failed;
-    let report = Report::new(args.suite.name(), machine, outcome);
+    let report = Report::new(suite.name(), machine, outcome);
     if args.shrink > 1 {
         eprintln!("sizes and times are divided by {}: these figures mean nothing", args.shrink);
     }
