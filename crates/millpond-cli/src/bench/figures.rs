@@ -11,9 +11,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::bars::{cpu_ratio, judge};
-use super::catalog;
 use super::outcome::Row;
 use super::report::Report;
+use super::{catalog, html};
 use crate::failure::{Context, Failure, REFUSED, Result};
 
 const BEGIN: &str = "<!-- figures: ";
@@ -26,9 +26,13 @@ pub struct Args {
     #[arg(required = true)]
     reports: Vec<PathBuf>,
 
-    /// The document to change
-    #[arg(long, value_name = "FILE", required = true)]
+    /// A document to change
+    #[arg(long, value_name = "FILE", required_unless_present = "html")]
     into: Vec<PathBuf>,
+
+    /// Write all reports to FILE as one page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 
     /// What was measured: a commit
     #[arg(long, default_value = "unknown")]
@@ -55,7 +59,8 @@ pub fn run(args: &Args) -> Result<()> {
             text.map_err(|what| Failure::new(REFUSED, format!("{}: {what}", file.display())))?;
         fs::write(file, text).context(file.display())?;
     }
-    Ok(())
+    let Some(file) = &args.html else { return Ok(()) };
+    fs::write(file, html::page(&Report::together(reports))?).context(file.display())
 }
 
 /// `text` with what `figures` gives for the name of each marker, where it gives something.

@@ -45,7 +45,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         let bytes = plan.bytes(bytes);
         let file = NamedFile::create(&plan.dir, bytes)?;
         let load = Load::random(bytes, BLOCK_BYTES, 1);
-        let ramp = plan.slice(ramp, ramp / 3);
+        let ramp = plan.slice(ramp, ramp * 7 / 10);
         let job = |name, launcher, preload| Fio {
             name,
             launcher,

@@ -6,7 +6,7 @@
 //! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`], [`stalls`], [`programs`]: the suites and what they measure.
 //! - [`plan`]: how long it may take. [`machine`], [`report`], [`html`]: where it was measured, and how it is
-//!   told; [`catalog`], [`bars`]: beside what is asked, and what is to be reached.
+//!   told; [`interrupt`]: what happens when it is ended by a signal; [`catalog`], [`bars`]: beside what is asked, and what is to be reached.
 //! - [`compare`], [`figures`]: what is done with reports.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, a line in [`SUITES`], and its cases in
@@ -25,6 +25,7 @@ mod fio_aio;
 mod harness;
 mod histogram;
 mod html;
+mod interrupt;
 mod load;
 mod loop_mount;
 mod machine;
@@ -187,6 +188,7 @@ pub fn run(args: &Args) -> Result<()> {
         fs::write(file, []).context(file.display())?;
     }
     let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    interrupt::watch(&plan.dir)?;
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
     let is_wanted = |timed: &&Timed| {

@@ -60,6 +60,19 @@ impl Report {
         })
     }
 
+    /// Several as one, of the first one's machine; there is one at least.
+    pub fn together(reports: Vec<Self>) -> Self {
+        let mut reports = reports.into_iter();
+        let mut all = reports.next().expect("one at least");
+        for other in reports {
+            all.command += &format!("; {}", other.command);
+            all.rows.extend(other.rows);
+            all.skipped.extend(other.skipped);
+            all.notes.extend(other.notes);
+        }
+        all
+    }
+
     /// Each row with a ratio, and that of the peer it is to, which comes next.
     pub fn pairs(&self) -> impl Iterator<Item = (&Row, &Row)> {
         let rows = self.rows.windows(2).map(|rows| (&rows[0], &rows[1]));

@@ -167,6 +167,9 @@ pub fn chart(chart: &Chart) -> Drawn<String> {
         .x_labels(places.len().max(2))
         .y_labels(5)
         .x_label_formatter(&label)
+        .y_label_formatter(&|up| {
+            if *up < 1e4 { format!("{up}") } else { format!("{:.0}k", up / 1e3) }
+        })
         .x_desc(chart.across.as_str())
         .y_desc(chart.up.as_str())
         .draw()?;

@@ -28,6 +28,7 @@ use millpond::{Advice, Engine};
 use rustix::fs::OFlags;
 
 use self::limit::Limit;
+pub use self::limit::leave as leave_limit;
 use self::pair::{Names, Pair, Side};
 use self::place::{BlockFile, Place};
 use self::site::{Site, names, pond, roomy, rounds, warm_up};

@@ -37,8 +37,34 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             compare(&case, plan, &mut outcome, &mut occupied)?;
         }
     }
+    let steady: Vec<String> = STEADY.iter().filter_map(|case| steady(case, &outcome)).collect();
+    outcome.notes.extend(steady);
     outcome.notes.extend(occupied.note());
     Ok(outcome)
+}
+
+/// The peer that is to keep its speed with more threads, where: the authors of its algorithm show it so.
+const STEADY: [&str; 2] = ["100-held-disjoint", "100-held-interleaved"];
+const STEADY_SHARE: f64 = 0.8;
+
+/// How the OLC tree does with each number of threads, over its own best with fewer.
+fn steady(case: &str, outcome: &Outcome) -> Option<String> {
+    let name = Lock::OlcBTree.name();
+    let rows = outcome.rows.iter().filter(|row| row.case == case && row.engine == name);
+    let mut best = 0.0_f64;
+    let mut shares = Vec::new();
+    for row in rows {
+        if best > 0.0 {
+            let share = row.ops_per_s / best;
+            let verdict = if share < STEADY_SHARE { ", missed" } else { "" };
+            shares.push(format!("{share:.2} with {} threads{verdict}", row.threads));
+        }
+        best = best.max(row.ops_per_s);
+    }
+    let told = shares.join("; ");
+    (!shares.is_empty()).then(|| {
+        format!("{case}: {name} over its own best with fewer threads ({STEADY_SHARE}): {told}")
+    })
 }
 
 fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
@@ -125,6 +151,26 @@ impl Occupied {
 mod tests {
     use super::case::cases;
     use super::*;
+
+    #[test]
+    fn a_peer_that_gets_slower_is_told() {
+        let mut outcome = Outcome::default();
+        for (threads, ops) in [(1, 100), (2, 70), (4, 90)] {
+            let pair = Pair {
+                case: STEADY[0],
+                threads,
+                block_bytes: None,
+                subject: Lock::OlcBTree.name(),
+                peer: "p",
+            };
+            let slice =
+                crate::bench::harness::Slice { ops_per_s: f64::from(ops), ..Default::default() };
+            let [row, _] = pair.rows(&[vec![slice; 2], vec![slice; 2]]);
+            outcome.rows.push(row);
+        }
+        let told = steady(STEADY[0], &outcome).unwrap();
+        assert!(told.ends_with("0.70 with 2 threads, missed; 0.90 with 4 threads"), "{told}");
+    }
 
     /// Goal: every lock runs every case that it is listed for, and the others say why not.
     #[test]

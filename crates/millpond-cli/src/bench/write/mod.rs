@@ -200,7 +200,7 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
 fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 4 * KIB;
     let bytes = plan.bytes(256 * MIB);
-    let load = Load::random(bytes, BLOCK_BYTES, 1);
+    let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
     let shared = TestFile::create(&plan.dir, bytes)?;
     let path = shared.path();
     let engine = engine(case, bytes + bytes / 4 + 32 * MIB, outcome)?;
