@@ -104,7 +104,7 @@ fn measure_reads(
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let length = plan.slice(200, 40);
+    let length = plan.slice(200, 25);
     let mut own = flow(engine, file, bytes, block_bytes)?;
     let pair =
         |peer| Pair { case, threads: 1, block_bytes: Some(block_bytes), subject: MILLPOND, peer };
