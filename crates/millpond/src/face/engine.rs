@@ -306,7 +306,6 @@ impl Engine {
         crate::inode::forget_parent();
     }
 
-    #[cfg(test)]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
