@@ -167,9 +167,10 @@ impl Directory {
         let known = Arc::new(known);
         shard.bytes += known.bytes();
         shard.entries += 1;
+        // Before it is in the ring: others may all have been used.
+        self.make_room(&mut shard);
         shard.ring.push_back(Arc::clone(&known));
         map.insert(known.key.clone(), Arc::clone(&known));
-        self.make_room(&mut shard);
         Some(known)
     }
 

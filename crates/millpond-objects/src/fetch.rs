@@ -16,8 +16,8 @@ use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
 
 use crate::directory::Known;
+use crate::inner::Inner;
 use crate::stats::Counters;
-use crate::store::Inner;
 
 /// Bytes of an object that a request brought.
 #[derive(Clone, Debug)]

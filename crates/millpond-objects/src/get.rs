@@ -14,8 +14,6 @@
 //! - **V2** Nobody waits for another caller more than once: if what that one was to bring is not there
 //!   afterwards, each makes its own request. So a failing store fails all at once, not one by one.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,18 +21,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use object_store::path::Path;
-use object_store::{Attributes, Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
-use tokio::sync::watch;
+use object_store::{Error, GetOptions, GetRange, GetResult, Result};
 
+use crate::answer::Head;
 use crate::directory::{Known, Stamp};
 use crate::fetch::{Fetched, Piece, is_on_runtime, run};
-use crate::options::Freshness;
+use crate::inner::{Inner, VERSIONS_MAX};
+use crate::opening::Turn;
 use crate::stats::Counters;
-use crate::store::Inner;
 
-/// How often a read begins anew because its object is of another version, before it goes past the cache.
-/// Chosen, not measured.
-pub(crate) const VERSIONS_MAX: u32 = 4;
 /// The first window of read-ahead, in multiples of what was asked for. Chosen, not measured.
 const WINDOW_FACTOR: u64 = 4;
 
@@ -48,25 +43,7 @@ enum Opened {
     Again,
 }
 
-/// What an answer says beside its bytes.
-pub(crate) enum Head {
-    Known(Arc<Known>),
-    Uncached(ObjectMeta, Attributes),
-}
-
 impl Inner {
-    /// Whether nobody needs to be asked if the object is still of that version.
-    pub(crate) fn is_fresh(&self, known: &Known) -> bool {
-        match self.freshness {
-            Freshness::Immutable => true,
-            Freshness::Revalidate => false,
-            Freshness::MaxAge(age) => {
-                let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-                self.now_ms().saturating_sub(known.checked_ms.load(Relaxed)) < age_ms
-            }
-        }
-    }
-
     /// Ranges of an object, each as far as it lies within it; `None`: the store itself has to be asked, be it
     /// for its error.
     pub(crate) async fn ranges(
@@ -219,24 +196,6 @@ impl Inner {
         Ok(Opened::Known(now, cached))
     }
 
-    /// Enters what an answer says of its object; `None`: it can't be cached.
-    pub(crate) fn admit(&self, key: &str, stamp: Stamp, answer: &GetResult) -> Option<Arc<Known>> {
-        let meta = &answer.meta;
-        let has_version = meta.e_tag.is_some() || meta.version.is_some();
-        if !has_version && self.freshness != Freshness::Immutable {
-            return None;
-        }
-        if let Some(known) = self.directory.find(key)
-            && known.is_of(meta)
-        {
-            known.checked_ms.fetch_max(self.now_ms(), Relaxed);
-            return Some(known);
-        }
-        let place = self.places.take(meta.size)?;
-        let (meta, attributes) = (meta.clone(), answer.attributes.clone());
-        self.directory.admit(stamp, Known::new(key, meta, attributes, place, self.now_ms()))
-    }
-
     /// Bytes of ranges of a version, of which `pieces` are at hand; `None`: it is not the object's any more.
     async fn serve(
         self: &Arc<Self>,
@@ -371,36 +330,4 @@ impl Inner {
 /// A range out of the pieces that were fetched.
 fn part(pieces: &[Piece], range: &Range<u64>) -> Option<Bytes> {
     pieces.iter().find_map(|piece| piece.part(range))
-}
-
-/// Objects of which somebody asks for the first time.
-#[derive(Debug, Default)]
-pub(crate) struct Opening(std::sync::Mutex<HashMap<Box<str>, watch::Receiver<()>>>);
-
-/// The caller asks; ends when it is dropped.
-pub(crate) struct Turn {
-    opening: Arc<Opening>,
-    key: Box<str>,
-    _ends: watch::Sender<()>,
-}
-
-impl Opening {
-    /// A turn, or what tells when another's has ended.
-    fn enter(self: &Arc<Self>, key: &str) -> std::result::Result<Turn, watch::Receiver<()>> {
-        let mut opening = self.0.lock().expect("no panic under the lock");
-        match opening.entry(key.into()) {
-            Entry::Occupied(other) => Err(other.get().clone()),
-            Entry::Vacant(free) => {
-                let (ends, end) = watch::channel(());
-                free.insert(end);
-                Ok(Turn { opening: Arc::clone(self), key: key.into(), _ends: ends })
-            }
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.opening.0.lock().expect("no panic under the lock").remove(&self.key);
-    }
 }

@@ -34,9 +34,12 @@
 //!
 //! Not yet there: a second tier on a local disk.
 
+mod answer;
 mod directory;
 mod fetch;
 mod get;
+mod inner;
+mod opening;
 mod options;
 mod place;
 mod stats;

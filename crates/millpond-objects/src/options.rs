@@ -1,13 +1,9 @@
-//! How a [`CachedStore`](crate::CachedStore) is made.
+//! How a [`CachedStore`](crate::CachedStore)(crate::CachedStore) is made.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond::Engine;
-use object_store::{Error, ObjectStore, Result};
-
-use crate::CachedStore;
-use crate::store::Inner;
+use object_store::ObjectStore;
 
 /// How old what is cached may be.
 ///
@@ -18,7 +14,7 @@ use crate::store::Inner;
 pub enum Freshness {
     /// Objects never change once they exist, and are not made anew by the same name: what is cached is
     /// right for as long as it is cached. The only choice that caches objects without ETag and version.
-    /// What goes through the same [`CachedStore`] may change them.
+    /// What goes through the same [`CachedStore`](crate::CachedStore) may change them.
     Immutable,
     /// Each call asks the store whether its object is still of the version that is cached, by a conditional
     /// request if all is cached, or with the request for what is not: so a call that begins after a
@@ -28,7 +24,7 @@ pub enum Freshness {
     MaxAge(Duration),
 }
 
-/// Options of a [`CachedStore`]; see [`CachedStore::builder`].
+/// Options of a [`CachedStore`](crate::CachedStore); see [`CachedStore::builder`](crate::CachedStore::builder).
 #[derive(Debug)]
 pub struct Builder {
     pub(crate) inner: Arc<dyn ObjectStore>,
@@ -38,10 +34,6 @@ pub struct Builder {
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
 }
-
-/// The share of the memory for what is known of objects, which is not their bytes.
-const DIRECTORY_SHARE: u64 = 16;
-const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 impl Builder {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Builder {
@@ -95,28 +87,5 @@ impl Builder {
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Builder {
         self.readahead_bytes_max = bytes;
         self
-    }
-
-    /// Makes the store. Starts no thread.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Generic`]: a size is out of range, or the memory can't be reserved.
-    pub fn build(self) -> Result<CachedStore> {
-        if self.memory_bytes < MEMORY_BYTES_MIN {
-            let what = format!(
-                "memory of {} bytes: must be at least {MEMORY_BYTES_MIN}",
-                self.memory_bytes
-            );
-            return Err(Error::Generic { store: crate::NAME, source: what.into() });
-        }
-        let failed =
-            |error: millpond::Error| Error::Generic { store: crate::NAME, source: error.into() };
-        let directory_bytes = self.memory_bytes / DIRECTORY_SHARE;
-        let engine = Engine::builder().cache_bytes(self.memory_bytes - directory_bytes);
-        let engine = engine.build().map_err(failed)?;
-        // Says what is wrong with the page size now, and not with the first object.
-        engine.blob(0, self.page_bytes).map_err(failed)?;
-        Ok(CachedStore { inner: Arc::new(Inner::new(self, engine, directory_bytes)) })
     }
 }

@@ -4,66 +4,33 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::{BoxStream, StreamExt};
 use millpond::Engine;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
-    Result, UploadPart,
+    CopyOptions, Error, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    UploadPart,
 };
 
-use crate::directory::{Directory, Known};
-use crate::get::{Head, Opening};
-use crate::options::{Builder, Freshness};
-use crate::place::Places;
+use crate::answer::{answer_of, collected};
+use crate::directory::Known;
+use crate::inner::Inner;
+use crate::options::Builder;
 use crate::stats::{Counters, Stats};
 
 /// A range that is longer is a stream of its own, and not collected. Chosen, not measured.
 const COLLECTED_BYTES_MAX: u64 = 4 << 20;
-
-pub(crate) struct Inner {
-    pub(crate) store: Arc<dyn ObjectStore>,
-    pub(crate) places: Places,
-    pub(crate) directory: Directory,
-    pub(crate) opening: Arc<Opening>,
-    pub(crate) freshness: Freshness,
-    pub(crate) gap_bytes: u64,
-    pub(crate) readahead_bytes_max: u64,
-    pub(crate) counters: Counters,
-    began: Instant,
-}
-
-impl Inner {
-    pub(crate) fn new(options: Builder, engine: Engine, directory_bytes: u64) -> Inner {
-        Inner {
-            store: options.inner,
-            places: Places::new(engine, options.page_bytes),
-            directory: Directory::new(directory_bytes),
-            opening: Arc::default(),
-            freshness: options.freshness,
-            gap_bytes: options.gap_bytes,
-            readahead_bytes_max: options.readahead_bytes_max,
-            counters: Counters::default(),
-            began: Instant::now(),
-        }
-    }
-
-    pub(crate) fn now_ms(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
-    }
-}
 
 /// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
 ///
 /// Clones are the same store. It may be used by any number of tasks and threads; nothing blocks.
 ///
 /// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
-/// unless what is cached is fresh by the chosen [`Freshness`]. So do lists.
+/// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
 #[derive(Clone)]
 pub struct CachedStore {
     pub(crate) inner: Arc<Inner>,
@@ -140,25 +107,6 @@ fn plain(options: &GetOptions) -> bool {
         && options.if_unmodified_since.is_none()
         && options.version.is_none()
         && options.extensions.is_empty()
-}
-
-/// An answer of collected bytes.
-fn collected(known: &Known, range: Range<u64>, bytes: Bytes) -> GetResult {
-    answer_of(known, range, stream::once(std::future::ready(Ok(bytes))).boxed())
-}
-
-pub(crate) fn answer_of(
-    known: &Known,
-    range: Range<u64>,
-    payload: BoxStream<'static, Result<Bytes>>,
-) -> GetResult {
-    GetResult {
-        payload: GetResultPayload::Stream(payload),
-        meta: known.meta.clone(),
-        range,
-        attributes: known.attributes.clone(),
-        extensions: Default::default(),
-    }
 }
 
 #[async_trait]
@@ -267,7 +215,7 @@ impl CachedStore {
         if let Some(known) = inner.directory.find(key).filter(|known| inner.is_fresh(known)) {
             options.check_preconditions(&known.meta)?;
             if options.head {
-                return Ok(answer_of(&known, 0..0, stream::empty().boxed()));
+                return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
             }
             options = GetOptions { range: options.range, ..GetOptions::new() };
         }
@@ -295,23 +243,6 @@ impl CachedStore {
             };
         }
         inner.stream(location, options).await
-    }
-}
-
-impl Head {
-    fn answer(self, range: Range<u64>, bytes: Bytes) -> GetResult {
-        match self {
-            Head::Known(known) => collected(&known, range, bytes),
-            Head::Uncached(meta, attributes) => GetResult {
-                payload: GetResultPayload::Stream(
-                    stream::once(std::future::ready(Ok(bytes))).boxed(),
-                ),
-                meta,
-                range,
-                attributes,
-                extensions: Default::default(),
-            },
-        }
     }
 }
 
@@ -355,5 +286,34 @@ impl MultipartUpload for Upload {
 
     async fn abort(&mut self) -> Result<()> {
         self.upload.abort().await
+    }
+}
+
+/// The share of the memory for what is known of objects, which is not their bytes.
+const DIRECTORY_SHARE: u64 = 16;
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
+impl Builder {
+    /// Makes the store. Starts no thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Generic`]: a size is out of range, or the memory can't be reserved.
+    pub fn build(self) -> Result<CachedStore> {
+        if self.memory_bytes < MEMORY_BYTES_MIN {
+            let what = format!(
+                "memory of {} bytes: must be at least {MEMORY_BYTES_MIN}",
+                self.memory_bytes
+            );
+            return Err(Error::Generic { store: crate::NAME, source: what.into() });
+        }
+        let failed =
+            |error: millpond::Error| Error::Generic { store: crate::NAME, source: error.into() };
+        let directory_bytes = self.memory_bytes / DIRECTORY_SHARE;
+        let engine = Engine::builder().cache_bytes(self.memory_bytes - directory_bytes);
+        let engine = engine.build().map_err(failed)?;
+        // Says what is wrong with the page size now, and not with the first object.
+        engine.blob(0, self.page_bytes).map_err(failed)?;
+        Ok(CachedStore { inner: Arc::new(Inner::new(self, engine, directory_bytes)) })
     }
 }

@@ -16,11 +16,11 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Result};
 
+use crate::answer::answer_of;
 use crate::directory::Known;
 use crate::fetch::only_if;
-use crate::get::VERSIONS_MAX;
+use crate::inner::{Inner, VERSIONS_MAX};
 use crate::stats::Counters;
-use crate::store::{Inner, answer_of};
 
 impl Inner {
     /// Asks for all of a range; `None`: the object is of another version by now.

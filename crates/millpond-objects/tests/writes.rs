@@ -92,6 +92,33 @@ async fn no_version_is_mixed_or_older_than_what_was_written() {
 }
 
 #[tokio::test]
+async fn an_answer_that_a_write_overtook_is_not_kept() {
+    for is_long in [false, true] {
+        let far = Far::default();
+        let builder = CachedStore::builder(Arc::new(far.clone())).freshness(Freshness::Immutable);
+        let store = builder.memory_bytes(1 << 20).build().unwrap();
+        let path = Path::from("x");
+        far.store.put(&path, version(1, 4096).into()).await.unwrap();
+        let read = || async {
+            let bytes = match is_long {
+                true => store.get(&path).await.unwrap().bytes().await.unwrap(),
+                false => store.get_range(&path, 0..4096).await.unwrap(),
+            };
+            number(&bytes)
+        };
+        // Longer than it takes to write.
+        far.faults.way_back_ms.store(200, Relaxed);
+        let write = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            store.put(&path, version(2, 4096).into()).await.unwrap();
+        };
+        let (_, old) = tokio::join!(write, read());
+        assert_eq!(old, 1);
+        assert_eq!(read().await, 2);
+    }
+}
+
+#[tokio::test]
 async fn what_is_gone_is_gone() {
     let far = Far::default();
     let builder = CachedStore::builder(Arc::new(far.clone())).freshness(Freshness::Immutable);

@@ -126,7 +126,7 @@ fn threads_never_see_other_bytes_in_a_cache_that_is_too_small() {
             let (blob, hits) = (&blob, &hits);
             scope.spawn(move || {
                 let mut at = thread * 77_777;
-                for round in 0..5000u64 {
+                for round in 0..1000u64 {
                     at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round | 1);
                     let start = (at >> 20) % (200 * PAGE);
                     let range = start..start + 1 + (at >> 40) % (3 * PAGE);
@@ -148,7 +148,7 @@ fn threads_never_see_other_bytes_in_a_cache_that_is_too_small() {
             });
         }
     });
-    assert!(hits.load(Relaxed) > 100);
+    assert!(hits.load(Relaxed) > 20);
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub struct Faults {
     /// The range of each `get_opts`.
     pub gets: Mutex<Vec<Option<GetRange>>>,
     pub delay_ms: AtomicU64,
+    /// Between the answer and its arrival.
+    pub way_back_ms: AtomicU64,
     /// Every so many'th request fails; 0: none.
     pub fail_every: AtomicU64,
     pub count: AtomicU64,
@@ -89,6 +91,10 @@ impl ObjectStore for Far {
             options = GetOptions { range: options.range, ..GetOptions::new() };
         }
         let mut answer = self.store.get_opts(at, options).await?;
+        let way_back = faults.way_back_ms.load(Relaxed);
+        if way_back > 0 {
+            tokio::time::sleep(Duration::from_millis(way_back)).await;
+        }
         if faults.without_tags.load(Relaxed) {
             answer.meta.e_tag = None;
         }

@@ -222,7 +222,7 @@ impl Fill {
         let at = pages.min(run.frames.len());
         let frames = run.frames.drain(..at).collect();
         let front = Run { first: run.first, frames, ..*run };
-        run.first = run.first + at as u64;
+        run.first += at as u64;
         Fill { cached: Arc::clone(&self.cached), run: Some(front) }
     }
 
