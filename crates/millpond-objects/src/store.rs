@@ -136,10 +136,11 @@ impl ObjectStore for CachedStore {
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let is_odd = |range: &Range<u64>| range.start >= range.end;
-        if !ranges.is_empty() && !ranges.iter().any(is_odd) {
-            if let Some((_, bytes)) = self.inner.ranges(location, ranges).await? {
-                return Ok(bytes);
-            }
+        if !ranges.is_empty()
+            && !ranges.iter().any(is_odd)
+            && let Some((_, bytes)) = self.inner.ranges(location, ranges).await?
+        {
+            return Ok(bytes);
         }
         self.inner.store.get_ranges(location, ranges).await
     }

@@ -22,9 +22,8 @@ use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
 use crate::copy;
 use crate::error::{Error, Op, Result};
-use crate::face::engine::Engine;
 use crate::face::view::Detached;
-use crate::inode::CachedFile;
+use crate::inode::{CachedFile, Shared};
 use crate::inode::leaves::Leaves;
 use crate::io::backend::nowhere::Nowhere;
 use crate::options::OpenOptions;
@@ -62,31 +61,22 @@ pub struct Blob {
     cached: Arc<CachedFile>,
 }
 
-impl Engine {
-    /// A blob of `len` bytes, none of them cached, in pages of `page_bytes`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`]: the page size is none, or `len` is more than `i64::MAX`.
-    /// [`Error::NoBuffers`]: the memory limit has no room for another file. [`Error::Forked`]: the engine is
-    /// the parent's.
-    pub fn blob(&self, len: u64, page_bytes: u32) -> Result<Blob> {
+impl Blob {
+    /// See [`Engine::blob`](crate::Engine::blob).
+    pub(crate) fn new(shared: &Arc<Shared>, len: u64, page_bytes: u32) -> Result<Blob> {
         let options = OpenOptions::new().read(true).page_bytes(page_bytes);
         options.check()?;
         if len > i64::MAX as u64 {
             let what = format!("a blob of {len} bytes: at most {} are possible", i64::MAX);
             return Err(Error::InvalidInput { op: Op::Open, what });
         }
-        let shared = self.shared();
         if shared.cache.frames.are_the_parents() {
             return Err(Error::Forked { op: Op::Open });
         }
         let cached = CachedFile::on(shared, Arc::new(Nowhere { len }), &options)?;
         Ok(Blob { cached })
     }
-}
 
-impl Blob {
     /// Its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "as for files, whose length it is")]

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::error::{Error, Op, Result};
+use crate::face::blob::Blob;
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
 use crate::inode::backend::Backend;
@@ -168,6 +169,17 @@ impl Engine {
         Ok(file)
     }
 
+    /// A blob of `len` bytes, none of them cached, in pages of `page_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: there are no pages of that size, or `len` is more than `i64::MAX`.
+    /// [`Error::NoBuffers`]: the memory limit has no room for another file. [`Error::Forked`]: the
+    /// engine is the parent's.
+    pub fn blob(&self, len: u64, page_bytes: u32) -> Result<Blob> {
+        Blob::new(&self.shared, len, page_bytes)
+    }
+
     /// `count` buffers of `bytes` bytes each, zero and aligned for direct I/O, in regions of a few
     /// MiB that a [`Pipeline`] registers with the kernel as far as `RLIMIT_MEMLOCK` allows. The
     /// memory is the caller's; [`Engine::cache_bytes`] does not count it.
@@ -306,6 +318,7 @@ impl Engine {
         crate::inode::forget_parent();
     }
 
+    #[cfg(test)]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
