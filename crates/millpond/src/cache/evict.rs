@@ -20,8 +20,10 @@
 //!     +--- remembered by the ghost ------------> main
 //! ```
 //!
-//! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: the
-//!   teardown of a file first removes its frames here, under the lock, and takes the lock once more
+//! The queues link *seats*, which pages keep when they are overwritten: see `seat`.
+//!
+//! - **E1** A seat is in a queue only while its owner (a file core) and page are valid: the
+//!   teardown of a file first removes its seats here, under the lock, and takes the lock once more
 //!   before the core goes: work on a frame's owner is done under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
 //!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
@@ -79,7 +81,7 @@ enum QueueName {
     Main = 3,
 }
 
-/// A FIFO of frames, linked through their metadata.
+/// A FIFO of seats, linked through themselves.
 #[derive(Default)]
 struct Queue {
     head: u32,
@@ -135,7 +137,8 @@ pub(crate) enum Go {
 }
 
 enum Verdict {
-    Evicted,
+    /// Out of this frame.
+    Evicted(FrameIndex),
     /// By write-back.
     Kept,
     /// By write-back, and it was used since the last look.
@@ -151,7 +154,7 @@ struct Looks {
     kept: [u64; 4],
     /// Whether some were kept by write-back.
     any_kept: bool,
-    /// The first page that stayed for having been read again, and nothing else.
+    /// The seat of the first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
     /// The evictor takes a frame of this class, and has taken it.
     wanted: Option<Class>,
@@ -216,18 +219,18 @@ impl Queues {
     /// Puts a page that became READY into the queues.
     pub(crate) fn insert(&mut self, frames: &Frames, arrival: &Arrival<'_>) {
         let core: *const FileCore = arrival.core;
-        let meta = frames.meta(arrival.frame);
+        let seat = frames.seat_of(arrival.frame);
+        let meta = frames.meta(seat);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
-        meta.page.store(arrival.page.0, Relaxed);
         let class = Class::page(arrival.core.page_shift);
         let prefetched = if arrival.prefetched { PREFETCHED } else { 0 };
-        meta.tags.store(u32::from(class.tag()) << CLASS_SHIFT | prefetched, Relaxed);
+        meta.describe(arrival.page, u32::from(class.tag()) << CLASS_SHIFT | prefetched);
         let queue = if self.ghost.take(core as usize, arrival.page) {
             QueueName::Main
         } else {
             QueueName::Young
         };
-        self.push(frames, queue, arrival.frame);
+        self.push(frames, queue, seat);
         if !arrival.kept {
             self.barren = None;
         }
@@ -237,47 +240,13 @@ impl Queues {
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
     /// read since it was last looked at.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
-        self.unlink(frames, frame);
-        self.count_prefetched(frames.meta(frame), used);
+        let seat = frames.seat_of(frame);
+        self.unlink(frames, seat);
+        self.count_prefetched(frames.meta(seat), used);
     }
 
     pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
-        frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
-    }
-
-    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the
-    /// lock is not held for it. They may be others by then.
-    pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        for link in [&meta.previous, &meta.next] {
-            let neighbour = FrameIndex(link.load(Relaxed));
-            if frames.address(neighbour).is_some() {
-                std::hint::black_box(frames.meta(neighbour).tags.load(Relaxed));
-            }
-        }
-    }
-
-    /// Gives the place of `old` to `new`, the fresh frame of the same page.
-    pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
-        let (from, to) = (frames.meta(old), frames.meta(new));
-        self.count_prefetched(from, true);
-        let name = queue_of(from);
-        let (previous, next) = (from.previous.load(Relaxed), from.next.load(Relaxed));
-        to.owner.store(from.owner.load(Relaxed), Relaxed);
-        to.page.store(from.page.load(Relaxed), Relaxed);
-        to.tags.store(from.tags.load(Relaxed), Relaxed);
-        to.previous.store(previous, Relaxed);
-        to.next.store(next, Relaxed);
-        let queue = self.queue(name);
-        match previous {
-            0 => queue.head = new.0,
-            at => frames.meta(FrameIndex(at)).next.store(new.0, Relaxed),
-        }
-        match next {
-            0 => queue.tail = new.0,
-            at => frames.meta(FrameIndex(at)).previous.store(new.0, Relaxed),
-        }
-        from.tags.fetch_and(!QUEUE, Relaxed);
+        frames.seat(frame).tags() & QUEUE != 0
     }
 
     /// Evicts one page, if it meets one that can go (E2, E4). Its frame is for the caller, who has to hand
@@ -357,17 +326,17 @@ impl Queues {
     fn look_at(
         &mut self,
         frames: &Frames,
-        frame: FrameIndex,
+        seat: FrameIndex,
         force: bool,
         looks: &mut Looks,
     ) -> bool {
-        let name = queue_of(frames.meta(frame));
-        let verdict = self.judge(frames, name, frame, force);
-        self.unlink(frames, frame);
+        let name = queue_of(frames.meta(seat));
+        let verdict = self.judge(frames, name, seat, force);
+        self.unlink(frames, seat);
         looks.all[name as usize] += 1;
         let stays = match verdict {
-            Verdict::Evicted => {
-                let class = class_of(frames.meta(frame));
+            Verdict::Evicted(frame) => {
+                let class = class_of(frames.meta(seat));
                 if looks.wanted == Some(class) {
                     looks.taken = frames.retire(frame, class);
                 } else {
@@ -385,12 +354,12 @@ impl Queues {
                 to
             }
             Verdict::Used(to) => {
-                looks.first_used.get_or_insert(frame);
+                looks.first_used.get_or_insert(seat);
                 to
             }
             Verdict::Busy => name,
         };
-        self.push(frames, stays, frame);
+        self.push(frames, stays, seat);
         false
     }
 
@@ -400,14 +369,14 @@ impl Queues {
         &mut self,
         frames: &Frames,
         name: QueueName,
-        frame: FrameIndex,
+        seat: FrameIndex,
         force: bool,
     ) -> Verdict {
-        let meta = frames.meta(frame);
-        if meta.pins.is_pinned() {
-            return Verdict::Busy;
-        }
-        with_word(frames, frame, |held, word, seen| {
+        let meta = frames.meta(seat);
+        with_word(frames, seat, |held, word, seen| {
+            if frames.meta(seen.frame()).pins.is_pinned() {
+                return Verdict::Busy;
+            }
             let referenced = seen.is_referenced();
             let prefetched = self.count_prefetched(meta, referenced);
             if referenced && !force {
@@ -423,9 +392,9 @@ impl Queues {
             held.vacated();
             if name != QueueName::Main {
                 let core = meta.owner.load(Relaxed) as usize;
-                self.ghost.remember(core, PageIndex(meta.page.load(Relaxed)));
+                self.ghost.remember(core, meta.page());
             }
-            Verdict::Evicted
+            Verdict::Evicted(seen.frame())
         })
         .unwrap_or(Verdict::Busy)
     }
@@ -433,27 +402,27 @@ impl Queues {
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
     fn trim_young(&mut self, frames: &Frames) {
         while self.young.bytes > self.young_bytes_max {
-            let frame = FrameIndex(self.young.head);
-            let referenced = with_word(frames, frame, |_, word, _| word.take_referenced());
+            let seat = FrameIndex(self.young.head);
+            let referenced = with_word(frames, seat, |_, word, _| word.take_referenced());
             if referenced == Some(true) {
-                self.count_prefetched(frames.meta(frame), true);
+                self.count_prefetched(frames.meta(seat), true);
             }
-            self.unlink(frames, frame);
-            self.push(frames, QueueName::Small, frame);
+            self.unlink(frames, seat);
+            self.push(frames, QueueName::Small, seat);
             self.ask_for_head(frames, QueueName::Young);
         }
     }
 
     /// Has the processor fetch what the next look at the head of a queue will want.
     fn ask_for_head(&mut self, frames: &Frames, name: QueueName) {
-        let frame = FrameIndex(self.queue(name).head);
-        if frame == FrameIndex::NONE {
+        let seat = FrameIndex(self.queue(name).head);
+        if seat == FrameIndex::NONE {
             return;
         }
-        let meta = frames.meta(frame);
+        let meta = frames.meta(seat);
         // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(frames, PageIndex(meta.page.load(Relaxed)));
+        core.ask_for(frames, meta.page());
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
             copy::ask_for_line(frames.meta(next));
@@ -463,7 +432,11 @@ impl Queues {
     /// Settles whether a page that read-ahead brought was of use; whether it is such a page, and
     /// was not settled before.
     fn count_prefetched(&mut self, meta: &FrameMeta, used: bool) -> bool {
-        let prefetched = meta.tags.fetch_and(!PREFETCHED, Relaxed) & PREFETCHED != 0;
+        let tags = meta.tags();
+        let prefetched = tags & PREFETCHED != 0;
+        if prefetched {
+            meta.set_tags(tags & !PREFETCHED);
+        }
         if prefetched && used {
             self.readahead.used += 1;
         } else if prefetched {
@@ -485,24 +458,24 @@ impl Queues {
         }
     }
 
-    fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
-        let meta = frames.meta(frame);
+    fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
+        let meta = frames.meta(seat);
         let bytes = class_of(meta).bytes() as u64;
-        meta.tags.fetch_or(name as u32, Relaxed);
+        meta.set_tags(meta.tags() | name as u32);
         let queue = self.queue(name);
         meta.next.store(0, Relaxed);
         meta.previous.store(queue.tail, Relaxed);
         match queue.tail {
-            0 => queue.head = frame.0,
-            tail => frames.meta(FrameIndex(tail)).next.store(frame.0, Relaxed),
+            0 => queue.head = seat.0,
+            tail => frames.meta(FrameIndex(tail)).next.store(seat.0, Relaxed),
         }
-        queue.tail = frame.0;
+        queue.tail = seat.0;
         queue.frames += 1;
         queue.bytes += bytes;
     }
 
-    fn unlink(&mut self, frames: &Frames, frame: FrameIndex) {
-        let meta = frames.meta(frame);
+    fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
+        let meta = frames.meta(seat);
         let bytes = class_of(meta).bytes() as u64;
         let queue = self.queue(queue_of(meta));
         let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
@@ -516,37 +489,37 @@ impl Queues {
         }
         queue.frames -= 1;
         queue.bytes -= bytes;
-        meta.tags.fetch_and(!QUEUE, Relaxed);
+        meta.set_tags(meta.tags() & !QUEUE);
     }
 }
 
 fn class_of(meta: &FrameMeta) -> Class {
-    Class::from_tag((meta.tags.load(Relaxed) >> CLASS_SHIFT) as u8)
+    Class::from_tag((meta.tags() >> CLASS_SHIFT) as u8)
 }
 
 fn queue_of(meta: &FrameMeta) -> QueueName {
-    match meta.tags.load(Relaxed) & QUEUE {
+    match meta.tags() & QUEUE {
         1 => QueueName::Young,
         2 => QueueName::Small,
         3 => QueueName::Main,
-        _ => unreachable!("the frame is in no queue"),
+        _ => unreachable!("the seat is in no queue"),
     }
 }
 
-/// Calls `then` with the word of the page whose frame is queued as `frame`, unless the page is in
-/// transition.
+/// Calls `then` with the word of the page that has the queued `seat`, unless the page is in
+/// transition (seat.S2).
 fn with_word<R>(
     frames: &Frames,
-    frame: FrameIndex,
+    seat: FrameIndex,
     then: impl FnOnce(&Held<'_>, &PageWord, Word) -> R,
 ) -> Option<R> {
-    let meta = frames.meta(frame);
-    // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
+    let meta = frames.meta(seat);
+    // SAFETY: E1: the owner of a queued seat is a live core, and we are under the lock that its
     // teardown takes first.
     let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-    let page = PageIndex(meta.page.load(Relaxed));
+    let page = meta.page();
     let held = core.hold(frames, page, false).ok()?;
     let word = held.word(page);
     let seen = word.load();
-    (seen.is_ready() && seen.frame() == frame).then(|| then(&held, word, seen))
+    (seen.is_ready() && frames.seat_of(seen.frame()) == seat).then(|| then(&held, word, seen))
 }

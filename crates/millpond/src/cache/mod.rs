@@ -24,6 +24,8 @@ mod group;
 
 mod nest;
 
+pub(crate) mod seat;
+
 pub(crate) mod pageset;
 
 pub(crate) mod heap;
@@ -50,6 +52,9 @@ mod loom_pin_tests;
 
 #[cfg(all(test, loom))]
 mod loom_writeback_tests;
+
+#[cfg(all(test, loom))]
+mod loom_seat_tests;
 
 use std::io;
 use std::ptr::NonNull;
@@ -259,23 +264,15 @@ impl Cache {
         }
     }
 
-    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there
-    /// was none.
+    /// Fresh frames took the places of the `old` ones, and take their seats (seat.S1); the old ones are
+    /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
-        for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
-            let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
-            if places.clone().next().is_none() {
-                continue;
-            }
-            for (old, _) in places.clone() {
-                Queues::prefetch(&self.frames, *old);
-            }
-            let mut queues = self.queues.lock().expect("no panic under the lock");
-            for (old, new) in places {
-                queues.replace(&self.frames, *old, *new);
-            }
+        let mut any = false;
+        for (&old, &new) in old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE) {
+            self.frames.swap_seats(old, new);
+            any = true;
         }
-        if old.iter().any(|&old| old != FrameIndex::NONE) {
+        if any {
             self.frames.release_many(old, class);
         }
     }
