@@ -40,10 +40,15 @@
 //!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
 //!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
 //!   it is the oldest that was looked at.
+//! - **E5** Leaves are not held while their words are looked at. A word that is READY with a queued frame
+//!   is that of the frame's page: the frame has no other, as it would leave the queue first, under the
+//!   lock. So what empties it has found it in its leaf, which it kept alive (table.T1), and has the
+//!   hold that goes with it. A look alone may be at a leaf that was recycled; it clears a REFERENCED, no more.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
+use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::class::Class;
@@ -238,7 +243,7 @@ impl Queues {
     /// read since it was last looked at.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
         self.unlink(frames, frame);
-        self.count_prefetched(frames.meta(frame), used);
+        count_prefetched(&mut self.readahead, frames.meta(frame), used);
     }
 
     pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
@@ -260,7 +265,7 @@ impl Queues {
     /// Gives the place of `old` to `new`, the fresh frame of the same page.
     pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
         let (from, to) = (frames.meta(old), frames.meta(new));
-        self.count_prefetched(from, true);
+        count_prefetched(&mut self.readahead, from, true);
         let name = queue_of(from);
         let (previous, next) = (from.previous.load(Relaxed), from.next.load(Relaxed));
         to.owner.store(from.owner.load(Relaxed), Relaxed);
@@ -277,7 +282,7 @@ impl Queues {
             0 => queue.tail = new.0,
             at => frames.meta(FrameIndex(at)).previous.store(new.0, Relaxed),
         }
-        from.tags.fetch_and(!QUEUE, Relaxed);
+        from.tags.store(from.tags.load(Relaxed) & !QUEUE, Relaxed);
     }
 
     /// Evicts one page, if it meets one that can go (E2, E4). Its frame is for the caller, who has to hand
@@ -407,36 +412,38 @@ impl Queues {
         if meta.pins.is_pinned() {
             return Verdict::Busy;
         }
-        with_word(frames, frame, |held, word, seen| {
-            let referenced = seen.is_referenced();
-            let prefetched = self.count_prefetched(meta, referenced);
-            if referenced && !force {
-                word.take_referenced();
-                // The first reads of a page that read-ahead brought too early for the young queue.
-                let first_use = prefetched || name == QueueName::Young;
-                let to = if first_use { QueueName::Small } else { QueueName::Main };
-                return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
-            }
-            if !word.try_evict(seen, &held.core().epoch) {
-                return if seen.is_kept() { Verdict::Kept } else { Verdict::Busy };
-            }
-            held.vacated();
-            if name != QueueName::Main {
-                let core = meta.owner.load(Relaxed) as usize;
-                self.ghost.remember(core, PageIndex(meta.page.load(Relaxed)));
-            }
-            Verdict::Evicted
-        })
-        .unwrap_or(Verdict::Busy)
+        let Some(Place { core, leaf, page, word, seen }) = Place::of(frames, frame) else {
+            return Verdict::Busy;
+        };
+        let referenced = seen.is_referenced();
+        let prefetched = count_prefetched(&mut self.readahead, meta, referenced);
+        if referenced && !force {
+            word.take_referenced();
+            // The first reads of a page that read-ahead brought too early for the young queue.
+            let first_use = prefetched || name == QueueName::Young;
+            let to = if first_use { QueueName::Small } else { QueueName::Main };
+            return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
+        }
+        if !word.try_evict(seen, &core.epoch) {
+            return if seen.is_kept() { Verdict::Kept } else { Verdict::Busy };
+        }
+        // E5
+        drop(Held::of_emptied(frames, core, leaf, page));
+        if name != QueueName::Main {
+            self.ghost.remember(ptr::from_ref(core).addr(), page);
+        }
+        Verdict::Evicted
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
     fn trim_young(&mut self, frames: &Frames) {
         while self.young.bytes > self.young_bytes_max {
             let frame = FrameIndex(self.young.head);
-            let referenced = with_word(frames, frame, |_, word, _| word.take_referenced());
-            if referenced == Some(true) {
-                self.count_prefetched(frames.meta(frame), true);
+            if let Some(Place { word, seen, .. }) = Place::of(frames, frame)
+                && seen.is_referenced()
+            {
+                word.take_referenced();
+                count_prefetched(&mut self.readahead, frames.meta(frame), true);
             }
             self.unlink(frames, frame);
             self.push(frames, QueueName::Small, frame);
@@ -460,18 +467,6 @@ impl Queues {
         }
     }
 
-    /// Settles whether a page that read-ahead brought was of use; whether it is such a page, and
-    /// was not settled before.
-    fn count_prefetched(&mut self, meta: &FrameMeta, used: bool) -> bool {
-        let prefetched = meta.tags.fetch_and(!PREFETCHED, Relaxed) & PREFETCHED != 0;
-        if prefetched && used {
-            self.readahead.used += 1;
-        } else if prefetched {
-            self.readahead.wasted += 1;
-        }
-        prefetched
-    }
-
     /// The use of read-ahead, as far as it is settled.
     pub(crate) fn readahead_use(&self) -> ReadaheadUse {
         self.readahead
@@ -488,7 +483,7 @@ impl Queues {
     fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
         let meta = frames.meta(frame);
         let bytes = class_of(meta).bytes() as u64;
-        meta.tags.fetch_or(name as u32, Relaxed);
+        meta.tags.store(meta.tags.load(Relaxed) | name as u32, Relaxed);
         let queue = self.queue(name);
         meta.next.store(0, Relaxed);
         meta.previous.store(queue.tail, Relaxed);
@@ -516,7 +511,7 @@ impl Queues {
         }
         queue.frames -= 1;
         queue.bytes -= bytes;
-        meta.tags.fetch_and(!QUEUE, Relaxed);
+        meta.tags.store(meta.tags.load(Relaxed) & !QUEUE, Relaxed);
     }
 }
 
@@ -533,20 +528,43 @@ fn queue_of(meta: &FrameMeta) -> QueueName {
     }
 }
 
-/// Calls `then` with the word of the page whose frame is queued as `frame`, unless the page is in
-/// transition.
-fn with_word<R>(
-    frames: &Frames,
-    frame: FrameIndex,
-    then: impl FnOnce(&Held<'_>, &PageWord, Word) -> R,
-) -> Option<R> {
-    let meta = frames.meta(frame);
-    // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
-    // teardown takes first.
-    let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-    let page = PageIndex(meta.page.load(Relaxed));
-    let held = core.hold(frames, page, false).ok()?;
-    let word = held.word(page);
-    let seen = word.load();
-    (seen.is_ready() && seen.frame() == frame).then(|| then(&held, word, seen))
+/// Settles whether a page that read-ahead brought was of use; whether it is such a page, and was not
+/// settled before.
+fn count_prefetched(readahead: &mut ReadaheadUse, meta: &FrameMeta, used: bool) -> bool {
+    let tags = meta.tags.load(Relaxed);
+    if tags & PREFETCHED == 0 {
+        return false;
+    }
+    meta.tags.store(tags & !PREFETCHED, Relaxed);
+    if used {
+        readahead.used += 1;
+    } else {
+        readahead.wasted += 1;
+    }
+    true
+}
+
+/// Where the page is that has a queued frame.
+struct Place<'f> {
+    core: &'f FileCore,
+    leaf: FrameIndex,
+    page: PageIndex,
+    word: &'f PageWord,
+    /// READY, with that frame.
+    seen: Word,
+}
+
+impl<'f> Place<'f> {
+    /// `None`: the page is in transition.
+    fn of(frames: &'f Frames, frame: FrameIndex) -> Option<Place<'f>> {
+        let meta = frames.meta(frame);
+        // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
+        // teardown takes first.
+        let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
+        let page = PageIndex(meta.page.load(Relaxed));
+        let (leaf, word) = core.lookup_leaf(frames, page)?;
+        let seen = word.load();
+        let place = Place { core, leaf, page, word, seen };
+        (seen.is_ready() && seen.frame() == frame).then_some(place)
+    }
 }

@@ -24,6 +24,8 @@ mod group;
 
 mod nest;
 
+mod link;
+
 pub(crate) mod pageset;
 
 pub(crate) mod heap;
