@@ -49,10 +49,11 @@
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
 use std::ptr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::cache::class::Class;
-use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
+use crate::cache::fifo::{KEPT, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of};
+use crate::cache::frame::{FrameMeta, Frames};
 use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held};
@@ -62,9 +63,10 @@ use crate::units::{FrameIndex, PageIndex};
 /// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
 /// words and metadata come from memory.
 const LOOKS_MAX: u64 = 64;
-/// Of one go: each queue, the young one for once more, and the page that goes then.
+/// Of one go: each queue, the young one for once more, and the page that goes then; and pages before, as
+/// long as there were few looks.
 #[cfg(test)]
-pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 4 * LOOKS_MAX + 1;
+pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 5 * LOOKS_MAX + 1;
 /// So many of those kept by write-back, half of a go's, make the queue rest (E2).
 const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
 /// For so many evictions: looks in vain are half a look for each of them, then.
@@ -73,25 +75,6 @@ const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 /// The shares of the young and the small queue in the limit.
 const YOUNG_PART: u64 = 64;
 const SMALL_PART: u64 = 10;
-
-const QUEUE: u32 = 0b11;
-const PREFETCHED: u32 = 1 << 2;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum QueueName {
-    Young = 1,
-    Small = 2,
-    Main = 3,
-}
-
-/// A FIFO of frames, linked through their metadata.
-#[derive(Default)]
-struct Queue {
-    head: u32,
-    tail: u32,
-    frames: u64,
-    bytes: u64,
-}
 
 /// The queues of an engine.
 pub(crate) struct Queues {
@@ -118,26 +101,19 @@ pub(crate) struct ReadaheadUse {
     pub(crate) wasted: u64,
 }
 
-/// A page that became READY.
-pub(crate) struct Arrival<'a> {
-    pub(crate) frame: FrameIndex,
-    pub(crate) core: &'a FileCore,
-    pub(crate) page: PageIndex,
-    pub(crate) prefetched: bool,
-    /// By write-back.
-    pub(crate) kept: bool,
-}
-
 /// What one go at the queues came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Go {
-    /// One page; its frame is the caller's, if it is of the class that was wanted, else free.
-    Evicted(Option<FrameIndex>),
+    /// Some pages, out of their words: their frames are for the caller to retire.
+    Evicted,
     /// There is more behind the pages that it showed. `any_kept`: some of those by write-back.
     More { any_kept: bool },
     /// Nothing can go.
     Nothing,
 }
+
+/// A page that went: its frame, and that one's class.
+type Victim = (FrameIndex, Class);
 
 enum Verdict {
     Evicted,
@@ -150,7 +126,8 @@ enum Verdict {
     Busy,
 }
 
-/// The looks of one go, by the name of the queue.
+/// The looks for one page, by the name of the queue.
+#[derive(Default)]
 struct Looks {
     all: [u64; 4],
     kept: [u64; 4],
@@ -158,16 +135,6 @@ struct Looks {
     any_kept: bool,
     /// The first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
-    /// The evictor takes a frame of this class, and has taken it.
-    wanted: Option<Class>,
-    taken: Option<FrameIndex>,
-}
-
-impl Looks {
-    fn new(wanted: Option<Class>) -> Looks {
-        let (all, kept) = ([0; 4], [0; 4]);
-        Looks { all, kept, any_kept: false, first_used: None, wanted, taken: None }
-    }
 }
 
 impl Queues {
@@ -218,103 +185,124 @@ impl Queues {
         self.ghost.bytes()
     }
 
-    /// Puts a page that became READY into the queues.
-    pub(crate) fn insert(&mut self, frames: &Frames, arrival: &Arrival<'_>) {
-        let core: *const FileCore = arrival.core;
-        let meta = frames.meta(arrival.frame);
-        meta.owner.store(core.cast_mut().cast(), Relaxed);
-        meta.page.store(arrival.page.0, Relaxed);
-        let class = Class::page(arrival.core.page_shift);
-        let prefetched = if arrival.prefetched { PREFETCHED } else { 0 };
-        meta.tags.store(u32::from(class.tag()) << CLASS_SHIFT | prefetched, Relaxed);
-        let queue = if self.ghost.take(core as usize, arrival.page) {
-            QueueName::Main
-        } else {
-            QueueName::Young
-        };
-        self.push(frames, queue, arrival.frame);
-        if !arrival.kept {
-            self.barren = None;
+    /// Puts those of `newcomers` into queues that are newcomers still (newcomers.N1).
+    pub(crate) fn admit(&mut self, frames: &Frames, newcomers: &[FrameIndex]) {
+        for &frame in newcomers {
+            let meta = frames.meta(frame);
+            // Acquire: pairs with the release of `Arrival::note`.
+            let tags = meta.tags.load(Acquire);
+            if tags & NEWCOMER != 0 {
+                meta.tags.store(tags & !(NEWCOMER | KEPT), Relaxed);
+                if tags & KEPT == 0 {
+                    self.barren = None;
+                }
+                self.insert(frames, frame);
+            }
         }
+    }
+
+    /// Puts a page into the queue that it begins in.
+    fn insert(&mut self, frames: &Frames, frame: FrameIndex) {
+        let meta = frames.meta(frame);
+        let file = meta.owner.load(Relaxed).addr();
+        let remembered = self.ghost.take(file, PageIndex(meta.page.load(Relaxed)));
+        let queue = if remembered { QueueName::Main } else { QueueName::Young };
+        self.push(frames, queue, frame);
         self.trim_young(frames);
     }
 
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
     /// read since it was last looked at.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
-        self.unlink(frames, frame);
-        count_prefetched(&mut self.readahead, frames.meta(frame), used);
-    }
-
-    pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
-        frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
-    }
-
-    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the
-    /// lock is not held for it. They may be others by then.
-    pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
         let meta = frames.meta(frame);
-        for link in [&meta.previous, &meta.next] {
-            let neighbour = FrameIndex(link.load(Relaxed));
-            if frames.address(neighbour).is_some() {
-                std::hint::black_box(frames.meta(neighbour).tags.load(Relaxed));
-            }
+        match meta.tags.load(Relaxed) {
+            tags if tags & NEWCOMER != 0 => meta.tags.store(tags & !(NEWCOMER | KEPT), Relaxed),
+            _ => self.unlink(frames, frame),
         }
+        count_prefetched(&mut self.readahead, meta, used);
+    }
+
+    /// Whether it is in a queue, or is to be put into one.
+    pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
+        frames.meta(frame).tags.load(Relaxed) & (QUEUE | NEWCOMER) != 0
     }
 
     /// Gives the place of `old` to `new`, the fresh frame of the same page.
     pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
         let (from, to) = (frames.meta(old), frames.meta(new));
         count_prefetched(&mut self.readahead, from, true);
-        let name = queue_of(from);
-        let (previous, next) = (from.previous.load(Relaxed), from.next.load(Relaxed));
-        to.owner.store(from.owner.load(Relaxed), Relaxed);
-        to.page.store(from.page.load(Relaxed), Relaxed);
-        to.tags.store(from.tags.load(Relaxed), Relaxed);
-        to.previous.store(previous, Relaxed);
-        to.next.store(next, Relaxed);
-        let queue = self.queue(name);
-        match previous {
-            0 => queue.head = new.0,
-            at => frames.meta(FrameIndex(at)).next.store(new.0, Relaxed),
+        let tags = from.tags.load(Relaxed);
+        if tags & NEWCOMER != 0 {
+            to.owner.store(from.owner.load(Relaxed), Relaxed);
+            to.page.store(from.page.load(Relaxed), Relaxed);
+            to.tags.store(tags & !(NEWCOMER | KEPT), Relaxed);
+            from.tags.store(tags & !(NEWCOMER | KEPT), Relaxed);
+            return self.insert(frames, new);
         }
-        match next {
-            0 => queue.tail = new.0,
-            at => frames.meta(FrameIndex(at)).previous.store(new.0, Relaxed),
-        }
-        from.tags.store(from.tags.load(Relaxed) & !QUEUE, Relaxed);
+        self.queue(queue_of(from)).replace(frames, old, new);
     }
 
-    /// Evicts one page, if it meets one that can go (E2, E4). Its frame is for the caller, who has to hand
-    /// it out (`Frames::handed_out`), if it is of class `wanted` and nobody has it pinned.
-    pub(crate) fn evict_one(&mut self, frames: &Frames, wanted: Option<Class>) -> Go {
-        self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
-        let mut looks = Looks::new(wanted);
-        let mut gone = false;
-        while !gone && let Some(name) = self.next_queue(&looks) {
-            gone = self.look(frames, name, false, &mut looks);
-        }
-        if !gone && let Some(first_used) = looks.first_used {
-            gone = self.evict_anyway(frames, first_used, &mut looks);
-        }
+    /// Evicts up to `most` pages, if it meets some that can go (E2, E4), and adds them to `victims`.
+    pub(crate) fn evict(
+        &mut self,
+        frames: &Frames,
+        most: usize,
+        victims: &mut impl Extend<Victim>,
+    ) -> Go {
+        let mut evicted = 0;
+        let mut all_looks = 0;
+        let end = loop {
+            let (end, looks) = self.evict_one(frames, victims);
+            all_looks += looks;
+            evicted += usize::from(end == Go::Evicted);
+            if end != Go::Evicted || evicted == most || all_looks >= LOOKS_MAX {
+                break end;
+            }
+        };
         #[cfg(test)]
         {
-            self.most_looks = self.most_looks.max(looks.all.iter().sum());
+            self.most_looks = self.most_looks.max(all_looks);
         }
-        if gone {
-            Go::Evicted(looks.taken)
+        if evicted > 0 { Go::Evicted } else { end }
+    }
+
+    /// One of them, and how many were looked at for it.
+    fn evict_one(&mut self, frames: &Frames, victims: &mut impl Extend<Victim>) -> (Go, u64) {
+        self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
+        let mut looks = Looks::default();
+        let mut gone = None;
+        while gone.is_none()
+            && let Some(name) = self.next_queue(&looks)
+        {
+            gone = self.look(frames, name, false, &mut looks);
+        }
+        if gone.is_none()
+            && let Some(first_used) = looks.first_used
+        {
+            gone = self.evict_anyway(frames, first_used, &mut looks);
+        }
+        let go = if gone.is_some() {
+            Go::Evicted
         } else if looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
             Go::More { any_kept: looks.any_kept }
         } else {
             Go::Nothing
-        }
+        };
+        victims.extend(gone);
+        (go, looks.all.iter().sum())
     }
 
     /// The oldest newcomer, or else `first_used` (E4).
-    fn evict_anyway(&mut self, frames: &Frames, first_used: FrameIndex, looks: &mut Looks) -> bool {
+    fn evict_anyway(
+        &mut self,
+        frames: &Frames,
+        first_used: FrameIndex,
+        looks: &mut Looks,
+    ) -> Option<Victim> {
         for _ in 0..self.young.frames.min(LOOKS_MAX) {
-            if self.look(frames, QueueName::Young, true, looks) {
-                return true;
+            let gone = self.look(frames, QueueName::Young, true, looks);
+            if gone.is_some() {
+                return gone;
             }
         }
         // Queued all the time: nobody else had the lock.
@@ -345,11 +333,17 @@ impl Queues {
         awake(false).or_else(|| awake(true))
     }
 
-    /// Looks at the head of queue `name`; whether it went.
-    fn look(&mut self, frames: &Frames, name: QueueName, force: bool, looks: &mut Looks) -> bool {
+    /// Looks at the head of queue `name`.
+    fn look(
+        &mut self,
+        frames: &Frames,
+        name: QueueName,
+        force: bool,
+        looks: &mut Looks,
+    ) -> Option<Victim> {
         let head = FrameIndex(self.queue(name).head);
         let gone = self.look_at(frames, head, force, looks);
-        if gone {
+        if gone.is_some() {
             self.ask_for_head(frames, name);
         } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
             self.rests[name as usize] = REST_EVICTIONS;
@@ -357,29 +351,20 @@ impl Queues {
         gone
     }
 
-    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue
-    /// or the next one.
+    /// Looks at a queued page: it goes, or it moves to the end of its queue or the next one.
     fn look_at(
         &mut self,
         frames: &Frames,
         frame: FrameIndex,
         force: bool,
         looks: &mut Looks,
-    ) -> bool {
+    ) -> Option<Victim> {
         let name = queue_of(frames.meta(frame));
         let verdict = self.judge(frames, name, frame, force);
         self.unlink(frames, frame);
         looks.all[name as usize] += 1;
         let stays = match verdict {
-            Verdict::Evicted => {
-                let class = class_of(frames.meta(frame));
-                if looks.wanted == Some(class) {
-                    looks.taken = frames.retire(frame, class);
-                } else {
-                    frames.release(frame, class);
-                }
-                return true;
-            }
+            Verdict::Evicted => return Some((frame, class_of(frames.meta(frame)))),
             Verdict::Kept => {
                 looks.kept[name as usize] += 1;
                 looks.any_kept = true;
@@ -396,7 +381,7 @@ impl Queues {
             Verdict::Busy => name,
         };
         self.push(frames, stays, frame);
-        false
+        None
     }
 
     /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was
@@ -472,59 +457,20 @@ impl Queues {
         self.readahead
     }
 
+    fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
+        self.queue(name).push(frames, name, frame);
+    }
+
+    fn unlink(&mut self, frames: &Frames, frame: FrameIndex) {
+        self.queue(queue_of(frames.meta(frame))).unlink(frames, frame);
+    }
+
     fn queue(&mut self, name: QueueName) -> &mut Queue {
         match name {
             QueueName::Young => &mut self.young,
             QueueName::Small => &mut self.small,
             QueueName::Main => &mut self.main,
         }
-    }
-
-    fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        let bytes = class_of(meta).bytes() as u64;
-        meta.tags.store(meta.tags.load(Relaxed) | name as u32, Relaxed);
-        let queue = self.queue(name);
-        meta.next.store(0, Relaxed);
-        meta.previous.store(queue.tail, Relaxed);
-        match queue.tail {
-            0 => queue.head = frame.0,
-            tail => frames.meta(FrameIndex(tail)).next.store(frame.0, Relaxed),
-        }
-        queue.tail = frame.0;
-        queue.frames += 1;
-        queue.bytes += bytes;
-    }
-
-    fn unlink(&mut self, frames: &Frames, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        let bytes = class_of(meta).bytes() as u64;
-        let queue = self.queue(queue_of(meta));
-        let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
-        match previous {
-            0 => queue.head = next,
-            at => frames.meta(FrameIndex(at)).next.store(next, Relaxed),
-        }
-        match next {
-            0 => queue.tail = previous,
-            at => frames.meta(FrameIndex(at)).previous.store(previous, Relaxed),
-        }
-        queue.frames -= 1;
-        queue.bytes -= bytes;
-        meta.tags.store(meta.tags.load(Relaxed) & !QUEUE, Relaxed);
-    }
-}
-
-fn class_of(meta: &FrameMeta) -> Class {
-    Class::from_tag((meta.tags.load(Relaxed) >> CLASS_SHIFT) as u8)
-}
-
-fn queue_of(meta: &FrameMeta) -> QueueName {
-    match meta.tags.load(Relaxed) & QUEUE {
-        1 => QueueName::Young,
-        2 => QueueName::Small,
-        3 => QueueName::Main,
-        _ => unreachable!("the frame is in no queue"),
     }
 }
 

@@ -48,6 +48,7 @@ use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::cache::class::Class;
+use crate::cache::magazine::Magazines;
 use crate::cache::pin::Pins;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
@@ -151,6 +152,7 @@ pub(crate) struct Frames {
     pub(crate) nests: Mutex<Vec<u32>>,
     /// False: there are none. A hint that spares the lock.
     pub(super) may_have_nests: AtomicBool,
+    pub(super) magazines: Magazines,
     survival: Option<Arc<Survival>>,
 }
 
@@ -201,6 +203,7 @@ impl Frames {
             classes: Default::default(),
             nests: Mutex::default(),
             may_have_nests: AtomicBool::new(false),
+            magazines: Magazines::new(limit_bytes),
             survival,
         };
         frames.meta(FrameIndex::NONE).tags.store(MARK, Relaxed);
@@ -242,6 +245,7 @@ impl Frames {
     /// Changes the limit: not beyond that of [`Frames::new`], for which the address space is reserved.
     pub(super) fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Relaxed);
+        self.magazines.set_limit(limit_bytes);
     }
 
     /// The limit that has room for what is charged now, and no more.

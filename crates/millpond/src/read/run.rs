@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Release;
 use smallvec::SmallVec;
 
 use crate::cache::class::Class;
-use crate::cache::evict::Arrival;
+use crate::cache::fifo::Arrival;
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::Held;
 use crate::copy;
