@@ -39,7 +39,7 @@
 
 use std::io;
 use std::ptr;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -48,6 +48,7 @@ use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::cache::class::Class;
+use crate::cache::magazine::Magazines;
 use crate::cache::pin::Pins;
 use crate::cache::seat::Seat;
 #[cfg(doc)]
@@ -107,12 +108,18 @@ impl FrameMeta {
     /// Caller: the only one to write it now.
     #[inline]
     pub(crate) fn set_tags(&self, tags: u32) {
-        self.describe(self.page(), tags);
+        self.page_and_tags.store(self.page().0 << TAG_BITS | u64::from(tags), Relaxed);
     }
 
-    /// As [`FrameMeta::set_tags`].
-    pub(crate) fn describe(&self, page: PageIndex, tags: u32) {
-        self.page_and_tags.store(page.0 << TAG_BITS | u64::from(tags), Relaxed);
+    /// Of a seat in the caller's hands, whose owner is stored before.
+    pub(super) fn describe(&self, page: PageIndex, tags: u32) {
+        // Release: pairs with `published_tags`, so that the owner is seen with it (newcomers.N2).
+        self.page_and_tags.store(page.0 << TAG_BITS | u64::from(tags), Release);
+    }
+
+    /// The tags of a seat that somebody else may describe just now.
+    pub(super) fn published_tags(&self) -> u32 {
+        self.page_and_tags.load(Acquire) as u32 & ((1 << TAG_BITS) - 1)
     }
 
     /// Sets up a frame of a nest, whose seat is its own.
@@ -200,6 +207,7 @@ pub(crate) struct Frames {
     pub(crate) nests: Mutex<Vec<u32>>,
     /// False: there are none. A hint that spares the lock.
     pub(super) may_have_nests: AtomicBool,
+    pub(super) magazines: Magazines,
     survival: Option<Arc<Survival>>,
 }
 
@@ -250,6 +258,7 @@ impl Frames {
             classes: Default::default(),
             nests: Mutex::default(),
             may_have_nests: AtomicBool::new(false),
+            magazines: Magazines::new(limit_bytes),
             survival,
         };
         frames.meta(FrameIndex::NONE).set_tags(MARK);
@@ -291,6 +300,7 @@ impl Frames {
     /// Changes the limit: not beyond that of [`Frames::new`], for which the address space is reserved.
     pub(super) fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Relaxed);
+        self.magazines.set_limit(limit_bytes);
     }
 
     /// The limit that has room for what is charged now, and no more.

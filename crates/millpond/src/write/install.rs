@@ -1,7 +1,7 @@
 //! Putting the pages of a write in place together.
 
 use crate::cache::class::Class;
-use crate::cache::evict::Arrival;
+use crate::cache::fifo::Arrival;
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
 use crate::flush;
