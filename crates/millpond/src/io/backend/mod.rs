@@ -98,6 +98,16 @@ pub(crate) trait BackingFile: Send + Sync {
         false
     }
 
+    /// What of [`BackingFile::attach`] can fail, done before with a descriptor that stays the caller's.
+    ///
+    /// # Errors
+    ///
+    /// As for `attach`.
+    fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
+        let _ = (fd, opened);
+        Ok(())
+    }
+
     /// Offers a descriptor of the file; gives it back unless it is kept.
     ///
     /// # Errors
