@@ -23,8 +23,8 @@ use crate::cache::parked::{Parked, parking};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::face::view::Detached;
-use crate::inode::{CachedFile, Shared};
 use crate::inode::leaves::Leaves;
+use crate::inode::{CachedFile, Shared};
 use crate::io::backend::nowhere::Nowhere;
 use crate::options::OpenOptions;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
@@ -255,14 +255,16 @@ impl Fill {
 
     fn finish(mut self, valid: usize) {
         let run = self.run.take().expect("taken only as `self` goes");
-        let _ = run.finish(&self.cached, valid as u64, &mut |_| {});
+        let mut leaves = Leaves::new(&self.cached);
+        let _ = run.finish(&self.cached, &mut leaves, valid as u64, &mut |_| {});
     }
 }
 
 impl Drop for Fill {
     fn drop(&mut self) {
         if let Some(run) = self.run.take() {
-            let _ = run.finish(&self.cached, 0, &mut |_| {});
+            let mut leaves = Leaves::new(&self.cached);
+            let _ = run.finish(&self.cached, &mut leaves, 0, &mut |_| {});
         }
     }
 }
