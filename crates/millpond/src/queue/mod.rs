@@ -389,11 +389,11 @@ impl Inner {
             kind => return Some(Request { file, user_data, kind }),
         };
         let queue = Arc::clone(self);
-        let tell = Box::new(move |result, buffers| {
+        let tell = move |result, buffers| {
             let buffer = Vec::new();
             queue.complete(Completion { user_data, result, buffer, buffers });
-        });
-        unattended::start_read(file, list, offset, self.ring.clone(), tell);
+        };
+        unattended::start_read(file, list, offset, self.ring.as_ref(), tell);
         None
     }
 }

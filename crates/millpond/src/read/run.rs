@@ -193,10 +193,10 @@ impl Run {
             drop(owner);
         });
         let read = BackgroundRead { offset, wanted, direct: false, segments, done };
-        match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
+        match shared_ring::start_read(ring.as_ref(), Arc::clone(&file.backing), read) {
             Ok(()) => true,
             Err(read) => {
-                (read.done)(Ok(0));
+                read.done.end(Ok(0));
                 false
             }
         }

@@ -71,7 +71,7 @@ impl RingRead {
 
     /// Tells of its end, which may be the last of the file.
     pub(crate) fn finish(self, outcome: io::Result<usize>) {
-        (self.read.done)(outcome);
+        self.read.done.end(outcome);
         drop(self.file);
     }
 }

@@ -91,10 +91,9 @@ impl Drop for Held<'_> {
 /// Starts a read of `file` in `ring`, if it takes it, or else as its back end does.
 pub(crate) fn start_read(
     ring: Option<&Arc<SharedRing>>,
-    file: &Arc<dyn BackingFile>,
+    file: Arc<dyn BackingFile>,
     read: BackgroundRead,
 ) -> Result<(), BackgroundRead> {
-    let file = Arc::clone(file);
     let Some(ring) = ring else { return file.start(read) };
     ring.start(RingRead { file, read }).or_else(|RingRead { file, read }| file.start(read))
 }
