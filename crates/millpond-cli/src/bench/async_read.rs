@@ -192,11 +192,12 @@ impl Reads for PondReads {
                 let buffer = self.buffers.pop().expect("looked at above");
                 requests.push(Request::read(&self.file, buffer, offset).user_data(offset));
             }
-            in_flight += self.queue.submit(&mut requests);
-            if in_flight == 0 {
+            if in_flight + requests.len() == 0 {
                 return outcome.map(|()| done);
             }
-            for completion in self.queue.wait(1, depth, None)? {
+            let (submitted, ended) = self.queue.submit_and_wait(&mut requests, 1, depth, None)?;
+            in_flight += submitted;
+            for completion in ended {
                 in_flight -= 1;
                 done += 1;
                 let offset = completion.user_data();
