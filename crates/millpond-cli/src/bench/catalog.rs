@@ -1,7 +1,7 @@
 //! What is measured and why: the sections of a report, the cases, and what is to be reached in them.
 //!
-//! [`figures`](super::figures) and [`html`](super::html) tell it beside what was found; [`bars`] has what
-//! is to be reached.
+//! [`figures`](super::figures) and [`html`](super::html) tell it beside what was found; [`bars`](super::bars)
+//! has what is to be reached.
 
 /// The suites that answer one question, and what was published about it.
 pub struct Section {

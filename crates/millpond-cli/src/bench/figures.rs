@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use super::bars::{cpu_ratio, judge};
 use super::outcome::Row;
-use super::report::Report;
+use super::report::{Report, short};
 use super::{catalog, html};
 use crate::failure::{Context, Failure, REFUSED, Result};
 
@@ -195,12 +195,7 @@ fn row(own: &Row, peer: &Row, verdicts: &str) -> String {
     )
 }
 
-/// Three digits are more than the quartiles allow.
-pub fn short(ratio: f64) -> String {
-    if ratio < 9.995 { format!("{ratio:.2}") } else { format!("{ratio:.1}") }
-}
-
-pub fn thousands(rate: f64) -> String {
+fn thousands(rate: f64) -> String {
     match rate {
         1e6.. => format!("{:.2}M", rate / 1e6),
         1e4.. => format!("{:.0}k", rate / 1e3),

@@ -2,27 +2,20 @@
 //!
 //! - I1. All that is made has a name with this process' number, in the directory that is measured
 //!   ([`NamedFile`](super::data::NamedFile) and others), or is a memory cgroup of such a name.
-//! - I2. Whoever makes a name holds the [`gate`]: none is made once the cleaning has begun, for the gate
+//! - I2. Whoever makes a name holds the [`gate`](gate()): none is made once the cleaning has begun, for the gate
 //!   stays shut until the process ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::gate::gate;
 use super::loop_mount::LoopMount;
 use crate::failure::{Context, Result};
-
-static GATE: Mutex<()> = Mutex::new(());
-
-/// To be held while something with a name is made.
-pub fn gate() -> MutexGuard<'static, ()> {
-    GATE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// From now on a signal that ends the process cleans up in `dir` first.
 pub fn watch(dir: &Path) -> Result<()> {

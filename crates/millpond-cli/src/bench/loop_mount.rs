@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-use super::interrupt;
+use super::gate::gate;
 
 /// A file system in a file, mounted; gone on drop, but for what is open in it.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl LoopMount {
         Self::remove_stale(dir);
         let name = format!("millpond-bench-{}-{kind}", process::id());
         let (image, at) = (dir.join(format!("{name}.image")), dir.join(name));
-        let _gate = interrupt::gate();
+        let _gate = gate();
         let mut mount = Self { image, device: None, at, mounted: false };
         let made = File::create_new(&mount.image)
             .and_then(|file| file.set_len(bytes.max(Self::BYTES_MIN)))

@@ -22,6 +22,7 @@ mod data;
 mod figures;
 mod fio;
 mod fio_aio;
+mod gate;
 mod harness;
 mod histogram;
 mod html;

@@ -148,6 +148,11 @@ pub fn cells(row: &Row) -> [String; COLUMNS.len()] {
     ]
 }
 
+/// Three digits are more than the quartiles allow.
+pub fn short(ratio: f64) -> String {
+    if ratio < 9.995 { format!("{ratio:.2}") } else { format!("{ratio:.1}") }
+}
+
 /// A whole number with its digits in groups of three.
 fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");

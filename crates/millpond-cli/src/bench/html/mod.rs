@@ -7,9 +7,8 @@ mod plot;
 
 use super::bars::{Judged, judge};
 use super::catalog::{Across, Lines, Published, SECTIONS, Section, what};
-use super::figures::short;
 use super::outcome::Row;
-use super::report::{COLUMNS, Report, cells, unmeasured};
+use super::report::{COLUMNS, Report, cells, short, unmeasured};
 use crate::failure::{Context, Result};
 
 const STYLE: &str = include_str!("style.css");

@@ -4,6 +4,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::bench::report::short;
+
 type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -106,7 +108,7 @@ fn draw_ratio(area: &Area<'_>, one: &Ratio, top: i32, at: impl Fn(f64) -> i32) -
     if name.chars().count() > NAME_MAX {
         name = name.chars().take(NAME_MAX - 1).chain(['\u{2026}']).collect();
     }
-    let figure = super::short(one.median);
+    let figure = short(one.median);
     let figure = if one.is_missed { format!("{figure} missed") } else { figure };
     area.draw(&Text::new(name, (4, top + 4), text_style(12, HPos::Left, VPos::Top)))?;
     let right = (WIDTH as i32 - 4, top + 4);
