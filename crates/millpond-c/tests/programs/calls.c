@@ -74,6 +74,40 @@ static void engines(void) {
     RETURNS(-E2BIG, millpond_engine_create(longer, &other));
 }
 
+/* Whether this process has a lock on the file, as another one sees it. */
+static int is_locked(const char *path) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        int fd = open(path, O_RDWR);
+        _exit(fd >= 0 && fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_WRLCK);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* A call that fails closes no descriptor of the file, as that would drop the locks. */
+static void locks_stay(void) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    struct millpond_open_options options = open_options(O_RDWR);
+    struct millpond_file file, other;
+    int fd = open("locked", O_RDWR | O_CREAT, 0600);
+
+    CHECK(fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0 && is_locked("locked"));
+    options.page_bytes = 4097;
+    RETURNS(-EINVAL, millpond_open_descriptor(engine, fd, &options, &other));
+    CHECK(is_locked("locked"));
+    options = open_options(O_RDWR);
+    RETURNS(0, millpond_open_descriptor(engine, fd, &options, &file));
+    options.page_bytes = 8192; /* not those of the file as it is open */
+    RETURNS(-EINVAL, millpond_open_descriptor(engine, fd, &options, &other));
+    CHECK(is_locked("locked"));
+    RETURNS(0, millpond_close(file));
+    CHECK(!is_locked("locked")); /* as after any close(2) of the file */
+    close(fd);
+}
+
 static void opening(void) {
     struct millpond_open_options options;
     struct millpond_file file, again, none = {0}, foreign;
@@ -559,6 +593,7 @@ int main(void) {
     engine = new_engine();
     engines();
     opening();
+    locks_stay();
     reading_and_writing();
     extents();
     durability();

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Release;
 use smallvec::SmallVec;
 
 use crate::cache::class::Class;
-use crate::cache::evict::Arrival;
+use crate::cache::fifo::Arrival;
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::Held;
 use crate::copy;
@@ -80,6 +80,11 @@ pub(crate) struct Claims<'f> {
 impl<'f> Claims<'f> {
     pub(crate) fn new(file: &'f CachedFile, pages: Range<PageIndex>, size: u64) -> Claims<'f> {
         Claims { file, leaves: Leaves::new(file), pages, size, alone: false }
+    }
+
+    /// The leaf that is held, for [`Run::finish`]: a claimed page keeps its leaf anyway.
+    pub(crate) fn into_leaves(self) -> Leaves<'f> {
+        self.leaves
     }
 
     /// The first page that is not done with: behind the last run, or the one there is no frame or slot for.
@@ -188,7 +193,7 @@ impl Run {
                 // through a lock.
                 progress.failed.store(true, Release);
             }
-            let _ = self.finish(&owner, moved, &mut |_| {});
+            let _ = self.finish(&owner, &mut Leaves::new(&owner), moved, &mut |_| {});
             drop(keep);
             drop(owner);
         });
@@ -202,17 +207,18 @@ impl Run {
         }
     }
 
-    /// Ends the fills of the run's pages after `moved` bytes arrived.
-    pub(crate) fn finish(
+    /// Ends the fills of the run's pages after `moved` bytes arrived. `leaves`: the one that is held, if
+    /// any, may be the first page's.
+    pub(crate) fn finish<'f>(
         &self,
-        file: &CachedFile,
+        file: &'f CachedFile,
+        leaves: &mut Leaves<'f>,
         moved: u64,
         take: &mut dyn FnMut(Filled),
     ) -> RunEnd {
         let page_bytes = file.core().page_bytes() as u64;
         let class = Class::page(file.core().page_shift);
         let run_start = file.start_of(self.first);
-        let mut leaves = Leaves::new(file);
         let mut end = RunEnd::Whole;
         let mut ready = 0;
         for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {
