@@ -220,19 +220,19 @@ impl<'a> RawList<'a> {
         RawList::new(segments, None, Vec::new())
     }
 
-    /// The same of memory that is lent, for longer than the array.
+    /// The same of memory that is lent, for longer than the array; `of`: the buffer that all of it lies in.
     ///
     /// # Safety
     ///
-    /// As for [`Segment::new`], for each of them, until the list is gone.
-    pub(crate) unsafe fn lent(iovecs: &[libc::iovec]) -> RawList<'static> {
+    /// As for [`Segment::new`], for each of them, until the list is gone; so long the buffer is there.
+    pub(crate) unsafe fn lent(iovecs: &[libc::iovec], of: Option<&Buffer>) -> RawList<'static> {
         // SAFETY: the caller's promise.
         let segment = |one: &libc::iovec| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) };
         let segments = match iovecs {
             [one] if one.iov_len > 0 => Storage::One([segment(one)]),
             all => Storage::Owned(all.iter().filter(|one| one.iov_len > 0).map(segment).collect()),
         };
-        RawList::new(segments, None, Vec::new())
+        RawList::new(segments, of.map(Buffer::region_id), Vec::new())
     }
 
     #[inline]
