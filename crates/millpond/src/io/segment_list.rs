@@ -343,12 +343,11 @@ impl SegmentList<'static, Mut> {
         let region = buffers.first().map(Buffer::region_id);
         let region = region.filter(|&id| buffers.iter().all(|buffer| buffer.region_id() == id));
         // SAFETY: the list has the buffers, whose memory stays where it is when they are moved.
-        let segments: Vec<Segment<'static>> = (buffers.iter_mut())
-            .map(|buffer| unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) })
-            .collect();
-        let segments = match <[Segment<'static>; 1]>::try_from(segments) {
-            Ok(one) => Storage::One(one),
-            Err(many) => Storage::Owned(many.into_boxed_slice()),
+        let segment =
+            |buffer: &mut Buffer| unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) };
+        let segments = match &mut *buffers {
+            [one] => Storage::One([segment(one)]),
+            many => Storage::Owned(many.iter_mut().map(segment).collect()),
         };
         SegmentList { raw: RawList::new(segments, region, buffers), access: PhantomData }
     }
