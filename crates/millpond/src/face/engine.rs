@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::error::{Error, Op, Result};
+use crate::face::blob::Blob;
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
 use crate::inode::backend::Backend;
@@ -183,6 +184,17 @@ impl Engine {
             file.truncate(0)?;
         }
         Ok(file)
+    }
+
+    /// A blob of `len` bytes, none of them cached, in pages of `page_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: there are no pages of that size, or `len` is more than `i64::MAX`.
+    /// [`Error::NoBuffers`]: the memory limit has no room for another file. [`Error::Forked`]: the
+    /// engine is the parent's.
+    pub fn blob(&self, len: u64, page_bytes: u32) -> Result<Blob> {
+        Blob::new(&self.shared, len, page_bytes)
     }
 
     /// `count` buffers of `bytes` bytes each, zero and aligned for direct I/O, in regions of a few

@@ -8,9 +8,7 @@ use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::registry::Found;
 use crate::inode::{CachedFile, Shared, registry};
-#[cfg(all(test, not(loom)))]
-use crate::io::backend::BackingFile;
-use crate::io::backend::OpenedFor;
+use crate::io::backend::{BackingFile, OpenedFor};
 use crate::options::{OpenOptions, PAGE_BYTES_MIN};
 use crate::survival::mark;
 
@@ -104,7 +102,6 @@ impl CachedFile {
     }
 
     /// A file that is not in the registry, on any back end.
-    #[cfg(all(test, not(loom)))]
     pub(crate) fn on(
         shared: &Arc<Shared>,
         backing: Arc<dyn BackingFile>,

@@ -37,6 +37,8 @@ pub(crate) mod readers;
 
 pub(crate) mod threads;
 
+pub(crate) mod nowhere;
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
