@@ -2,7 +2,8 @@
 //!
 //! - **F1** A page is claimed before its request only if that runs on its own, on a runtime: who waits for
 //!   the page waits for the store, and never for a caller that does not poll. Else pages are claimed when
-//!   their bytes are there.
+//!   their bytes are there. A runtime of one thread runs only while somebody is in it: so those of one such
+//!   runtime, the home, wait for each other, and nobody else for them ([`Home`](crate::home::Home)).
 //! - **F2** Bytes are put into pages only if the answer names the version of those pages.
 
 use std::future::Future;
@@ -45,11 +46,6 @@ pub(crate) enum Fetched {
     Piece(Piece),
     /// The object is of another version by now, or gone.
     Changed,
-}
-
-/// Whether requests are spawned here (F1).
-pub(crate) fn is_on_runtime() -> bool {
-    Handle::try_current().is_ok()
 }
 
 /// Runs something on the runtime if there is one, so that it ends whoever waits for it; else in the caller.

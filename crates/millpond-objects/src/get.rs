@@ -25,7 +25,7 @@ use object_store::{Error, GetOptions, GetRange, GetResult, Result};
 
 use crate::answer::Head;
 use crate::directory::{Known, Stamp};
-use crate::fetch::{Fetched, Piece, is_on_runtime, run};
+use crate::fetch::{Fetched, Piece, run};
 use crate::inner::{Inner, VERSIONS_MAX};
 use crate::opening::Turn;
 use crate::stats::Counters;
@@ -52,7 +52,7 @@ impl Inner {
         ranges: &[Range<u64>],
     ) -> Result<Option<(Head, Vec<Bytes>)>> {
         let key = path.as_ref();
-        let mut may_wait = is_on_runtime();
+        let mut may_wait = self.home.may_claim() && self.home.may_wait();
         let mut versions = 0;
         while versions < VERSIONS_MAX {
             let (known, pieces) = match self.open(path, key, ranges, may_wait).await? {
@@ -213,17 +213,19 @@ impl Inner {
             missing.map(|(range, _)| range.clone()).collect()
         };
         // With others, and if they did not bring it, alone (V2).
-        for may_wait in [is_on_runtime(), false] {
+        let (claims, waits) = (self.home.may_claim(), self.home.may_wait());
+        for is_first in [true, false] {
+            let (claims, waits) = (claims && is_first, waits && is_first);
             let wanted = missing(&found);
             if wanted.is_empty() {
                 break;
             }
             let mut requests = Vec::new();
-            for (range, fills) in self.requests(known, &wanted, may_wait) {
+            for (range, fills) in self.requests(known, &wanted, claims, waits) {
                 let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), range, fills);
                 requests.push(run(fetch));
             }
-            if may_wait && let [range] = ranges {
+            if claims && let [range] = ranges {
                 self.read_ahead(path, known, range);
             }
             for fetched in try_join_all(requests).await? {
@@ -235,7 +237,7 @@ impl Inner {
             for (range, found) in ranges.iter().zip(&mut found).filter(|(_, found)| found.is_none())
             {
                 *found = part(&pieces, range);
-                if found.is_none() && may_wait {
+                if found.is_none() && waits {
                     known.place.blob.arrival(known.place.locate(range)).await;
                     *found = known.cached(range);
                 }
@@ -244,16 +246,17 @@ impl Inner {
         Ok(found.into_iter().collect())
     }
 
-    /// The requests for what is missing, with the pages that each is to bring. `others`: what others bring
-    /// is waited for, and not asked for again.
+    /// The requests for what is missing, with the pages that each is to bring, if it `claims` them. `waits`:
+    /// what others bring is waited for, and not asked for again.
     fn requests(
         &self,
         known: &Arc<Known>,
         wanted: &[Range<u64>],
-        others: bool,
+        claims: bool,
+        waits: bool,
     ) -> Vec<(Range<u64>, Vec<millpond::Fill>)> {
         let within = |range: Range<u64>| range.start..range.end.min(known.meta.size);
-        if !others {
+        if !(claims && waits) {
             let groups = self.groups(wanted).into_iter();
             return groups.map(|range| (within(range), Vec::new())).collect();
         }
@@ -297,7 +300,7 @@ impl Inner {
             return;
         }
         known.reached.store(ahead.end, Relaxed);
-        for (range, fills) in self.requests(known, &[ahead], true) {
+        for (range, fills) in self.requests(known, &[ahead], true, true) {
             if !fills.is_empty() {
                 let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), range, fills);
                 // Whoever comes to read it asks again where it fails.

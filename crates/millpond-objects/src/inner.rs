@@ -8,6 +8,7 @@ use millpond::Engine;
 use object_store::{GetResult, ObjectStore};
 
 use crate::directory::{Directory, Known, Stamp};
+use crate::home::Home;
 use crate::opening::Opening;
 use crate::options::{Builder, Freshness};
 use crate::place::Places;
@@ -21,6 +22,7 @@ pub(crate) struct Inner {
     pub(crate) places: Places,
     pub(crate) directory: Directory,
     pub(crate) opening: Arc<Opening>,
+    pub(crate) home: Home,
     pub(crate) freshness: Freshness,
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
@@ -35,6 +37,7 @@ impl Inner {
             places: Places::new(engine, options.page_bytes),
             directory: Directory::new(directory_bytes),
             opening: Arc::default(),
+            home: Home::default(),
             freshness: options.freshness,
             gap_bytes: options.gap_bytes,
             readahead_bytes_max: options.readahead_bytes_max,

@@ -38,6 +38,7 @@ mod answer;
 mod directory;
 mod fetch;
 mod get;
+mod home;
 mod inner;
 mod opening;
 mod options;

@@ -206,3 +206,29 @@ async fn nothing_is_lost_outside_of_a_runtime_or_in_a_tiny_cache() {
     });
     assert!(handle.unwrap(), "a store in memory makes nobody wait");
 }
+
+/// Goal: a runtime of one thread that nobody is in holds up nobody else.
+#[test]
+fn a_runtime_that_stands_still_holds_up_nobody() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
+    let (far, path, bytes) = first.block_on(with_object(100_000));
+    let store = over(&far).build().unwrap();
+    first.block_on(store.get_range(&path, 0..10)).unwrap();
+    far.faults.delay_ms.store(100, Relaxed);
+    first.block_on(async {
+        for path in [path.clone(), Path::from("unknown")] {
+            let given_up = store.get_range(&path, 50_000..50_010);
+            let limit = Duration::from_millis(10);
+            assert!(tokio::time::timeout(limit, given_up).await.is_err());
+        }
+    });
+    for other in [&second, &many.unwrap()] {
+        let got = other.block_on(store.get_range(&path, 50_000..50_010)).unwrap();
+        assert_eq!(got, bytes[50_000..50_010]);
+        assert!(other.block_on(store.get_range(&Path::from("unknown"), 0..10)).is_err());
+    }
+    let got = first.block_on(store.get_range(&path, 50_000..50_010)).unwrap();
+    assert_eq!(got, bytes[50_000..50_010]);
+}

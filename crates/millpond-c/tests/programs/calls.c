@@ -74,40 +74,6 @@ static void engines(void) {
     RETURNS(-E2BIG, millpond_engine_create(longer, &other));
 }
 
-/* Whether this process has a lock on the file, as another one sees it. */
-static int is_locked(const char *path) {
-    int status = 0;
-    pid_t child = fork();
-    if (child == 0) {
-        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-        int fd = open(path, O_RDWR);
-        _exit(fd >= 0 && fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_WRLCK);
-    }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-/* A call that fails closes no descriptor of the file, as that would drop the locks. */
-static void locks_stay(void) {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    struct millpond_open_options options = open_options(O_RDWR);
-    struct millpond_file file, other;
-    int fd = open("locked", O_RDWR | O_CREAT, 0600);
-
-    CHECK(fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0 && is_locked("locked"));
-    options.page_bytes = 4097;
-    RETURNS(-EINVAL, millpond_open_descriptor(engine, fd, &options, &other));
-    CHECK(is_locked("locked"));
-    options = open_options(O_RDWR);
-    RETURNS(0, millpond_open_descriptor(engine, fd, &options, &file));
-    options.page_bytes = 8192; /* not those of the file as it is open */
-    RETURNS(-EINVAL, millpond_open_descriptor(engine, fd, &options, &other));
-    CHECK(is_locked("locked"));
-    RETURNS(0, millpond_close(file));
-    CHECK(!is_locked("locked")); /* as after any close(2) of the file */
-    close(fd);
-}
-
 static void opening(void) {
     struct millpond_open_options options;
     struct millpond_file file, again, none = {0}, foreign;
@@ -352,20 +318,6 @@ static void views(void) {
     RETURNS(0, millpond_close(file));
 }
 
-static struct millpond_request request(uint32_t op, struct millpond_file file, void *at, size_t len,
-                                       uint64_t offset) {
-    static uint64_t number = 0;
-    struct millpond_request one;
-    memset(&one, 0, sizeof one);
-    one.op = op;
-    one.file = file;
-    one.memory = at;
-    one.len = len;
-    one.offset = offset;
-    one.user_data = ++number;
-    return one;
-}
-
 static void queues(void) {
     struct millpond_file file = open_file(engine, "queued", O_RDWR | O_CREAT);
     struct millpond_queue queue, none = {0};
@@ -472,58 +424,6 @@ static void queues(void) {
     RETURNS(-EBADF, millpond_queue_counts(queue, NULL, NULL));
 }
 
-static void direct(void) {
-    struct millpond_open_options options = open_options(O_RDWR | O_CREAT | O_DIRECT);
-    struct millpond_request requests[2];
-    struct millpond_completion done[2];
-    struct millpond_queue queue;
-    struct millpond_file file;
-    void *buffers[3], *none[1] = {memory};
-    int error;
-
-    RETURNS(0, millpond_buffers_alloc(engine, 3, 4096, buffers));
-    CHECK((uintptr_t)buffers[2] % 4096 == 0);
-    RETURNS(-EINVAL, millpond_buffers_alloc(engine, 1, 0, none));
-    RETURNS(-EINVAL, millpond_buffers_alloc(engine, SIZE_MAX, 4096, none));
-    RETURNS(-EFAULT, millpond_buffers_alloc(engine, 1, 1, NULL));
-    RETURNS(-EBADF, millpond_buffers_alloc((struct millpond_engine){0}, 1, 1, none));
-    RETURNS(-EINVAL, millpond_buffers_free(none, 1));
-    RETURNS(-EFAULT, millpond_buffers_free(NULL, 1));
-    RETURNS(0, millpond_buffers_free(NULL, 0));
-    error = millpond_open(engine, "direct", &options, &file);
-    if (error == -EINVAL)
-        puts("SKIPPED: no direct I/O here");
-    else {
-        RETURNS(0, error);
-        memset(buffers[0], 'd', 4096);
-        memset(buffers[1], 'e', 4096);
-        RETURNS(4096, millpond_write(file, buffers[0], 4096, 0));
-        RETURNS(-EINVAL, millpond_read(file, buffers[2], 10, 1));
-        RETURNS(-EINVAL, millpond_try_read(file, buffers[2], 4096, 0));
-        RETURNS(0, millpond_queue_create(engine, 2, &queue));
-        requests[0] = request(MILLPOND_OP_WRITE, file, buffers[1], 4096, 4096);
-        requests[1] = request(MILLPOND_OP_READ, file, buffers[2], 4096, 0);
-        RETURNS(2, millpond_queue_submit(queue, requests, 2));
-        RETURNS(2, millpond_queue_wait(queue, done, 2, 2, -1));
-        CHECK(done[0].result == 4096 && done[1].result == 4096);
-        CHECK(memcmp(buffers[0], buffers[2], 4096) == 0);
-        requests[1] = request(MILLPOND_OP_READ, file, buffers[2], 4095, 0);
-        RETURNS(1, millpond_queue_submit(queue, &requests[1], 1));
-        RETURNS(1, millpond_queue_wait(queue, done, 1, 1, -1));
-        CHECK(done[0].result == -EINVAL);
-        RETURNS(0, millpond_queue_destroy(queue));
-        RETURNS(0, millpond_close(file));
-        options.extra = MILLPOND_OPEN_BOUNCE;
-        RETURNS(0, millpond_open(engine, "direct", &options, &file));
-        RETURNS(10, millpond_read(file, memory, 10, 4091));
-        CHECK(memcmp(memory, "dddddeeeee", 10) == 0);
-        RETURNS(0, millpond_close(file));
-    }
-    RETURNS(0, millpond_buffers_free(buffers, 1));
-    RETURNS(-EINVAL, millpond_buffers_free(buffers, 3)); /* one of them twice: none goes */
-    RETURNS(0, millpond_buffers_free(buffers + 1, 2));
-}
-
 static void forking(void) {
     struct millpond_file file = open_file(engine, "forked", O_RDWR | O_CREAT);
     struct millpond_queue queue;
@@ -593,13 +493,11 @@ int main(void) {
     engine = new_engine();
     engines();
     opening();
-    locks_stay();
     reading_and_writing();
     extents();
     durability();
     views();
     queues();
-    direct();
     forking();
     RETURNS(0, millpond_fault_resume_address(0));
     RETURNS(0, millpond_engine_destroy(engine));

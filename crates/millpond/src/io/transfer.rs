@@ -102,7 +102,18 @@ pub(crate) struct BackgroundRead {
     pub(crate) direct: bool,
     /// Into memory that `done` keeps valid.
     pub(crate) segments: Segments,
-    pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,
+    pub(crate) done: Box<dyn Ending>,
+}
+
+/// What is told of the end of a background read.
+pub(crate) trait Ending: Send {
+    fn end(self: Box<Self>, outcome: io::Result<usize>);
+}
+
+impl<F: FnOnce(io::Result<usize>) + Send> Ending for F {
+    fn end(self: Box<Self>, outcome: io::Result<usize>) {
+        self(outcome);
+    }
 }
 
 impl BackgroundRead {
