@@ -291,3 +291,40 @@ fn an_interrupt_leaves_nothing_behind() {
         fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+/// Goal: the command that makes all figures of the documents works, and leaves the documents alone when it
+/// is only tried.
+#[test]
+fn all_figures_are_made_by_one_command() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let out = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let before = fs::read_to_string(root.join("docs/benchmarks.md")).unwrap();
+    let output = Command::new(root.join("scripts/figures"))
+        .args(["--quick", "--without-programs"])
+        .envs([("MILLPOND", env!("CARGO_BIN_EXE_millpond")), ("FIGURES_SHRINK", "64")])
+        .envs([("FIGURES_SUITES", "no-copy"), ("CARGO_TARGET_DIR", out.path().to_str().unwrap())])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read_to_string(root.join("docs/benchmarks.md")).unwrap(), before);
+    let made = out.path().join("figures");
+    let tried = fs::read_to_string(made.join("tried.md")).unwrap();
+    assert!(tried.contains("| `null-read-64k` | 1, 128 | millpond, null |"), "{tried}");
+    assert!(tried.contains("| processor | ") && tried.contains("Commit "), "{tried}");
+    assert!(fs::read_to_string(made.join("report.html")).unwrap().contains("<svg"));
+    // A place for the figures of each suite.
+    for suite in [
+        "cached-read",
+        "around-the-hit",
+        "async-read",
+        "wakeups",
+        "write",
+        "no-copy",
+        "mixed",
+        "stalls",
+        "range-lock",
+        "programs",
+    ] {
+        assert!(before.contains(&format!("<!-- figures: {suite} -->")), "{suite}");
+    }
+}

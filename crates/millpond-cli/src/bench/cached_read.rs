@@ -157,7 +157,7 @@ fn cached(
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);
-    let length = plan.slice(60, 20);
+    let length = plan.slice(60, 12);
     let mut peers: Vec<(&str, io::Result<Box<dyn Engine + '_>>)> = vec![
         (PREAD, file.open(OFlags::empty()).map(|file| pread(PREAD, file))),
         (MEMCPY, file.open(OFlags::empty()).and_then(|file| memcpy(&file))),

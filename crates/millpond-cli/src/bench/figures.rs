@@ -114,6 +114,7 @@ fn suite(reports: &[Report], suite: &str) -> Option<String> {
     let mut text = described(&pairs);
     text += "| case | threads, depth | engine | peer | ops/s | ratio (quartiles) | processor time | to be reached |\n";
     text += "|---|---|---|---|---|---|---|---|\n";
+    let cases: Vec<&str> = pairs.iter().map(|(own, _)| own.case).collect();
     let (mut missed, mut reached) = (0, 0);
     for (own, peer) in pairs {
         let judged = judge(own, peer);
@@ -141,7 +142,21 @@ fn suite(reports: &[Report], suite: &str) -> Option<String> {
     if !gaps.is_empty() {
         text += &format!("\n{}", gaps.concat());
     }
-    Some(text)
+    Some(text + &notes(reports, &cases))
+}
+
+/// What was noted of the cases: a note begins with the name of one, or of a part of it.
+fn notes(reports: &[Report], cases: &[&str]) -> String {
+    let is_of = |note: &str| {
+        let name = note.split([':', ',']).next().unwrap_or_default();
+        cases.iter().any(|case| *case == name || case.starts_with(&format!("{name}-")))
+    };
+    let notes = reports.iter().flat_map(|report| &report.notes).filter(|note| is_of(note));
+    let notes: Vec<String> = notes.map(|note| format!("- {note}\n")).collect();
+    if notes.is_empty() {
+        return String::new();
+    }
+    format!("\n<details><summary>Notes of the run</summary>\n\n{}\n</details>\n", notes.concat())
 }
 
 fn described(pairs: &[(&Row, &Row)]) -> String {
@@ -227,5 +242,9 @@ mod tests {
         assert!(text.contains("Not measured: `cold`, kernel pread: no O_DIRECT here"), "{text}");
         assert!(text.contains("- `random-4k`: 4 KiB at random over 256 MiB"), "{text}");
         assert!(suite(&[sample()], "mixed").is_none());
+        let mut report = sample();
+        report.notes = vec!["random-4k: of it".into(), "rand: no".into(), "random-4k-b: no".into()];
+        let text = suite(&[report], "cached-read").unwrap();
+        assert!(text.contains("- random-4k: of it\n") && !text.contains("no\n"), "{text}");
     }
 }

@@ -60,7 +60,7 @@ fn hammer(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
     let mut subject = Side::new(site.own(), |work, length| work::slice(&file, &file, work, length));
     let mut peer =
         Side::new(site.kernel(), |work, length| work::slice(&kernel, &kernel, work, length));
-    let (rounds, length) = (rounds(site.plan, true), site.plan.slice(250, 60));
+    let (rounds, length) = (rounds(site.plan, true), site.plan.slice(250, 50));
     Pair { names: HAMMER, work: [&work; 2], rounds, length }.measure(
         &mut subject,
         &mut peer,

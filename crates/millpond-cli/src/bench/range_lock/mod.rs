@@ -68,7 +68,7 @@ fn steady(case: &str, outcome: &Outcome) -> Option<String> {
 }
 
 fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
-    let length = plan.slice(50, 8);
+    let length = plan.slice(50, 5);
     let latencies = all_latencies(case, length * LATENCY_SLICES);
     let subject = Lock::Striped;
     for &peer in case.locks.iter().filter(|lock| **lock != subject) {

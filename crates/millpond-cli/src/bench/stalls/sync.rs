@@ -84,7 +84,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         }
     };
     let kernel = open(&others.path(), OFlags::empty()).context(CASE)?;
-    let ramp = plan.slice(400, 200);
+    let ramp = plan.slice(400, 100);
     let blocks = (bytes / u64::from(4 * KIB)) as u32;
     let [under, quiet] = [RefCell::new(Syncs::default()), RefCell::new(Syncs::default())];
     let subject =
