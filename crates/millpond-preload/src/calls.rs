@@ -485,7 +485,7 @@ macro_rules! calls {
         $row! { watched fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int
             => cancel::pthread_setcancelstate(state, old), else libc::EINVAL }
 
-        // Handlers of SIGSEGV and SIGBUS: `signal`
+        // Handlers of signals: `signal`
         $row! { watched fn sigaction/__sigaction(signal: c_int, new: *const libc::sigaction,
             old: *mut libc::sigaction) -> c_int
             => signal::sigaction(signal, new, old), else -1 }

@@ -13,15 +13,15 @@ use std::os::fd::RawFd;
 
 use crate::aio::context;
 use crate::files::{
-    description, lease, lingering, mode_back, process_locks, registry, share, streams, table,
-    unfinished,
+    description, lease, lingering, mode_back, pressure, process_locks, registry, share, streams,
+    table, unfinished,
 };
 use crate::report;
 use crate::report::reason::Reason;
 use crate::runtime::alloc::HEAP;
 use crate::runtime::section::{self, Section};
 use crate::runtime::sys::sys;
-use crate::runtime::{fault, thread};
+use crate::runtime::{fault, handlers, thread};
 
 /// What the forking thread carries across the fork. The registry lock protects it.
 struct Crossing(UnsafeCell<Option<(Section, Vec<RawFd>)>>);
@@ -78,11 +78,13 @@ unsafe extern "C" fn prepare() {
     unsafe { *CROSSING.0.get() = Some((section, internal_fds)) };
     streams::before_fork();
     fault::before_fork();
+    handlers::before_fork();
     HEAP.before_fork();
 }
 
 unsafe extern "C" fn parent() {
     HEAP.after_fork();
+    handlers::after_fork();
     fault::after_fork();
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
@@ -94,6 +96,7 @@ unsafe extern "C" fn parent() {
 
 unsafe extern "C" fn child() {
     HEAP.after_fork();
+    handlers::after_fork();
     fault::after_fork();
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
@@ -120,6 +123,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
         registry::after_fork_child();
         process_locks::after_fork_child();
         share::after_fork();
+        pressure::after_fork();
     }
     table::initialise();
     unfinished::after_fork();

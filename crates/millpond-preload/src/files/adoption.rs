@@ -39,7 +39,7 @@ use crate::files::{identity, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::{errno, set_errno};
 use crate::runtime::thread::record;
-use crate::runtime::{config, section};
+use crate::runtime::{config, handlers, section};
 
 /// Tries to adopt the file behind `fd`, which has shown use. Between two calls.
 #[cold]
@@ -49,6 +49,7 @@ pub fn try_adopt(fd: RawFd) {
     }
     let errno = errno();
     section::run(|record| {
+        handlers::look_for_others();
         let Some(watch) = watch::of(fd) else { return };
         if record.is_calling(&[fd]) {
             // In a handler that has interrupted such a call.
@@ -126,7 +127,8 @@ pub fn decide(fd: RawFd) {
 /// such call. In a section, without its offset. N5.
 pub fn note_slow(description: &Description, has_hit: bool) {
     if !config::is_eager() && (description.note_slow(has_hit) || is_unlucky()) {
-        registry::lock().give_back(description);
+        // The call's own section has signals open.
+        section::run(|_| registry::lock().give_back(description));
     }
 }
 

@@ -157,7 +157,7 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
     if record.is_inside() {
         return Outcome::Kernel(None);
     }
-    section::run(|record| {
+    section::open(|record| {
         let pin = match find(fd) {
             Ok(pin) => pin,
             Err(reason) => return Outcome::Kernel(reason),
@@ -205,7 +205,7 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
     if record.is_inside() {
         return Outcome::Kernel(None);
     }
-    section::run(|record| {
+    section::open(|record| {
         let pin = match find(fd) {
             Ok(pin) => pin,
             Err(reason) => return Outcome::Kernel(reason),

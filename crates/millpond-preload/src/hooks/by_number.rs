@@ -18,6 +18,7 @@ use crate::hooks::{aio, clone, descriptor, io, kernel, open, process, stat};
 use crate::runtime::c::*;
 use crate::runtime::cancel::point::without;
 use crate::runtime::elf::libcs;
+use crate::runtime::handlers;
 use crate::runtime::libc_calls::{self, slots};
 use crate::runtime::sys::{sys, to_libc};
 use crate::runtime::thread;
@@ -37,6 +38,9 @@ mod numbers {
 /// Where a system call goes on. One that makes a thread or process on another stack returns there:
 /// not to a function of ours, which has its own.
 pub extern "C" fn route(number: c_long, a: usize, b: usize) -> *const c_void {
+    if number == libc::SYS_rt_sigaction && b != 0 {
+        handlers::block_from_now_on();
+    }
     if clone::leaves_for_good(number, a, b) {
         libcs(&slots::syscall, c"syscall")
     } else {

@@ -1,11 +1,12 @@
-//! The ways a program sets its handlers for SIGSEGV and SIGBUS; see `fault`.
+//! The ways a program sets its handlers; see `handlers`, and for SIGSEGV and SIGBUS `fault`.
 
 use std::ffi::c_int;
 
 use libc::sighandler_t;
 
-use crate::runtime::fault;
 use crate::runtime::libc_calls;
+use crate::runtime::section::change_mask;
+use crate::runtime::{fault, handlers};
 
 pub unsafe fn sigaction(
     signal: c_int,
@@ -21,7 +22,7 @@ pub unsafe fn sigaction(
                 }
                 0
             }
-            None => libc_calls::sigaction(signal, new, old),
+            None => handlers::exchange(signal, new, old),
         }
     }
 }
@@ -36,27 +37,38 @@ fn exchange_plain(signal: c_int, handler: sighandler_t, flags: c_int) -> Option<
 }
 
 pub unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: as the caller vouches to `signal`.
+    let call = |handler| unsafe { libc_calls::signal(signal, handler) };
     exchange_plain(signal, handler, libc::SA_RESTART)
-        // SAFETY: as the caller vouches to `signal`.
-        .unwrap_or_else(|| unsafe { libc_calls::signal(signal, handler) })
+        .unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
 }
 
 pub unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: as the caller vouches to `sysv_signal`.
+    let call = |handler| unsafe { libc_calls::__sysv_signal(signal, handler) };
     exchange_plain(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
-        // SAFETY: as the caller vouches to `sysv_signal`.
-        .unwrap_or_else(|| unsafe { libc_calls::__sysv_signal(signal, handler) })
+        .unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
 }
 
-pub unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+pub unsafe fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
     const SIG_HOLD: sighandler_t = 2;
     if handler == SIG_HOLD {
         // Changes the mask, not the handler.
         // SAFETY: as the caller vouches to `sigset`.
-        return unsafe { libc_calls::sigset(signal, handler) };
+        return handlers::told(number, unsafe { libc_calls::sigset(number, handler) });
     }
-    exchange_plain(signal, handler, 0)
-        // SAFETY: as above.
-        .unwrap_or_else(|| unsafe { libc_calls::sigset(signal, handler) })
+    // As libc does it. Not by libc's: in a section it would look at the section's mask.
+    // SAFETY: an all-zero sigaction is valid; the handler is the caller's.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        let mut old = action;
+        if sigaction(number, &raw const action, &raw mut old) != 0 {
+            return libc::SIG_ERR;
+        }
+        let bit = 1 << (number - 1);
+        if change_mask(libc::SIG_UNBLOCK, bit) & bit != 0 { SIG_HOLD } else { old.sa_sigaction }
+    }
 }
 
 pub unsafe fn sigignore(signal: c_int) -> c_int {

@@ -8,6 +8,7 @@ pub mod cancel;
 pub mod config;
 pub mod elf;
 pub mod fault;
+pub mod handlers;
 pub mod in_flight;
 pub mod libc_calls;
 pub mod link;

@@ -1,12 +1,14 @@
 //! A stretch of the library's own work in a program's thread.
 //!
-//! While a [`Section`] lasts, signals are blocked (a handler may call any hook, and would meet our
-//! locks), cancellation is disabled (`cancel`), and the thread counts as *inside*: what std and the
-//! engine call by a hooked name then goes straight to the kernel. Signals that the thread's own
+//! While a [`Section`] lasts, no handler of the program's runs (it may call any hook, and would meet
+//! our locks), cancellation is disabled (`cancel`), and the thread counts as *inside*: what std and the
+//! engine call by a hooked name then goes straight to the kernel. For that, signals are blocked; or, in
+//! the section of a read or write, put off when they come (`handlers`). Signals that the thread's own
 //! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the
 //! two that glibc uses between threads.
 
 use crate::runtime::cancel::state::{disable, restore};
+use crate::runtime::handlers;
 use crate::runtime::sys::sys;
 use crate::runtime::thread::{Record, record};
 
@@ -18,7 +20,7 @@ const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-const BLOCKED: u64 = !(GLIBC_INTERNAL
+pub const BLOCKED: u64 = !(GLIBC_INTERNAL
     | bit(libc::SIGSEGV)
     | bit(libc::SIGBUS)
     | bit(libc::SIGFPE)
@@ -30,14 +32,23 @@ const BLOCKED: u64 = !(GLIBC_INTERNAL
 /// See the module header. Ends when dropped.
 pub struct Section {
     record: &'static Record,
-    mask: u64,
+    /// What to set in the end, if signals are blocked.
+    mask: Option<u64>,
     cancel_state: i32,
 }
 
 impl Section {
     pub fn enter() -> Self {
+        Self::enter_with(Some(change_mask(libc::SIG_BLOCK, BLOCKED)))
+    }
+
+    /// With signals open, which are put off as they come.
+    fn enter_open() -> Self {
+        if handlers::must_block() { Self::enter() } else { Self::enter_with(None) }
+    }
+
+    fn enter_with(mask: Option<u64>) -> Self {
         let record = record();
-        let mask = change_mask(libc::SIG_BLOCK, BLOCKED);
         record.enter_inside();
         Self { record, mask, cancel_state: disable() }
     }
@@ -52,12 +63,16 @@ impl Drop for Section {
     fn drop(&mut self) {
         restore(self.cancel_state);
         self.record.exit_inside();
+        // handlers.S2. A section around this one sets what was noted.
+        let noted = || (!self.record.is_inside()).then(|| self.record.take_mask()).flatten();
         // Handlers of signals that came meanwhile run now, and may end the thread.
-        change_mask(libc::SIG_SETMASK, self.mask);
+        if let Some(mask) = self.mask.or_else(noted) {
+            change_mask(libc::SIG_SETMASK, mask);
+        }
     }
 }
 
-fn change_mask(how: i32, set: u64) -> u64 {
+pub fn change_mask(how: i32, set: u64) -> u64 {
     let mut old = 0u64;
     // SAFETY: both sets are eight bytes, the size the kernel is told.
     unsafe { sys!(libc::SYS_rt_sigprocmask, how, &raw const set, &raw mut old, 8) };
@@ -67,13 +82,24 @@ fn change_mask(how: i32, set: u64) -> u64 {
 /// Runs `work` in a section. A panic ends the process: there is no Rust caller to unwind to.
 #[inline]
 pub fn run<R>(work: impl FnOnce(&'static Record) -> R) -> R {
+    run_in(Section::enter(), work)
+}
+
+/// The same with signals open: for a read or write of the engine's, of which a call may be interrupted
+/// (`handlers.S7`).
+#[inline]
+pub fn open<R>(work: impl FnOnce(&'static Record) -> R) -> R {
+    run_in(Section::enter_open(), work)
+}
+
+#[inline]
+fn run_in<R>(section: Section, work: impl FnOnce(&'static Record) -> R) -> R {
     struct Abort;
     impl Drop for Abort {
         fn drop(&mut self) {
             std::process::abort();
         }
     }
-    let section = Section::enter();
     let abort = Abort;
     let result = work(section.record());
     std::mem::forget(abort);

@@ -22,6 +22,9 @@ pub struct Record {
     sections: Sections,
     in_flight: InFlight,
     inside: AtomicU32,
+    /// A signal came while the thread was inside: its mask of before is to be set; see `handlers`.
+    is_mask_noted: AtomicBool,
+    mask: AtomicU64,
     claimed: AtomicBool,
     request: CancelRequest,
     /// The program has disabled cancellation of the thread.
@@ -147,6 +150,23 @@ impl Record {
     pub fn exit_inside(&self) {
         compiler_fence(SeqCst);
         self.inside.store(self.inside.load(Relaxed) - 1, Relaxed);
+    }
+
+    /// In a handler, which the thread does not leave before all signals are blocked.
+    pub fn note_mask(&self, mask: u64) {
+        self.mask.store(mask, Relaxed);
+        self.is_mask_noted.store(true, Relaxed);
+    }
+
+    /// Outside: the mask to set, if there is one.
+    #[inline]
+    pub fn take_mask(&self) -> Option<u64> {
+        if !self.is_mask_noted.load(Relaxed) {
+            return None;
+        }
+        // Nothing interrupts: all is blocked.
+        self.is_mask_noted.store(false, Relaxed);
+        Some(self.mask.load(Relaxed))
     }
 
     /// Adds to the bytes that this thread was served. A handler that interrupts between the load
@@ -337,6 +357,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     record.asynchronous.store(false, Relaxed);
     record.cancel_disabled.store(false, Relaxed);
     record.inside.store(0, Relaxed);
+    record.is_mask_noted.store(false, Relaxed);
     // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
     while record.is_reading() {
         record.exit();
@@ -395,6 +416,7 @@ pub fn after_fork() {
             record.sections.reset();
             record.in_flight.reset();
             record.inside.store(0, Relaxed);
+            record.is_mask_noted.store(false, Relaxed);
             record.request.reset();
             record.asynchronous.store(false, Relaxed);
             record.cancel_disabled.store(false, Relaxed);

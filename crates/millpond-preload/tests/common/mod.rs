@@ -191,6 +191,8 @@ impl Pond {
             .env("MILLPOND_PATHS", self.served.path().canonicalize().unwrap())
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
             .env("MILLPOND_REPORT_FILE", self.aside("report"))
+            // What else the machine does shrinks no cache.
+            .env("MILLPOND_PRESSURE_FILE", "/dev/null")
             .env("MILLPOND_QUIET", "1");
         match self.adoption {
             Adoption::AtOpen => command.env("MILLPOND_EAGER", "1"),

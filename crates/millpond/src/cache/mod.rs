@@ -368,6 +368,15 @@ impl Cache {
         self.queues().readahead_use()
     }
 
+    /// Does `act` while the calling thread has the locks that all misses share, and all writes.
+    #[cfg(test)]
+    pub(crate) fn with_shared_locks<R>(&self, act: impl FnOnce() -> R) -> R {
+        let _queues = self.queues();
+        let _free: Vec<_> =
+            Class::all().map(|class| self.frames.free_frames(class).lock()).collect();
+        act()
+    }
+
     /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
     #[cfg(test)]
     pub(crate) fn take_most_looks(&self) -> u64 {

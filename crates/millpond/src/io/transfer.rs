@@ -12,6 +12,7 @@ use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use crate::io::segment::{Segment, SegmentIter};
+use crate::thread;
 
 /// Segments that one system call takes (IOV_MAX).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
@@ -128,17 +129,10 @@ impl BackgroundRead {
 #[derive(Default)]
 pub(crate) struct TransferCounts([CachePadded<[[AtomicU64; 2]; 2]>; 16]);
 
-thread_local! {
-    /// Its address tells threads apart.
-    static PLACE: u8 = const { 0 };
-}
-
 impl TransferCounts {
     // Relaxed, here and below: nothing goes with the counts.
     pub(crate) fn add(&self, direction: Direction, is_direct: bool) {
-        let place = PLACE.with(|place| std::ptr::from_ref(place).addr()) as u64;
-        // Fibonacci hashing: the top four bits.
-        let own = &self.0[(place.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) as usize];
+        let own = &self.0[thread::shard_of(self.0.len())];
         own[direction as usize][usize::from(is_direct)].fetch_add(1, Relaxed);
     }
 

@@ -241,7 +241,7 @@ impl Miss {
             let progress = self.progress.get_or_insert_default();
             let reads = Reads { progress, waker, ring: SharedRing::of_this_batch(wanted.ring) };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
-                // Acquire: pairs with the release in `Telling`.
+                // Acquire: pairs with the release in `Telling`. Argued: there.
                 Started::All if progress.ended.load(Acquire) => {}
                 Started::All => {
                     self.wait = Wait::Read;

@@ -2,8 +2,9 @@
 //!
 //! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (page.W2), and the
 //!   back end is given that frame's bytes: what is cached and what is written are the same even if
-//!   the caller changes its buffer meanwhile. A page that is neither goes straight from the
-//!   caller's memory and stays EMPTY; nothing is read in order to write.
+//!   the caller changes its buffer meanwhile (where it can't, the back end is given that). A page
+//!   that is neither goes straight from the caller's memory and stays EMPTY; nothing is read in order
+//!   to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
 use smallvec::SmallVec;
@@ -19,7 +20,7 @@ use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::Copy;
 
-impl Write<'_> {
+impl<'a> Write<'a> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
     pub(super) fn meets_writeback(&self) -> bool {
         let mut meets = false;
@@ -53,12 +54,38 @@ impl Write<'_> {
             self.free(fresh);
             return Err(fault);
         }
-        let mut segments: SmallVec<[Segment<'_>; 4]> = SmallVec::with_capacity(fresh.len());
-        for (page, &frame) in self.first.onwards().zip(&*fresh) {
+        for (page, _) in
+            self.first.onwards().zip(&*fresh).filter(|(_, it)| **it == FrameIndex::NONE)
+        {
+            let (from, to) = self.part(page);
+            self.file.cache().counters.bytes_passed.add(to - from);
+        }
+        let segments;
+        let source = if self.goes_from_source() {
+            self.src
+        } else {
+            segments = self.segments(fresh);
+            (&*segments).into()
+        };
+        let Written { moved, error, epoch, durability } = self.transfer(source);
+        let is_cached = !fresh.contains(&FrameIndex::NONE);
+        self.install(leaves, fresh, moved, self.size_after(moved), false);
+        let is_durable = matches!(durability, Durability::Durable);
+        if !is_durable && moved > 0 {
+            let last = self.file.page_of(self.offset + moved - 1);
+            let copy = if is_cached { Copy::Cached } else { Copy::None };
+            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
+        }
+        self.result(moved, error, durability)
+    }
+
+    /// What the back end is given: the frames' bytes, or the caller's of pages that have none.
+    fn segments(&self, fresh: &[FrameIndex]) -> SmallVec<[Segment<'a>; 4]> {
+        let mut segments = SmallVec::with_capacity(fresh.len());
+        for (page, &frame) in self.first.onwards().zip(fresh) {
             let (from, to) = self.part(page);
             if frame == FrameIndex::NONE {
                 segments.extend(self.src.slice(from - self.offset, to - from));
-                self.file.cache().counters.bytes_passed.add(to - from);
             } else {
                 let bytes = self.file.cache().frames.bytes(frame);
                 // SAFETY: the part lies within the frame, which is ours until it is shown, and
@@ -69,16 +96,7 @@ impl Write<'_> {
                 });
             }
         }
-        let Written { moved, error, epoch, durability } = self.transfer((&*segments).into());
-        let is_cached = !fresh.contains(&FrameIndex::NONE);
-        self.install(leaves, fresh, moved, self.size_after(moved), false);
-        let is_durable = matches!(durability, Durability::Durable);
-        if !is_durable && moved > 0 {
-            let last = self.file.page_of(self.offset + moved - 1);
-            let copy = if is_cached { Copy::Cached } else { Copy::None };
-            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
-        }
-        self.result(moved, error, durability)
+        segments
     }
 
     /// Builds the new contents of the pages that will be cached, each in a fresh frame.

@@ -375,7 +375,7 @@ fn can_ignore_append() -> bool {
                 1,
                 0u64,
                 0u64,
-                RWF_NOAPPEND,
+                libc::c_long::from(RWF_NOAPPEND),
             )
         };
         outcome == 1

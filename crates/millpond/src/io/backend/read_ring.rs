@@ -200,14 +200,24 @@ impl ReadRing {
 
     /// Queues an entry, one of so many reads that are queued or in flight.
     ///
-    /// A batch is submitted early while the device has less to do than what is queued; else it costs a
-    /// system call, and a notification of the device, more than it gains.
+    /// What was queued before is submitted early while the device has less to do than that; else it
+    /// costs a system call, and a notification of the device, more than it gains.
     ///
     /// # Safety
     ///
     /// What it names stays until its completion was reaped.
     pub(crate) unsafe fn push(&self, entry: &squeue::Entry, under_way: usize) -> Untaken {
+        let mut untaken = Untaken::new();
         let mut submission = self.submission();
+        loop {
+            let count = submission.queued.len();
+            let is_early = count >= self.usage.together && 2 * count >= under_way;
+            if !is_early && count < self.usage.entries {
+                break;
+            }
+            untaken.append(&mut self.submit_under(submission, 0));
+            submission = self.submission();
+        }
         submission.queued.push_back(entry.get_user_data());
         // Relaxed: whichever it is, all that is queued and was not submitted is untaken.
         if !self.broken.load(Relaxed) {
@@ -216,12 +226,7 @@ impl ReadRing {
                 .expect("there are never that many");
             submission.pushed += 1;
         }
-        let count = submission.queued.len();
-        let is_early = count >= self.usage.together && 2 * count >= under_way;
-        if is_early || count == self.usage.entries {
-            return self.submit_under(submission, 0);
-        }
-        Untaken::new()
+        untaken
     }
 
     /// Submits all that is queued, and waits for so many completions; may return early.

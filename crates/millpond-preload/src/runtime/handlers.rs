@@ -1,0 +1,331 @@
+//! The program's signal handlers, which wait while their thread is in a section that has signals open.
+//!
+//! To block all signals and to unblock them takes two system calls: a third of a write that waits in the
+//! cache. So a section of the kind that each served write and each miss is leaves them open
+//! ([`section::open`](crate::runtime::section::open)), and [`deliver`] stands before each handler of the
+//! program's:
+//!
+//! ```text
+//! deliver: not inside -> the handler
+//!          inside     -> block all; note the interrupted mask;  block all in the interrupted context;
+//!                        queue the signal to the thread again;  return
+//! end of the section: outside;  was a mask noted? -> set it: what is queued is delivered, to the handler
+//! ```
+//!
+//! - **S1** Only a thread that a signal has met in such a section pays for masks. From then on all is as if
+//!   the section had begun with them blocked: later signals wait, those of one number become one.
+//! - **S2** A section is *inside* before it holds anything, and outside after it has let go of everything;
+//!   the mask is looked for when it is outside. A signal in between meets a thread that is outside, or was
+//!   noted before that look.
+//! - **S3** `deliver` may interrupt itself, before all is blocked. The outermost is the last to note the
+//!   mask, and has the one that the program had set.
+//! - **S4** The signal is queued with all that came with it; the kernel allows a process that of itself. To
+//!   the thread, not the process: it had been chosen. It comes after those of its number that the thread
+//!   was sent meanwhile: of a standard signal there are none, or it is one with them. Real-time
+//!   signals come in order, so a program with a handler of one has all sections block signals.
+//! - **S5** Masks and flags are the kernel's business, as the program gave them, but for `SA_SIGINFO`,
+//!   which `deliver` needs, and `SA_RESETHAND`: the action would be gone when the signal comes again.
+//!   What the program is told is what it has set.
+//! - **S6** Signals that the thread's own instructions raise, and libc's two, have no `deliver`: they are
+//!   open in every section.
+//! - **S7** A call of the kernel's in such a section may end with EINTR. The engine's transfers go on
+//!   then (`transfer` in the engine); what the kernel has for the program may be told so, as without the
+//!   library. Whatever else the library does blocks signals.
+//!
+//! Handlers that were set around the library (by system call, by another libc) would run amid a section.
+//! They are looked for when files are adopted ([`look_for_others`]), and from then on all sections block
+//! signals. One that is set while a section is under way may run in that section.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+
+use libc::sighandler_t;
+
+use crate::runtime::libc_calls;
+use crate::runtime::lock::Lock;
+use crate::runtime::section::{self, BLOCKED, change_mask};
+use crate::runtime::sys::sys;
+use crate::runtime::thread;
+
+/// One more than the greatest number of a signal.
+const SIGNALS: usize = 65;
+
+/// What the program has set, beside what the kernel knows.
+struct Handler {
+    address: AtomicUsize,
+    flags: AtomicU32,
+}
+
+/// Wants three arguments.
+const INFO: u32 = 1;
+/// Is for one signal: not taken yet.
+const ONCE: u32 = 2;
+/// Was for one signal, which has come.
+const SPENT: u32 = 4;
+
+static HANDLERS: [Handler; SIGNALS] =
+    [const { Handler { address: AtomicUsize::new(0), flags: AtomicU32::new(0) } }; SIGNALS];
+/// Held while an action changes: so that the kernel's and ours are of one call.
+static CHANGES: Lock<()> = Lock::new(());
+/// There are handlers that `deliver` does not stand before, or S4.
+static MUST_BLOCK: AtomicBool = AtomicBool::new(false);
+
+/// Whether sections have to block signals from their beginning on.
+#[inline]
+pub fn must_block() -> bool {
+    MUST_BLOCK.load(Relaxed)
+}
+
+fn is_delayed(signal: c_int) -> bool {
+    (1..SIGNALS as c_int).contains(&signal)
+        && BLOCKED & (1 << (signal - 1)) != 0
+        && !matches!(signal, libc::SIGKILL | libc::SIGSTOP)
+}
+
+fn ours() -> sighandler_t {
+    deliver as *const () as sighandler_t
+}
+
+/// Whether it is a function of the program's.
+fn is_function(handler: sighandler_t) -> bool {
+    const SIG_HOLD: sighandler_t = 2;
+    !matches!(handler, libc::SIG_DFL | libc::SIG_IGN | SIG_HOLD | libc::SIG_ERR)
+}
+
+/// `sigaction`.
+///
+/// # Safety
+///
+/// As for libc's.
+pub unsafe fn exchange(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    if !is_delayed(signal) {
+        // SAFETY: the caller's duty.
+        return unsafe { libc_calls::sigaction(signal, new, old) };
+    }
+    // SAFETY: the caller's duty.
+    let new = unsafe { new.as_ref().copied() };
+    // SAFETY: an all-zero sigaction is valid.
+    let mut was: libc::sigaction = unsafe { std::mem::zeroed() };
+    let result = section::run(|_| {
+        let _changes = CHANGES.lock();
+        let known = Known::of(signal);
+        if signal >= libc::SIGRTMIN() && new.is_some_and(|new| is_function(new.sa_sigaction)) {
+            block_from_now_on();
+        }
+        let action = new.map(|action| known.replace(action));
+        let action = action.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: both are ours; the handler is the caller's, or `deliver`.
+        let result = unsafe { libc_calls::sigaction(signal, action, &raw mut was) };
+        if result == 0 {
+            known.tell(&mut was);
+        } else {
+            known.undo();
+        }
+        result
+    });
+    if result == 0 && !old.is_null() {
+        // SAFETY: the caller's duty.
+        unsafe { old.write(was) };
+    }
+    result
+}
+
+/// One of the simpler ways to set a handler: `call` is libc's function, to be called with a handler.
+pub fn exchange_plain(
+    signal: c_int,
+    handler: sighandler_t,
+    call: impl FnOnce(sighandler_t) -> sighandler_t,
+) -> sighandler_t {
+    if !is_delayed(signal) {
+        return call(handler);
+    }
+    section::run(|_| {
+        let _changes = CHANGES.lock();
+        let known = Known::of(signal);
+        // SAFETY: an all-zero sigaction is valid.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler;
+        if signal >= libc::SIGRTMIN() && is_function(handler) {
+            block_from_now_on();
+        }
+        let was = call(known.replace(action).sa_sigaction);
+        if was == libc::SIG_ERR {
+            known.undo();
+        } else if is_function(handler) {
+            // Libc has chosen the flags.
+            // SAFETY: the action is libc's but for the flags.
+            unsafe {
+                libc_calls::sigaction(signal, std::ptr::null(), &raw mut action);
+                let is_once = action.sa_flags & libc::SA_RESETHAND != 0;
+                known.handler.flags.store(if is_once { ONCE } else { 0 }, Relaxed);
+                action.sa_flags = kernels(action.sa_flags);
+                libc_calls::sigaction(signal, &raw const action, std::ptr::null_mut());
+            }
+        }
+        if was == ours() { known.address } else { was }
+    })
+}
+
+/// The handler that the program has set, where a function of libc's has told `handler`.
+pub fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    if handler == ours() { Known::of(signal).address } else { handler }
+}
+
+/// S5.
+fn kernels(flags: c_int) -> c_int {
+    flags & !libc::SA_RESETHAND | libc::SA_SIGINFO
+}
+
+/// What was known of a signal before a change.
+struct Known {
+    handler: &'static Handler,
+    address: sighandler_t,
+    flags: u32,
+}
+
+impl Known {
+    fn of(signal: c_int) -> Self {
+        let handler = &HANDLERS[signal as usize];
+        let (address, flags) = (handler.address.load(Relaxed), handler.flags.load(Relaxed));
+        Self { handler, address, flags }
+    }
+
+    /// Notes a function of the program's; returns what the kernel is to have in its place. Before the
+    /// kernel has it: there must not be a moment with nothing to call.
+    fn replace(&self, mut action: libc::sigaction) -> libc::sigaction {
+        if is_function(action.sa_sigaction) {
+            let info = if action.sa_flags & libc::SA_SIGINFO != 0 { INFO } else { 0 };
+            let once = if action.sa_flags & libc::SA_RESETHAND != 0 { ONCE } else { 0 };
+            self.handler.flags.store(info | once, Relaxed);
+            self.handler.address.store(action.sa_sigaction, Relaxed);
+            action.sa_sigaction = ours();
+            action.sa_flags = kernels(action.sa_flags);
+        }
+        action
+    }
+
+    fn undo(&self) {
+        self.handler.flags.store(self.flags, Relaxed);
+        self.handler.address.store(self.address, Relaxed);
+    }
+
+    /// Makes the kernel's old action the program's.
+    fn tell(&self, action: &mut libc::sigaction) {
+        if action.sa_sigaction != ours() {
+            return;
+        }
+        action.sa_sigaction = self.address;
+        if self.flags & INFO == 0 {
+            action.sa_flags &= !libc::SA_SIGINFO;
+        }
+        if self.flags & (ONCE | SPENT) != 0 {
+            action.sa_flags |= libc::SA_RESETHAND;
+        }
+    }
+}
+
+/// Before fork and after, in parent and child: the lock is free in the child.
+pub fn before_fork() {
+    CHANGES.acquire();
+}
+
+pub fn after_fork() {
+    CHANGES.release();
+}
+
+/// Stands before the program's handlers, which may end the thread, or jump away: so it may unwind.
+unsafe extern "C-unwind" fn deliver(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    if let Some(record) = thread::try_record().filter(|record| record.is_inside()) {
+        // S3.
+        change_mask(libc::SIG_BLOCK, BLOCKED);
+        // SAFETY: the kernel's context; the part of the mask that it has is the first word.
+        let mask =
+            unsafe { (&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
+        // SAFETY: as above.
+        unsafe {
+            record.note_mask(mask.read());
+            mask.write(mask.read() | BLOCKED);
+        }
+        queue(signal, info);
+        return;
+    }
+    let handler = &HANDLERS[signal as usize];
+    let flags = handler.flags.load(Relaxed);
+    if flags & (ONCE | SPENT) != 0 && !take_once(signal, handler, flags, info) {
+        return;
+    }
+    // SAFETY: the program's handler, which was set before `deliver` was, with the kernel's arguments; one
+    // that wants one argument ignores the others.
+    unsafe {
+        let call: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+            std::mem::transmute(handler.address.load(Relaxed));
+        call(signal, info, context);
+    }
+}
+
+/// S5: of a handler for one signal. Whether this is the one; else it comes again, when the action is the
+/// default.
+#[cold]
+fn take_once(signal: c_int, handler: &Handler, flags: u32, info: *mut libc::siginfo_t) -> bool {
+    let is_first = flags & ONCE != 0
+        && handler.flags.compare_exchange(flags, flags & !ONCE | SPENT, Relaxed, Relaxed).is_ok();
+    if is_first {
+        // SAFETY: an all-zero sigaction is the default action.
+        unsafe {
+            let default: libc::sigaction = std::mem::zeroed();
+            libc_calls::sigaction(signal, &raw const default, std::ptr::null_mut());
+        }
+    } else {
+        queue(signal, info);
+    }
+    is_first
+}
+
+/// S4: the signal comes to this thread again.
+fn queue(signal: c_int, info: *mut libc::siginfo_t) {
+    // SAFETY: the kernel reads `info`, which it has filled.
+    unsafe {
+        let (pid, tid) = (sys!(libc::SYS_getpid), sys!(libc::SYS_gettid));
+        if sys!(libc::SYS_rt_tgsigqueueinfo, pid, tid, signal, info) == 0 {
+            return;
+        }
+        (*info).si_code = libc::SI_USER;
+        if sys!(libc::SYS_rt_tgsigqueueinfo, pid, tid, signal, info) != 0 {
+            // Refused by a filter.
+            sys!(libc::SYS_tgkill, pid, tid, signal);
+        }
+    }
+}
+
+/// Looks for handlers that were set around the library; ever more seldom, as that is a system call for each
+/// signal.
+pub fn look_for_others() {
+    static LOOKS: AtomicU64 = AtomicU64::new(0);
+    if must_block() || !(LOOKS.fetch_add(1, Relaxed) + 1).is_power_of_two() {
+        return;
+    }
+    let is_other = |signal: &c_int| {
+        // The kernel's `sigaction`: the handler is its first word.
+        let mut action = [0usize; 4];
+        // SAFETY: eight bytes of mask; the structure has room for it.
+        let result = unsafe { sys!(libc::SYS_rt_sigaction, *signal, 0, action.as_mut_ptr(), 8) };
+        result == 0 && is_function(action[0]) && action[0] != ours()
+    };
+    if (1..SIGNALS as c_int).filter(|signal| is_delayed(*signal)).any(|signal| is_other(&signal)) {
+        block_from_now_on();
+    }
+}
+
+/// Somebody sets a handler around the library, or one of a real-time signal.
+pub fn block_from_now_on() {
+    MUST_BLOCK.store(true, Relaxed);
+}

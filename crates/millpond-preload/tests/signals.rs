@@ -1,0 +1,54 @@
+//! Signals amid reads and writes: no handler runs in the library's own work, and none is lost or told
+//! something else for it.
+
+mod common;
+
+use common::{MODES, Pond, succeed};
+
+/// On the kernel, in all modes, adopted at random, and with a cache of a few pages.
+fn run(scenario: &str) {
+    let alone = Pond::new();
+    let program = alone.compile_with("signals.c", &["-O1"], &["-lpthread"]);
+    succeed(alone.plain(&program).arg(scenario));
+    for pond in Pond::at_random() {
+        succeed(pond.served(&program).arg(scenario));
+    }
+    for mode in MODES {
+        for cache_bytes in [64 << 20, 256 << 10] {
+            let pond = Pond::with_cache_bytes(cache_bytes).in_mode(mode);
+            succeed(pond.served(&program).arg(scenario));
+            assert!(pond.report().served_bytes > 1 << 20, "{mode:?}, {cache_bytes}");
+        }
+    }
+}
+
+/// Goal: real-time signals come in order, each once, with what was sent, to a handler with the mask it
+/// asked for; and the thread's mask stays what it was.
+#[test]
+fn queued_signals_come_in_order() {
+    run("queued");
+}
+
+/// Goal: a standard signal comes with what was sent, and not after a later one.
+#[test]
+fn standard_signals_come_with_their_values() {
+    run("standard");
+}
+
+/// Goal: handlers of timers nest, use a stack of their own and jump away, amid whatever.
+#[test]
+fn handlers_of_timers() {
+    run("timers");
+}
+
+/// Goal: a handler for one signal is called once.
+#[test]
+fn handlers_for_one_signal() {
+    run("once");
+}
+
+/// Goal: the program finds the handlers that it has set, and they are called.
+#[test]
+fn handlers_are_what_was_set() {
+    run("told");
+}
