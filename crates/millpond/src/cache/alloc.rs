@@ -129,7 +129,7 @@ impl Frames {
                 return None;
             }
             let group = FrameIndex(free.cold);
-            free.cold = self.meta(group).next.load(Relaxed);
+            free.cold = self.seat(group).next.load(Relaxed);
             return Some(self.open_group(free, group, class));
         }
         let charge = u64::from(frames) * self.charge(class);
@@ -181,7 +181,7 @@ impl Frames {
         // Somebody took the room: the chunk serves as any other, after the one in use.
         let group_units = self.group_frames(class) * class.units();
         for frame in (first..first + CHUNK_UNITS).step_by(group_units as usize) {
-            self.meta(FrameIndex(frame)).next.store(free.cold, Relaxed);
+            self.seat(FrameIndex(frame)).next.store(free.cold, Relaxed);
             free.cold = frame;
         }
         None
@@ -308,7 +308,7 @@ impl Frames {
                 return false;
             };
             self.decommit(group, class);
-            self.meta(group).next.store(free.cold, Relaxed);
+            self.seat(group).next.store(free.cold, Relaxed);
             free.cold = group.0;
             true
         })

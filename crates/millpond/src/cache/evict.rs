@@ -20,8 +20,10 @@
 //!     +--- remembered by the ghost ------------> main
 //! ```
 //!
-//! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: the
-//!   teardown of a file first removes its frames here, under the lock, and takes the lock once more
+//! The queues link *seats*, which pages keep when they are overwritten: see `seat`.
+//!
+//! - **E1** A seat is in a queue only while its owner (a file core) and page are valid: the
+//!   teardown of a file first removes its seats here, under the lock, and takes the lock once more
 //!   before the core goes: work on a frame's owner is done under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
 //!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
@@ -40,16 +42,16 @@
 //!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
 //!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
 //!   it is the oldest that was looked at.
-//! - **E5** Leaves are not held while their words are looked at. A word that is READY with a queued frame
-//!   is that of the frame's page: the frame has no other, as it would leave the queue first, under the
-//!   lock. So what empties it has found it in its leaf, which it kept alive (table.T1), and has the
-//!   hold that goes with it. A look alone may be at a leaf that was recycled; it clears a REFERENCED, no more.
+//! - **E5** Leaves are not held while their words are looked at. A word that is READY with the frame that
+//!   has a queued seat (seat.S2) is that of the seat's page: the frame is in no other word. So what
+//!   empties it has found it in its leaf, which it kept alive (table.T1), and has the hold that goes with it.
+//!   A look alone may be at a leaf that was recycled; it clears a REFERENCED, no more.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
 use std::ptr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::class::Class;
 use crate::cache::fifo::{KEPT, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of};
@@ -116,7 +118,8 @@ pub(crate) enum Go {
 type Victim = (FrameIndex, Class);
 
 enum Verdict {
-    Evicted,
+    /// Out of this frame.
+    Evicted(FrameIndex),
     /// By write-back.
     Kept,
     /// By write-back, and it was used since the last look.
@@ -133,7 +136,7 @@ struct Looks {
     kept: [u64; 4],
     /// Whether some were kept by write-back.
     any_kept: bool,
-    /// The first page that stayed for having been read again, and nothing else.
+    /// The seat of the first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
 }
 
@@ -187,59 +190,38 @@ impl Queues {
 
     /// Puts those of `newcomers` into queues that are newcomers still (newcomers.N1).
     pub(crate) fn admit(&mut self, frames: &Frames, newcomers: &[FrameIndex]) {
-        for &frame in newcomers {
-            let meta = frames.meta(frame);
-            // Acquire: pairs with the release of `Arrival::note`.
-            let tags = meta.tags.load(Acquire);
-            if tags & NEWCOMER != 0 {
-                meta.tags.store(tags & !(NEWCOMER | KEPT), Relaxed);
-                if tags & KEPT == 0 {
-                    self.barren = None;
-                }
-                self.insert(frames, frame);
+        for &seat in newcomers {
+            let meta = frames.meta(seat);
+            let tags = meta.found_tags();
+            if tags & NEWCOMER == 0 {
+                continue;
             }
+            meta.set_tags(tags & !(NEWCOMER | KEPT));
+            if tags & KEPT == 0 {
+                self.barren = None;
+            }
+            let remembered = self.ghost.take(meta.owner.load(Relaxed).addr(), meta.page());
+            let queue = if remembered { QueueName::Main } else { QueueName::Young };
+            self.push(frames, queue, seat);
+            self.trim_young(frames);
         }
-    }
-
-    /// Puts a page into the queue that it begins in.
-    fn insert(&mut self, frames: &Frames, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        let file = meta.owner.load(Relaxed).addr();
-        let remembered = self.ghost.take(file, PageIndex(meta.page.load(Relaxed)));
-        let queue = if remembered { QueueName::Main } else { QueueName::Young };
-        self.push(frames, queue, frame);
-        self.trim_young(frames);
     }
 
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
     /// read since it was last looked at.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
-        let meta = frames.meta(frame);
-        match meta.tags.load(Relaxed) {
-            tags if tags & NEWCOMER != 0 => meta.tags.store(tags & !(NEWCOMER | KEPT), Relaxed),
-            _ => self.unlink(frames, frame),
+        let seat = frames.seat_of(frame);
+        let meta = frames.meta(seat);
+        match meta.tags() {
+            tags if tags & NEWCOMER != 0 => meta.set_tags(tags & !(NEWCOMER | KEPT)),
+            _ => self.unlink(frames, seat),
         }
         count_prefetched(&mut self.readahead, meta, used);
     }
 
     /// Whether it is in a queue, or is to be put into one.
     pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
-        frames.meta(frame).tags.load(Relaxed) & (QUEUE | NEWCOMER) != 0
-    }
-
-    /// Gives the place of `old` to `new`, the fresh frame of the same page.
-    pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
-        let (from, to) = (frames.meta(old), frames.meta(new));
-        count_prefetched(&mut self.readahead, from, true);
-        let tags = from.tags.load(Relaxed);
-        if tags & NEWCOMER != 0 {
-            to.owner.store(from.owner.load(Relaxed), Relaxed);
-            to.page.store(from.page.load(Relaxed), Relaxed);
-            to.tags.store(tags & !(NEWCOMER | KEPT), Relaxed);
-            from.tags.store(tags & !(NEWCOMER | KEPT), Relaxed);
-            return self.insert(frames, new);
-        }
-        self.queue(queue_of(from)).replace(frames, old, new);
+        frames.seat(frame).tags() & (QUEUE | NEWCOMER) != 0
     }
 
     /// Evicts up to `most` pages, if it meets some that can go (E2, E4), and adds them to `victims`.
@@ -355,16 +337,16 @@ impl Queues {
     fn look_at(
         &mut self,
         frames: &Frames,
-        frame: FrameIndex,
+        seat: FrameIndex,
         force: bool,
         looks: &mut Looks,
     ) -> Option<Victim> {
-        let name = queue_of(frames.meta(frame));
-        let verdict = self.judge(frames, name, frame, force);
-        self.unlink(frames, frame);
+        let name = queue_of(frames.meta(seat));
+        let verdict = self.judge(frames, name, seat, force);
+        self.unlink(frames, seat);
         looks.all[name as usize] += 1;
         let stays = match verdict {
-            Verdict::Evicted => return Some((frame, class_of(frames.meta(frame)))),
+            Verdict::Evicted(frame) => return Some((frame, class_of(frames.meta(seat)))),
             Verdict::Kept => {
                 looks.kept[name as usize] += 1;
                 looks.any_kept = true;
@@ -375,12 +357,12 @@ impl Queues {
                 to
             }
             Verdict::Used(to) => {
-                looks.first_used.get_or_insert(frame);
+                looks.first_used.get_or_insert(seat);
                 to
             }
             Verdict::Busy => name,
         };
-        self.push(frames, stays, frame);
+        self.push(frames, stays, seat);
         None
     }
 
@@ -390,16 +372,16 @@ impl Queues {
         &mut self,
         frames: &Frames,
         name: QueueName,
-        frame: FrameIndex,
+        seat: FrameIndex,
         force: bool,
     ) -> Verdict {
-        let meta = frames.meta(frame);
-        if meta.pins.is_pinned() {
-            return Verdict::Busy;
-        }
-        let Some(Place { core, leaf, page, word, seen }) = Place::of(frames, frame) else {
+        let meta = frames.meta(seat);
+        let Some(Place { core, leaf, page, word, seen }) = Place::of(frames, seat) else {
             return Verdict::Busy;
         };
+        if frames.meta(seen.frame()).pins.is_pinned() {
+            return Verdict::Busy;
+        }
         let referenced = seen.is_referenced();
         let prefetched = count_prefetched(&mut self.readahead, meta, referenced);
         if referenced && !force {
@@ -417,35 +399,35 @@ impl Queues {
         if name != QueueName::Main {
             self.ghost.remember(ptr::from_ref(core).addr(), page);
         }
-        Verdict::Evicted
+        Verdict::Evicted(seen.frame())
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
     fn trim_young(&mut self, frames: &Frames) {
         while self.young.bytes > self.young_bytes_max {
-            let frame = FrameIndex(self.young.head);
-            if let Some(Place { word, seen, .. }) = Place::of(frames, frame)
+            let seat = FrameIndex(self.young.head);
+            if let Some(Place { word, seen, .. }) = Place::of(frames, seat)
                 && seen.is_referenced()
             {
                 word.take_referenced();
-                count_prefetched(&mut self.readahead, frames.meta(frame), true);
+                count_prefetched(&mut self.readahead, frames.meta(seat), true);
             }
-            self.unlink(frames, frame);
-            self.push(frames, QueueName::Small, frame);
+            self.unlink(frames, seat);
+            self.push(frames, QueueName::Small, seat);
             self.ask_for_head(frames, QueueName::Young);
         }
     }
 
     /// Has the processor fetch what the next look at the head of a queue will want.
     fn ask_for_head(&mut self, frames: &Frames, name: QueueName) {
-        let frame = FrameIndex(self.queue(name).head);
-        if frame == FrameIndex::NONE {
+        let seat = FrameIndex(self.queue(name).head);
+        if seat == FrameIndex::NONE {
             return;
         }
-        let meta = frames.meta(frame);
-        // SAFETY: as in `with_word`.
+        let meta = frames.meta(seat);
+        // SAFETY: as in `Place::of`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(frames, PageIndex(meta.page.load(Relaxed)));
+        core.ask_for(frames, meta.page());
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
             copy::ask_for_line(frames.meta(next));
@@ -457,12 +439,12 @@ impl Queues {
         self.readahead
     }
 
-    fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
-        self.queue(name).push(frames, name, frame);
+    fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
+        self.queue(name).push(frames, name, seat);
     }
 
-    fn unlink(&mut self, frames: &Frames, frame: FrameIndex) {
-        self.queue(queue_of(frames.meta(frame))).unlink(frames, frame);
+    fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
+        self.queue(queue_of(frames.meta(seat))).unlink(frames, seat);
     }
 
     fn queue(&mut self, name: QueueName) -> &mut Queue {
@@ -477,11 +459,11 @@ impl Queues {
 /// Settles whether a page that read-ahead brought was of use; whether it is such a page, and was not
 /// settled before.
 fn count_prefetched(readahead: &mut ReadaheadUse, meta: &FrameMeta, used: bool) -> bool {
-    let tags = meta.tags.load(Relaxed);
+    let tags = meta.tags();
     if tags & PREFETCHED == 0 {
         return false;
     }
-    meta.tags.store(tags & !PREFETCHED, Relaxed);
+    meta.set_tags(tags & !PREFETCHED);
     if used {
         readahead.used += 1;
     } else {
@@ -490,27 +472,27 @@ fn count_prefetched(readahead: &mut ReadaheadUse, meta: &FrameMeta, used: bool) 
     true
 }
 
-/// Where the page is that has a queued frame.
+/// Where the page is that has a queued seat.
 struct Place<'f> {
     core: &'f FileCore,
     leaf: FrameIndex,
     page: PageIndex,
     word: &'f PageWord,
-    /// READY, with that frame.
+    /// READY, with a frame that has that seat.
     seen: Word,
 }
 
 impl<'f> Place<'f> {
-    /// `None`: the page is in transition.
-    fn of(frames: &'f Frames, frame: FrameIndex) -> Option<Place<'f>> {
-        let meta = frames.meta(frame);
-        // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
+    /// `None`: the page is in transition (seat.S2).
+    fn of(frames: &'f Frames, seat: FrameIndex) -> Option<Place<'f>> {
+        let meta = frames.meta(seat);
+        // SAFETY: E1: the owner of a queued seat is a live core, and we are under the lock that its
         // teardown takes first.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        let page = PageIndex(meta.page.load(Relaxed));
+        let page = meta.page();
         let (leaf, word) = core.lookup_leaf(frames, page)?;
         let seen = word.load();
         let place = Place { core, leaf, page, word, seen };
-        (seen.is_ready() && seen.frame() == frame).then_some(place)
+        (seen.is_ready() && frames.seat_of(seen.frame()) == seat).then_some(place)
     }
 }

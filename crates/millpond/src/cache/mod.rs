@@ -28,6 +28,8 @@ mod nest;
 
 mod link;
 
+pub(crate) mod seat;
+
 pub(crate) mod pageset;
 
 pub(crate) mod heap;
@@ -57,6 +59,9 @@ mod loom_pin_tests;
 #[cfg(all(test, loom))]
 mod loom_writeback_tests;
 
+#[cfg(all(test, loom))]
+mod loom_seat_tests;
+
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -83,9 +88,6 @@ use crate::units::{FrameIndex, PageIndex};
 const GOES_MAX: u64 = 8;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
-/// Pages whose places in the queues are changed in one hold of their lock.
-const QUEUED_MAX: usize = NEWCOMERS_MAX;
-
 /// Frames of pages that were evicted together.
 type Victims = SmallVec<[(FrameIndex, Class); BATCH_MAX]>;
 
@@ -296,7 +298,7 @@ impl Cache {
         for arrival in arrivals {
             batch = self.frames.batch(arrival.note(&self.frames));
             let most = if batch == 0 { NEWCOMERS_MAX } else { batch };
-            if newcomers.add(arrival.frame) >= most {
+            if newcomers.add(self.frames.seat_of(arrival.frame)) >= most {
                 self.queues().admit(&self.frames, newcomers.empty());
             }
         }
@@ -320,23 +322,15 @@ impl Cache {
         self.queues.lock().expect("no panic under the lock")
     }
 
-    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there
-    /// was none.
+    /// Fresh frames took the places of the `old` ones, and take their seats (seat.S1); the old ones are
+    /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
-        for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
-            let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
-            if places.clone().next().is_none() {
-                continue;
-            }
-            for (old, _) in places.clone() {
-                fifo::prefetch(&self.frames, *old);
-            }
-            let mut queues = self.queues();
-            for (old, new) in places {
-                queues.replace(&self.frames, *old, *new);
-            }
+        let mut any = false;
+        for (&old, &new) in old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE) {
+            self.frames.swap_seats(old, new);
+            any = true;
         }
-        if old.iter().any(|&old| old != FrameIndex::NONE) {
+        if any {
             self.frames.release_many(old, class);
         }
     }

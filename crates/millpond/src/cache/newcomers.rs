@@ -1,12 +1,12 @@
 //! Newcomers: pages that became READY, before they are put into the queues of the evictor.
 //!
-//! The queues have one lock, so pages come into them in batches. Until then a page's frame is in a list
-//! of the thread that brought it, and carries NEWCOMER in its tags.
+//! The queues have one lock, so pages come into them in batches. Until then a page's seat (see `seat`) is
+//! in a list of the thread that brought it, and carries NEWCOMER in its tags.
 //!
 //! - **N1** The tag says whether the frame is a newcomer, under the queues' lock; the lists only say where
 //!   to look. Whoever takes the page out clears the tag, and leaves the entry. So an entry may be of a
-//!   frame that is none any more, or is one again, with an entry in another list: the first list that is
-//!   emptied has it put into a queue.
+//!   seat that is no newcomer's any more, or is one's again, with an entry in another list: the first
+//!   list that is emptied has it put into a queue.
 //! - **N2** Owner and page are written before the tag (Release), by the thread that fills the page; whoever
 //!   finds the tag (Acquire) finds them.
 //! - **N3** Newcomers can't be evicted. They are few (magazine.MG3, of which this is as much again), and
@@ -26,20 +26,20 @@ pub(super) const NEWCOMERS_MAX: usize = 32;
 
 /// The newcomers of some threads.
 pub(super) struct Newcomers {
-    frames: [FrameIndex; NEWCOMERS_MAX],
+    seats: [FrameIndex; NEWCOMERS_MAX],
     len: usize,
 }
 
 impl Newcomers {
     /// Adds one; how many there are now. The caller empties it at [`NEWCOMERS_MAX`].
-    pub(super) fn add(&mut self, frame: FrameIndex) -> usize {
-        self.frames[self.len] = frame;
+    pub(super) fn add(&mut self, seat: FrameIndex) -> usize {
+        self.seats[self.len] = seat;
         self.len += 1;
         self.len
     }
 
     pub(super) fn empty(&mut self) -> &[FrameIndex] {
-        &self.frames[..std::mem::take(&mut self.len)]
+        &self.seats[..std::mem::take(&mut self.len)]
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Lists(Box<[CachePadded<Mutex<Newcomers>>]>);
 
 impl Lists {
     pub(super) fn new() -> Lists {
-        let list = || Newcomers { frames: [FrameIndex::NONE; NEWCOMERS_MAX], len: 0 };
+        let list = || Newcomers { seats: [FrameIndex::NONE; NEWCOMERS_MAX], len: 0 };
         let lists = (0..thread::shards()).map(|_| CachePadded::new(Mutex::new(list())));
         Lists(lists.collect())
     }
