@@ -12,9 +12,10 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::data::{MIB, NamedFile};
-use super::harness::{Engine, Plan, Slice, compare};
+use super::harness::{Engine, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 use crate::run;
 
@@ -40,11 +41,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         return Ok(());
     }
     for &(case, bytes, ramp) in cases {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         let bytes = plan.bytes(bytes);
         let file = NamedFile::create(&plan.dir, bytes)?;
         let load = Load::random(bytes, BLOCK_BYTES, 1);
-        let ramp = plan.slice(ramp, ramp);
+        let ramp = plan.slice(ramp, ramp * 7 / 10);
         let job = |name, launcher, preload| Fio {
             name,
             launcher,
@@ -62,7 +63,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         };
         let subject = job(MILLPOND, launcher, None);
         let kernel = job(KERNEL, Vec::new(), None);
-        let length = plan.slice(500, 250).max(LENGTH_MIN);
+        let length = plan.slice(500, 80).max(LENGTH_MIN);
         // What fio can't do on the kernel is a gap; what fails under Millpond alone, an error.
         if let Err(error) = kernel.run(length) {
             skip(outcome, case, &error.to_string());

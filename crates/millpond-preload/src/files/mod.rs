@@ -7,6 +7,7 @@
 //! ```
 
 pub mod adoption;
+pub mod carried;
 pub mod claim;
 pub mod copy;
 pub mod description;

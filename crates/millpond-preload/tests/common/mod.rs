@@ -244,7 +244,7 @@ impl Pond {
     /// The same with libraries.
     pub fn compile_with(&self, source: &str, options: &[&str], libraries: &[&str]) -> PathBuf {
         require("gcc", "gcc");
-        let binary = self.aside(source.trim_end_matches(".c"));
+        let binary = self.aside.path().join(Path::new(source).file_stem().unwrap());
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
         let mut gcc = Command::new("gcc");
         gcc.args(["-w", "-pthread"]).args(options);

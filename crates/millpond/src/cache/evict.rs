@@ -193,19 +193,25 @@ impl Queues {
     pub(crate) fn admit(&mut self, frames: &Frames, newcomers: &[FrameIndex]) {
         for &seat in newcomers {
             let meta = frames.meta(seat);
-            let tags = meta.found_tags();
-            if tags & NEWCOMER == 0 {
-                continue;
+            let tags = meta.published_tags();
+            if tags & NEWCOMER != 0 {
+                meta.set_tags(tags & !(NEWCOMER | KEPT));
+                if tags & KEPT == 0 {
+                    self.barren = None;
+                }
+                self.insert(frames, seat);
             }
-            meta.set_tags(tags & !(NEWCOMER | KEPT));
-            if tags & KEPT == 0 {
-                self.barren = None;
-            }
-            let remembered = self.ghost.take(meta.owner.load(Relaxed).addr(), meta.page());
-            let queue = if remembered { QueueName::Main } else { QueueName::Young };
-            self.push(frames, queue, seat);
-            self.trim_young(frames);
         }
+    }
+
+    /// Puts a page into the queue that it begins in.
+    fn insert(&mut self, frames: &Frames, seat: FrameIndex) {
+        let meta = frames.meta(seat);
+        let file = meta.owner.load(Relaxed).addr();
+        let remembered = self.ghost.take(file, meta.page());
+        let queue = if remembered { QueueName::Main } else { QueueName::Young };
+        self.push(frames, queue, seat);
+        self.trim_young(frames);
     }
 
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
@@ -426,7 +432,7 @@ impl Queues {
             return;
         }
         let meta = frames.meta(seat);
-        // SAFETY: as in `Place::of`.
+        // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
         core.ask_for(frames, meta.page());
         let next = FrameIndex(meta.next.load(Relaxed));
@@ -479,7 +485,7 @@ struct Place<'f> {
     leaf: FrameIndex,
     page: PageIndex,
     word: &'f PageWord,
-    /// READY, with a frame that has that seat.
+    /// READY, with the frame that has the seat.
     seen: Word,
 }
 

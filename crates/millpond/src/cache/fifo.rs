@@ -1,5 +1,5 @@
-//! What is known about a page that can be evicted, in its seat (see `seat`): whose it is, and its place in
-//! a FIFO of seats.
+//! What is known about a page that can be evicted, in its seat: whose it is, and its place in a FIFO of
+//! seats (see `seat`).
 //!
 //! Locks: all is done under the queues' (see `evict`), but for [`Arrival::note`].
 
@@ -80,13 +80,13 @@ impl Arrival<'_> {
     /// Makes it a newcomer; the class of its frame.
     pub(crate) fn note(&self, frames: &Frames) -> Class {
         let core: *const FileCore = self.core;
-        let seat = frames.seat(self.frame);
-        seat.owner.store(core.cast_mut().cast(), Relaxed);
+        let meta = frames.seat(self.frame);
+        meta.owner.store(core.cast_mut().cast(), Relaxed);
         let class = Class::page(self.core.page_shift);
         let prefetched = if self.prefetched { PREFETCHED } else { 0 };
         let kept = if self.kept { KEPT } else { 0 };
         let tags = u32::from(class.tag()) << CLASS_SHIFT | NEWCOMER | prefetched | kept;
-        seat.describe(self.page, tags);
+        meta.describe(self.page, tags);
         class
     }
 }

@@ -108,19 +108,17 @@ impl FrameMeta {
     /// Caller: the only one to write it now.
     #[inline]
     pub(crate) fn set_tags(&self, tags: u32) {
-        self.describe(self.page(), tags);
+        self.page_and_tags.store(self.page().0 << TAG_BITS | u64::from(tags), Relaxed);
     }
 
-    /// As [`FrameMeta::set_tags`].
-    pub(crate) fn describe(&self, page: PageIndex, tags: u32) {
-        // Release: pairs with `found_tags`; the owner was written before (newcomers.N2).
+    /// Of a seat in the caller's hands, whose owner is stored before.
+    pub(super) fn describe(&self, page: PageIndex, tags: u32) {
+        // Release: pairs with `published_tags`, so that the owner is seen with it (newcomers.N2).
         self.page_and_tags.store(page.0 << TAG_BITS | u64::from(tags), Release);
     }
 
-    /// The tags, and what was written before them.
-    #[inline]
-    pub(crate) fn found_tags(&self) -> u32 {
-        // Acquire: pairs with `describe`.
+    /// The tags of a seat that somebody else may describe just now.
+    pub(super) fn published_tags(&self) -> u32 {
         self.page_and_tags.load(Acquire) as u32 & ((1 << TAG_BITS) - 1)
     }
 

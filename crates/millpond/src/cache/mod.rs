@@ -88,6 +88,7 @@ use crate::units::{FrameIndex, PageIndex};
 const GOES_MAX: u64 = 8;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
+
 /// Frames of pages that were evicted together.
 type Victims = SmallVec<[(FrameIndex, Class); BATCH_MAX]>;
 

@@ -3,10 +3,10 @@
 //! The queues have one lock, so pages come into them in batches. Until then a page's seat (see `seat`) is
 //! in a list of the thread that brought it, and carries NEWCOMER in its tags.
 //!
-//! - **N1** The tag says whether the frame is a newcomer, under the queues' lock; the lists only say where
+//! - **N1** The tag says whether the seat is a newcomer's, under the queues' lock; the lists only say where
 //!   to look. Whoever takes the page out clears the tag, and leaves the entry. So an entry may be of a
-//!   seat that is no newcomer's any more, or is one's again, with an entry in another list: the first
-//!   list that is emptied has it put into a queue.
+//!   seat that is none any more, or is one again, with an entry in another list: the first list that is
+//!   emptied has it put into a queue.
 //! - **N2** Owner and page are written before the tag (Release), by the thread that fills the page; whoever
 //!   finds the tag (Acquire) finds them.
 //! - **N3** Newcomers can't be evicted. They are few (magazine.MG3, of which this is as much again), and

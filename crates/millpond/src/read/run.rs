@@ -49,6 +49,15 @@ pub(crate) struct Run {
     pub(crate) marker: bool,
 }
 
+/// What became of the reads that a miss has started.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// A byte of them is missing.
+    pub(crate) failed: AtomicBool,
+    /// The only one has ended.
+    pub(crate) ended: AtomicBool,
+}
+
 /// What a search for the next run came to.
 pub(crate) enum Next {
     Run(Run),
@@ -161,16 +170,16 @@ impl Run {
 
     /// Hands the run to the back end, which finishes it; at once, of no bytes, where it has no room:
     /// whether it had. `keep`, which has a guard over the pages, is dropped when the read has ended.
-    /// Somebody waits for the pages if there is a `failed`: it is set, before anyone is woken, if a byte
-    /// of them is missing.
+    /// Somebody waits for the pages if there is a `progress`, which says so before anyone is woken if a
+    /// byte of them is missing.
     pub(crate) fn start<K: Send + 'static>(
         self,
         file: &Arc<CachedFile>,
         keep: K,
-        failed: Option<Arc<AtomicBool>>,
+        progress: Option<Arc<Progress>>,
         ring: Option<Arc<SharedRing>>,
     ) -> bool {
-        let (offset, wanted) = (file.start_of(self.first), failed.is_some());
+        let (offset, wanted) = (file.start_of(self.first), progress.is_some());
         let segments = self.memory(file);
         let bytes = (self.frames.len() * file.core().page_bytes()) as u64;
         let valid = bytes.min(self.size.saturating_sub(offset));
@@ -178,21 +187,21 @@ impl Run {
         let done = Box::new(move |outcome: std::io::Result<usize>| {
             // A failed or short read leaves its pages EMPTY: the next reader reads them.
             let moved = outcome.unwrap_or(0) as u64;
-            if let Some(failed) = failed.filter(|_| moved < valid) {
+            if let Some(progress) = progress.filter(|_| moved < valid) {
                 // Release: pairs with the look of the task that the end of a fill wakes. Argued:
                 // the words that end the fill after it are released, too, and the waker passes
                 // through a lock.
-                failed.store(true, Release);
+                progress.failed.store(true, Release);
             }
             let _ = self.finish(&owner, &mut Leaves::new(&owner), moved, &mut |_| {});
             drop(keep);
             drop(owner);
         });
         let read = BackgroundRead { offset, wanted, direct: false, segments, done };
-        match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
+        match shared_ring::start_read(ring.as_ref(), Arc::clone(&file.backing), read) {
             Ok(()) => true,
             Err(read) => {
-                (read.done)(Ok(0));
+                read.done.end(Ok(0));
                 false
             }
         }

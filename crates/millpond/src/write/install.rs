@@ -30,6 +30,18 @@ impl Write<'_> {
             }
             return;
         }
+        self.install_hidden(leaves, fresh, moved, size, dirty);
+    }
+
+    /// The same, with the pages hidden first.
+    fn install_hidden(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        moved: u64,
+        size: u64,
+        dirty: bool,
+    ) {
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         let old = &mut old[..fresh.len()];
         // Before anything that tells of the write.

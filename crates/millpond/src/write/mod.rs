@@ -338,7 +338,11 @@ impl<'a> Write<'a> {
         let bytes = self.file.cache().frames.bytes(fresh);
         let mut at = (from - self.file.start_of(page)) as usize;
         let whole = to - from == self.file.core().page_bytes() as u64;
-        let away = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
+        // The kernel copies it from there at once: not out of the processor's caches.
+        let goes_on =
+            self.file.write_mode() == WriteMode::Through && !self.file.backing.is_direct();
+        let far = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
+        let away = far && !goes_on;
         for piece in self.src.slice(from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.
             let left = unsafe {

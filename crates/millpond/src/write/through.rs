@@ -6,6 +6,8 @@
 //!   caller's memory and stays EMPTY; nothing is read in order to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
+use smallvec::SmallVec;
+
 use crate::cache::class::Class;
 use crate::cache::step;
 use crate::copy;
@@ -34,13 +36,24 @@ impl Write<'_> {
 
     /// A write to the back end, of few enough pages to cache them.
     pub(super) fn through(&self, pages: usize) -> Result<usize> {
-        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
-        let fresh = &mut fresh[..pages];
-        if let Err(fault) = self.build(fresh) {
+        let leaves = &mut Leaves::new(self.file);
+        if pages == 1 {
+            // A page that is READY; else as any other.
+            let mut fresh = [self.build_over(leaves)?.unwrap_or(FrameIndex::NONE)];
+            return self.through_pages(leaves, &mut fresh);
+        }
+        self.through_pages(leaves, &mut [FrameIndex::NONE; CHUNK_PAGES][..pages])
+    }
+
+    /// The same of pages of which the first may be built.
+    fn through_pages(&self, leaves: &mut Leaves<'_>, fresh: &mut [FrameIndex]) -> Result<usize> {
+        if fresh[0] == FrameIndex::NONE
+            && let Err(fault) = self.build(leaves, fresh)
+        {
             self.free(fresh);
             return Err(fault);
         }
-        let mut segments: Vec<Segment<'_>> = Vec::with_capacity(pages);
+        let mut segments: SmallVec<[Segment<'_>; 4]> = SmallVec::with_capacity(fresh.len());
         for (page, &frame) in self.first.onwards().zip(&*fresh) {
             let (from, to) = self.part(page);
             if frame == FrameIndex::NONE {
@@ -56,9 +69,8 @@ impl Write<'_> {
                 });
             }
         }
-        let Written { moved, error, epoch, durability } = self.transfer((&segments).into());
+        let Written { moved, error, epoch, durability } = self.transfer((&*segments).into());
         let is_cached = !fresh.contains(&FrameIndex::NONE);
-        let leaves = &mut Leaves::new(self.file);
         self.install(leaves, fresh, moved, self.size_after(moved), false);
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
@@ -70,10 +82,9 @@ impl Write<'_> {
     }
 
     /// Builds the new contents of the pages that will be cached, each in a fresh frame.
-    pub(super) fn build(&self, fresh: &mut [FrameIndex]) -> Result<()> {
+    fn build(&self, leaves: &mut Leaves<'_>, fresh: &mut [FrameIndex]) -> Result<()> {
         let cache = self.file.cache();
         let class = Class::page(self.file.core().page_shift);
-        let mut leaves = Leaves::new(self.file);
         for (page, slot) in self.first.onwards().zip(fresh) {
             let (from, to) = self.part(page);
             let start = self.file.start_of(page);

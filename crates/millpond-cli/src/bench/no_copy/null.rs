@@ -13,8 +13,9 @@ use millpond_bench_peers::{Nops, Usage, allocations};
 
 use super::flow::Flow;
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
-use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::{Outcome, Row};
+use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
 
 const DEPTH: usize = 128;
@@ -54,11 +55,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = engine.open(&named.path, &options.direct(true)).context("opening the file")?;
     cache_every_other(&cached, bytes).context("caching the file")?;
     for (case, block_bytes) in wanted {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         measure_reads(case, block_bytes, &engine, &file, bytes, plan, outcome)?;
     }
     if writes {
-        eprintln!("measuring null-write-4k");
+        plan.tell("null-write-4k");
         measure_writes("null-write-4k", &engine, &file, bytes, plan, outcome)?;
     }
     Ok(())
@@ -103,7 +104,7 @@ fn measure_reads(
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let length = plan.slice(200, 100);
+    let length = plan.slice(200, 40);
     let mut own = flow(engine, file, bytes, block_bytes)?;
     let pair =
         |peer| Pair { case, threads: 1, block_bytes: Some(block_bytes), subject: MILLPOND, peer };
@@ -112,12 +113,15 @@ fn measure_reads(
     own.slice(length, 0).context(case)?;
     note_allocations(case, &mut own, length, outcome)?;
     let rows =
-        pair(COPIED).measure(plan.rounds, || own.slice(length, 0), || copied.slice(length))?;
+        pair(COPIED).measure(plan.rounds(), || own.slice(length, 0), || copied.slice(length))?;
     outcome.rows.extend(rows.map(deep));
     if block_bytes > 4 * KIB {
         let mut small = flow(engine, file, bytes, 4 * KIB)?;
-        let rows =
-            pair(SMALL).measure(plan.rounds, || own.slice(length, 0), || small.slice(length, 0))?;
+        let rows = pair(SMALL).measure(
+            plan.rounds(),
+            || own.slice(length, 0),
+            || small.slice(length, 0),
+        )?;
         outcome.rows.extend(rows.map(deep));
     }
     if block_bytes == 4 * KIB {
@@ -136,7 +140,7 @@ fn measure_writes(
 ) -> Result<()> {
     let mut own = flow(engine, file, bytes, 4 * KIB)?;
     own.writes = true;
-    note_allocations(case, &mut own, plan.slice(200, 100), outcome)?;
+    note_allocations(case, &mut own, plan.slice(200, 40), outcome)?;
     against_nops(case, &mut own, plan, outcome)
 }
 
@@ -177,10 +181,10 @@ fn against_nops(
             return Ok(());
         }
     };
-    let length = plan.slice(200, 100);
+    let length = plan.slice(200, 40);
     let pair = Pair { case, threads: 1, block_bytes: Some(4 * KIB), subject: MILLPOND, peer: NOP };
     let rows =
-        pair.measure(plan.rounds, || own.slice(length, 0), || nop_slice(&mut nops, length))?;
+        pair.measure(plan.rounds(), || own.slice(length, 0), || nop_slice(&mut nops, length))?;
     outcome.rows.extend(rows.map(deep));
     Ok(())
 }

@@ -19,8 +19,9 @@ use rustix::fs::OFlags;
 use super::side::{Measured, Side, measure};
 use crate::bench::data::NamedFile;
 use crate::bench::data::{KIB, MIB};
-use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::harness::{AlignedBuffer, Slice};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::bench::write::open;
 use crate::failure::{Context, Result};
 
@@ -138,7 +139,7 @@ impl Full<'_> {
 /// Measures the cases.
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     for (case, bytes) in CASES.into_iter().filter(|(case, _)| plan.wants(case)) {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         let bytes = plan.bytes(bytes);
         if let Err(reason) = one(case, bytes, plan, outcome)? {
             outcome.skip(case, EVICTING, &reason);
