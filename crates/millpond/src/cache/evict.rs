@@ -42,10 +42,11 @@
 //!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
 //!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
 //!   it is the oldest that was looked at.
-//! - **E5** Leaves are not held while their words are looked at. A word that is READY with the frame of a
-//!   queued seat is that of the seat's page: the frame has no other, as it would leave the queue first, under the
-//!   lock. So what empties it has found it in its leaf, which it kept alive (table.T1), and has the
-//!   hold that goes with it. A look alone may be at a leaf that was recycled; it clears a REFERENCED, no more.
+//! - **E5** Leaves are not held while their words are looked at, but the word is of a leaf, as no node was
+//!   recycled on the way to it. One that is READY with the frame that has a queued seat (seat.S2) is that of
+//!   the seat's page: the frame is in no other word. So what empties it has found it in its leaf, which it
+//!   kept alive (table.T1), and has the hold that goes with it. A look alone may be at a leaf that was
+//!   recycled since; it clears a REFERENCED, no more.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
@@ -496,8 +497,7 @@ impl<'f> Place<'f> {
         // teardown takes first.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
         let page = meta.page();
-        let (leaf, word) = core.lookup_leaf(frames, page)?;
-        let seen = word.load();
+        let (leaf, word, seen) = core.lookup_leaf(frames, page)?;
         let place = Place { core, leaf, page, word, seen };
         (seen.is_ready() && frames.seat_of(seen.frame()) == seat).then_some(place)
     }

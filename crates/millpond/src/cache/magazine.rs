@@ -37,8 +37,8 @@ use crate::cache::class::Class;
 use crate::thread;
 use crate::units::FrameIndex;
 
-/// Frames that go at once between a magazine and the lists, at most. By 16 the locks' part of a miss is
-/// below the noise; a hold of them takes some microseconds.
+/// Frames that go at once between a magazine and the lists, at most. Chosen, not measured: the looks for so
+/// many victims are what one hold of the queues' lock may have.
 pub(crate) const BATCH_MAX: usize = 16;
 /// The part of the limit that half-full magazines may hold (MG3).
 const PART: u64 = 128;

@@ -15,11 +15,8 @@
 //! - **T1** A node's holds count its users and its slots that are not empty. So all nodes on the
 //!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
 //!   nothing is cached has no nodes.
-//! - **T2** A hold counts only if the node is still linked where it was found: all links from the root
-//!   to it are followed once more after it was taken, from the node upwards. Nodes in between are not
-//!   held. A held node keeps its place, and so do those above it (T1); so one that is found to lead
-//!   to it has led there since the hold was taken, and what leads to that one is looked at after.
-//!   After a dead node the walk restarts at the root.
+//! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
+//!   still names that child afterwards. After a dead child the walk restarts at the root.
 //! - **T3** The last holder makes the node DEAD in the step that drops its hold, unlinks it, raises
 //!   the epoch, frees the node, and drops the hold that it had on its parent.
 //!
@@ -42,8 +39,6 @@ use crate::units::{FrameIndex, PageIndex};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
-/// Of the largest file: its last page has 51 bits.
-const LEVELS_MAX: usize = 6;
 
 #[cfg(not(loom))]
 const _: () = assert!(SLOTS * size_of::<LinkSlot>() == UNIT_BYTES);
@@ -106,14 +101,19 @@ impl FileCore {
         Some((&words[slot], link.guess(slot, self.page_shift)))
     }
 
-    /// The leaf that a lookup of `page` finds, and the word in it.
+    /// The leaf of `page` at the time of a lookup, its word, and that one's value. It may be recycled from
+    /// then on. `None`: there is none, or a node was recycled meanwhile.
     pub(crate) fn lookup_leaf<'c>(
         &self,
         frames: &'c Frames,
         page: PageIndex,
-    ) -> Option<(FrameIndex, &'c PageWord)> {
+    ) -> Option<(FrameIndex, &'c PageWord, Word)> {
+        let begun = self.epoch.begin();
         let leaf = self.leaf_link(frames, page)?.node();
-        Some((leaf, &words(frames, leaf)?[slot_of(page, 0)]))
+        let word = &words(frames, leaf)?[slot_of(page, 0)];
+        let seen = word.load();
+        // Else what was taken for nodes on the way may have been others, and the word none (T3).
+        self.epoch.is_unchanged(begun).then_some((leaf, word, seen))
     }
 
     /// Has the processor fetch what a lookup of `page` will want.
@@ -174,53 +174,6 @@ impl FileCore {
         page: PageIndex,
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
-        self.try_hold_leaf(source.frames(), page)
-            .map_or_else(|| self.hold_by_nodes(source, page, create), Ok)
-    }
-
-    /// Holds the leaf of `page`, and writes to no other node (T2). `None`: there is none, or the table
-    /// changed meanwhile.
-    fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Held<'c>> {
-        // The link that was found at each level, the root's above the last.
-        let mut links = [Link(0); LEVELS_MAX + 1];
-        let root = Link(self.root.follow());
-        let levels = root.levels() as usize;
-        if levels == 0 || levels > LEVELS_MAX || !is_below(page, levels as u32) {
-            return None;
-        }
-        links[levels] = root;
-        let slot = |links: &[Link], level: usize| {
-            Some(&slots(frames, links[level + 1].node())?[slot_of(page, level as u32)])
-        };
-        for level in (1..levels).rev() {
-            links[level] = Link(slot(&links, level)?.follow());
-            if links[level].0 == 0 {
-                return None;
-            }
-        }
-        let node = links[1].node();
-        frames.address(node)?;
-        let leads = |level: usize| {
-            let link = if level == levels { Some(&self.root) } else { slot(&links, level) };
-            link.is_some_and(|link| Link(link.follow()).same_node(links[level]))
-        };
-        let holds = &frames.meta(node).pins;
-        try_hold_linked(holds, (1..=levels).map(leads)).then_some(Held {
-            frames,
-            core: self,
-            node,
-            level: 0,
-            page,
-        })
-    }
-
-    /// The same, node by node from the root, each held before the next is looked for.
-    fn hold_by_nodes<'c>(
-        &'c self,
-        source: &'c impl FrameSource,
-        page: PageIndex,
-        create: bool,
-    ) -> Result<Held<'c>, Unheld> {
         let frames = source.frames();
         let holds = |node| &frames.meta(node).pins;
         'restart: loop {
@@ -253,8 +206,8 @@ impl FileCore {
                     }
                 }
                 let child = Link(link).node();
-                let leads_there = || Link(slot.follow()).same_node(Link(link));
-                if !try_hold_linked(holds(child), std::iter::once_with(leads_there)) {
+                let is_same = |now| Link(now).same_node(Link(link));
+                if !try_hold_linked(holds(child), slot, is_same) {
                     // Somebody is about to unlink a dead node, or has done so.
                     std::thread::yield_now();
                     continue 'restart;
@@ -279,8 +232,7 @@ impl FileCore {
         }
         let frames = source.frames();
         let holds = &frames.meta(root.node()).pins;
-        let leads_there = || Link(self.root.follow()).same_node(root);
-        let is_held = try_hold_linked(holds, std::iter::once_with(leads_there));
+        let is_held = try_hold_linked(holds, &self.root, |now| Link(now).same_node(root));
         Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
     }
 
@@ -390,8 +342,6 @@ fn bury(frames: &Frames, node: FrameIndex, level: u32) {
     frames.meta(node).pins.bury(children);
     frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
-
-const _: () = assert!(PageIndex::LAST.0 >> (NODE_SHIFT as usize * LEVELS_MAX) == 0);
 
 /// A held leaf; during a walk, an inner node.
 pub(crate) struct Held<'c> {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use millpond_rangelock::Mode;
 
 use crate::advice::Advice;
+use crate::cache::page::Word;
 use crate::inode::CachedFile;
 use crate::read::run::{Claims, Next};
 use crate::units::PageIndex;
@@ -107,14 +108,12 @@ fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
     let (frames, core) = (&file.cache().frames, file.core());
     let (mut marked, mut missing) = (false, false);
     for page in first.to(last) {
-        // Of a leaf that is recycled meanwhile another page may lose its marker, which is a hint.
-        match core.lookup(frames, page) {
-            Some((word, _)) => {
-                let seen = word.load();
-                missing |= !seen.is_ready();
-                marked |= seen.has_marker() && word.take_marker();
-            }
-            None => missing = true,
+        let seen = core.lookup_leaf(frames, page).map(|(_, _, seen)| seen);
+        missing |= !seen.is_some_and(Word::is_ready);
+        if seen.is_some_and(Word::has_marker)
+            && let Ok(held) = core.hold(file.cache(), page, false)
+        {
+            marked |= held.word(page).take_marker();
         }
     }
     (marked, missing)
