@@ -1,7 +1,7 @@
 /*
  * nbdkit plugin: serves a file over NBD from a page cache in the server itself, by libmillpond.
  *
- * One engine, and one open file, for all connections (N1). That is why:
+ * One engine, and one cached file, for all connections (N1). That is why:
  *
  * - can_multi_conn: a flush is a sync of the file, not of a handle, and covers all writes that were answered
  *   before it, whichever connection they came by. What one connection has written the others read: there is
@@ -9,6 +9,9 @@
  * - The cache outlives connections.
  *
  * FUA: a write by `durable`, the same file opened with O_DSYNC; zeroing and trimming are followed by a sync.
+ *
+ * The file is opened for reading, and for writing when the first client comes that may write (N2): with -r
+ * nbdkit says so of each, and of that only, so nothing is opened for writing then.
  *
  * The engine is made after nbdkit has become a server (after_fork): handles of the library are nothing in a
  * child. Before that the same is tried out, so that an error is seen at once and not in the system's log.
@@ -20,6 +23,7 @@
 #include <fcntl.h>
 #include <millpond.h>
 #include <nbdkit-plugin.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +43,9 @@ static bool has_keeper;
 /* Of the server, from after_fork to cleanup. */
 static struct millpond_engine engine;
 static struct millpond_file file;
-static struct millpond_file durable; /* 0: the file can't be written */
+/* From the first connection that may write, and both or none (N2). 0: the file can't be written. */
+static struct millpond_file writer, durable;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 /* Says why a call failed, to nbdkit and through it to the client. Always -1. */
 static int fail(const char *what, int64_t result) {
@@ -128,24 +134,36 @@ static int open_as(int flags, struct millpond_file *to) {
     return millpond_open(engine, path, &options, to);
 }
 
-/* Writes back what waits, and gives everything up. */
-static int shut(void) {
-    int first = 0;
-    if (durable.id)
-        first = millpond_close(durable);
-    if (file.id) {
-        int error = millpond_close(file);
-        first = first ? first : error;
-    }
-    if (first)
-        fail("closing", first);
-    millpond_engine_destroy(engine);
-    memset(&file, 0, sizeof file);
-    memset(&durable, 0, sizeof durable);
-    return first;
+static int shut_one(struct millpond_file *which) {
+    int error = which->id ? millpond_close(*which) : 0;
+    memset(which, 0, sizeof *which);
+    return error ? fail("closing", error) : 0;
 }
 
-/* Makes the engine, and opens the file: to be written if it may be. */
+/* Writes back what waits, and gives everything up. */
+static int shut(void) {
+    int result = shut_one(&durable);
+    result |= shut_one(&writer);
+    result |= shut_one(&file);
+    millpond_engine_destroy(engine);
+    return result;
+}
+
+/* Opens the file for writing, if that is permitted and was not done before (N2). */
+static int open_to_write(void) {
+    pthread_mutex_lock(&opening);
+    int error = durable.id ? 0 : open_as(O_RDWR, &writer);
+    if (!error && !durable.id) {
+        error = open_as(O_RDWR | O_DSYNC, &durable);
+        if (error)
+            shut_one(&writer);
+    }
+    pthread_mutex_unlock(&opening);
+    bool is_refused = error == -EACCES || error == -EPERM || error == -EROFS || error == -ETXTBSY;
+    return error && !is_refused ? fail("opening to write", error) : 0;
+}
+
+/* Makes the engine, and opens the file. */
 static int start(const char *keeper) {
     struct millpond_engine_options options = {0};
     options.size = sizeof options;
@@ -154,11 +172,7 @@ static int start(const char *keeper) {
     int error = millpond_engine_create(&options, &engine);
     if (error)
         return fail("making a cache", error);
-    error = open_as(O_RDWR | O_DSYNC, &durable);
-    if (!error)
-        error = open_as(O_RDWR, &file);
-    else if (error == -EACCES || error == -EPERM || error == -EROFS || error == -ETXTBSY)
-        error = open_as(O_RDONLY, &file);
+    error = open_as(O_RDONLY, &file);
     if (error) {
         fail("opening", error);
         shut();
@@ -196,8 +210,8 @@ static void plugin_dump(void) {
 }
 
 static void *plugin_open(int readonly) {
-    (void)readonly; /* nbdkit itself refuses writes then */
-    return NBDKIT_HANDLE_NOT_NEEDED;
+    /* nbdkit itself refuses writes of a client that may only read. */
+    return !readonly && open_to_write() ? NULL : NBDKIT_HANDLE_NOT_NEEDED;
 }
 
 static int64_t plugin_get_size(void *handle) {
@@ -255,7 +269,7 @@ static int plugin_pread(void *handle, void *buffer, uint32_t count, uint64_t off
 
 static int plugin_pwrite(void *handle, const void *buffer, uint32_t count, uint64_t offset, uint32_t flags) {
     (void)handle;
-    struct millpond_file to = flags & NBDKIT_FLAG_FUA ? durable : file;
+    struct millpond_file to = flags & NBDKIT_FLAG_FUA ? durable : writer;
     while (count > 0) {
         int64_t len = millpond_write(to, buffer, count, offset);
         if (len < 0)
@@ -271,7 +285,7 @@ static int plugin_pwrite(void *handle, const void *buffer, uint32_t count, uint6
 static int plugin_flush(void *handle, uint32_t flags) {
     (void)handle;
     (void)flags;
-    int error = millpond_sync_data(file);
+    int error = millpond_sync_data(writer);
     return error ? fail("flushing", error) : 0;
 }
 
@@ -285,7 +299,7 @@ static int changed(const char *what, int error, uint32_t flags) {
 /* A hint: where the file system has no holes, nothing is to be done. */
 static int plugin_trim(void *handle, uint32_t count, uint64_t offset, uint32_t flags) {
     (void)handle;
-    int error = millpond_punch_hole(file, offset, count);
+    int error = millpond_punch_hole(writer, offset, count);
     if (error == -EOPNOTSUPP)
         error = 0;
     return changed("trimming", error, flags);
@@ -295,14 +309,14 @@ static int plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t f
     (void)handle;
     int error = -EOPNOTSUPP;
     if (flags & NBDKIT_FLAG_MAY_TRIM)
-        error = millpond_punch_hole(file, offset, count);
+        error = millpond_punch_hole(writer, offset, count);
     if (error == -EOPNOTSUPP) {
         /* Which may have to write zeros: not what a fast zero is. */
         if (flags & NBDKIT_FLAG_FAST_ZERO) {
             nbdkit_set_error(EOPNOTSUPP);
             return -1;
         }
-        error = millpond_zero_range(file, offset, count);
+        error = millpond_zero_range(writer, offset, count);
     }
     return changed("zeroing", error, flags);
 }

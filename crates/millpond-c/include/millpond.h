@@ -276,6 +276,22 @@ typedef struct millpond_completion {
     int64_t result;
 } millpond_completion;
 
+/** One of the places of a pipeline, between two requests. */
+typedef struct millpond_lane {
+    /** Which place it is, from 0 on. */
+    size_t number;
+    /** What became of the request: bytes, or a negative errno. 0 at first. */
+    int64_t result;
+    /** The request that has ended, to be changed into the next one. All 0 at first, so also `op`. */
+    struct millpond_request request;
+} millpond_lane;
+
+/**
+ * What a pipeline calls for each lane, with the `context` that `millpond_pipeline_run` was given: returns
+ * 0 if there is nothing more for the lane to do, else the lane's request is the next one.
+ */
+typedef int (*millpond_step)(void *context, struct millpond_lane *lane);
+
 /**
  * What an engine has done since it was created. Counts are those of single moments: read while others
  * work, they need not fit each other exactly.
@@ -426,6 +442,10 @@ int millpond_open(struct millpond_engine engine,
  * `millpond_open` of a descriptor, which must permit what `options` ask for; of these those about the
  * cache count, and O_TRUNC. The descriptor stays the caller's, who may close it: it is duplicated. Its
  * offset is never used.
+ *
+ * POSIX locks that the process has on the file (`F_SETLK`) are dropped when any descriptor of it is closed:
+ * by `millpond_close`, too, but not by a call of this one that fails, unless it fails to truncate (O_TRUNC) or
+ * to open the file once more for direct I/O.
  *
  * Returns as for `millpond_open`, and
  * -EBADF       also: `descriptor` is not open
@@ -853,6 +873,35 @@ int millpond_queue_eventfd(struct millpond_queue queue);
 int millpond_queue_counts(struct millpond_queue queue,
                           size_t *ready,
                           size_t *in_flight);
+
+/**
+ * Keeps up to `depth` direct requests under way, 1 to 4096, from the calling thread, and returns when all
+ * have ended. `step` is called for each lane, as many as `depth`, and again whenever its request has ended,
+ * until it returns 0. Requests are those of queues, to read and to write, of files that were opened with
+ * O_DIRECT. They end in any order; each is atomic with respect to all other operations on its file, and
+ * coherent with the cache; those that overlap take effect in the order in which they were given.
+ *
+ * With io_uring they go through a ring of this call's own, with files registered, and memory, too, where a
+ * request's begins where a piece of `millpond_buffers_alloc` does, and lies in it: so long runs are the ones
+ * that pay. With another back end they are carried out one after the other.
+ *
+ * The memory that a request names is lent to it until its lane's next step: until then it must stay valid,
+ * what is read into must not be used, and what is written must not change. `step` is called by this
+ * thread, within this call. It may close files; it must not otherwise use files that have requests under
+ * way, nor wait for a thread that does, and is not to be left by longjmp() or a C++ exception.
+ *
+ * Returns 0, whatever became of requests, or
+ * -EBADF       there is no such engine
+ * -EINVAL      another depth
+ * -EFAULT      `step` is NULL
+ * or what the system said when it was asked for a ring. The result of a request is that of `millpond_read` or
+ * `millpond_write` with O_DIRECT; -EBADF also: there is no such file; -EINVAL also: no such
+ * operation, flags or reserved members are not 0, or the file was not opened with O_DIRECT.
+ */
+int millpond_pipeline_run(struct millpond_engine engine,
+                          size_t depth,
+                          millpond_step step,
+                          void *context);
 
 /**
  * Gives out `count` pieces of memory of `bytes` bytes each, zero, and aligned to 4096 bytes, which is

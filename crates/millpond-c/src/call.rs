@@ -52,7 +52,7 @@ impl From<Refusal> for Failure {
 
 impl Failure {
     /// Positive.
-    fn errno(&self) -> c_int {
+    pub(crate) fn errno(&self) -> c_int {
         match self {
             Failure::Engine(error) => error.errno(),
             Failure::System(error) => error.raw_os_error().unwrap_or(libc::EIO),

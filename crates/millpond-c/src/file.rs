@@ -186,6 +186,10 @@ pub unsafe extern "C" fn millpond_open(
 /// cache count, and O_TRUNC. The descriptor stays the caller's, who may close it: it is duplicated. Its
 /// offset is never used.
 ///
+/// POSIX locks that the process has on the file (`F_SETLK`) are dropped when any descriptor of it is closed:
+/// by `millpond_close`, too, but not by a call of this one that fails, unless it fails to truncate (O_TRUNC) or
+/// to open the file once more for direct I/O.
+///
 /// Returns as for `millpond_open`, and
 /// -EBADF       also: `descriptor` is not open
 /// -EINVAL      also: the descriptor does not permit what the options ask for
@@ -211,8 +215,8 @@ pub unsafe extern "C" fn millpond_open_descriptor(
             return Err(Failure::Refused(libc::EBADF, "the descriptor is negative"));
         }
         // SAFETY: looked at for this call only, and if it is not open the kernel says so.
-        let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()?;
-        let opened = engine.from_fd(own, &options)?;
+        let theirs = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let opened = engine.from_borrowed_fd(theirs, &options)?;
         // SAFETY: our caller's promise.
         unsafe { give(opened, file) }
     })

@@ -1,7 +1,7 @@
 //! libmillpond: the engine for C, as `include/millpond.h` declares it.
 //!
 //! ```text
-//!   engine, file, io, extent, durability, view, queue, buffers, stats, fault     a family of calls each
+//!   engine, file, io, extent, durability, view, queue, pipeline, buffers, stats, fault     a family of calls each
 //!        -> call       what every call does: no panic leaves it, errors become numbers
 //!        -> handle     numbers that stand for objects
 //! ```
@@ -33,6 +33,9 @@ mod view;
 
 #[cfg(not(loom))]
 mod queue;
+
+#[cfg(not(loom))]
+mod pipeline;
 
 #[cfg(not(loom))]
 mod buffers;

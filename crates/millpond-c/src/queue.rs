@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -126,7 +126,7 @@ pub extern "C" fn millpond_queue_destroy(queue: millpond_queue) -> c_int {
         if *is_over {
             return Err(gone());
         }
-        if queued.waiters.load(SeqCst) > 0 {
+        if queued.waiters.load(Relaxed) > 0 {
             return Err(Failure::Refused(libc::EBUSY, "a thread waits for the queue"));
         }
         *is_over = true;
@@ -254,7 +254,8 @@ unsafe fn to_request(
     Ok(request.user_data(user_data))
 }
 
-/// A thread that waits (U2).
+/// A thread that waits (U2). The lock orders the count with who destroys; who is done with the queue has a
+/// reference to it, so that nothing hangs on its leaving.
 struct Waiter<'q>(&'q Queued);
 
 impl<'q> Waiter<'q> {
@@ -263,14 +264,14 @@ impl<'q> Waiter<'q> {
         if *is_over {
             return Err(gone());
         }
-        queued.waiters.fetch_add(1, SeqCst);
+        queued.waiters.fetch_add(1, Relaxed);
         Ok(Waiter(queued))
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.waiters.fetch_sub(1, SeqCst);
+        self.0.waiters.fetch_sub(1, Relaxed);
     }
 }
 

@@ -23,6 +23,8 @@ const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 /// The program's memory is watched, also where the library copies into it or from it.
 const WATCHED: [&str; 3] =
     ["-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+/// They call every function, with good and bad arguments.
+const CALLS: [&str; 2] = ["tests/programs/calls.c", "tests/programs/direct.c"];
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -94,9 +96,11 @@ fn compile_and_run(source: &str, flags: &[&str]) -> String {
 
 #[test]
 fn every_call_with_good_and_bad_arguments() {
-    for flags in [&["-std=gnu11"], &WATCHED[..]] {
-        let said = compile_and_run("tests/programs/calls.c", flags);
-        assert!(said.contains("all calls checked"), "{flags:?}");
+    for program in CALLS {
+        for flags in [&["-std=gnu11"], &WATCHED[..]] {
+            let said = compile_and_run(program, flags);
+            assert!(said.contains("all calls checked"), "{program} {flags:?}");
+        }
     }
 }
 
@@ -196,7 +200,7 @@ fn the_library_exports_what_the_header_declares() {
         }
     }
     assert_eq!(names, declared);
-    let tested = std::fs::read_to_string(here("tests/programs/calls.c")).unwrap();
+    let tested = CALLS.map(|program| std::fs::read_to_string(here(program)).unwrap()).concat();
     let untested: Vec<_> =
         declared.iter().filter(|name| !tested.contains(&format!("{name}("))).collect();
     assert!(untested.is_empty(), "{untested:?}");

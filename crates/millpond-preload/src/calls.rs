@@ -139,8 +139,8 @@ macro_rules! calls {
             => descriptor::fcntl64(fd, command, arg), else -1, number SYS_fcntl }
         $row! { settled fn flock(fd: c_int, operation: c_int) -> c_int
             => descriptor::flock(fd, operation), else -1, number SYS_flock }
-        $row! { settled fn lockf64/lockf(fd: c_int, command: c_int, len: Off) -> c_int
-            ; after descriptor::before_lockf(fd), else -1 }
+        $row! { served fn lockf64/lockf(fd: c_int, command: c_int, len: Off) -> c_int
+            => descriptor::lockf64(fd, command, len) }
         $row! { served fn lseek64/lseek/__lseek/llseek(fd: c_int, offset: Off,
             whence: c_int) -> Off
             => to_libc(seek(fd, offset, whence)) as Off, number SYS_lseek }

@@ -13,8 +13,8 @@ use std::os::fd::RawFd;
 
 use crate::aio::context;
 use crate::files::{
-    description, lease, lingering, mode_back, process_locks, registry, share, streams, table,
-    unfinished,
+    description, lease, lingering, mode_back, pressure, process_locks, registry, share, streams,
+    table, unfinished,
 };
 use crate::report;
 use crate::report::reason::Reason;
@@ -123,6 +123,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
         registry::after_fork_child();
         process_locks::after_fork_child();
         share::after_fork();
+        pressure::after_fork();
     }
     table::initialise();
     unfinished::after_fork();

@@ -89,6 +89,7 @@ pub use advice::Advice;
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use error::{Error, Op, PersistStep, Result};
 pub use face::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
+pub use face::blob::{Arrival, Blob, BlobView, Claim, Fill};
 pub use face::engine::Engine;
 pub use face::file::File;
 pub use face::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};

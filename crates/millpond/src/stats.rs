@@ -122,8 +122,8 @@ impl ThreadCounts {
         add_owned(&self.fills, pages);
     }
 
-    pub(crate) fn evicted(&self) {
-        add_owned(&self.evictions, 1);
+    pub(crate) fn evicted(&self, pages: u64) {
+        add_owned(&self.evictions, pages);
     }
 
     /// Bytes that were read or written under a guard.

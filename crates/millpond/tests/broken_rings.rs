@@ -9,18 +9,19 @@ mod common;
 use std::io::Read;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use millpond::{
-    Advice, AsyncFile, BackendChoice, Backing, DirectRequest, Engine, File, OpenOptions, Request,
-    SegmentList,
+    Advice, AsyncFile, BackendChoice, Backing, Completion, DirectRequest, Engine, File,
+    OpenOptions, Request, SegmentList,
 };
 
 use common::{block_on, engine, has_uring, in_own_process, read_write, temp_dir};
 
 const FILE_BYTES: usize = 8 << 20;
 const PAGE: usize = 4096;
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn byte_at(at: usize) -> u8 {
     (at % 251) as u8
@@ -107,23 +108,20 @@ impl Used {
         self.file.advise(0, 0, Advice::DontNeed).unwrap();
     }
 
+    fn requests(&self, seed: usize) -> Vec<Request> {
+        let request = |number: usize| {
+            let at = ((number * 97 + seed * 31) % 2000) * PAGE + 5;
+            Request::read(&self.file, vec![0; 5000], at as u64).user_data(at as u64)
+        };
+        (0..64).map(request).collect()
+    }
+
     fn submit(&self, seed: usize) {
-        let mut requests: Vec<Request> = (0..64)
-            .map(|number| {
-                let at = ((number * 97 + seed * 31) % 2000) * PAGE + 5;
-                Request::read(&self.file, vec![0; 5000], at as u64).user_data(at as u64)
-            })
-            .collect();
-        assert_eq!(self.queue.submit(&mut requests), 64);
+        assert_eq!(self.queue.submit(&mut self.requests(seed)), 64);
     }
 
     fn reap(&self) {
-        for done in self.queue.wait(64, 64, None).unwrap() {
-            let at = done.user_data() as usize;
-            let (outcome, bytes) = done.into_parts();
-            assert_eq!(outcome.unwrap(), 5000);
-            assert!(bytes == content(at, 5000));
-        }
+        self.queue.wait(64, 64, None).unwrap().into_iter().for_each(check);
     }
 
     /// Reads by each of the rings.
@@ -151,7 +149,26 @@ impl Used {
         self.forget();
         self.submit(1);
         self.reap();
+        self.forget();
+        self.submit_and_reap(3);
     }
+
+    /// A few at a time, in the call that waits for them.
+    fn submit_and_reap(&self, seed: usize) {
+        for round in 0..10 {
+            let mut requests = self.requests(seed + round).split_off(56);
+            let (submitted, done) = self.queue.submit_and_wait(&mut requests, 8, 8, None).unwrap();
+            assert_eq!((submitted, done.len()), (8, 8));
+            done.into_iter().for_each(check);
+        }
+    }
+}
+
+fn check(done: Completion) {
+    let at = done.user_data() as usize;
+    let (outcome, bytes) = done.into_parts();
+    assert_eq!(outcome.unwrap(), 5000);
+    assert!(bytes == content(at, 5000));
 }
 
 /// Many direct reads under way at once, after some of which `breaks` is called.
@@ -218,6 +235,42 @@ fn in_use(name: &str, breaks: fn()) {
 #[test]
 fn all_goes_on_in_a_sandbox_without_rings() {
     in_use("all_goes_on_in_a_sandbox_without_rings", enter_sandbox);
+}
+
+/// Goal: so do reads that are submitted by the call in which their waiter sleeps, when that is the first
+/// to be refused, by one of several threads at it.
+#[test]
+fn reads_submitted_with_their_wait_go_on_without_rings() {
+    in_own_process("reads_submitted_with_their_wait_go_on_without_rings", LIMIT, || {
+        if !has_uring() {
+            return;
+        }
+        let used = Used::new();
+        used.forget();
+        let barrier = Barrier::new(3);
+        std::thread::scope(|scope| {
+            for seed in 0..2 {
+                let (used, barrier) = (&used, &barrier);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        if round == 20 {
+                            barrier.wait();
+                        }
+                        let mut requests = used.requests(seed + 2 * round).split_off(61);
+                        // As many as it submits, be they its own or the other's.
+                        let waited = used.queue.submit_and_wait(&mut requests, 3, 3, None);
+                        waited.unwrap().1.into_iter().for_each(check);
+                        if round % 50 == 0 {
+                            used.forget();
+                        }
+                    }
+                });
+            }
+            barrier.wait();
+            enter_sandbox();
+        });
+        assert_eq!(used.queue.counts(), (0, 0));
+    });
 }
 
 /// The same.

@@ -476,3 +476,74 @@ fn everything_may_be_dropped_with_reads_in_flight() {
         }
     });
 }
+
+/// Goal: whoever submits and waits in one call gets what it wants, on every back end: alone or with others
+/// at the same queue, of what is cached and what is not, with nothing left behind that nobody submits.
+/// Method: each thread submits hits and misses, and waits for one or for all; what is left then is waited
+/// for by a plain wait.
+#[test]
+fn submitting_and_waiting_leaves_nothing_behind() {
+    let mut random = Random::from_environment();
+    for (name, backend) in back_ends(random.next()) {
+        let seed = random.next();
+        within(Duration::from_secs(60), name, move || {
+            let case = open(backend, 2 << 20, 8 << 20);
+            case.file.advise(0, 0, Advice::Random).unwrap();
+            for threads in [1, 3] {
+                let queue = case.engine.queue(64).unwrap();
+                std::thread::scope(|scope| {
+                    for who in 0..threads {
+                        let (queue, file) = (&queue, &case.file);
+                        scope.spawn(move || submit_and_wait_for_a_while(queue, file, seed + who));
+                    }
+                });
+                assert_eq!(queue.counts(), (0, 0));
+            }
+        });
+    }
+}
+
+/// Takes as many completions as it submits requests, be they its own or others'.
+fn submit_and_wait_for_a_while(queue: &Queue, file: &Arc<File>, seed: u64) {
+    let mut random = Random(seed);
+    let check = |done: millpond::Completion| {
+        let offset = done.user_data();
+        let (result, buffer) = done.into_parts();
+        assert_eq!(result.unwrap(), 4000);
+        assert!(buffer == content(offset, 4000));
+    };
+    for round in 0..300 {
+        let count = 1 + round % 5;
+        let request = |_| {
+            let at = if random.below(3) == 0 { 0 } else { random.below(2000) * PAGE };
+            Request::read(file, vec![0; 4000], at).user_data(at)
+        };
+        let mut requests: Vec<Request> = (0..count).map(request).collect();
+        let min = if round % 2 == 0 { 1 } else { count };
+        let (submitted, done) = queue.submit_and_wait(&mut requests, min, count, None).unwrap();
+        assert_eq!((submitted, requests.len()), (count, 0));
+        let left = count - done.len();
+        done.into_iter().for_each(check);
+        if left > 0 {
+            queue.wait(left, left, None).unwrap().into_iter().for_each(check);
+        }
+    }
+}
+
+/// Goal: a wait that is not permitted submits nothing; a queue that is full still waits.
+#[test]
+fn a_wait_that_is_refused_submits_nothing() {
+    let case = open(slow(1), 2 << 20, 1 << 20);
+    let queue = case.engine.queue(2).unwrap();
+    let request = |n| Request::read(&case.file, vec![0; 10], n * PAGE).user_data(n * PAGE);
+    let mut requests: Vec<Request> = (0..3).map(request).collect();
+    queue.submit_and_wait(&mut requests, 3, 3, None).unwrap_err();
+    assert_eq!((requests.len(), queue.counts()), (3, (0, 0)));
+    let (submitted, done) = queue.submit_and_wait(&mut requests, 2, 2, None).unwrap();
+    assert_eq!((submitted, done.len(), requests.len()), (2, 2, 1));
+    let (submitted, done) = queue.submit_and_wait(&mut requests, 1, 2, None).unwrap();
+    assert_eq!((submitted, done.len()), (1, 1));
+    let soon = Some(Duration::from_millis(1));
+    let (submitted, done) = queue.submit_and_wait(&mut requests, 1, 2, soon).unwrap();
+    assert_eq!((submitted, done.len()), (0, 0), "there is nothing to come");
+}

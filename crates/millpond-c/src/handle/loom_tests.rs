@@ -65,6 +65,44 @@ fn loom_taken_while_used() {
     });
 }
 
+/// Goal: who finds an id finds the object as it was published, to use it, and to take it.
+#[test]
+fn loom_published_while_looked_for() {
+    loom::model(|| {
+        let (slot, hazard) = (Arc::new(Slot::default()), Hazard::default());
+        let publisher = thread::spawn({
+            let slot = Arc::clone(&slot);
+            move || {
+                let object = Object(UnsafeCell::new(0));
+                // SAFETY: ours.
+                object.0.with_mut(|at| unsafe { *at = 1 });
+                slot.publish(7, object);
+            }
+        });
+        use_it(&slot, &hazard, 7);
+        publisher.join().unwrap();
+    });
+}
+
+/// Goal: the same, by who takes it at once.
+#[test]
+fn loom_published_while_taken() {
+    loom::model(|| {
+        let slot = Arc::new(Slot::default());
+        let publisher = thread::spawn({
+            let slot = Arc::clone(&slot);
+            move || {
+                let object = Object(UnsafeCell::new(0));
+                // SAFETY: ours.
+                object.0.with_mut(|at| unsafe { *at = 1 });
+                slot.publish(7, object);
+            }
+        });
+        take(&slot, &[]);
+        publisher.join().unwrap();
+    });
+}
+
 /// Goal: of two that take it one gets it.
 #[test]
 fn loom_taken_twice() {

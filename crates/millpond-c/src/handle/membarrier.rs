@@ -23,6 +23,9 @@ pub(crate) fn is_there() -> bool {
 }
 
 /// The fence.
+///
+/// Argued: the kernel's call is a full fence for the caller, too; this one is for the compiler, which does
+/// not know that. Loom has no membarrier.
 pub(crate) fn everywhere() {
     while membarrier(MembarrierCommand::PrivateExpedited).is_err() {
         // EPERM: a child of fork may have to register again. Nothing else is known to fail once it has

@@ -60,6 +60,8 @@ impl Fences {
         if membarrier::is_there() { Fences::Asymmetric } else { Fences::Full }
     }
 
+    /// Argued: of the compiler's fence, which loom has not, the processor's part is done by membarrier in
+    /// `heavy`, wherever this thread is then.
     #[inline(always)]
     fn light(self) {
         match self {
@@ -196,8 +198,9 @@ impl<T> Slot<T> {
 
     /// Step a: nobody finds the object any more. False: it is not there, or somebody else was faster.
     pub(crate) fn withdraw(&self, id: u64) -> bool {
-        // Acquire: the object is seen as it was published.
-        self.id.compare_exchange(id, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        // Relaxed: before the object is looked at come the lock of the tables, under which it was published,
+        // and the heavy fence.
+        self.id.compare_exchange(id, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Step c.

@@ -50,7 +50,8 @@ impl<T: Clone + Send + Sync> Table<T> {
         if let Some(slot) = self.first.get(place as usize) {
             return Some(slot);
         }
-        // Acquire: pairs with the release in `slot_or_new`.
+        // Acquire: pairs with the release in `slot_or_new`. Argued: a chunk is leaked, so what is read by its
+        // address is what was stored before it, as with every published pointer; loom has no static tables.
         let chunk = self.chunks.get(place as usize / CHUNK_PLACES)?.load(Acquire);
         // SAFETY: null, or a chunk that was leaked by `slot_or_new`.
         let chunk = unsafe { chunk.as_ref() }?;
@@ -67,7 +68,7 @@ impl<T: Clone + Send + Sync> Table<T> {
             Ok(chunk) => chunk,
             Err(_) => unreachable!("as many as a chunk has"),
         };
-        // Release: who finds the chunk finds its slots.
+        // Release: who finds the chunk finds its slots. Argued: as in `slot`.
         self.chunks[place as usize / CHUNK_PLACES].store(chunk, Release);
         self.slot(place).expect("stored above")
     }

@@ -88,6 +88,19 @@ impl Server {
         self.process.wait().unwrap();
     }
 
+    /// Whether it has its file open for writing.
+    fn writes(&self) -> bool {
+        let dir = PathBuf::from(format!("/proc/{}", self.process.id()));
+        let numbers = fs::read_dir(dir.join("fd")).unwrap().map(|entry| entry.unwrap().file_name());
+        let flags: Vec<_> = numbers
+            .filter(|number| fs::read_link(dir.join("fd").join(number)).unwrap() == self.image)
+            .map(|number| fs::read_to_string(dir.join("fdinfo").join(number)).unwrap())
+            .map(|info| info.split_whitespace().nth(3).unwrap().to_string())
+            .collect();
+        assert!(!flags.is_empty(), "it has its file open");
+        flags.iter().any(|flags| !flags.ends_with('0'))
+    }
+
     /// What qemu-io says to these commands, none of which may fail.
     fn qemu_io(&self, commands: &[&str]) -> String {
         let mut qemu_io = Command::new("qemu-io");
@@ -154,6 +167,7 @@ fn clients_are_told_what_it_can() {
     let reader = Server::start(&[7; 5000], &["-r"]).unwrap();
     let said = run(Command::new("nbdinfo").arg("--json").arg(&reader.uri));
     assert!(said.contains("\"is_read_only\": true"), "{said}");
+    assert!(server.writes() && !reader.writes(), "a file that is only read is open for reading");
 
     let of_plugin = |option: &str| run(Command::new("nbdkit").arg(plugin().unwrap()).arg(option));
     let dumped = of_plugin("--dump-plugin");

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{here, installed, run, skip};
+use super::{compile_and_run, here, installed, run, skip};
 
 /// The extension, built; none where what it needs is not installed.
 fn extension() -> Option<&'static Path> {
@@ -183,6 +183,12 @@ fn change(random: &mut Random, journal: &str) -> String {
 }
 
 /// Goal: two processes on a database, one of either kind or both ours, each see what the other wrote.
+/// Goal: the rules about moments that two processes can hardly be brought to (R4, W4 to W6).
+#[test]
+fn pages_are_used_while_they_are_current() {
+    compile_and_run("tests/programs/pages.c", &["-std=gnu11"]);
+}
+
 #[test]
 fn what_others_write_is_seen() {
     let cases = [

@@ -318,20 +318,6 @@ static void views(void) {
     RETURNS(0, millpond_close(file));
 }
 
-static struct millpond_request request(uint32_t op, struct millpond_file file, void *at, size_t len,
-                                       uint64_t offset) {
-    static uint64_t number = 0;
-    struct millpond_request one;
-    memset(&one, 0, sizeof one);
-    one.op = op;
-    one.file = file;
-    one.memory = at;
-    one.len = len;
-    one.offset = offset;
-    one.user_data = ++number;
-    return one;
-}
-
 static void queues(void) {
     struct millpond_file file = open_file(engine, "queued", O_RDWR | O_CREAT);
     struct millpond_queue queue, none = {0};
@@ -438,58 +424,6 @@ static void queues(void) {
     RETURNS(-EBADF, millpond_queue_counts(queue, NULL, NULL));
 }
 
-static void direct(void) {
-    struct millpond_open_options options = open_options(O_RDWR | O_CREAT | O_DIRECT);
-    struct millpond_request requests[2];
-    struct millpond_completion done[2];
-    struct millpond_queue queue;
-    struct millpond_file file;
-    void *buffers[3], *none[1] = {memory};
-    int error;
-
-    RETURNS(0, millpond_buffers_alloc(engine, 3, 4096, buffers));
-    CHECK((uintptr_t)buffers[2] % 4096 == 0);
-    RETURNS(-EINVAL, millpond_buffers_alloc(engine, 1, 0, none));
-    RETURNS(-EINVAL, millpond_buffers_alloc(engine, SIZE_MAX, 4096, none));
-    RETURNS(-EFAULT, millpond_buffers_alloc(engine, 1, 1, NULL));
-    RETURNS(-EBADF, millpond_buffers_alloc((struct millpond_engine){0}, 1, 1, none));
-    RETURNS(-EINVAL, millpond_buffers_free(none, 1));
-    RETURNS(-EFAULT, millpond_buffers_free(NULL, 1));
-    RETURNS(0, millpond_buffers_free(NULL, 0));
-    error = millpond_open(engine, "direct", &options, &file);
-    if (error == -EINVAL)
-        puts("SKIPPED: no direct I/O here");
-    else {
-        RETURNS(0, error);
-        memset(buffers[0], 'd', 4096);
-        memset(buffers[1], 'e', 4096);
-        RETURNS(4096, millpond_write(file, buffers[0], 4096, 0));
-        RETURNS(-EINVAL, millpond_read(file, buffers[2], 10, 1));
-        RETURNS(-EINVAL, millpond_try_read(file, buffers[2], 4096, 0));
-        RETURNS(0, millpond_queue_create(engine, 2, &queue));
-        requests[0] = request(MILLPOND_OP_WRITE, file, buffers[1], 4096, 4096);
-        requests[1] = request(MILLPOND_OP_READ, file, buffers[2], 4096, 0);
-        RETURNS(2, millpond_queue_submit(queue, requests, 2));
-        RETURNS(2, millpond_queue_wait(queue, done, 2, 2, -1));
-        CHECK(done[0].result == 4096 && done[1].result == 4096);
-        CHECK(memcmp(buffers[0], buffers[2], 4096) == 0);
-        requests[1] = request(MILLPOND_OP_READ, file, buffers[2], 4095, 0);
-        RETURNS(1, millpond_queue_submit(queue, &requests[1], 1));
-        RETURNS(1, millpond_queue_wait(queue, done, 1, 1, -1));
-        CHECK(done[0].result == -EINVAL);
-        RETURNS(0, millpond_queue_destroy(queue));
-        RETURNS(0, millpond_close(file));
-        options.extra = MILLPOND_OPEN_BOUNCE;
-        RETURNS(0, millpond_open(engine, "direct", &options, &file));
-        RETURNS(10, millpond_read(file, memory, 10, 4091));
-        CHECK(memcmp(memory, "dddddeeeee", 10) == 0);
-        RETURNS(0, millpond_close(file));
-    }
-    RETURNS(0, millpond_buffers_free(buffers, 1));
-    RETURNS(-EINVAL, millpond_buffers_free(buffers, 3)); /* one of them twice: none goes */
-    RETURNS(0, millpond_buffers_free(buffers + 1, 2));
-}
-
 static void forking(void) {
     struct millpond_file file = open_file(engine, "forked", O_RDWR | O_CREAT);
     struct millpond_queue queue;
@@ -564,7 +498,6 @@ int main(void) {
     durability();
     views();
     queues();
-    direct();
     forking();
     RETURNS(0, millpond_fault_resume_address(0));
     RETURNS(0, millpond_engine_destroy(engine));

@@ -52,3 +52,17 @@ static inline struct millpond_file open_file(struct millpond_engine engine, cons
     RETURNS(0, millpond_open(engine, path, &options, &file));
     return file;
 }
+
+static inline struct millpond_request request(uint32_t op, struct millpond_file file, void *at, size_t len,
+                                       uint64_t offset) {
+    static uint64_t number = 0;
+    struct millpond_request one;
+    memset(&one, 0, sizeof one);
+    one.op = op;
+    one.file = file;
+    one.memory = at;
+    one.len = len;
+    one.offset = offset;
+    one.user_data = ++number;
+    return one;
+}

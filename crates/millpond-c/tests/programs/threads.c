@@ -5,7 +5,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { READERS = 3, ROUNDS = 2000, FILE_BYTES = 16384 };
+enum { READERS = 3, FILE_BYTES = 16384 };
+
+/* How often, unless told. */
+static int rounds = 2000;
 
 static struct millpond_engine engine;
 static _Atomic uint64_t shared; /* the id of the file that is open, or was of late */
@@ -54,7 +57,7 @@ static void closing(void) {
     RETURNS(FILE_BYTES, millpond_write(kept, bytes, sizeof bytes, 0));
     for (int i = 0; i < READERS; i++)
         CHECK(pthread_create(&threads[i], NULL, reader, NULL) == 0);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         struct millpond_file file = open_shared();
         if (round % 16 == 0) {
             memset(bytes, round, sizeof bytes);
@@ -69,7 +72,7 @@ static void closing(void) {
         CHECK(pthread_join(threads[i], &count) == 0);
         served += (long)count;
     }
-    printf("%ld reads beside %d closes\n", served, ROUNDS);
+    printf("%ld reads beside %d closes\n", served, rounds);
     RETURNS(0, millpond_close(kept));
 }
 
@@ -120,7 +123,9 @@ static void destroying(void) {
     RETURNS(0, millpond_close(file));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1)
+        rounds = atoi(argv[1]);
     engine = new_engine();
     closing();
     destroying();

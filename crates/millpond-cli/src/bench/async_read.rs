@@ -23,9 +23,10 @@ use rustix::fs::OFlags;
 
 use super::data::{self, TestFile};
 use super::fio_aio;
-use super::harness::{Engine, Plan, Reader, Slice, compare};
+use super::harness::{Engine, Reader, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond, queue";
@@ -53,7 +54,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         cold(plan, &mut outcome)?;
     }
     if plan.wants(HIT) {
-        eprintln!("measuring {HIT}");
+        plan.tell(HIT);
         hit(plan, &mut outcome)?;
     }
     if plan.wants(fio_aio::CASE) {
@@ -66,8 +67,8 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let bytes = if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES };
     let file = TestFile::create(&plan.dir, plan.bytes(bytes))?;
     // Each block once before any comes again: no read hits, on either side.
-    let load = Load::shuffled(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(500, 200));
-    let length = plan.slice(300, 150);
+    let load = Load::shuffled(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(500, 50));
+    let length = plan.slice(300, 50);
     let builder = millpond::Engine::builder().cache_bytes(file.bytes / CACHE_SHARE);
     let engine = builder.build().context("building an engine")?;
     let options = OpenOptions::new().read(true);
@@ -86,7 +87,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     outcome.note(format!("{COLD}: {back_end}; the kernel's cache is dropped before each slice"));
 
     for depth in DEPTHS {
-        eprintln!("measuring {COLD}, depth {depth}");
+        plan.tell(&format!("{COLD}, depth {depth}"));
         let queue = engine.queue(depth as usize).context("making a queue")?;
         let buffers = (0..depth).map(|_| vec![0; BLOCK_BYTES as usize]).collect();
         let subject = InFlight {
@@ -191,11 +192,12 @@ impl Reads for PondReads {
                 let buffer = self.buffers.pop().expect("looked at above");
                 requests.push(Request::read(&self.file, buffer, offset).user_data(offset));
             }
-            in_flight += self.queue.submit(&mut requests);
-            if in_flight == 0 {
+            if in_flight + requests.len() == 0 {
                 return outcome.map(|()| done);
             }
-            for completion in self.queue.wait(1, depth, None)? {
+            let (submitted, ended) = self.queue.submit_and_wait(&mut requests, 1, depth, None)?;
+            in_flight += submitted;
+            for completion in ended {
                 in_flight -= 1;
                 done += 1;
                 let offset = completion.user_data();
@@ -291,7 +293,7 @@ fn hit(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         }
     });
     let peer = Reader::new(MILLPOND_SYNC, |dst: &mut [u8], at| Ok(pond.file().read_at(dst, at)?));
-    let rows = compare(HIT, &subject, &peer, &load, plan, plan.slice(60, 30))?;
+    let rows = compare(HIT, &subject, &peer, &load, plan, plan.slice(60, 20))?;
     outcome.rows.extend(rows);
     Ok(())
 }

@@ -15,9 +15,10 @@ use rustix::fs::OFlags;
 
 use super::data::{MIB, TestFile};
 use super::fio;
-use super::harness::{Engine, Plan, Reader, compare};
+use super::harness::{Engine, Reader, compare};
 use super::load::Load;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond";
@@ -124,13 +125,13 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             other => other.insert(TestFile::create(&plan.dir, bytes)?),
         };
         for threads in plan.thread_counts().filter(|threads| case.scaled || *threads == 1) {
-            eprintln!("measuring {} with {threads} thread(s)", case.name);
+            plan.tell(&format!("{} with {threads} thread(s)", case.name));
             cached(case, file, threads, plan, &mut outcome)?;
         }
     }
     drop(file);
     if plan.wants(COLD) {
-        eprintln!("measuring {COLD}");
+        plan.tell(COLD);
         cold(plan, &mut outcome)?;
     }
     fio::run(plan, &mut outcome)?;
@@ -156,7 +157,7 @@ fn cached(
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);
-    let length = plan.slice(60, 30);
+    let length = plan.slice(60, 12);
     let mut peers: Vec<(&str, io::Result<Box<dyn Engine + '_>>)> = vec![
         (PREAD, file.open(OFlags::empty()).map(|file| pread(PREAD, file))),
         (MEMCPY, file.open(OFlags::empty()).and_then(|file| memcpy(&file))),
@@ -203,13 +204,13 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             return Ok(());
         }
     };
-    let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 500));
+    let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 200));
     let options = OpenOptions::new().read(true).backing(Backing::Direct);
     let engine = millpond::Engine::builder().cache_bytes(file.bytes / COLD_CACHE_SHARE);
     let pond = Pond::open(&file, engine, &options)?;
     let subject = pond.reader(MILLPOND, true);
     let peer = pread(PREAD_DIRECT, direct);
-    outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 150))?);
+    outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 80))?);
     let stats = pond.engine.stats();
     outcome.note(format!(
         "{COLD}: {}; {} hits, {} misses",

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::fs::OFlags;
 
+use super::interrupt;
 use crate::failure::{Context, Result};
 
 pub const KIB: u32 = 1 << 10;
@@ -80,7 +81,9 @@ impl NamedFile {
         let number = MADE.fetch_add(1, Relaxed);
         let path = dir.join(format!("millpond-bench-{}-{number}", std::process::id()));
         let doing = format!("making a file of {bytes} bytes in {}", dir.display());
+        let gate = interrupt::gate();
         let file = OpenOptions::new().write(true).create_new(true).open(&path).context(&doing)?;
+        drop(gate);
         let named = Self { path };
         named.fill(file, bytes).context(&doing)?;
         Ok(named)

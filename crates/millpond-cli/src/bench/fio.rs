@@ -12,9 +12,10 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::data::{MIB, NamedFile};
-use super::harness::{Engine, Plan, Slice, compare};
+use super::harness::{Engine, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 use crate::run;
 
@@ -40,12 +41,12 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         return Ok(());
     }
     for &(case, bytes, ramp) in cases {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         let bytes = plan.bytes(bytes);
         let file = NamedFile::create(&plan.dir, bytes)?;
         let load = Load::random(bytes, BLOCK_BYTES, 1);
-        let ramp = plan.slice(ramp, ramp);
-        let job = |name, launcher, preload| Fio {
+        let ramp = plan.slice(ramp, ramp * 7 / 10);
+        let job = |name, launcher, preload, ramp| Fio {
             name,
             launcher,
             preload,
@@ -60,9 +61,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
                 continue;
             }
         };
-        let subject = job(MILLPOND, launcher, None);
-        let kernel = job(KERNEL, Vec::new(), None);
-        let length = plan.slice(500, 250).max(LENGTH_MIN);
+        let subject = job(MILLPOND, launcher, None, ramp);
+        // What the kernel or the shim has cached, it has before fio starts.
+        let short = ramp.min(Duration::from_millis(100));
+        let kernel = job(KERNEL, Vec::new(), None, short);
+        let length = plan.slice(500, 80).max(LENGTH_MIN);
         // What fio can't do on the kernel is a gap; what fails under Millpond alone, an error.
         if let Err(error) = kernel.run(length) {
             skip(outcome, case, &error.to_string());
@@ -72,7 +75,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         outcome.rows.extend(compare(case, &subject, &kernel, &load, plan, length)?);
         match memcpy_shim() {
             Ok(shim) => {
-                let peer = job(MEMCPY, Vec::new(), Some(shim));
+                let peer = job(MEMCPY, Vec::new(), Some(shim), short);
                 outcome.rows.extend(compare(case, &subject, &peer, &load, plan, length)?);
             }
             Err(reason) => outcome.skip(case, MEMCPY, reason),

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use super::data::NamedFile;
 use super::fio::{LENGTH_MIN, Moved, parse};
-use super::harness::{Engine, Plan, Slice, compare};
+use super::harness::{Engine, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::Result;
 use crate::run;
 
@@ -27,7 +28,7 @@ const FILE_BYTES_QUICK: u64 = 256 << 20;
 const CACHE_SHARE: u64 = 8;
 
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
-    eprintln!("measuring {CASE}");
+    plan.tell(CASE);
     let skip = |outcome: &mut Outcome, reason: String| {
         for engine in [MILLPOND, KERNEL, DIRECT] {
             outcome.skip(CASE, engine, &reason);
@@ -52,7 +53,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let end = launcher.len() - 1;
     launcher.splice(end..end, ["--backing", "direct"].map(OsString::from));
     let subject = job(MILLPOND, launcher, false);
-    let length = plan.slice(1000, 500).max(LENGTH_MIN);
+    let length = plan.slice(1000, 200).max(LENGTH_MIN);
     for peer in [job(KERNEL, Vec::new(), false), job(DIRECT, Vec::new(), true)] {
         // What fio can't do on the kernel is a gap; what fails later, or under Millpond, an error.
         if let Err(error) = peer.slice(&load, length) {

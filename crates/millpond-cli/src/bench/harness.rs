@@ -6,11 +6,11 @@
 //!   the rounds' ratios; the quartiles say how far to trust it.
 //! - B2. All engines run the one loop in [`Reader::thread`], compiled for each: whatever it costs,
 //!   it costs all of them. It reads the same places in the same order from a list made before.
-//! - B3. No engine is measured that did not read the file right, whole, just before.
+//! - B3. No engine is measured that did not read the file right, whole, in the same case.
 
 use std::hint::black_box;
 use std::io;
-use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,55 +20,8 @@ use millpond_bench_peers::Usage;
 use super::data;
 use super::load::Load;
 use super::outcome::{Outcome, Row};
+use super::plan::{Plan, Rounds};
 use crate::failure::{Context, Result};
-
-/// How much to measure, and where.
-#[derive(Debug)]
-pub struct Plan {
-    pub dir: PathBuf,
-    pub rounds: u32,
-    pub quick: bool,
-    shrink: u32,
-    only: Option<String>,
-    threads_max: u32,
-}
-
-impl Plan {
-    pub fn new(dir: PathBuf, quick: bool, shrink: u32, only: Option<String>) -> Self {
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        let rounds = match (shrink, quick) {
-            (2.., _) => 1,
-            (_, true) => 5,
-            (_, false) => 15,
-        };
-        Self { dir, rounds, quick, shrink, only, threads_max: cores.max(2) }
-    }
-
-    pub fn wants(&self, case: &str) -> bool {
-        self.only.as_ref().is_none_or(|text| case.contains(text.as_str()))
-    }
-
-    pub fn slice(&self, full_ms: u64, quick_ms: u64) -> Duration {
-        let ms = if self.quick { quick_ms } else { full_ms };
-        Duration::from_millis(ms) / self.shrink
-    }
-
-    /// How many operations make a slice.
-    pub fn count(&self, full: usize, quick: usize) -> usize {
-        (if self.quick { quick } else { full } / self.shrink as usize).max(1)
-    }
-
-    /// A file size; shrunk, still a block for each of many threads.
-    pub fn bytes(&self, bytes: u64) -> u64 {
-        (bytes / u64::from(self.shrink)).max(1 << 20)
-    }
-
-    /// 1, 2, 4, .. threads; two even on a machine with one core.
-    pub fn thread_counts(&self) -> impl Iterator<Item = u32> {
-        let max = self.threads_max;
-        (0..).map(|power| 1 << power).take_while(move |threads| *threads <= max)
-    }
-}
 
 /// What one slice of measuring found.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -95,6 +48,8 @@ pub struct Reader<R> {
     name: &'static str,
     prepare: Option<Box<dyn Fn() + Sync>>,
     read_at: R,
+    /// All was read, and right: a subject meets several peers.
+    is_checked: AtomicBool,
     /// Where each thread's last slice ended.
     ended: Mutex<Vec<usize>>,
 }
@@ -107,7 +62,13 @@ where
     const BATCH: usize = 64;
 
     pub fn new(name: &'static str, read_at: R) -> Self {
-        Self { name, prepare: None, read_at, ended: Mutex::default() }
+        Self {
+            name,
+            prepare: None,
+            read_at,
+            is_checked: AtomicBool::new(false),
+            ended: Mutex::default(),
+        }
     }
 
     /// Has `prepare` called before each slice.
@@ -165,6 +126,9 @@ where
     }
 
     fn warm_up(&self, load: &Load) -> io::Result<()> {
+        if self.is_checked.load(Relaxed) {
+            return Ok(());
+        }
         self.prepare();
         let mut buffer = AlignedBuffer::new(load.block_bytes as usize);
         let mut expected = vec![0; load.block_bytes as usize];
@@ -185,6 +149,7 @@ where
                 break;
             }
         }
+        self.is_checked.store(true, Relaxed);
         Ok(())
     }
 
@@ -268,17 +233,20 @@ pub fn compare(
     }
     let (threads, block_bytes) = (load.threads(), Some(load.block_bytes));
     let pair = Pair { case, threads, block_bytes, subject: subject.name(), peer: peer.name() };
-    pair.measure(plan.rounds, || subject.slice(load, length), || peer.slice(load, length))
+    pair.measure(plan.rounds(), || subject.slice(load, length), || peer.slice(load, length))
 }
 
-/// Takes slices of both sides in the order A B B A (B1), so many rounds: those of each.
+/// Takes slices of both sides in the order A B B A (B1): those of each.
 pub fn alternate<S, E>(
-    rounds: u32,
+    rounds: Rounds,
     mut subject: impl FnMut() -> std::result::Result<S, E>,
     mut peer: impl FnMut() -> std::result::Result<S, E>,
 ) -> std::result::Result<[Vec<S>; 2], E> {
     let (mut own, mut other) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
+    for taken in 0.. {
+        if !rounds.wants_more(taken) {
+            break;
+        }
         own.push(subject()?);
         other.extend([peer()?, peer()?]);
         own.push(subject()?);
@@ -309,7 +277,7 @@ impl Pair<'_> {
     /// Takes rounds of slices; returns a row for each side.
     pub fn measure(
         &self,
-        rounds: u32,
+        rounds: Rounds,
         mut subject: impl FnMut() -> io::Result<Slice>,
         mut peer: impl FnMut() -> io::Result<Slice>,
     ) -> Result<[Row; 2]> {
@@ -388,6 +356,7 @@ pub fn quantile(values: &mut [f64], q: f64) -> f64 {
 mod tests {
     use super::*;
     use std::cell::RefCell;
+    use std::path::PathBuf;
 
     #[test]
     fn quantiles_fall_between_values() {

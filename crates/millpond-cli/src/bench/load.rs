@@ -63,6 +63,12 @@ impl Load {
         load
     }
 
+    /// The first `count` places of each thread, where it has as many.
+    pub fn first(mut self, count: usize) -> Self {
+        self.blocks.iter_mut().for_each(|blocks| blocks.truncate(count));
+        self
+    }
+
     /// For what is not to be cached: a sample is checked, for so long.
     pub fn checked_for(mut self, length: Duration) -> Self {
         self.checked_max = Some(length);

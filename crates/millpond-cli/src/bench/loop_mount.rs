@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
+use super::interrupt;
+
 /// A file system in a file, mounted; gone on drop, but for what is open in it.
 #[derive(Debug)]
 pub struct LoopMount {
@@ -26,6 +28,7 @@ impl LoopMount {
         Self::remove_stale(dir);
         let name = format!("millpond-bench-{}-{kind}", process::id());
         let (image, at) = (dir.join(format!("{name}.image")), dir.join(name));
+        let _gate = interrupt::gate();
         let mut mount = Self { image, device: None, at, mounted: false };
         let made = File::create_new(&mount.image)
             .and_then(|file| file.set_len(bytes.max(Self::BYTES_MIN)))
@@ -49,7 +52,18 @@ impl LoopMount {
             let Some(rest) = name.strip_prefix("millpond-bench-") else { continue };
             let Some(image) = rest.strip_suffix(".image") else { continue };
             let pid = image.split('-').next().unwrap_or_default();
-            if Path::new("/proc").join(pid).exists() {
+            if !Path::new("/proc").join(pid).exists() {
+                Self::remove_of(dir, pid);
+            }
+        }
+    }
+
+    /// Removes what the process `pid` made.
+    pub fn remove_of(dir: &Path, pid: &str) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_its = name.starts_with(&format!("millpond-bench-{pid}-"));
+            if !is_its || !name.ends_with(".image") {
                 continue;
             }
             let (image, at) = (entry.path(), entry.path().with_extension(""));

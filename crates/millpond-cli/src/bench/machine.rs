@@ -4,19 +4,23 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use super::outcome::{Name, word};
 
 /// The machine and the directory, as the JSON report has them.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
-    pub millpond: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub millpond: Name,
     /// False makes the figures worthless.
     pub optimized: bool,
     pub cpu: String,
     pub cores: usize,
     pub memory_bytes: u64,
     pub kernel: String,
-    pub architecture: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub architecture: Name,
     /// The kernel's setting: `madvise` or `always` lets frames be huge pages.
     pub huge_pages: String,
     pub file_system: String,

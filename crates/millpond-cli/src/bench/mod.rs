@@ -5,25 +5,34 @@
 //!   file system for them.
 //! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
 //!   [`no_copy`], [`stalls`], [`programs`]: the suites and what they measure.
-//! - [`machine`], [`report`], [`html`]: where it was measured, and how it is told.
+//! - [`plan`]: how long it may take. [`machine`], [`report`], [`html`]: where it was measured, and how it is
+//!   told; [`interrupt`]: what happens when it is ended by a signal; [`catalog`], [`bars`]: beside what is asked, and what is to be reached.
+//! - [`compare`], [`figures`]: what is done with reports.
 //!
-//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, and a line in [`SUITES`].
+//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, a line in [`SUITES`], and its cases in
+//! [`catalog`].
 
 mod around_hit;
 mod async_read;
+mod bars;
 mod cached_read;
+mod catalog;
+mod compare;
 mod data;
+mod figures;
 mod fio;
 mod fio_aio;
 mod harness;
 mod histogram;
 mod html;
+mod interrupt;
 mod load;
 mod loop_mount;
 mod machine;
 mod mixed;
 mod no_copy;
 mod outcome;
+mod plan;
 mod programs;
 mod range_lock;
 mod report;
@@ -33,11 +42,12 @@ mod write;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use self::harness::Plan;
 use self::outcome::Outcome;
+use self::plan::{Pace, Plan};
 use self::report::Report;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
@@ -46,10 +56,14 @@ use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 /// Every suite reads or writes files of the same size, in the same order, through each engine in
 /// turn, and prints a table of what it found.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     /// What to measure
-    #[arg(value_enum)]
-    suite: Suite,
+    #[arg(value_enum, required = true)]
+    suite: Option<Suite>,
+
+    #[command(subcommand)]
+    other: Option<Other>,
 
     /// Where to make the files that are used, on the file system to measure; they are removed
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -75,6 +89,13 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, hide = true,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     shrink: u32,
+}
+
+/// What is done with reports.
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    Compare(compare::Args),
+    Figures(figures::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -105,18 +126,30 @@ enum Suite {
 
 type Run = fn(&Plan) -> Result<Outcome>;
 
-/// All suites, in the order in which they run.
-const SUITES: [(Suite, Run); 10] = [
-    (Suite::CachedRead, cached_read::run),
-    (Suite::AroundTheHit, around_hit::run),
-    (Suite::AsyncRead, async_read::run),
-    (Suite::Wakeups, wakeups::run),
-    (Suite::Write, write::run),
-    (Suite::NoCopy, no_copy::run),
-    (Suite::Mixed, mixed::run),
-    (Suite::Stalls, stalls::run),
-    (Suite::RangeLock, range_lock::run),
-    (Suite::Programs, programs::run),
+/// A suite, what it may take in seconds (full and quick), and its pairs on a machine with two cores.
+struct Timed {
+    suite: Suite,
+    run: Run,
+    seconds: [u64; 2],
+    pairs: u32,
+}
+
+const fn timed(suite: Suite, run: Run, seconds: [u64; 2], pairs: u32) -> Timed {
+    Timed { suite, run, seconds, pairs }
+}
+
+/// All suites, in the order in which they run. All but the last take 23 minutes, or 3.5.
+const SUITES: [Timed; 10] = [
+    timed(Suite::CachedRead, cached_read::run, [240, 36], 37),
+    timed(Suite::AroundTheHit, around_hit::run, [90, 16], 14),
+    timed(Suite::AsyncRead, async_read::run, [200, 30], 32),
+    timed(Suite::Wakeups, wakeups::run, [70, 10], 12),
+    timed(Suite::Write, write::run, [160, 22], 9),
+    timed(Suite::NoCopy, no_copy::run, [110, 18], 15),
+    timed(Suite::Mixed, mixed::run, [330, 50], 51),
+    timed(Suite::Stalls, stalls::run, [70, 12], 7),
+    timed(Suite::RangeLock, range_lock::run, [110, 18], 160),
+    timed(Suite::Programs, programs::run, [1200, 240], 30),
 ];
 
 impl Suite {
@@ -139,6 +172,12 @@ impl Suite {
 
 /// Measures what `args` ask for, and reports it.
 pub fn run(args: &Args) -> Result<()> {
+    match &args.other {
+        Some(Other::Compare(args)) => return compare::run(args),
+        Some(Other::Figures(args)) => return figures::run(args),
+        None => {}
+    }
+    let suite = args.suite.unwrap_or(Suite::All);
     let dir = fs::canonicalize(&args.dir).context(format!("--dir {}", args.dir.display()))?;
     if !dir.is_dir() {
         let message = format!("--dir {}: not a directory", args.dir.display());
@@ -149,19 +188,26 @@ pub fn run(args: &Args) -> Result<()> {
         fs::write(file, []).context(file.display())?;
     }
     let plan = Plan::new(dir, args.quick, args.shrink, args.case.clone());
+    interrupt::watch(&plan.dir)?;
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
-    for (suite, run) in SUITES {
-        let is_in_all = suite != Suite::Programs;
-        if args.suite == suite || args.suite == Suite::All && is_in_all {
-            outcome.extend(suite.name(), run(&plan)?);
-        }
+    let is_wanted = |timed: &&Timed| {
+        timed.suite == suite || suite == Suite::All && timed.suite != Suite::Programs
+    };
+    let wanted: Vec<&Timed> = SUITES.iter().filter(is_wanted).collect();
+    let share = |timed: &&Timed| Duration::from_secs(timed.seconds[usize::from(plan.quick)]);
+    for (index, timed) in wanted.iter().enumerate() {
+        let name = timed.suite.name();
+        let (ends, pairs) = (Instant::now() + share(timed), timed.pairs);
+        plan.begin(Pace { name, ends, pairs, after: wanted[index + 1..].iter().map(share).sum() });
+        outcome.extend(name, (timed.run)(&plan)?);
     }
+    plan.end();
     if outcome.is_empty() {
         return Err(Failure::new(REFUSED, "--case: no case has such a name"));
     }
     let has_failed = outcome.has_failed;
-    let report = Report::new(args.suite.name(), machine, outcome);
+    let report = Report::new(suite.name(), machine, outcome);
     if args.shrink > 1 {
         eprintln!("sizes and times are divided by {}: these figures mean nothing", args.shrink);
     }

@@ -2,15 +2,17 @@
 
 use std::fmt::Display;
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// One engine in one case. The names are those of the JSON report, where null says that a figure
 /// does not apply.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// Which suite found it; set by [`Outcome::extend`].
-    pub suite: &'static str,
-    pub case: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub suite: Name,
+    #[serde(deserialize_with = "word")]
+    pub case: Name,
     pub engine: String,
     pub threads: u32,
     pub block_bytes: Option<u32>,
@@ -37,11 +39,13 @@ pub struct Row {
 }
 
 /// An engine that could not be measured, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     /// As a row's.
-    pub suite: &'static str,
-    pub case: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub suite: Name,
+    #[serde(deserialize_with = "word")]
+    pub case: Name,
     pub engine: String,
     pub reason: String,
 }
@@ -54,6 +58,15 @@ pub struct Outcome {
     pub notes: Vec<String>,
     /// Whether something was not measured because it went wrong.
     pub has_failed: bool,
+}
+
+/// The name of a suite, a case, a version: a type of its own, as serde would borrow a `&'static str` from
+/// what it reads.
+pub type Name = &'static str;
+
+/// A name of a report that is read: names are of the program, and so are these, until it ends.
+pub fn word<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
+    Ok(Box::leak(String::deserialize(from)?.into_boxed_str()))
 }
 
 impl Row {

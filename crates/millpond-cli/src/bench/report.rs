@@ -1,18 +1,25 @@
 //! A finished benchmark: the table for people and the JSON for programs.
 
+use std::fs;
+use std::path::Path;
+
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
-use super::outcome::{Outcome, Row, Skipped};
-use crate::failure::{Context, Result};
+use super::outcome::{Name, Outcome, Row, Skipped, word};
+use crate::failure::{Context, Failure, REFUSED, Result};
 
 /// Everything that is known when the measuring is over; serialized, it is the JSON report.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    pub suite: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub suite: Name,
     pub machine: Machine,
+    /// The words that it was asked for by.
+    #[serde(default)]
+    pub command: String,
     pub rows: Vec<Row>,
     pub skipped: Vec<Skipped>,
     pub notes: Vec<String>,
@@ -38,7 +45,38 @@ pub const COLUMNS: [&str; 13] = [
 impl Report {
     pub fn new(suite: &'static str, machine: Machine, outcome: Outcome) -> Self {
         let Outcome { rows, skipped, notes, .. } = outcome;
-        Self { suite, machine, rows, skipped, notes }
+        let command: Vec<String> = std::env::args().skip(1).collect();
+        let command = format!("millpond {}", command.join(" "));
+        Self { suite, machine, command, rows, skipped, notes }
+    }
+
+    /// What [`Self::json`] wrote to a file.
+    pub fn read(file: &Path) -> Result<Self> {
+        let text = fs::read(file).context(file.display())?;
+        let read = serde_json::from_slice::<Self>(&text);
+        read.map_err(|error| {
+            let message = format!("{}: not a report of `bench --json`: {error}", file.display());
+            Failure::new(REFUSED, message)
+        })
+    }
+
+    /// Several as one, of the first one's machine; there is one at least.
+    pub fn together(reports: Vec<Self>) -> Self {
+        let mut reports = reports.into_iter();
+        let mut all = reports.next().expect("one at least");
+        for other in reports {
+            all.command += &format!("; {}", other.command);
+            all.rows.extend(other.rows);
+            all.skipped.extend(other.skipped);
+            all.notes.extend(other.notes);
+        }
+        all
+    }
+
+    /// Each row with a ratio, and that of the peer it is to, which comes next.
+    pub fn pairs(&self) -> impl Iterator<Item = (&Row, &Row)> {
+        let rows = self.rows.windows(2).map(|rows| (&rows[0], &rows[1]));
+        rows.filter(|(own, peer)| own.ratio_to.as_deref() == Some(&peer.engine))
     }
 
     pub fn json(&self) -> Result<String> {
@@ -126,7 +164,6 @@ fn grouped(number: f64) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use std::path::Path;
 
     pub fn sample() -> Report {
         let peer = Row {

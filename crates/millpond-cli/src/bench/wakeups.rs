@@ -20,8 +20,9 @@ use millpond_bench_peers::{Aio, Usage};
 use rustix::fs::OFlags;
 
 use super::data::{Random, TestFile};
-use super::harness::{Pair, Plan, Slice};
+use super::harness::{Pair, Slice};
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const BATCHED: &str = "millpond, one wake-up per batch";
@@ -144,7 +145,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         return Ok(outcome);
     }
     for (case, minima) in CASES.into_iter().filter(|(case, _)| plan.wants(case)) {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         let feed = if case == MIXED { Feed::Full } else { Feed::Rate };
         let (bytes, capacity, flags, backing) = match feed {
             Feed::Rate => (1 << 20, CAPACITY, OFlags::empty(), Backing::Buffered),
@@ -181,7 +182,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             Err(error) => outcome.skip(case, LIBAIO, error),
         }
         for (peer_name, peer) in peers {
-            let length = plan.slice(200, 100);
+            let length = plan.slice(200, 50);
             let threads = minima.len() as u32;
             let block_bytes = Some(BLOCK_BYTES);
             let pair = Pair { case, threads, block_bytes, subject: BATCHED, peer: peer_name };
@@ -191,7 +192,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             }
             let mut seen = Seen::default();
             let rows = pair.measure(
-                plan.rounds,
+                plan.rounds(),
                 || slice(&subject, minima, feed, blocks, length, &mut seen),
                 || slice(peer, minima, feed, blocks, length, &mut Seen::default()),
             )?;

@@ -116,6 +116,8 @@ pub struct Description {
     unwritten: AtomicBool,
     /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
     lock_noted: AtomicBool,
+    /// Calls that wait for a POSIX lock, while it is bypassed.
+    lock_waiters: AtomicU32,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
     /// Counts its lives: who remembers one sees whether it has ended.
@@ -199,6 +201,7 @@ impl Description {
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
             lock_noted: AtomicBool::new(false),
+            lock_waiters: AtomicU32::new(0),
             moved_in_kernel: AtomicU64::new(0),
             life: AtomicU32::new(0),
             missed: AtomicU32::new(0),
@@ -348,6 +351,22 @@ impl Description {
     /// After `process_locks::note` of its file. The registry is locked.
     pub fn note_lock(&self) {
         self.lock_noted.store(true, Relaxed);
+    }
+
+    /// A call waits in the kernel for a POSIX lock by one of its numbers.
+    pub fn awaits_lock(&self) -> bool {
+        self.lock_waiters.load(Acquire) != 0
+    }
+
+    /// Such a call begins, with the registry locked.
+    pub fn begin_lock_wait(&self) {
+        self.lock_waiters.fetch_add(1, Relaxed);
+    }
+
+    /// And has ended. The caller has a pin.
+    pub fn end_lock_wait(&self) {
+        // Release: pairs with the Acquire in `awaits_lock`.
+        self.lock_waiters.fetch_sub(1, Release);
     }
 
     pub fn moved_in_kernel(&self) -> u64 {

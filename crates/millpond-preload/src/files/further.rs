@@ -27,6 +27,7 @@ use crate::files::table::{self, Known};
 use crate::files::watch::{self, MAPPED};
 use crate::runtime::section;
 use crate::runtime::sys::sys;
+use crate::runtime::thread::await_calls;
 
 /// The number that an open of `path` gets, if it needs none of the kernel's.
 pub fn open(dir: RawFd, path: *const libc::c_char, flags: i32) -> Option<RawFd> {
@@ -140,7 +141,7 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
         && !cold.is_locked
         && cold.offset_given.is_none()
         && status_flags(single.kernel_fd()) & LOST & !libc::O_DIRECT == 0
-        && !process_locks::is_noted(id)
-        && !process_locks::is_locked(single.kernel_fd(), id)
+        // A call that locks by one of them as if it were alone (carried.K1): there is none just now.
+        && (!process_locks::is_noted(id) || await_calls(&table::numbers_of(single), || false))
         && !table::numbers_of(single).iter().any(is_mapped)
 }

@@ -24,6 +24,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::files::description::Access;
+use crate::files::pressure::{Gauge, PAUSE};
 use crate::report::reason::Reason;
 use crate::runtime::lock::{wait, wake};
 use crate::runtime::sys::sys;
@@ -120,11 +121,17 @@ fn watch(broken: Broken) {
     } as u32;
     WATCHER.store(tid, Release);
     wake(&WATCHER);
+    let mut gauge = Gauge::find();
+    let pause = libc::timespec { tv_sec: PAUSE.as_secs() as i64, tv_nsec: 0 };
+    // For ever, where there is nothing else to look at.
+    let pause = if gauge.is_some() { &raw const pause } else { std::ptr::null() };
     loop {
+        gauge.as_mut().map(Gauge::look);
         let mut info = std::mem::MaybeUninit::<Info>::zeroed();
         // SAFETY: the set is eight bytes; `info` is as large as the kernel's siginfo.
-        let signal =
-            unsafe { sys!(libc::SYS_rt_sigtimedwait, &raw const awaited, info.as_mut_ptr(), 0, 8) };
+        let signal = unsafe {
+            sys!(libc::SYS_rt_sigtimedwait, &raw const awaited, info.as_mut_ptr(), pause, 8)
+        };
         // SAFETY: zeroed, then filled by the kernel; all bytes are plain integers.
         let info = unsafe { info.assume_init() };
         match signal as i32 {

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod adoption;
+pub mod carried;
 pub mod claim;
 pub mod copy;
 pub mod description;
@@ -23,6 +24,7 @@ pub mod numbers;
 pub mod offset;
 pub mod parting;
 pub mod pin;
+pub mod pressure;
 pub mod process_locks;
 pub mod references;
 pub mod registry;

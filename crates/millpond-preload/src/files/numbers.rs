@@ -36,14 +36,6 @@ impl Registry {
     pub fn note_process_lock(&mut self, fd: RawFd) {
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
-            let id = unsafe { description.cold() }.id;
-            if description.shares() && !description.is_bypassed() {
-                // several.G4. First: once the lock is noted, no descriptor of the file is closed.
-                self.pass_file(id, Reason::OpenTwice);
-            }
-        }
-        if let Some(description) = table::description(fd) {
-            // SAFETY: the registry is locked.
             process_locks::note(unsafe { description.cold() }.id);
             description.note_lock();
             return;

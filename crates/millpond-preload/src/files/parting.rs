@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::files::carried::Locks;
 use crate::files::description::Description;
 use crate::files::hand_over::go_through;
 use crate::files::offset::{IN_KERNEL, push_offset};
@@ -38,27 +39,42 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
 }
 
 /// Gives each that is bypassed a description of its own, if it can be had: several.G3 otherwise.
-pub fn part(all: &[&'static Description], reason: Reason) {
-    let bypassed = || all.iter().filter(|description| description.is_bypassed());
-    if bypassed().next().is_none() {
-        return;
+/// Whether one has.
+pub fn part(all: &[&'static Description], reason: Reason) -> bool {
+    let bypassed = || all.iter().filter(|d| d.is_bypassed() && d.is_served());
+    let Some(first) = bypassed().next() else { return false };
+    // carried.K1.
+    if all.iter().any(|description| description.awaits_lock()) {
+        return false;
     }
+    let real = first.kernel_fd();
+    // SAFETY: the registry is locked.
+    let id = unsafe { first.cold() }.id;
+    let readers = all.iter().filter(|description| description.access().read);
+    let reader = readers.flat_map(|d| table::numbers_of(d)).next().unwrap_or(real);
+    let mut locked_by: Vec<RawFd> = all.iter().flat_map(|d| table::numbers_of(d)).collect();
+    locked_by.push(real);
+    let Some(carried) = Locks::look(id, &locked_by).and_then(|locks| locks.carry(real)) else {
+        return false;
+    };
+    let mut is_done = false;
     for description in bypassed() {
-        let Some(flags) = description.shared_flags().filter(|_| description.is_served()) else {
-            continue;
-        };
+        let Some(flags) = description.shared_flags() else { continue };
         let offset = description.offset.lock();
         let numbers = table::numbers_of(description);
         if make_own(description.kernel_fd(), &numbers, flags, offset) {
             description.set_passed(reason);
             description.offset.unlock(IN_KERNEL);
+            is_done = true;
             counts::count_file_passed(reason);
         } else {
             description.offset.unlock(offset);
         }
     }
+    carried.end(reader);
     // Numbers are free again.
     have_spare();
+    is_done
 }
 
 /// Makes `numbers` those of a description of their own, opened as `flags` say, at `offset`. Nothing

@@ -8,6 +8,7 @@
 //! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that
 //!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the
 //!   file. Until then it is *retired*: open, and used by nobody.
+//!   Or while the locks are carried over closes: `carried`.
 //! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program
 //!   may take one. So a thread that is about to take one says so first ([`note`]), which holds
 //!   until the program has closed its last known descriptor of the file, and with it dropped its
@@ -75,6 +76,16 @@ pub fn giving_up(id: FileId) -> GivingUp {
     GivingUp(())
 }
 
+impl GivingUp {
+    /// The close has come; what `work` locks is not ended by one of ours.
+    pub fn end_with(self, work: impl FnOnce()) {
+        let mut held = HELD.lock();
+        held.ending = None;
+        work();
+        drop(held);
+    }
+}
+
 impl Drop for GivingUp {
     fn drop(&mut self) {
         HELD.lock().ending = None;
@@ -118,6 +129,11 @@ pub fn close_retired() {
     }
 }
 
+/// Whether one of the file's is retired.
+pub fn has_retired(id: FileId) -> bool {
+    HELD.lock().retired.iter().any(|(_, other)| *other == id)
+}
+
 /// The retired descriptors.
 pub fn retired() -> Vec<RawFd> {
     HELD.lock().retired_fds()
@@ -158,21 +174,27 @@ pub fn is_locked(fd: RawFd, id: FileId) -> bool {
     if asked == 0 && whole.l_type == libc::F_UNLCK as i16 {
         return false;
     }
-    // One lock was told of, of any process. The list of all has ours.
+    // One lock was told of, of any process.
+    count(id) != Some(0)
+}
+
+/// How many POSIX locks this process has on the file, if the kernel tells.
+pub fn count(id: FileId) -> Option<usize> {
     let own = std::process::id().to_string();
-    let Some(locks) = read_whole(c"/proc/locks") else { return true };
-    String::from_utf8_lossy(&locks).lines().any(|line| {
+    let locks = read_whole(c"/proc/locks")?;
+    let is_own = |line: &&str| {
         // 7: POSIX  ADVISORY  WRITE 1234 08:01:5678 0 EOF. Not the device: it may not be the one
         // that `stat` tells.
         let mut fields = line.split_ascii_whitespace().skip(1);
         fields.next() == Some("POSIX")
             && fields.nth(2) == Some(&own)
             && fields.next().and_then(|file| file.rsplit(':').next()?.parse().ok()) == Some(id.1)
-    })
+    };
+    Some(String::from_utf8_lossy(&locks).lines().filter(is_own).count())
 }
 
 /// Not by `std::fs`, whose close would come back here.
-fn read_whole(path: &CStr) -> Option<Vec<u8>> {
+pub fn read_whole(path: &CStr) -> Option<Vec<u8>> {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let mut bytes = Vec::new();
     let mut part = [0u8; 4096];

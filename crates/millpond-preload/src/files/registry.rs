@@ -278,7 +278,9 @@ impl Registry {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         if inode.passed.is_some() {
             // several.G3: perhaps it can be had by now.
-            part(&inode.descriptions, reason);
+            if part(&inode.descriptions, reason) && !config::is_eager() {
+                self.watch_again(id, reason);
+            }
             return;
         }
         inode.passed = Some(reason);

@@ -12,7 +12,7 @@ use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
 use crate::files::table::{self, Known};
-use crate::files::{lingering, mode_back, process_locks, share};
+use crate::files::{lingering, mode_back, pressure, process_locks, share};
 use crate::report::reason::Reason;
 use crate::report::{counts, lines};
 use crate::runtime::sys::sys;
@@ -142,6 +142,7 @@ impl Serving {
             builder = builder.cache_bytes(bytes);
         }
         let engine = build(builder).map_err(|_| Reason::Engine)?;
+        pressure::begin(&engine, engine.cache_bytes());
         share::begin(&engine);
         self.engine = Some(engine.clone());
         Ok(engine)

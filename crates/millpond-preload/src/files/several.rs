@@ -8,7 +8,7 @@
 //! claim all numbers of the inode; no call in flight on any    in_flight.I1, I2, I5
 //! note how each is open: flags, offset, close-on-exec         G1
 //! real: /proc/self/fd/N, opened for reading and writing
-//! dup3(real, number) of each: its own description ends
+//! dup3(real, number) of each: its own description ends          G7
 //! the lease, the engine's handle                              G2; refused: each is opened anew
 //! slots -> descriptions that share the file                   description.D6
 //! ```
@@ -21,8 +21,7 @@
 //! each: /proc/self/fd/REAL, opened with its flags; its offset; dup3 over its number; PASSED
 //! ```
 //!
-//! - G1. What opening anew would lose forbids it: locks, which a close of the process's ends, or of the
-//!   description; mappings, which keep a description open; other flags than O_APPEND and
+//! - G1. What opening anew would lose forbids it: locks of the description, or of the process to write; mappings, which keep a description open; other flags than O_APPEND and
 //!   O_NONBLOCK; another path; and a right to the file that is gone. Who is about to lock, to map, to duplicate or
 //!   to change flags says so with the registry locked, or names the number meanwhile.
 //! - G2. The lease says that no description is open but the real one: nobody else's, none of a number
@@ -33,15 +32,21 @@
 //!   reserve (`parting`) was taken meanwhile, or the limit on numbers is lower than the number. Then the
 //!   description stays bypassed; whatever would give the file back tries again, and until then calls
 //!   that are about the description itself are refused: O_APPEND and its kin, locks, writable mappings.
-//! - G4. A call that is about the description itself, such as a lock or a mapping, gives the file back
+//! - G4. A call that is about the description itself, such as `flock` or a mapping, gives the file back
 //!   first: [`make_real`].
 //! - G5. So does the close of the last number that may write: others could not execute the file.
 //! - G6. Lost are the kernel's memory of advice, and of whom it has told of an error of write-back that
 //!   came before; others who watch the file see it opened and closed.
+//! - G7. The process's POSIX locks are by inode and process: any number may take them, whatever description
+//!   it stands for (`hooks::lock` minds its rights and its offset), and a close of any of the numbers
+//!   ends them all, as ever. Those to read are `carried` over the closes above. With one to write
+//!   the numbers are not parted: the description stays bypassed (G3), which such locks do not
+//!   mind, until it is given up.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use crate::files::carried::{Carried, Locks};
 use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
 use crate::files::offset::{OFFSET_END, kernel_offset};
@@ -49,7 +54,7 @@ use crate::files::parting::{have_spare, make_own, open_anew, replace};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, LOCKED, MAPPED, POSTPONED, PROCESS_LOCKED, SHARED};
+use crate::files::watch::{self, LOCKED, MAPPED, POSTPONED, SHARED};
 use crate::files::{mode_back, process_locks};
 use crate::report::reason::Reason;
 use crate::runtime::link::path_of;
@@ -58,8 +63,10 @@ use crate::runtime::{section, thread};
 
 /// G1.
 pub const LOST: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_NOATIME;
-/// G1: flags that a description may have; the last two are the kernel's own, and a lease's.
+/// G1: flags that a description may have. O_NOFOLLOW is of the open only; the last two are the kernel's own,
+/// and a lease's.
 const PLAIN: i32 = libc::O_ACCMODE
+    | libc::O_NOFOLLOW
     | libc::O_APPEND
     | libc::O_NONBLOCK
     | libc::O_CLOEXEC
@@ -83,7 +90,7 @@ impl Member {
         let noted = watch::of(fd).map_or(0, |watch| watch.flags());
         let flags = status_flags(fd);
         let offset = u64::try_from(kernel_offset(fd)).unwrap_or(OFFSET_END);
-        if noted & (LOCKED | PROCESS_LOCKED) != 0 {
+        if noted & LOCKED != 0 {
             Err(Some(Reason::Locked))
         } else if noted & MAPPED != 0 {
             Err(Some(Reason::Mapped))
@@ -116,7 +123,8 @@ impl Registry {
                 _ => {}
             }
         }
-        if numbers.len() < 2 {
+        // One of ours that was put off (process_locks.P1) is in the way of a lease as well.
+        if numbers.len() < 2 && !process_locks::has_retired(id) {
             return Err(Some(Reason::OpenElsewhere));
         }
         let count = numbers.len();
@@ -124,7 +132,16 @@ impl Registry {
         let outcome = if numbers.len() == count && thread::await_calls(&numbers, patience) {
             let members: Result<Vec<_>, _> =
                 numbers.iter().map(|number| Member::look(*number, id)).collect();
-            members.and_then(|members| self.take_over_several(id, &members))
+            members.and_then(|members| match members[..] {
+                [Member { fd, flags, .. }] if Access::of_flags(flags).read => {
+                    let locks = Locks::look(id, &[fd]).ok_or(Some(Reason::Locked))?;
+                    locks.carry(fd).ok_or(Some(Reason::Locked))?.end(fd);
+                    // Another try may do better.
+                    Err(Some(Reason::OpenElsewhere))
+                }
+                [_] => Err(Some(Reason::OpenElsewhere)),
+                _ => self.take_over_several(id, &members),
+            })
         } else {
             Err(None)
         };
@@ -146,19 +163,24 @@ impl Registry {
         let Some(writer) = members.iter().find(|member| member.access().write) else {
             return Err(Some(Reason::OpenElsewhere));
         };
-        if process_locks::is_noted(id) || process_locks::is_locked(writer.fd, id) {
-            return Err(Some(Reason::Locked));
-        }
         if members.iter().any(|member| !have_one_path(member.fd, writer.fd)) {
             return Err(Some(Reason::OpenTwice));
         }
         if !have_spare() {
             return Err(Some(Reason::Descriptors));
         }
+        let numbers: Vec<RawFd> = members.iter().map(|member| member.fd).collect();
+        let locks = Locks::look(id, &numbers).ok_or(Some(Reason::Locked))?;
         let real = open_anew(writer.fd, libc::O_RDWR).ok_or(Some(Reason::OpenTwice))?;
+        let Some(mut carried) = locks.carry(real) else {
+            process_locks::close(real);
+            return Err(Some(Reason::Locked));
+        };
+        // Locks to read were taken by one that reads.
+        let reader = members.iter().find(|member| member.access().read).unwrap_or(writer).fd;
         let done = members.iter().take_while(|member| replace(real, member.fd)).count();
         if done < members.len() {
-            self.restore(id, &members[..done], real, Reason::Descriptors);
+            self.restore(id, &members[..done], real, Reason::Descriptors, (carried, reader));
             return Err(Some(Reason::Descriptors));
         }
         let is_late = members
@@ -179,11 +201,15 @@ impl Registry {
         let (internal_fd, file) = match served {
             Ok((internal_fd, file)) => (internal_fd, Arc::new(file)),
             Err(reason) => {
-                self.restore(id, members, real, reason);
+                self.restore(id, members, real, reason, (carried, reader));
                 return Err(Some(reason));
             }
         };
+        // By then a number of the same.
+        carried.rest_on(reader);
         process_locks::close(real);
+        carried.end(reader);
+        self.locked.retain(|(_, number)| !numbers.contains(number));
         // Asked again: it may be the first file, and no keeper there.
         let is_late = is_late && mode_back::is_kept();
         for Member { fd, flags, offset } in members {
@@ -202,7 +228,14 @@ impl Registry {
     }
 
     /// The lease was not to be had: all become what they were, or G3.
-    fn restore(&mut self, id: FileId, members: &[Member], real: RawFd, reason: Reason) {
+    fn restore(
+        &mut self,
+        id: FileId,
+        members: &[Member],
+        real: RawFd,
+        reason: Reason,
+        (mut carried, reader): (Carried, RawFd),
+    ) {
         let mut is_needed = false;
         for Member { fd, flags, offset } in members {
             if make_own(real, &[*fd], *flags, *offset) {
@@ -216,11 +249,14 @@ impl Registry {
             let inode = self.inodes.entry(id).or_default();
             inode.passed = Some(reason);
             inode.descriptions.push(description);
+            self.locked.retain(|(_, number)| number != fd);
             table::set(*fd, Known::File(description));
         }
         if !is_needed {
+            carried.rest_on(reader);
             process_locks::close(real);
         }
+        carried.end(reader);
     }
 
     /// G3.

@@ -44,6 +44,8 @@ static SLOT: AtomicUsize = AtomicUsize::new(NONE);
 /// Calls that missed while a step was wanted: since one was looked for, and since one was had.
 static MISSED: AtomicU64 = AtomicU64::new(0);
 static MISSED_IN_ALL: AtomicU64 = AtomicU64::new(0);
+/// `pressure.PR3`.
+static CAP_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 static IS_CHANGING: AtomicBool = AtomicBool::new(false);
 
 /// In a forked child: it has no engine yet, and a slot of its own when it makes one.
@@ -58,6 +60,18 @@ pub unsafe fn after_fork() {
     MISSED.store(0, Relaxed);
     MISSED_IN_ALL.store(0, Relaxed);
     IS_CHANGING.store(false, Relaxed);
+    CAP_BYTES.store(u64::MAX, Relaxed);
+}
+
+/// `pressure.PR3`: a limit of this process's beside its steps. Whether its limit is decided here.
+pub fn set_cap(bytes: u64) -> bool {
+    CAP_BYTES.store(bytes, Relaxed);
+    let engine = ENGINE.lock();
+    let slot = SLOT.load(Relaxed);
+    if let (Some(own), Some(budget)) = (&*engine, budget().filter(|_| slot != NONE)) {
+        own.hold(budget, budget.granted(slot));
+    }
+    engine.is_some()
 }
 
 /// The engine was made, with the whole budget as its limit.
@@ -124,7 +138,8 @@ fn change(budget: &Budget, slot: usize, is_asked: bool, is_full: bool) {
 impl Own {
     fn limit_bytes(&self, budget: &Budget, steps: u32) -> u64 {
         let all = budget.bytes.load(Relaxed).min(self.most_bytes);
-        all.min(FLOOR_BYTES + all / u64::from(STEPS) * u64::from(steps))
+        let cap = CAP_BYTES.load(Relaxed).max(FLOOR_BYTES);
+        all.min(cap).min(FLOOR_BYTES + all / u64::from(STEPS) * u64::from(steps))
     }
 
     /// Changes the limit to what so many steps allow: the limit that holds.

@@ -11,6 +11,7 @@ use crate::files::table::{self, Known};
 use crate::files::under_way::during;
 use crate::files::watch::{self, forget_watched};
 use crate::files::{io, late, process_locks};
+use crate::hooks::lock;
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
@@ -248,6 +249,12 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         {
             fail(libc::ENOLCK) as c_int
         }
+        (Known::File(description), libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK)
+            if description.shares() && is_served(fd) =>
+        {
+            // SAFETY: as the caller vouches to `fcntl64`.
+            unsafe { lock::by_shared(fd, command, arg) }.unwrap_or_else(call)
+        }
         (Known::File(_), libc::F_SETFL) if is_served(fd) => late::undirected(fd, || {
             before_fcntl(fd, command, arg);
             call()
@@ -280,7 +287,6 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
         }
         // Locks may be relative to the file offset.
         libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
-            make_real(fd);
             if is_at_start(arg) {
                 return;
             }
@@ -350,13 +356,27 @@ fn before_fcntl_watched(fd: c_int, command: c_int) {
     }
 }
 
-/// `lockf` locks from the file offset on, inside libc.
-pub fn before_lockf(fd: c_int) {
-    note_process_lock(fd);
-    if let Known::File(_) = table::get(fd) {
-        make_real(fd);
-        tell_offset(fd);
+/// By `fcntl`, as in libc, where no hook would see it.
+pub unsafe fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
+    // SAFETY: all integers.
+    let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
+    lock.l_whence = libc::SEEK_CUR as i16;
+    lock.l_len = len;
+    let (kind, by) = match command {
+        libc::F_TEST => (libc::F_RDLCK, libc::F_GETLK),
+        libc::F_ULOCK => (libc::F_UNLCK, libc::F_SETLK),
+        libc::F_TLOCK => (libc::F_WRLCK, libc::F_SETLK),
+        libc::F_LOCK => (libc::F_WRLCK, libc::F_SETLKW),
+        _ => return fail(libc::EINVAL) as c_int,
+    };
+    lock.l_type = kind as i16;
+    // SAFETY: `lock` is the kernel's to read and write.
+    let result = unsafe { fcntl64(fd, by, (&raw mut lock).expose_provenance()) };
+    if command != libc::F_TEST || result < 0 {
+        return result;
     }
+    let is_free = i32::from(lock.l_type) == libc::F_UNLCK;
+    if is_free || lock.l_pid == std::process::id() as i32 { 0 } else { fail(libc::EACCES) as c_int }
 }
 
 /// The standard streams become the terminal `fd`, and it becomes the session's.

@@ -17,6 +17,8 @@ static FILES_PASSED: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; 
 static PASSED_TOLD: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
 /// Files served through the kernel's cache though direct backing was asked for.
 static FILES_UNDIRECTED: AtomicU64 = AtomicU64::new(0);
+/// How often the cache shrank under memory pressure.
+static SHRUNK: AtomicU64 = AtomicU64::new(0);
 /// Transfers with `O_DIRECT` that an earlier line has told already: reads, writes.
 static DIRECT_TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// Bytes served that an earlier line has told already.
@@ -28,6 +30,10 @@ pub fn count_file_served() {
 
 pub fn count_file_undirected() {
     FILES_UNDIRECTED.fetch_add(1, Relaxed);
+}
+
+pub fn count_shrunk() {
+    SHRUNK.fetch_add(1, Relaxed);
 }
 
 pub fn count_file_passed(reason: Reason) {
@@ -42,7 +48,7 @@ pub fn count_bytes_passed(reason: Reason, result: isize) {
 
 /// Forgets the counts: in a forked child.
 pub fn after_fork() {
-    let single = [&FILES_SERVED, &FILES_UNDIRECTED, &BYTES_TOLD];
+    let single = [&FILES_SERVED, &FILES_UNDIRECTED, &BYTES_TOLD, &SHRUNK];
     let all = single.into_iter().chain(&DIRECT_TOLD).chain(&FILES_PASSED).chain(&PASSED_TOLD);
     for count in all {
         count.store(0, Relaxed);
@@ -54,6 +60,7 @@ pub fn after_fork() {
 pub struct Counts {
     served_files: u64,
     served_bytes: u64,
+    shrunk: u64,
     /// With direct backing: files that went without, transfers that were direct.
     undirected_files: u64,
     direct_reads: u64,
@@ -69,6 +76,7 @@ impl Counts {
         let mut counts = Self {
             served_files: FILES_SERVED.swap(0, Relaxed),
             served_bytes: all.saturating_sub(BYTES_TOLD.swap(all, Relaxed)),
+            shrunk: SHRUNK.swap(0, Relaxed),
             ..Self::default()
         };
         if config::get().backing == Backing::Direct {
@@ -132,6 +140,9 @@ impl Counts {
         for (text, files, bytes) in self.reasons() {
             let _ = write!(line, " passed:{text}={files}/{bytes}");
         }
+        if self.shrunk > 0 {
+            let _ = write!(line, " shrunk={}", self.shrunk);
+        }
         for (name, count) in self.direct() {
             let _ = write!(line, " {name}={count}");
         }
@@ -146,6 +157,7 @@ impl Counts {
             match name {
                 "served_files" => self.served_files += number,
                 "served_bytes" => self.served_bytes += number,
+                "shrunk" => self.shrunk += number,
                 "direct_reads" => self.direct_reads += number,
                 "direct_writes" => self.direct_writes += number,
                 "undirected_files" => self.undirected_files += number,
@@ -177,6 +189,9 @@ impl Counts {
         }
         if self.passed_files() + self.passed_bytes() > 0 {
             line.push(')');
+        }
+        if self.shrunk > 0 {
+            let _ = write!(line, "; {} times less cache, for want of memory", self.shrunk);
         }
         if config::get().backing == Backing::Direct {
             let _ = write!(

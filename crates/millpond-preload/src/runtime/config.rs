@@ -7,6 +7,7 @@
 //! | `MILLPOND_CACHE_SHARED` | `1`: that limit is for all processes of the run together; see `files::share` |
 //! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
+//! | `MILLPOND_PRESSURE_FILE` | for tests: a file in place of `/proc/pressure/memory` |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
 //! | `MILLPOND_EAGER` | `1`: files are served from their open on, not only when they show use |
 //! | `MILLPOND_ADOPT` | for tests: after how many reads of what was read before a file is adopted; or `random:SEED`: adopted and given back at random moments |
@@ -31,6 +32,8 @@ pub struct Config {
     pub mode: WriteMode,
     pub keeper: Option<String>,
     pub hit_path: bool,
+    /// In place of the kernel's, for tests.
+    pub pressure_file: Option<CString>,
     pub adopt: Adopt,
     pub is_quiet: bool,
     pub report_file: Option<CString>,
@@ -136,6 +139,7 @@ fn read() -> Config {
             .filter(|text| !text.is_empty())
             .map(str::to_owned),
         hit_path: variable(c"MILLPOND_HIT_PATH") != Some(b"0"),
+        pressure_file: variable(c"MILLPOND_PRESSURE_FILE").and_then(|path| CString::new(path).ok()),
         adopt: match variable(c"MILLPOND_ADOPT").and_then(|text| text.strip_prefix(b"random:")) {
             Some(seed) => Adopt::Random(
                 std::str::from_utf8(seed).ok().and_then(|seed| seed.parse().ok()).unwrap_or(0),

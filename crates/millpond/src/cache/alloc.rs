@@ -22,27 +22,77 @@ impl Frames {
     /// Takes a free frame, or commits another one if the limit allows it. The bytes are
     /// unspecified, and late readers may still be looking at them.
     pub(crate) fn try_alloc(&self, class: Class) -> Option<FrameIndex> {
-        let frame = {
-            let mut free = self.free_frames(class).lock();
-            self.pop(&mut free, class)?
-        };
-        self.handed_out(frame, class);
-        Some(frame)
+        let mut frame = [FrameIndex::NONE];
+        (self.try_alloc_many(class, &mut frame) == 1).then_some(frame[0])
     }
 
     /// [`Frames::try_alloc`] for each place of `frames`, in order; returns how many there are.
     pub(crate) fn try_alloc_many(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
+        let taken = self.take_near(class, frames);
+        frames[..taken].iter().for_each(|&frame| self.handed_out(frame, class));
+        taken
+    }
+
+    fn pop_many(&self, free: &mut FreeList, class: Class, frames: &mut [FrameIndex]) -> usize {
         let mut taken = 0;
-        let mut free = self.free_frames(class).lock();
         while taken < frames.len()
-            && let Some(frame) = self.pop(&mut free, class)
+            && let Some(frame) = self.pop(free, class)
         {
             frames[taken] = frame;
             taken += 1;
         }
-        drop(free);
-        frames[..taken].iter().for_each(|&frame| self.handed_out(frame, class));
         taken
+    }
+
+    /// How many frames of `class` go at once to the magazine that is at hand; 0: they have none.
+    pub(crate) fn batch(&self, class: Class) -> usize {
+        self.magazines.batch(class)
+    }
+
+    /// Takes frames for the places of `frames`, in order, from the magazine that is at hand, and then from
+    /// the free list; returns how many there are.
+    fn take_near(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
+        let batch = self.batch(class);
+        if batch == 0 {
+            return self.pop_many(&mut self.free_frames(class).lock(), class, frames);
+        }
+        let mut shard = self.magazines.mine();
+        let near = &mut shard[class.page_number()];
+        let taken = near.take(frames);
+        if taken == frames.len() {
+            return taken;
+        }
+        let mut free = self.free_frames(class).lock();
+        let listed = self.pop_many(&mut free, class, &mut frames[taken..]);
+        near.load(batch, std::iter::from_fn(|| self.pop_committed(&mut free, class)));
+        taken + listed
+    }
+
+    /// Puts frames that belong to nobody any more into the magazine that is at hand, and what it does not
+    /// take on the free list.
+    fn free_near(&self, frames: &[FrameIndex], class: Class) {
+        let batch = self.batch(class);
+        if batch == 0 {
+            return self.free_listed(frames, class);
+        }
+        let mut shard = self.magazines.mine();
+        let near = &mut shard[class.page_number()];
+        for &frame in frames {
+            near.put(frame, batch, |rest| self.free_listed(rest, class));
+        }
+    }
+
+    /// Puts what all magazines hold on the free lists; whether that was any.
+    pub(crate) fn empty_magazines(&self) -> bool {
+        let mut any = false;
+        self.magazines.for_each(|magazine, class| {
+            let frames = magazine.empty();
+            if !frames.is_empty() {
+                self.free_listed(frames, class);
+                any = true;
+            }
+        });
+        any
     }
 
     /// The last step of taking a frame, before its first byte is written.
@@ -54,42 +104,51 @@ impl Frames {
         step::begin_reuse();
     }
 
-    fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+    /// A free frame that is committed.
+    fn pop_committed(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
         if free.warm != 0 {
             let frame = FrameIndex(free.warm);
             self.unlink_warm(free, frame, class);
             return Some(frame);
         }
         if free.fresh.is_empty() || !free.fresh_is_warm {
-            let frames = self.group_frames(class);
-            if free.cold != 0 {
-                if !self.try_charge(u64::from(frames) * class.bytes() as u64) {
-                    return None;
-                }
-                let group = FrameIndex(free.cold);
-                free.cold = self.meta(group).next.load(Relaxed);
-                return Some(self.open_group(free, group, class));
-            }
-            let charge = u64::from(frames) * self.charge(class);
-            if !self.try_charge(charge) {
-                return None;
-            }
-            if free.fresh.is_empty() {
-                self.uncharge(charge);
-                self.add_chunk(free, class)?;
-                if !free.fresh_is_warm && !self.try_charge(charge) {
-                    return None;
-                }
-            }
-            if !free.fresh_is_warm {
-                let group = FrameIndex(free.fresh.start);
-                free.fresh.start += frames * class.units();
-                return Some(self.open_group(free, group, class));
-            }
+            return None;
         }
         let frame = FrameIndex(free.fresh.start);
         free.fresh.start += class.units();
         Some(frame)
+    }
+
+    fn pop(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+        if let Some(frame) = self.pop_committed(free, class) {
+            return Some(frame);
+        }
+        let frames = self.group_frames(class);
+        if free.cold != 0 {
+            if !self.try_charge(u64::from(frames) * class.bytes() as u64) {
+                return None;
+            }
+            let group = FrameIndex(free.cold);
+            free.cold = self.seat(group).next.load(Relaxed);
+            return Some(self.open_group(free, group, class));
+        }
+        let charge = u64::from(frames) * self.charge(class);
+        if !self.try_charge(charge) {
+            return None;
+        }
+        if free.fresh.is_empty() {
+            self.uncharge(charge);
+            self.add_chunk(free, class)?;
+            if free.fresh_is_warm {
+                return self.pop_committed(free, class);
+            }
+            if !self.try_charge(charge) {
+                return None;
+            }
+        }
+        let group = FrameIndex(free.fresh.start);
+        free.fresh.start += frames * class.units();
+        Some(self.open_group(free, group, class))
     }
 
     /// Gives the class another chunk; `None` if address space or the system's memory ran out.
@@ -122,7 +181,7 @@ impl Frames {
         // Somebody took the room: the chunk serves as any other, after the one in use.
         let group_units = self.group_frames(class) * class.units();
         for frame in (first..first + CHUNK_UNITS).step_by(group_units as usize) {
-            self.meta(FrameIndex(frame)).next.store(free.cold, Relaxed);
+            self.seat(FrameIndex(frame)).next.store(free.cold, Relaxed);
             free.cold = frame;
         }
         None
@@ -168,50 +227,62 @@ impl Frames {
         Some((first, huge))
     }
 
-    /// Puts a frame that belongs to nobody any more on its free list.
+    /// Frees a frame that belongs to nobody any more.
     pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
+        self.free_near(&[frame], class);
+    }
+
+    fn free_listed(&self, frames: &[FrameIndex], class: Class) {
         let mut free = self.free_frames(class).lock();
-        self.link_warm(&mut free, frame, class);
+        frames.iter().for_each(|&frame| self.link_warm(&mut free, frame, class));
     }
 
     /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
     pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
-        if let Some(frame) = self.retire(frame, class) {
-            self.free(frame, class);
-        }
-    }
-
-    /// The first half of [`Frames::release`]: the frame is the caller's, unless it is pinned.
-    pub(crate) fn retire(&self, frame: FrameIndex, class: Class) -> Option<FrameIndex> {
-        if let Some(survival) = self.records(class) {
-            // An orphan that stayed DIRTY could outlive the page's next contents (survival.K4).
-            survival.free_record(frame);
-        }
-        Retiring::begin().try_retire(&self.meta(frame).pins).then_some(frame)
+        self.release_many(&mut [frame], class);
     }
 
     /// [`Frames::release`] for each of `frames` that is one.
     pub(crate) fn release_many(&self, frames: &mut [FrameIndex], class: Class) {
-        for frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
-            if let Some(survival) = self.records(class) {
+        let frames = self.retire(frames, class);
+        if !frames.is_empty() {
+            self.free_near(frames, class);
+        }
+    }
+
+    /// [`Frames::release_many`], so that the frames can be given back to the system next.
+    pub(crate) fn release_listed(&self, frames: &mut [FrameIndex], class: Class) {
+        self.free_listed(self.retire(frames, class), class);
+    }
+
+    /// The frames among `frames`, put first, that nobody has pinned; the others are orphans.
+    fn retire<'f>(&self, frames: &'f mut [FrameIndex], class: Class) -> &'f [FrameIndex] {
+        if let Some(survival) = self.records(class) {
+            // An orphan that stayed DIRTY could outlive the page's next contents (survival.K4).
+            for frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
                 survival.free_record(*frame);
             }
         }
         let retiring = Retiring::begin();
-        for frame in frames.iter_mut() {
-            if *frame != FrameIndex::NONE && !retiring.try_retire(&self.meta(*frame).pins) {
-                *frame = FrameIndex::NONE;
+        let mut free = 0;
+        for at in 0..frames.len() {
+            let frame = frames[at];
+            if frame != FrameIndex::NONE && retiring.try_retire(&self.meta(frame).pins) {
+                frames[free] = frame;
+                free += 1;
             }
         }
-        let mut free = self.free_frames(class).lock();
-        for &frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
-            self.link_warm(&mut free, frame, class);
-        }
+        &frames[..free]
     }
 
     /// Returns the memory of one group of free frames, not of class `keep`, to the system; false if
-    /// there is none.
+    /// there is none. What magazines hold is left there where a class is kept, and looked for else.
     pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
+        self.decommit_listed(keep)
+            || keep.is_none() && self.empty_magazines() && self.decommit_listed(None)
+    }
+
+    fn decommit_listed(&self, keep: Option<Class>) -> bool {
         Class::all().filter(|&class| Some(class) != keep).any(|class| {
             let frames = self.free_frames(class);
             if !frames.may_be_warm.load(Relaxed) {
@@ -237,7 +308,7 @@ impl Frames {
                 return false;
             };
             self.decommit(group, class);
-            self.meta(group).next.store(free.cold, Relaxed);
+            self.seat(group).next.store(free.cold, Relaxed);
             free.cold = group.0;
             true
         })

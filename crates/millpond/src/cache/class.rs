@@ -17,6 +17,8 @@ impl Class {
     /// Pages of one unit.
     pub(crate) const UNIT_PAGE: Class = Class(3);
     pub(super) const COUNT: usize = 8;
+    /// How many classes are of pages.
+    pub(super) const PAGES: usize = Self::COUNT - Self::UNIT_PAGE.0 as usize;
 
     /// Pages of `1 << page_shift` bytes.
     pub(crate) fn page(page_shift: u32) -> Class {
@@ -44,6 +46,11 @@ impl Class {
     /// Whether its frames hold pages of files.
     pub(super) fn is_page(self) -> bool {
         self.0 > Self::SLAB.0
+    }
+
+    /// Its place among those.
+    pub(super) fn page_number(self) -> usize {
+        usize::from(self.0 - Self::UNIT_PAGE.0)
     }
 
     pub(super) fn all() -> impl Iterator<Item = Class> {

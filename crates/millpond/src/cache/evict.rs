@@ -20,8 +20,10 @@
 //!     +--- remembered by the ghost ------------> main
 //! ```
 //!
-//! - **E1** A frame is in a queue only while its owner (a file core) and page are valid: the
-//!   teardown of a file first removes its frames here, under the lock, and takes the lock once more
+//! The queues link *seats*, which pages keep when they are overwritten: see `seat`.
+//!
+//! - **E1** A seat is in a queue only while its owner (a file core) and page are valid: the
+//!   teardown of a file first removes its seats here, under the lock, and takes the lock once more
 //!   before the core goes: work on a frame's owner is done under the lock from end to end.
 //! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
 //!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
@@ -40,14 +42,20 @@
 //!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
 //!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
 //!   it is the oldest that was looked at.
+//! - **E5** Leaves are not held while their words are looked at. A word that is READY with the frame of a
+//!   queued seat is that of the seat's page: the frame has no other, as it would leave the queue first, under the
+//!   lock. So what empties it has found it in its leaf, which it kept alive (table.T1), and has the
+//!   hold that goes with it. A look alone may be at a leaf that was recycled; it clears a REFERENCED, no more.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
+use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::class::Class;
-use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
+use crate::cache::fifo::{KEPT, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of};
+use crate::cache::frame::{FrameMeta, Frames};
 use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held};
@@ -57,9 +65,10 @@ use crate::units::{FrameIndex, PageIndex};
 /// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
 /// words and metadata come from memory.
 const LOOKS_MAX: u64 = 64;
-/// Of one go: each queue, the young one for once more, and the page that goes then.
+/// Of one go: each queue, the young one for once more, and the page that goes then; and pages before, as
+/// long as there were few looks.
 #[cfg(test)]
-pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 4 * LOOKS_MAX + 1;
+pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 5 * LOOKS_MAX + 1;
 /// So many of those kept by write-back, half of a go's, make the queue rest (E2).
 const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
 /// For so many evictions: looks in vain are half a look for each of them, then.
@@ -68,25 +77,6 @@ const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 /// The shares of the young and the small queue in the limit.
 const YOUNG_PART: u64 = 64;
 const SMALL_PART: u64 = 10;
-
-const QUEUE: u32 = 0b11;
-const PREFETCHED: u32 = 1 << 2;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum QueueName {
-    Young = 1,
-    Small = 2,
-    Main = 3,
-}
-
-/// A FIFO of frames, linked through their metadata.
-#[derive(Default)]
-struct Queue {
-    head: u32,
-    tail: u32,
-    frames: u64,
-    bytes: u64,
-}
 
 /// The queues of an engine.
 pub(crate) struct Queues {
@@ -113,29 +103,23 @@ pub(crate) struct ReadaheadUse {
     pub(crate) wasted: u64,
 }
 
-/// A page that became READY.
-pub(crate) struct Arrival<'a> {
-    pub(crate) frame: FrameIndex,
-    pub(crate) core: &'a FileCore,
-    pub(crate) page: PageIndex,
-    pub(crate) prefetched: bool,
-    /// By write-back.
-    pub(crate) kept: bool,
-}
-
 /// What one go at the queues came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Go {
-    /// One page; its frame is the caller's, if it is of the class that was wanted, else free.
-    Evicted(Option<FrameIndex>),
+    /// Some pages, out of their words: their frames are for the caller to retire.
+    Evicted,
     /// There is more behind the pages that it showed. `any_kept`: some of those by write-back.
     More { any_kept: bool },
     /// Nothing can go.
     Nothing,
 }
 
+/// A page that went: its frame, and that one's class.
+type Victim = (FrameIndex, Class);
+
 enum Verdict {
-    Evicted,
+    /// Out of this frame.
+    Evicted(FrameIndex),
     /// By write-back.
     Kept,
     /// By write-back, and it was used since the last look.
@@ -145,24 +129,15 @@ enum Verdict {
     Busy,
 }
 
-/// The looks of one go, by the name of the queue.
+/// The looks for one page, by the name of the queue.
+#[derive(Default)]
 struct Looks {
     all: [u64; 4],
     kept: [u64; 4],
     /// Whether some were kept by write-back.
     any_kept: bool,
-    /// The first page that stayed for having been read again, and nothing else.
+    /// The seat of the first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
-    /// The evictor takes a frame of this class, and has taken it.
-    wanted: Option<Class>,
-    taken: Option<FrameIndex>,
-}
-
-impl Looks {
-    fn new(wanted: Option<Class>) -> Looks {
-        let (all, kept) = ([0; 4], [0; 4]);
-        Looks { all, kept, any_kept: false, first_used: None, wanted, taken: None }
-    }
 }
 
 impl Queues {
@@ -213,103 +188,109 @@ impl Queues {
         self.ghost.bytes()
     }
 
-    /// Puts a page that became READY into the queues.
-    pub(crate) fn insert(&mut self, frames: &Frames, arrival: &Arrival<'_>) {
-        let core: *const FileCore = arrival.core;
-        let meta = frames.meta(arrival.frame);
-        meta.owner.store(core.cast_mut().cast(), Relaxed);
-        meta.page.store(arrival.page.0, Relaxed);
-        let class = Class::page(arrival.core.page_shift);
-        let prefetched = if arrival.prefetched { PREFETCHED } else { 0 };
-        meta.tags.store(u32::from(class.tag()) << CLASS_SHIFT | prefetched, Relaxed);
-        let queue = if self.ghost.take(core as usize, arrival.page) {
-            QueueName::Main
-        } else {
-            QueueName::Young
-        };
-        self.push(frames, queue, arrival.frame);
-        if !arrival.kept {
-            self.barren = None;
+    /// Puts those of `newcomers` into queues that are newcomers still (newcomers.N1).
+    pub(crate) fn admit(&mut self, frames: &Frames, newcomers: &[FrameIndex]) {
+        for &seat in newcomers {
+            let meta = frames.meta(seat);
+            let tags = meta.published_tags();
+            if tags & NEWCOMER != 0 {
+                meta.set_tags(tags & !(NEWCOMER | KEPT));
+                if tags & KEPT == 0 {
+                    self.barren = None;
+                }
+                self.insert(frames, seat);
+            }
         }
+    }
+
+    /// Puts a page into the queue that it begins in.
+    fn insert(&mut self, frames: &Frames, seat: FrameIndex) {
+        let meta = frames.meta(seat);
+        let file = meta.owner.load(Relaxed).addr();
+        let remembered = self.ghost.take(file, meta.page());
+        let queue = if remembered { QueueName::Main } else { QueueName::Young };
+        self.push(frames, queue, seat);
         self.trim_young(frames);
     }
 
     /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
     /// read since it was last looked at.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
-        self.unlink(frames, frame);
-        self.count_prefetched(frames.meta(frame), used);
+        let seat = frames.seat_of(frame);
+        let meta = frames.meta(seat);
+        match meta.tags() {
+            tags if tags & NEWCOMER != 0 => meta.set_tags(tags & !(NEWCOMER | KEPT)),
+            _ => self.unlink(frames, seat),
+        }
+        count_prefetched(&mut self.readahead, meta, used);
     }
 
+    /// Whether it is in a queue, or is to be put into one.
     pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
-        frames.meta(frame).tags.load(Relaxed) & QUEUE != 0
+        frames.seat(frame).tags() & (QUEUE | NEWCOMER) != 0
     }
 
-    /// Has the processor fetch what [`Queues::replace`] will want of the neighbours, so that the
-    /// lock is not held for it. They may be others by then.
-    pub(crate) fn prefetch(frames: &Frames, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        for link in [&meta.previous, &meta.next] {
-            let neighbour = FrameIndex(link.load(Relaxed));
-            if frames.address(neighbour).is_some() {
-                std::hint::black_box(frames.meta(neighbour).tags.load(Relaxed));
+    /// Evicts up to `most` pages, if it meets some that can go (E2, E4), and adds them to `victims`.
+    pub(crate) fn evict(
+        &mut self,
+        frames: &Frames,
+        most: usize,
+        victims: &mut impl Extend<Victim>,
+    ) -> Go {
+        let mut evicted = 0;
+        let mut all_looks = 0;
+        let end = loop {
+            let (end, looks) = self.evict_one(frames, victims);
+            all_looks += looks;
+            evicted += usize::from(end == Go::Evicted);
+            if end != Go::Evicted || evicted == most || all_looks >= LOOKS_MAX {
+                break end;
             }
-        }
-    }
-
-    /// Gives the place of `old` to `new`, the fresh frame of the same page.
-    pub(crate) fn replace(&mut self, frames: &Frames, old: FrameIndex, new: FrameIndex) {
-        let (from, to) = (frames.meta(old), frames.meta(new));
-        self.count_prefetched(from, true);
-        let name = queue_of(from);
-        let (previous, next) = (from.previous.load(Relaxed), from.next.load(Relaxed));
-        to.owner.store(from.owner.load(Relaxed), Relaxed);
-        to.page.store(from.page.load(Relaxed), Relaxed);
-        to.tags.store(from.tags.load(Relaxed), Relaxed);
-        to.previous.store(previous, Relaxed);
-        to.next.store(next, Relaxed);
-        let queue = self.queue(name);
-        match previous {
-            0 => queue.head = new.0,
-            at => frames.meta(FrameIndex(at)).next.store(new.0, Relaxed),
-        }
-        match next {
-            0 => queue.tail = new.0,
-            at => frames.meta(FrameIndex(at)).previous.store(new.0, Relaxed),
-        }
-        from.tags.fetch_and(!QUEUE, Relaxed);
-    }
-
-    /// Evicts one page, if it meets one that can go (E2, E4). Its frame is for the caller, who has to hand
-    /// it out (`Frames::handed_out`), if it is of class `wanted` and nobody has it pinned.
-    pub(crate) fn evict_one(&mut self, frames: &Frames, wanted: Option<Class>) -> Go {
-        self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
-        let mut looks = Looks::new(wanted);
-        let mut gone = false;
-        while !gone && let Some(name) = self.next_queue(&looks) {
-            gone = self.look(frames, name, false, &mut looks);
-        }
-        if !gone && let Some(first_used) = looks.first_used {
-            gone = self.evict_anyway(frames, first_used, &mut looks);
-        }
+        };
         #[cfg(test)]
         {
-            self.most_looks = self.most_looks.max(looks.all.iter().sum());
+            self.most_looks = self.most_looks.max(all_looks);
         }
-        if gone {
-            Go::Evicted(looks.taken)
+        if evicted > 0 { Go::Evicted } else { end }
+    }
+
+    /// One of them, and how many were looked at for it.
+    fn evict_one(&mut self, frames: &Frames, victims: &mut impl Extend<Victim>) -> (Go, u64) {
+        self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
+        let mut looks = Looks::default();
+        let mut gone = None;
+        while gone.is_none()
+            && let Some(name) = self.next_queue(&looks)
+        {
+            gone = self.look(frames, name, false, &mut looks);
+        }
+        if gone.is_none()
+            && let Some(first_used) = looks.first_used
+        {
+            gone = self.evict_anyway(frames, first_used, &mut looks);
+        }
+        let go = if gone.is_some() {
+            Go::Evicted
         } else if looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
             Go::More { any_kept: looks.any_kept }
         } else {
             Go::Nothing
-        }
+        };
+        victims.extend(gone);
+        (go, looks.all.iter().sum())
     }
 
     /// The oldest newcomer, or else `first_used` (E4).
-    fn evict_anyway(&mut self, frames: &Frames, first_used: FrameIndex, looks: &mut Looks) -> bool {
+    fn evict_anyway(
+        &mut self,
+        frames: &Frames,
+        first_used: FrameIndex,
+        looks: &mut Looks,
+    ) -> Option<Victim> {
         for _ in 0..self.young.frames.min(LOOKS_MAX) {
-            if self.look(frames, QueueName::Young, true, looks) {
-                return true;
+            let gone = self.look(frames, QueueName::Young, true, looks);
+            if gone.is_some() {
+                return gone;
             }
         }
         // Queued all the time: nobody else had the lock.
@@ -340,11 +321,17 @@ impl Queues {
         awake(false).or_else(|| awake(true))
     }
 
-    /// Looks at the head of queue `name`; whether it went.
-    fn look(&mut self, frames: &Frames, name: QueueName, force: bool, looks: &mut Looks) -> bool {
+    /// Looks at the head of queue `name`.
+    fn look(
+        &mut self,
+        frames: &Frames,
+        name: QueueName,
+        force: bool,
+        looks: &mut Looks,
+    ) -> Option<Victim> {
         let head = FrameIndex(self.queue(name).head);
         let gone = self.look_at(frames, head, force, looks);
-        if gone {
+        if gone.is_some() {
             self.ask_for_head(frames, name);
         } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
             self.rests[name as usize] = REST_EVICTIONS;
@@ -352,29 +339,20 @@ impl Queues {
         gone
     }
 
-    /// Looks at a queued page: it goes, and its frame is freed, or it moves to the end of its queue
-    /// or the next one.
+    /// Looks at a queued page: it goes, or it moves to the end of its queue or the next one.
     fn look_at(
         &mut self,
         frames: &Frames,
-        frame: FrameIndex,
+        seat: FrameIndex,
         force: bool,
         looks: &mut Looks,
-    ) -> bool {
-        let name = queue_of(frames.meta(frame));
-        let verdict = self.judge(frames, name, frame, force);
-        self.unlink(frames, frame);
+    ) -> Option<Victim> {
+        let name = queue_of(frames.meta(seat));
+        let verdict = self.judge(frames, name, seat, force);
+        self.unlink(frames, seat);
         looks.all[name as usize] += 1;
         let stays = match verdict {
-            Verdict::Evicted => {
-                let class = class_of(frames.meta(frame));
-                if looks.wanted == Some(class) {
-                    looks.taken = frames.retire(frame, class);
-                } else {
-                    frames.release(frame, class);
-                }
-                return true;
-            }
+            Verdict::Evicted(frame) => return Some((frame, class_of(frames.meta(seat)))),
             Verdict::Kept => {
                 looks.kept[name as usize] += 1;
                 looks.any_kept = true;
@@ -385,13 +363,13 @@ impl Queues {
                 to
             }
             Verdict::Used(to) => {
-                looks.first_used.get_or_insert(frame);
+                looks.first_used.get_or_insert(seat);
                 to
             }
             Verdict::Busy => name,
         };
-        self.push(frames, stays, frame);
-        false
+        self.push(frames, stays, seat);
+        None
     }
 
     /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was
@@ -400,81 +378,79 @@ impl Queues {
         &mut self,
         frames: &Frames,
         name: QueueName,
-        frame: FrameIndex,
+        seat: FrameIndex,
         force: bool,
     ) -> Verdict {
-        let meta = frames.meta(frame);
-        if meta.pins.is_pinned() {
+        let meta = frames.meta(seat);
+        let Some(Place { core, leaf, page, word, seen }) = Place::of(frames, seat) else {
+            return Verdict::Busy;
+        };
+        if frames.meta(seen.frame()).pins.is_pinned() {
             return Verdict::Busy;
         }
-        with_word(frames, frame, |held, word, seen| {
-            let referenced = seen.is_referenced();
-            let prefetched = self.count_prefetched(meta, referenced);
-            if referenced && !force {
-                word.take_referenced();
-                // The first reads of a page that read-ahead brought too early for the young queue.
-                let first_use = prefetched || name == QueueName::Young;
-                let to = if first_use { QueueName::Small } else { QueueName::Main };
-                return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
-            }
-            if !word.try_evict(seen, &held.core().epoch) {
-                return if seen.is_kept() { Verdict::Kept } else { Verdict::Busy };
-            }
-            held.vacated();
-            if name != QueueName::Main {
-                let core = meta.owner.load(Relaxed) as usize;
-                self.ghost.remember(core, PageIndex(meta.page.load(Relaxed)));
-            }
-            Verdict::Evicted
-        })
-        .unwrap_or(Verdict::Busy)
+        let referenced = seen.is_referenced();
+        let prefetched = count_prefetched(&mut self.readahead, meta, referenced);
+        if referenced && !force {
+            word.take_referenced();
+            // The first reads of a page that read-ahead brought too early for the young queue.
+            let first_use = prefetched || name == QueueName::Young;
+            let to = if first_use { QueueName::Small } else { QueueName::Main };
+            return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
+        }
+        if !word.try_evict(seen, &core.epoch) {
+            return if seen.is_kept() { Verdict::Kept } else { Verdict::Busy };
+        }
+        // E5
+        drop(Held::of_emptied(frames, core, leaf, page));
+        if name != QueueName::Main {
+            self.ghost.remember(ptr::from_ref(core).addr(), page);
+        }
+        Verdict::Evicted(seen.frame())
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.
     fn trim_young(&mut self, frames: &Frames) {
         while self.young.bytes > self.young_bytes_max {
-            let frame = FrameIndex(self.young.head);
-            let referenced = with_word(frames, frame, |_, word, _| word.take_referenced());
-            if referenced == Some(true) {
-                self.count_prefetched(frames.meta(frame), true);
+            let seat = FrameIndex(self.young.head);
+            if let Some(Place { word, seen, .. }) = Place::of(frames, seat)
+                && seen.is_referenced()
+            {
+                word.take_referenced();
+                count_prefetched(&mut self.readahead, frames.meta(seat), true);
             }
-            self.unlink(frames, frame);
-            self.push(frames, QueueName::Small, frame);
+            self.unlink(frames, seat);
+            self.push(frames, QueueName::Small, seat);
             self.ask_for_head(frames, QueueName::Young);
         }
     }
 
     /// Has the processor fetch what the next look at the head of a queue will want.
     fn ask_for_head(&mut self, frames: &Frames, name: QueueName) {
-        let frame = FrameIndex(self.queue(name).head);
-        if frame == FrameIndex::NONE {
+        let seat = FrameIndex(self.queue(name).head);
+        if seat == FrameIndex::NONE {
             return;
         }
-        let meta = frames.meta(frame);
+        let meta = frames.meta(seat);
         // SAFETY: as in `with_word`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-        core.ask_for(frames, PageIndex(meta.page.load(Relaxed)));
+        core.ask_for(frames, meta.page());
         let next = FrameIndex(meta.next.load(Relaxed));
         if next != FrameIndex::NONE {
             copy::ask_for_line(frames.meta(next));
         }
     }
 
-    /// Settles whether a page that read-ahead brought was of use; whether it is such a page, and
-    /// was not settled before.
-    fn count_prefetched(&mut self, meta: &FrameMeta, used: bool) -> bool {
-        let prefetched = meta.tags.fetch_and(!PREFETCHED, Relaxed) & PREFETCHED != 0;
-        if prefetched && used {
-            self.readahead.used += 1;
-        } else if prefetched {
-            self.readahead.wasted += 1;
-        }
-        prefetched
-    }
-
     /// The use of read-ahead, as far as it is settled.
     pub(crate) fn readahead_use(&self) -> ReadaheadUse {
         self.readahead
+    }
+
+    fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
+        self.queue(name).push(frames, name, seat);
+    }
+
+    fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
+        self.queue(queue_of(frames.meta(seat))).unlink(frames, seat);
     }
 
     fn queue(&mut self, name: QueueName) -> &mut Queue {
@@ -484,69 +460,45 @@ impl Queues {
             QueueName::Main => &mut self.main,
         }
     }
-
-    fn push(&mut self, frames: &Frames, name: QueueName, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        let bytes = class_of(meta).bytes() as u64;
-        meta.tags.fetch_or(name as u32, Relaxed);
-        let queue = self.queue(name);
-        meta.next.store(0, Relaxed);
-        meta.previous.store(queue.tail, Relaxed);
-        match queue.tail {
-            0 => queue.head = frame.0,
-            tail => frames.meta(FrameIndex(tail)).next.store(frame.0, Relaxed),
-        }
-        queue.tail = frame.0;
-        queue.frames += 1;
-        queue.bytes += bytes;
-    }
-
-    fn unlink(&mut self, frames: &Frames, frame: FrameIndex) {
-        let meta = frames.meta(frame);
-        let bytes = class_of(meta).bytes() as u64;
-        let queue = self.queue(queue_of(meta));
-        let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
-        match previous {
-            0 => queue.head = next,
-            at => frames.meta(FrameIndex(at)).next.store(next, Relaxed),
-        }
-        match next {
-            0 => queue.tail = previous,
-            at => frames.meta(FrameIndex(at)).previous.store(previous, Relaxed),
-        }
-        queue.frames -= 1;
-        queue.bytes -= bytes;
-        meta.tags.fetch_and(!QUEUE, Relaxed);
-    }
 }
 
-fn class_of(meta: &FrameMeta) -> Class {
-    Class::from_tag((meta.tags.load(Relaxed) >> CLASS_SHIFT) as u8)
-}
-
-fn queue_of(meta: &FrameMeta) -> QueueName {
-    match meta.tags.load(Relaxed) & QUEUE {
-        1 => QueueName::Young,
-        2 => QueueName::Small,
-        3 => QueueName::Main,
-        _ => unreachable!("the frame is in no queue"),
+/// Settles whether a page that read-ahead brought was of use; whether it is such a page, and was not
+/// settled before.
+fn count_prefetched(readahead: &mut ReadaheadUse, meta: &FrameMeta, used: bool) -> bool {
+    let tags = meta.tags();
+    if tags & PREFETCHED == 0 {
+        return false;
     }
+    meta.set_tags(tags & !PREFETCHED);
+    if used {
+        readahead.used += 1;
+    } else {
+        readahead.wasted += 1;
+    }
+    true
 }
 
-/// Calls `then` with the word of the page whose frame is queued as `frame`, unless the page is in
-/// transition.
-fn with_word<R>(
-    frames: &Frames,
-    frame: FrameIndex,
-    then: impl FnOnce(&Held<'_>, &PageWord, Word) -> R,
-) -> Option<R> {
-    let meta = frames.meta(frame);
-    // SAFETY: E1: the owner of a queued frame is a live core, and we are under the lock that its
-    // teardown takes first.
-    let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
-    let page = PageIndex(meta.page.load(Relaxed));
-    let held = core.hold(frames, page, false).ok()?;
-    let word = held.word(page);
-    let seen = word.load();
-    (seen.is_ready() && seen.frame() == frame).then(|| then(&held, word, seen))
+/// Where the page is that has a queued seat.
+struct Place<'f> {
+    core: &'f FileCore,
+    leaf: FrameIndex,
+    page: PageIndex,
+    word: &'f PageWord,
+    /// READY, with the frame that has the seat.
+    seen: Word,
+}
+
+impl<'f> Place<'f> {
+    /// `None`: the page is in transition (seat.S2).
+    fn of(frames: &'f Frames, seat: FrameIndex) -> Option<Place<'f>> {
+        let meta = frames.meta(seat);
+        // SAFETY: E1: the owner of a queued seat is a live core, and we are under the lock that its
+        // teardown takes first.
+        let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
+        let page = meta.page();
+        let (leaf, word) = core.lookup_leaf(frames, page)?;
+        let seen = word.load();
+        let place = Place { core, leaf, page, word, seen };
+        (seen.is_ready() && frames.seat_of(seen.frame()) == seat).then_some(place)
+    }
 }

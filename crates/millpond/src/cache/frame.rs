@@ -39,7 +39,7 @@
 
 use std::io;
 use std::ptr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -48,11 +48,15 @@ use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::cache::class::Class;
+use crate::cache::magazine::Magazines;
 use crate::cache::pin::Pins;
+use crate::cache::seat::Seat;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
-use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, UNIT_BYTES, UNIT_SHIFT};
+use crate::units::{
+    CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES, UNIT_SHIFT,
+};
 
 /// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
 /// the largest class.
@@ -64,24 +68,76 @@ const SPARE_BYTES_MAX: u64 = 256 << 10;
 /// The tags of frame 0, which is none (Fork).
 const MARK: u32 = 1;
 
-/// In a frame's tags: it waits in a nest. The other low bits are the evictor's.
+/// In a seat's tags: its frame waits in a nest. The other low bits are the evictor's.
 pub(crate) const NESTED: u32 = 1 << 7;
-/// In a frame's tags: where its class stands.
+/// In a seat's tags: where its frame's class stands.
 pub(crate) const CLASS_SHIFT: u32 = 8;
+/// Below a page's number, which has 51 bits at most.
+const TAG_BITS: u32 = 13;
 
-/// What is known about a frame beside its bytes.
+/// What is known about a frame beside its bytes, and a [`seat`](mod@crate::cache::seat), which mostly is
+/// the frame's own.
 ///
-/// `owner` and `page` are written by the thread that has the frame in hand, before it enters the
-/// eviction queues; `next`, `previous` and `tags` belong to the evictor while the frame is in its
-/// queues (under its lock) and to the free list while it is free.
+/// `pins` and `seat` are the frame's. The others are the seat's: its page is described by the
+/// thread that has the frame in hand, before it enters the eviction queues; all of it belongs to the
+/// evictor while it is in its queues (under its lock) and to the free list while its frame is free.
 pub(crate) struct FrameMeta {
     pub(crate) owner: AtomicPtr<()>,
-    pub(crate) page: AtomicU64,
+    page_and_tags: AtomicU64,
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
     /// Pins of a page's frame; holds of a table node (see `table`).
     pub(crate) pins: Pins,
-    pub(crate) tags: AtomicU32,
+    seat: Seat,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<FrameMeta>() == 32, "two to a cache line");
+const _: () = assert!(PageIndex::LAST.0 >> (u64::BITS - TAG_BITS) == 0);
+
+impl FrameMeta {
+    pub(crate) fn page(&self) -> PageIndex {
+        PageIndex(self.page_and_tags.load(Relaxed) >> TAG_BITS)
+    }
+
+    #[inline]
+    pub(crate) fn tags(&self) -> u32 {
+        self.page_and_tags.load(Relaxed) as u32 & ((1 << TAG_BITS) - 1)
+    }
+
+    /// Caller: the only one to write it now.
+    #[inline]
+    pub(crate) fn set_tags(&self, tags: u32) {
+        self.page_and_tags.store(self.page().0 << TAG_BITS | u64::from(tags), Relaxed);
+    }
+
+    /// Of a seat in the caller's hands, whose owner is stored before.
+    pub(super) fn describe(&self, page: PageIndex, tags: u32) {
+        // Release: pairs with `published_tags`, so that the owner is seen with it (newcomers.N2).
+        self.page_and_tags.store(page.0 << TAG_BITS | u64::from(tags), Release);
+    }
+
+    /// The tags of a seat that somebody else may describe just now.
+    pub(super) fn published_tags(&self) -> u32 {
+        self.page_and_tags.load(Acquire) as u32 & ((1 << TAG_BITS) - 1)
+    }
+
+    /// Sets up a frame of a nest, whose seat is its own.
+    pub(super) fn nest(&self, tags: u32) {
+        // Release: pairs with the claim. Argued: a frame is found by the guess in a link that
+        // is noted after this, by a holder of that leaf; and its bytes and metadata are
+        // nobody's until the claim.
+        self.page_and_tags.store(u64::from(tags | NESTED), Release);
+    }
+
+    /// Takes a frame out of its nest; whether this call did it.
+    pub(super) fn claim_nested(&self) -> bool {
+        const BIT: u64 = NESTED as u64;
+        // The first look spares others' frames the write. Argued: one RMW finds the bit, whatever
+        // the ordering; the chunk was set up under the lock of the frames, and late readers are
+        // told of the reuse by `handed_out`.
+        self.tags() & NESTED != 0 && self.page_and_tags.fetch_and(!BIT, AcqRel) & BIT != 0
+    }
 }
 
 /// The free frames of one class.
@@ -151,6 +207,7 @@ pub(crate) struct Frames {
     pub(crate) nests: Mutex<Vec<u32>>,
     /// False: there are none. A hint that spares the lock.
     pub(super) may_have_nests: AtomicBool,
+    pub(super) magazines: Magazines,
     survival: Option<Arc<Survival>>,
 }
 
@@ -201,15 +258,16 @@ impl Frames {
             classes: Default::default(),
             nests: Mutex::default(),
             may_have_nests: AtomicBool::new(false),
+            magazines: Magazines::new(limit_bytes),
             survival,
         };
-        frames.meta(FrameIndex::NONE).tags.store(MARK, Relaxed);
+        frames.meta(FrameIndex::NONE).set_tags(MARK);
         Ok(frames)
     }
 
     /// Whether this is a child of fork, and the frames are its parent's.
     pub(crate) fn are_the_parents(&self) -> bool {
-        self.meta(FrameIndex::NONE).tags.load(Relaxed) != MARK
+        self.meta(FrameIndex::NONE).tags() != MARK
     }
 
     /// What makes dirty pages survive; `None` for an engine without a keeper.
@@ -242,6 +300,7 @@ impl Frames {
     /// Changes the limit: not beyond that of [`Frames::new`], for which the address space is reserved.
     pub(super) fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Relaxed);
+        self.magazines.set_limit(limit_bytes);
     }
 
     /// The limit that has room for what is charged now, and no more.
@@ -294,6 +353,24 @@ impl Frames {
         // SAFETY: within the mapping of metadata; all-zero bytes, which fresh memory holds, are a
         // valid FrameMeta, and its fields are atomic.
         unsafe { &*self.metas.add(frame.0 as usize) }
+    }
+
+    /// Which seat `frame` has.
+    #[inline]
+    pub(crate) fn seat_of(&self, frame: FrameIndex) -> FrameIndex {
+        self.meta(frame).seat.of(frame)
+    }
+
+    /// The seat of `frame`.
+    #[inline]
+    pub(crate) fn seat(&self, frame: FrameIndex) -> &FrameMeta {
+        self.meta(self.seat_of(frame))
+    }
+
+    /// See [`Seat::swap`].
+    #[inline]
+    pub(crate) fn swap_seats(&self, old: FrameIndex, new: FrameIndex) {
+        self.meta(old).seat.swap(old, &self.meta(new).seat, new);
     }
 
     /// Counts `bytes` against the limit; false if they do not fit.

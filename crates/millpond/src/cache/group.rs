@@ -51,12 +51,12 @@ impl Frames {
 
     /// Puts a committed frame on the free list.
     pub(super) fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
-        let meta = self.meta(frame);
+        let meta = self.seat(frame);
         meta.next.store(free.warm, Relaxed);
         if let Some(free_in_group) = self.free_in_group(frame, class) {
             meta.previous.store(0, Relaxed);
             if free.warm != 0 {
-                self.meta(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
+                self.seat(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
             }
             // Relaxed: under the lock of the class, as all that concerns the list.
             let mut count = free_in_group.load(Relaxed) + 1;
@@ -73,19 +73,19 @@ impl Frames {
 
     /// Takes a frame off the free list; the first one, where a frame is a group.
     pub(super) fn unlink_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
-        let next = self.meta(frame).next.load(Relaxed);
+        let next = self.seat(frame).next.load(Relaxed);
         let Some(free_in_group) = self.free_in_group(frame, class) else {
             free.warm = next;
             return;
         };
         free_in_group.store(free_in_group.load(Relaxed) - 1, Relaxed);
-        let previous = self.meta(frame).previous.load(Relaxed);
+        let previous = self.seat(frame).previous.load(Relaxed);
         match previous {
             0 => free.warm = next,
-            at => self.meta(FrameIndex(at)).next.store(next, Relaxed),
+            at => self.seat(FrameIndex(at)).next.store(next, Relaxed),
         }
         if next != 0 {
-            self.meta(FrameIndex(next)).previous.store(previous, Relaxed);
+            self.seat(FrameIndex(next)).previous.store(previous, Relaxed);
         }
     }
 

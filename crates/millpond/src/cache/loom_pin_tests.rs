@@ -136,7 +136,8 @@ impl Node {
 
     fn try_hold(&self, slot: usize) -> bool {
         let slot = &self.slots[slot];
-        slot.follow() == 1 && step::try_hold_linked(&self.holds, slot, |now| now == 1)
+        let links = std::iter::once_with(|| slot.follow() == 1);
+        slot.follow() == 1 && step::try_hold_linked(&self.holds, links)
     }
 
     fn look(&self, life: u32) {
@@ -202,6 +203,84 @@ fn loom_a_recycled_node_is_found_as_it_is_now() {
         old.join().unwrap();
         new.join().unwrap();
     });
+}
+
+/// A table of two levels: its root, an inner node, a leaf; then, of the same nodes, another table.
+struct Table {
+    roots: [LinkSlot; 2],
+    slot: LinkSlot,
+    inner: Pins,
+    leaf: Pins,
+    life: UnsafeCell<usize>,
+}
+
+// SAFETY: loom looks after the cell.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// The leaf is held by the caller.
+    fn new() -> Arc<Table> {
+        let roots = [LinkSlot::new(1), LinkSlot::new(0)];
+        let (slot, life) = (LinkSlot::new(1), UnsafeCell::new(0));
+        let table = Table { roots, slot, inner: Pins::default(), leaf: Pins::default(), life };
+        table.inner.revive();
+        table.leaf.revive();
+        Arc::new(table)
+    }
+
+    /// table.T2; `links` of those that led here are looked at again.
+    fn try_hold(&self, root: usize, links: usize) -> bool {
+        let root = &self.roots[root];
+        let again = [&self.slot, root].into_iter().take(links).map(|link| link.follow() == 1);
+        root.follow() == 1 && self.slot.follow() == 1 && step::try_hold_linked(&self.leaf, again)
+    }
+
+    /// table.T3, of all that becomes empty; then the nodes are the other table's.
+    fn let_go(&self) {
+        if !self.leaf.unhold_or_kill() {
+            return;
+        }
+        self.slot.unlink();
+        assert!(self.inner.unhold_or_kill(), "nobody holds inner nodes");
+        self.roots[0].try_link(1, 0).unwrap();
+        // SAFETY: loom reports a race.
+        self.life.with_mut(|life| unsafe { *life = 1 });
+        self.inner.revive();
+        self.roots[1].try_link(0, 1).unwrap();
+        self.leaf.revive();
+        self.slot.try_link(0, 1).unwrap();
+    }
+}
+
+/// Goal: a leaf that is held without those above it is where it was found.
+/// Method: the last holder of a leaf lets go, and both nodes come into another table, in which they are
+/// linked to each other as before; against one who holds the leaf in the first.
+fn hold_races_a_recycled_path(links: usize) {
+    loom::model(move || {
+        let table = Table::new();
+        let holder = beside(&table, move |table| {
+            if table.try_hold(0, links) {
+                // SAFETY: loom reports a race.
+                let life = table.life.with(|life| unsafe { *life });
+                assert_eq!(life, 0, "a leaf of another table");
+                table.let_go();
+            }
+        });
+        table.let_go();
+        holder.join().unwrap();
+        assert_eq!(table.roots[0].follow(), 0, "an empty table was left behind");
+    });
+}
+
+#[test]
+fn loom_a_leaf_is_held_where_it_was_found() {
+    hold_races_a_recycled_path(2);
+}
+
+#[test]
+#[should_panic(expected = "a leaf of another table")]
+fn loom_without_a_second_look_at_the_root_a_leaf_of_another_table_is_held() {
+    hold_races_a_recycled_path(1);
 }
 
 /// Goal: a thread that follows a link finds nothing that the node had in its life before, for

@@ -20,9 +20,15 @@ pub(crate) mod class;
 
 mod alloc;
 
+pub(crate) mod magazine;
+
 mod group;
 
 mod nest;
+
+mod link;
+
+pub(crate) mod seat;
 
 pub(crate) mod pageset;
 
@@ -36,7 +42,9 @@ pub(crate) mod evict;
 
 mod resize;
 
+pub(crate) mod fifo;
 mod ghost;
+mod newcomers;
 mod slab;
 
 #[cfg(all(test, loom))]
@@ -51,16 +59,24 @@ mod loom_pin_tests;
 #[cfg(all(test, loom))]
 mod loom_writeback_tests;
 
+#[cfg(all(test, loom))]
+mod loom_seat_tests;
+
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard};
+
+use smallvec::SmallVec;
 
 use crate::cache::class::Class;
-use crate::cache::evict::{Arrival, Go, Queues, ReadaheadUse};
+use crate::cache::evict::{Go, Queues, ReadaheadUse};
+use crate::cache::fifo::Arrival;
 use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::ledger::Ledger;
+use crate::cache::magazine::BATCH_MAX;
+use crate::cache::newcomers::{Lists, NEWCOMERS_MAX};
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
 use crate::stats::Counters;
@@ -72,9 +88,9 @@ use crate::units::{FrameIndex, PageIndex};
 const GOES_MAX: u64 = 8;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
-/// Pages that are put into the queues in one hold of their lock, which every miss takes: half as
-/// many as the evictor looks at in one.
-const QUEUED_MAX: usize = 32;
+
+/// Frames of pages that were evicted together.
+type Victims = SmallVec<[(FrameIndex, Class); BATCH_MAX]>;
 
 /// The cache of one engine.
 pub(crate) struct Cache {
@@ -83,6 +99,7 @@ pub(crate) struct Cache {
     pub(crate) slab: Slab,
     pub(crate) ledger: Ledger,
     queues: Mutex<Queues>,
+    newcomers: Lists,
     /// What the tables of range locks take (counted against the limit, too).
     locks_bytes: AtomicU64,
     /// The limit that it was built with.
@@ -102,6 +119,7 @@ impl Cache {
             slab: Slab::default(),
             ledger: Ledger::default(),
             queues: Mutex::new(queues),
+            newcomers: Lists::new(),
             locks_bytes: AtomicU64::new(0),
             limit_bytes_max: limit_bytes,
             resizing: Mutex::default(),
@@ -120,12 +138,12 @@ impl Cache {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
             }
-            if self.frames.break_nest() || self.frames.decommit_one(Some(class)) {
-                continue;
-            }
-            if let Some(frame) = self.evict_one(Some(class))? {
-                self.frames.handed_out(frame, class);
-                return Some(frame);
+            let found = self.frames.break_nest()
+                || self.frames.decommit_one(Some(class))
+                || self.evict(Some(class))
+                || self.frames.empty_magazines();
+            if !found {
+                return None;
             }
         }
     }
@@ -134,7 +152,7 @@ impl Cache {
     /// go now.
     fn make_room(&self) -> bool {
         let frames = &self.frames;
-        frames.break_nest() || frames.decommit_one(None) || self.evict_one(None).is_some()
+        frames.break_nest() || frames.decommit_one(None) || self.evict(None)
     }
 
     /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
@@ -215,74 +233,112 @@ impl Cache {
         self.locks_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Evicts one page; its frame is the caller's or free, as [`Queues::evict_one`] says. `None`: nothing
-    /// can go now.
-    fn evict_one(&self, wanted: Option<Class>) -> Option<Option<FrameIndex>> {
+    /// Evicts a page, or a batch where frames of class `wanted` go to a magazine; those of other classes
+    /// are put on the free lists, to be given to the system. False: nothing can go now.
+    fn evict(&self, wanted: Option<Class>) -> bool {
+        // newcomers.N3
+        self.evict_queued(wanted) || self.admit_all() && self.evict_queued(wanted)
+    }
+
+    /// [`Cache::evict`] of what is queued, or comes into the queues with this thread.
+    fn evict_queued(&self, wanted: Option<Class>) -> bool {
+        let most = wanted.map_or(1, |class| self.frames.batch(class).max(1));
+        let mut newcomers = self.newcomers.mine();
         let released = self.ledger.released();
         let (mut any_kept, mut goes) = (false, 0);
+        let mut victims = Victims::new();
         loop {
             goes += 1;
-            let mut queues = self.queues.lock().expect("no panic under the lock");
+            let mut queues = self.queues();
+            queues.admit(&self.frames, newcomers.empty());
             // Else each attempt would go through all pages in vain.
             if self.ledger.kept() >= queues.bytes() {
-                return None;
+                return false;
             }
-            match queues.evict_one(&self.frames, wanted) {
-                Go::Evicted(frame) => {
-                    drop(queues);
-                    self.counters.mine().evicted();
-                    return Some(frame);
+            match queues.evict(&self.frames, most, &mut victims) {
+                Go::Evicted => {
+                    drop((queues, newcomers));
+                    self.evicted(&victims, wanted);
+                    return true;
                 }
-                Go::Nothing => return None,
+                Go::Nothing => return false,
                 Go::More { any_kept: these } => any_kept |= these,
             }
             if goes > GOES_MAX && goes > queues.goes_of_a_turn() {
                 if any_kept {
                     queues.note_barren(released);
                 }
-                return None;
+                return false;
             }
             if goes >= GOES_MAX && queues.is_barren(released) {
-                return None;
+                return false;
             }
         }
     }
 
-    /// Queues pages that became READY; the caller still holds the guard under which they did.
+    /// Frees the frames of pages that were evicted.
+    fn evicted(&self, victims: &Victims, wanted: Option<Class>) {
+        self.counters.mine().evicted(victims.len() as u64);
+        for same in victims.chunk_by(|(_, one), (_, other)| one == other) {
+            let class = same[0].1;
+            let mut frames: SmallVec<[FrameIndex; BATCH_MAX]> =
+                same.iter().map(|(frame, _)| *frame).collect();
+            if wanted == Some(class) {
+                self.frames.release_many(&mut frames, class);
+            } else {
+                self.frames.release_listed(&mut frames, class);
+            }
+        }
+    }
+
+    /// Queues pages that became READY, or has that done soon; the caller still holds the guard under
+    /// which they did.
     pub(crate) fn arrived<'a>(&self, arrivals: impl Iterator<Item = Arrival<'a>>) {
-        let mut arrivals = arrivals.peekable();
-        while arrivals.peek().is_some() {
-            let mut queues = self.queues.lock().expect("no panic under the lock");
-            for arrival in arrivals.by_ref().take(QUEUED_MAX) {
-                queues.insert(&self.frames, &arrival);
+        let mut newcomers = self.newcomers.mine();
+        let mut batch = NEWCOMERS_MAX;
+        for arrival in arrivals {
+            batch = self.frames.batch(arrival.note(&self.frames));
+            let most = if batch == 0 { NEWCOMERS_MAX } else { batch };
+            if newcomers.add(self.frames.seat_of(arrival.frame)) >= most {
+                self.queues().admit(&self.frames, newcomers.empty());
             }
+        }
+        if batch == 0 {
+            self.queues().admit(&self.frames, newcomers.empty());
         }
     }
 
-    /// Fresh frames took the places of the `old` ones, which are freed. Where one is NONE, there
-    /// was none.
+    /// Puts all newcomers into the queues; whether there were any.
+    fn admit_all(&self) -> bool {
+        self.newcomers.all().fold(false, |any, mut newcomers| {
+            let frames = newcomers.empty();
+            if !frames.is_empty() {
+                self.queues().admit(&self.frames, frames);
+            }
+            any | !frames.is_empty()
+        })
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().expect("no panic under the lock")
+    }
+
+    /// Fresh frames took the places of the `old` ones, and take their seats (seat.S1); the old ones are
+    /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
-        for (old, new) in old.chunks(QUEUED_MAX).zip(new.chunks(QUEUED_MAX)) {
-            let places = old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE);
-            if places.clone().next().is_none() {
-                continue;
-            }
-            for (old, _) in places.clone() {
-                Queues::prefetch(&self.frames, *old);
-            }
-            let mut queues = self.queues.lock().expect("no panic under the lock");
-            for (old, new) in places {
-                queues.replace(&self.frames, *old, *new);
-            }
+        let mut any = false;
+        for (&old, &new) in old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE) {
+            self.frames.swap_seats(old, new);
+            any = true;
         }
-        if old.iter().any(|&old| old != FrameIndex::NONE) {
+        if any {
             self.frames.release_many(old, class);
         }
     }
 
     /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
     pub(crate) fn discarded(&self, frame: FrameIndex, class: Class) {
-        self.queues.lock().expect("no panic under the lock").remove(&self.frames, frame, false);
+        self.queues().remove(&self.frames, frame, false);
         self.frames.release(frame, class);
     }
 
@@ -290,7 +346,7 @@ impl Cache {
     pub(crate) fn evict_range(&self, core: &FileCore, first: PageIndex, last: PageIndex) {
         let class = Class::page(core.page_shift);
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
-            let mut queues = self.queues.lock().expect("no panic under the lock");
+            let mut queues = self.queues();
             let used = word.take_referenced();
             let seen = word.load();
             // A page is queued from the time it is READY until it is not, but for moments in
@@ -309,7 +365,16 @@ impl Cache {
     }
 
     pub(crate) fn readahead_use(&self) -> ReadaheadUse {
-        self.queues.lock().expect("no panic under the lock").readahead_use()
+        self.queues().readahead_use()
+    }
+
+    /// Does `act` while the calling thread has the locks that all misses share, and all writes.
+    #[cfg(test)]
+    pub(crate) fn with_shared_locks<R>(&self, act: impl FnOnce() -> R) -> R {
+        let _queues = self.queues();
+        let _free: Vec<_> =
+            Class::all().map(|class| self.frames.free_frames(class).lock()).collect();
+        act()
     }
 
     /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
@@ -325,7 +390,7 @@ impl Cache {
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
             // of this file but the evictor, which works under the lock.
-            let mut queues = self.queues.lock().expect("no panic under the lock");
+            let mut queues = self.queues();
             let used = word.take_referenced();
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
@@ -340,7 +405,7 @@ impl Cache {
         });
         // An evictor that emptied a page of ours just before may still be on its way out of the
         // table. It works under the lock all the time, and a later one finds no frame of ours.
-        drop(self.queues.lock().expect("no panic under the lock"));
+        drop(self.queues());
         core.tear_down(&self.frames);
     }
 }

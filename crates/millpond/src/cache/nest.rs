@@ -12,10 +12,10 @@
 //!
 //! Locks: the list of nests; class locks are taken under it.
 
-use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::class::Class;
-use crate::cache::frame::{CLASS_SHIFT, Frames, NESTED};
+use crate::cache::frame::{CLASS_SHIFT, Frames};
 use crate::cache::table::{Held, SLOTS};
 use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 
@@ -27,7 +27,7 @@ impl Frames {
     /// Takes the frame that waits for `page` in the nest of its leaf.
     pub(crate) fn take_nested(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
         let frame = held.guess(page);
-        (self.address(frame).is_some() && self.claim_nested(frame)).then(|| {
+        (self.address(frame).is_some() && self.meta(frame).claim_nested()).then(|| {
             self.handed_out(frame, CLASS);
             frame
         })
@@ -37,11 +37,7 @@ impl Frames {
     pub(crate) fn make_nest(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
         let first = self.take_chunk(CLASS)?;
         for unit in first..first + CHUNK_UNITS {
-            let tags = NESTED | u32::from(CLASS.tag()) << CLASS_SHIFT;
-            // Release: pairs with the claim. Argued: a frame is found by the guess in a link that
-            // is noted after this, by a holder of that leaf; and its bytes and metadata are
-            // nobody's until the claim.
-            self.meta(FrameIndex(unit)).tags.store(tags, Release);
+            self.meta(FrameIndex(unit)).nest(u32::from(CLASS.tag()) << CLASS_SHIFT);
         }
         let mut nests = self.nests.lock().expect("no panic under the lock");
         nests.push(first);
@@ -62,18 +58,10 @@ impl Frames {
             return false;
         };
         for frame in (first..first + CHUNK_UNITS).map(FrameIndex) {
-            if self.claim_nested(frame) {
+            if self.meta(frame).claim_nested() {
                 self.free(frame, CLASS);
             }
         }
         true
-    }
-
-    fn claim_nested(&self, frame: FrameIndex) -> bool {
-        let tags = &self.meta(frame).tags;
-        // The first look spares others' frames the write. Argued: one RMW finds the bit, whatever
-        // the ordering; the chunk was set up under the lock of the frames, and late readers are
-        // told of the reuse by `handed_out`.
-        tags.load(Relaxed) & NESTED != 0 && tags.fetch_and(!NESTED, AcqRel) & NESTED != 0
     }
 }

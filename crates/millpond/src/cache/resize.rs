@@ -40,7 +40,7 @@ impl Cache {
 
     fn settle_limit(&self, limit_bytes: u64) -> u64 {
         self.frames.set_limit(limit_bytes);
-        self.queues.lock().expect("no panic under the lock").set_limit(limit_bytes);
+        self.queues().set_limit(limit_bytes);
         limit_bytes
     }
 }

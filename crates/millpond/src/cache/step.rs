@@ -157,18 +157,15 @@ impl LinkSlot {
     }
 }
 
-/// Holds the node that `slot` linked; false if it is dead, or not linked there any more (table.T2
-/// of `table`).
+/// Holds a node that was found by links; false if it is dead, or not linked there any more. `links` are
+/// looked at again after that, from the node upwards: whether each of them leads where it led
+/// (table.T2).
 #[must_use]
-pub(crate) fn try_hold_linked(
-    holds: &Pins,
-    slot: &LinkSlot,
-    is_same: impl FnOnce(u64) -> bool,
-) -> bool {
+pub(crate) fn try_hold_linked(holds: &Pins, mut links: impl Iterator<Item = bool>) -> bool {
     if !holds.try_hold() {
         return false;
     }
-    let is_linked = is_same(slot.follow());
+    let is_linked = links.all(|leads_there| leads_there);
     if !is_linked {
         holds.unhold();
     }

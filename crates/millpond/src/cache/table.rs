@@ -15,8 +15,11 @@
 //! - **T1** A node's holds count its users and its slots that are not empty. So all nodes on the
 //!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
 //!   nothing is cached has no nodes.
-//! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
-//!   still names that child afterwards. After a dead child the walk restarts at the root.
+//! - **T2** A hold counts only if the node is still linked where it was found: all links from the root
+//!   to it are followed once more after it was taken, from the node upwards. Nodes in between are not
+//!   held. A held node keeps its place, and so do those above it (T1); so one that is found to lead
+//!   to it has led there since the hold was taken, and what leads to that one is looked at after.
+//!   After a dead node the walk restarts at the root.
 //! - **T3** The last holder makes the node DEAD in the step that drops its hold, unlinks it, raises
 //!   the epoch, frees the node, and drops the hold that it had on its parent.
 //!
@@ -24,28 +27,23 @@
 //! the frame that the leaf's first page would have if all were in a row with the run filled last;
 //! [`FileCore::lookup`] derives from it the frame that a page may have, before the word is there.
 //!
-//! ```text
-//!   root, slot of an inner node:   guess (28 bits) | node (28) | levels (8, root only)
-//! ```
-//!
 //! Locks: none.
 
 use crate::cache::class::Class;
 use crate::cache::epoch::Epoch;
 use crate::cache::frame::{FrameSource, Frames};
+use crate::cache::link::Link;
 use crate::cache::page::{PageWord, State, Word};
 use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
 use crate::copy;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;
-use crate::units::{FRAME_BITS, FrameIndex, PageIndex, UNIT_SHIFT};
+use crate::units::{FrameIndex, PageIndex};
 
 const NODE_SHIFT: u32 = 9;
 pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
-const LEVELS: u64 = 0xff;
-const LINK_NODE_SHIFT: u32 = 8;
-const LINK_GUESS_SHIFT: u32 = LINK_NODE_SHIFT + FRAME_BITS;
-const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
+/// Of the largest file: its last page has 51 bits.
+const LEVELS_MAX: usize = 6;
 
 #[cfg(not(loom))]
 const _: () = assert!(SLOTS * size_of::<LinkSlot>() == UNIT_BYTES);
@@ -62,46 +60,6 @@ pub(crate) struct FileCore {
 }
 
 type Node = [LinkSlot; SLOTS];
-
-/// A link to a node: the root, or a slot of an inner node. 0 is none.
-#[derive(Clone, Copy)]
-struct Link(u64);
-
-impl Link {
-    fn new(node: FrameIndex, levels: u64) -> Link {
-        Link(u64::from(node.0) << LINK_NODE_SHIFT | levels)
-    }
-
-    #[inline]
-    fn node(self) -> FrameIndex {
-        FrameIndex((self.0 >> LINK_NODE_SHIFT & FRAME_MASK) as u32)
-    }
-
-    /// The number of levels below; roots only.
-    #[inline]
-    fn levels(self) -> u32 {
-        (self.0 & LEVELS) as u32
-    }
-
-    /// Whether both lead to the same node; their guesses may differ.
-    fn same_node(self, other: Link) -> bool {
-        (self.0 ^ other.0) & ((1 << LINK_GUESS_SHIFT) - 1) == 0
-    }
-
-    /// The frame that the page in `slot` of the leaf may have.
-    #[inline]
-    fn guess(self, slot: usize, page_shift: u32) -> FrameIndex {
-        let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
-        FrameIndex(((self.0 >> LINK_GUESS_SHIFT).wrapping_add(ahead) & FRAME_MASK) as u32)
-    }
-
-    /// The same link, with the guess that gives the page in `slot` the frame `frame`.
-    fn guessing(self, slot: usize, page_shift: u32, frame: FrameIndex) -> Link {
-        let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
-        let guess = u64::from(frame.0).wrapping_sub(ahead) & FRAME_MASK;
-        Link(self.0 & ((1 << LINK_GUESS_SHIFT) - 1) | guess << LINK_GUESS_SHIFT)
-    }
-}
 
 /// Why a leaf could not be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +104,16 @@ impl FileCore {
         let slot = slot_of(page, 0);
         let words = words(frames, link.node())?;
         Some((&words[slot], link.guess(slot, self.page_shift)))
+    }
+
+    /// The leaf that a lookup of `page` finds, and the word in it.
+    pub(crate) fn lookup_leaf<'c>(
+        &self,
+        frames: &'c Frames,
+        page: PageIndex,
+    ) -> Option<(FrameIndex, &'c PageWord)> {
+        let leaf = self.leaf_link(frames, page)?.node();
+        Some((leaf, &words(frames, leaf)?[slot_of(page, 0)]))
     }
 
     /// Has the processor fetch what a lookup of `page` will want.
@@ -206,6 +174,53 @@ impl FileCore {
         page: PageIndex,
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
+        self.try_hold_leaf(source.frames(), page)
+            .map_or_else(|| self.hold_by_nodes(source, page, create), Ok)
+    }
+
+    /// Holds the leaf of `page`, and writes to no other node (T2). `None`: there is none, or the table
+    /// changed meanwhile.
+    fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Held<'c>> {
+        // The link that was found at each level, the root's above the last.
+        let mut links = [Link(0); LEVELS_MAX + 1];
+        let root = Link(self.root.follow());
+        let levels = root.levels() as usize;
+        if levels == 0 || levels > LEVELS_MAX || !is_below(page, levels as u32) {
+            return None;
+        }
+        links[levels] = root;
+        let slot = |links: &[Link], level: usize| {
+            Some(&slots(frames, links[level + 1].node())?[slot_of(page, level as u32)])
+        };
+        for level in (1..levels).rev() {
+            links[level] = Link(slot(&links, level)?.follow());
+            if links[level].0 == 0 {
+                return None;
+            }
+        }
+        let node = links[1].node();
+        frames.address(node)?;
+        let leads = |level: usize| {
+            let link = if level == levels { Some(&self.root) } else { slot(&links, level) };
+            link.is_some_and(|link| Link(link.follow()).same_node(links[level]))
+        };
+        let holds = &frames.meta(node).pins;
+        try_hold_linked(holds, (1..=levels).map(leads)).then_some(Held {
+            frames,
+            core: self,
+            node,
+            level: 0,
+            page,
+        })
+    }
+
+    /// The same, node by node from the root, each held before the next is looked for.
+    fn hold_by_nodes<'c>(
+        &'c self,
+        source: &'c impl FrameSource,
+        page: PageIndex,
+        create: bool,
+    ) -> Result<Held<'c>, Unheld> {
         let frames = source.frames();
         let holds = |node| &frames.meta(node).pins;
         'restart: loop {
@@ -238,8 +253,8 @@ impl FileCore {
                     }
                 }
                 let child = Link(link).node();
-                let is_same = |now| Link(now).same_node(Link(link));
-                if !try_hold_linked(holds(child), slot, is_same) {
+                let leads_there = || Link(slot.follow()).same_node(Link(link));
+                if !try_hold_linked(holds(child), std::iter::once_with(leads_there)) {
                     // Somebody is about to unlink a dead node, or has done so.
                     std::thread::yield_now();
                     continue 'restart;
@@ -264,7 +279,8 @@ impl FileCore {
         }
         let frames = source.frames();
         let holds = &frames.meta(root.node()).pins;
-        let is_held = try_hold_linked(holds, &self.root, |now| Link(now).same_node(root));
+        let leads_there = || Link(self.root.follow()).same_node(root);
+        let is_held = try_hold_linked(holds, std::iter::once_with(leads_there));
         Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
     }
 
@@ -287,7 +303,7 @@ impl FileCore {
         if children > 0 {
             // The old root may be dead already; then its last holder finds it here (`unlink`).
             let slot = &slots(frames, node).expect("allocated")[0];
-            slot.init(root.0 & !LEVELS);
+            slot.init(root.without_levels().0);
             holds.hold_again();
         }
         let link = Link::new(node, u64::from(levels));
@@ -375,6 +391,8 @@ fn bury(frames: &Frames, node: FrameIndex, level: u32) {
     frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
 
+const _: () = assert!(PageIndex::LAST.0 >> (NODE_SHIFT as usize * LEVELS_MAX) == 0);
+
 /// A held leaf; during a walk, an inner node.
 pub(crate) struct Held<'c> {
     frames: &'c Frames,
@@ -386,6 +404,16 @@ pub(crate) struct Held<'c> {
 }
 
 impl<'c> Held<'c> {
+    /// The caller emptied the word of `page`, which is in `leaf`: its hold (T1) becomes this.
+    pub(crate) fn of_emptied(
+        frames: &'c Frames,
+        core: &'c FileCore,
+        leaf: FrameIndex,
+        page: PageIndex,
+    ) -> Held<'c> {
+        Held { frames, core, node: leaf, level: 0, page }
+    }
+
     /// The word of `page`, which the leaf must cover.
     #[inline]
     pub(crate) fn word(&self, page: PageIndex) -> &PageWord {

@@ -202,7 +202,7 @@ impl AsyncFile {
             return (Err(error), buffers);
         }
         let (outcome, teller) = Outcome::new();
-        let tell = Box::new(move |result, buffers| teller.tell((result, buffers)));
+        let tell = move |result, buffers| teller.tell((result, buffers));
         let list = SegmentList::from_buffers(buffers).into_raw();
         unattended::start_read(Arc::clone(&self.file), list, offset, None, tell);
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await

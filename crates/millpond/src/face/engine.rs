@@ -1,6 +1,6 @@
 //! The engine: one cache, one back end, many files.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,9 +12,11 @@ use rustix::io::Errno;
 use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::error::{Error, Op, Result};
+use crate::face::blob::Blob;
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
 use crate::inode::backend::Backend;
+use crate::inode::open::Given;
 use crate::inode::{CachedFile, Shared};
 use crate::io::flight::{self, Flight};
 use crate::options::{EngineBuilder, OpenOptions};
@@ -150,9 +152,25 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn from_fd(&self, fd: OwnedFd, options: &OpenOptions) -> Result<File> {
+        self.open_given(Given::Owned(fd), options)
+    }
+
+    /// [`Engine::from_fd`] of a descriptor that stays the caller's: it is duplicated, when nothing else
+    /// can fail. So a failure closes no descriptor of the file, which would drop the process's POSIX
+    /// locks on it; save where it is the truncation that fails, or the descriptions that the engine
+    /// opens for direct I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::open`].
+    pub fn from_borrowed_fd(&self, fd: BorrowedFd<'_>, options: &OpenOptions) -> Result<File> {
+        self.open_given(Given::Borrowed(fd), options)
+    }
+
+    fn open_given(&self, fd: Given<'_>, options: &OpenOptions) -> Result<File> {
         options.check()?;
-        let flags =
-            rustix::fs::fcntl_getfl(&fd).map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        let flags = rustix::fs::fcntl_getfl(fd.as_fd())
+            .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
         let access = flags & OFlags::RWMODE;
         let refused = (options.read && access == OFlags::WRONLY)
             || (options.writable() && access == OFlags::RDONLY);
@@ -166,6 +184,17 @@ impl Engine {
             file.truncate(0)?;
         }
         Ok(file)
+    }
+
+    /// A blob of `len` bytes, none of them cached, in pages of `page_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: there are no pages of that size, or `len` is more than `i64::MAX`.
+    /// [`Error::NoBuffers`]: the memory limit has no room for another file. [`Error::Forked`]: the
+    /// engine is the parent's.
+    pub fn blob(&self, len: u64, page_bytes: u32) -> Result<Blob> {
+        Blob::new(&self.shared, len, page_bytes)
     }
 
     /// `count` buffers of `bytes` bytes each, zero and aligned for direct I/O, in regions of a few

@@ -6,6 +6,8 @@ pub(crate) mod file;
 
 pub(crate) mod view;
 
+pub(crate) mod blob;
+
 pub(crate) mod persist;
 
 pub(crate) mod async_file;

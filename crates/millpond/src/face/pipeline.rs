@@ -70,6 +70,43 @@ impl<'a> DirectRequest<'a> {
         DirectRequest { file, list, is_mut: A::IS_MUT, direction, offset, durable }
     }
 
+    /// [`DirectRequest::read`] into memory that is lent to the request; `of`: the buffer that all of it lies in.
+    ///
+    /// # Safety
+    ///
+    /// The memory is valid for writes, and used by nobody else, until the request is gone, and the buffer is
+    /// there as long; the array is read before this returns.
+    #[must_use]
+    pub unsafe fn read_lent(
+        file: &'a File,
+        dst: &[libc::iovec],
+        offset: u64,
+        of: Option<&Buffer>,
+    ) -> DirectRequest<'a> {
+        // SAFETY: the caller's promise.
+        let list = unsafe { RawList::lent(dst, of) };
+        let direction = Direction::Read;
+        DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
+    }
+
+    /// [`DirectRequest::write`] from memory that is lent, as with [`DirectRequest::read_lent`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`DirectRequest::read_lent`], but the memory is only read.
+    #[must_use]
+    pub unsafe fn write_lent(
+        file: &'a File,
+        src: &[libc::iovec],
+        offset: u64,
+        of: Option<&Buffer>,
+    ) -> DirectRequest<'a> {
+        // SAFETY: the caller's promise.
+        let list = unsafe { RawList::lent(src, of) };
+        let (direction, durable) = (Direction::Write, file.is_dsync());
+        DirectRequest { file, list, is_mut: false, direction, offset, durable }
+    }
+
     /// Of a write: whether it ends when the bytes are durable (`RWF_DSYNC`).
     #[must_use]
     pub fn durable(mut self, on: bool) -> DirectRequest<'a> {

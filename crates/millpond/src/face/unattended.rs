@@ -24,28 +24,29 @@ use crate::buffers::Buffer;
 use crate::direct::{self, Begun, Ended, Extent, Operation};
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
-use crate::inode::{Blocking, CachedFile, Shared};
+use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::{Flight, Slot};
 use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::segment_list::RawList;
-use crate::io::transfer::{self, BackgroundRead, Direction, Transfer, is_transient};
+use crate::io::transfer::{self, BackgroundRead, Direction, Ending, Transfer, is_transient};
 
 /// What is told of the end of a read, and gets the buffers back.
-pub(crate) type Tell = Box<dyn FnOnce(Result<usize>, Vec<Buffer>) + Send>;
+pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
+
+impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
 
 /// A read under way (O1). Its fields are dropped in their order (O2).
-struct Read {
+struct Read<T> {
     begun: Begun<'static>,
     slot: Slot,
     list: RawList<'static>,
     offset: u64,
     /// Bytes so far.
     moved: u64,
-    ring: Option<Arc<SharedRing>>,
     handle: Arc<File>,
-    tell: Tell,
+    tell: T,
 }
 
 /// Starts a read into all of `list`, whose memory is its own or lent to it until the end is told, or has
@@ -54,22 +55,19 @@ pub(crate) fn start_read(
     handle: Arc<File>,
     list: RawList<'static>,
     offset: u64,
-    ring: Option<Arc<SharedRing>>,
-    tell: Tell,
+    ring: Option<&Arc<SharedRing>>,
+    tell: impl Tell,
 ) {
     match begin(&handle, &list, offset) {
-        Err(error) => {
-            let shared = Arc::clone(&handle.cached.shared);
-            end(&shared, handle, list.into_buffers(), tell, Err(error));
-        }
+        Err(error) => end(handle, list.into_buffers(), tell, Err(error)),
         Ok(Some((begun, slot))) => {
-            Read { begun, slot, list, offset, moved: 0, ring, handle, tell }.submit();
+            Box::new(Read { begun, slot, list, offset, moved: 0, handle, tell }).submit(ring);
         }
         Ok(None) => {
-            let shared = Arc::clone(&handle.cached.shared);
-            shared.clone().workers.run(Box::new(move || {
+            let workers = Arc::clone(&handle.cached.shared.workers);
+            workers.run(Box::new(move || {
                 let outcome = handle.read_list(&list, offset);
-                end(&shared, handle, list.into_buffers(), tell, outcome);
+                end(handle, list.into_buffers(), tell, outcome);
             }));
         }
     }
@@ -101,82 +99,86 @@ fn begin(
     Ok(begun.map(|begun| (begun, slot)))
 }
 
-impl Read {
+impl<T: Tell> Read<T> {
     fn transfer(&self) -> Transfer<'_> {
         let extent = extent(self.handle.cached(), &self.list, self.offset);
         let mut all = Operation { extent, segments: self.list.iter() }.transfer();
         all.moved = self.moved;
-        all.rest()
+        all
     }
 
     /// Starts what is left of it.
-    fn submit(self) {
-        let file = Arc::clone(&self.handle.cached);
-        let rest = self.transfer();
-        let (offset, ring) = (rest.offset, SharedRing::of_this_batch(self.ring.as_ref()).cloned());
+    fn submit(self: Box<Self>, ring: Option<&Arc<SharedRing>>) {
+        let rest = match self.moved {
+            0 => self.transfer(),
+            _ => self.transfer().rest(),
+        };
+        let backing = Arc::clone(&self.handle.cached.backing);
+        let offset = rest.offset;
         // SAFETY: the memory is that of the list's buffers, which the read keeps, or lent to it (O1).
         let segments =
             rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
-        let done = Box::new(move |outcome| self.ended(outcome));
-        let read = BackgroundRead { offset, wanted: true, direct: true, segments, done };
-        if let Err(read) = shared_ring::start_read(ring.as_ref(), &file.backing, read) {
+        // SAFETY: O2: used while the read is there, which has the handle.
+        let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&self.handle.cached) };
+        let read = BackgroundRead { offset, wanted: true, direct: true, segments, done: self };
+        if let Err(read) = shared_ring::start_read(SharedRing::of_this_batch(ring), backing, read) {
             // There is no thread for it.
             let mut batch = [read.transfer()];
             file.backing.try_all(&mut batch);
             let [Transfer { moved, error, .. }] = batch;
-            (read.done)(error.map_or(Ok(moved as usize), Err));
+            read.done.end(error.map_or(Ok(moved as usize), Err));
         }
     }
 
-    /// What the back end's attempt came to.
-    fn ended(mut self, outcome: io::Result<usize>) {
-        match outcome {
-            Ok(moved) => {
-                let block_bytes =
-                    request::block_bytes(&*self.handle.cached.backing, &self.transfer());
-                self.moved += moved as u64;
-                let is_end = transfer::is_end(moved as u64, block_bytes);
-                if is_end || self.moved == self.list.total() {
-                    self.end(None)
-                } else {
-                    self.submit()
-                }
-            }
-            Err(error) if is_transient(&error) => self.submit(),
-            Err(error) => self.end(Some(error)),
-        }
-    }
-
-    fn end(self, error: Option<io::Error>) {
-        let Read { begun, slot, list, offset, moved, ring: _, handle, tell } = self;
-        let shared = Arc::clone(&handle.cached.shared);
+    #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
+    fn finish(self: Box<Self>, error: Option<io::Error>) {
+        let Read { begun, slot, list, offset, moved, handle, tell } = *self;
         let extent = extent(&handle.cached, &list, offset);
         let transfer = Operation { extent, segments: list.iter() }.transfer();
         let ended = begun.end_apart(extent, Transfer { moved, error, ..transfer });
         let Ended { outcome, is_len_in_doubt, .. } = ended;
         drop(slot);
         if !is_len_in_doubt {
-            return end(&shared, handle, list.into_buffers(), tell, outcome);
+            return end(handle, list.into_buffers(), tell, outcome);
         }
         // O3.
-        shared.clone().workers.run(Box::new(move || {
+        let workers = Arc::clone(&handle.cached.shared.workers);
+        workers.run(Box::new(move || {
             let outcome = handle.cached().adopt_size().and(outcome);
-            end(&shared, handle, list.into_buffers(), tell, outcome);
+            end(handle, list.into_buffers(), tell, outcome);
         }));
     }
 }
 
+impl<T: Tell> Ending for Read<T> {
+    /// What the back end's attempt came to. What is left goes the back end's own way, whoever reaped this.
+    fn end(mut self: Box<Self>, outcome: io::Result<usize>) {
+        match outcome {
+            Ok(moved) => {
+                self.moved += moved as u64;
+                if self.moved == self.list.total() {
+                    return self.finish(None);
+                }
+                let block_bytes =
+                    request::block_bytes(&*self.handle.cached.backing, &self.transfer());
+                if transfer::is_end(moved as u64, block_bytes) {
+                    self.finish(None)
+                } else {
+                    self.submit(None)
+                }
+            }
+            Err(error) if is_transient(&error) => self.submit(None),
+            Err(error) => self.finish(Some(error)),
+        }
+    }
+}
+
 /// Gives the handle back, and then tells.
-fn end(
-    shared: &Arc<Shared>,
-    handle: Arc<File>,
-    buffers: Vec<Buffer>,
-    tell: Tell,
-    outcome: Result<usize>,
-) {
+fn end(handle: Arc<File>, buffers: Vec<Buffer>, tell: impl Tell, outcome: Result<usize>) {
     if let Some(last) = Arc::into_inner(handle) {
         // O3.
-        shared.workers.run(Box::new(move || drop(last)));
+        let workers = Arc::clone(&last.cached.shared.workers);
+        workers.run(Box::new(move || drop(last)));
     }
     tell(outcome, buffers);
 }

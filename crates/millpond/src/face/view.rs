@@ -5,8 +5,8 @@
 //! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
 //! may be views of at most half of it.
 //!
-//! A [`Detached`] view is one that a worker took for a caller that waits for it, or no longer does:
-//! it keeps the file itself, and unpins when it is dropped.
+//! A [`Detached`] view keeps the file itself, and unpins when it is dropped: a worker took it for a caller
+//! that waits for it, or no longer does; or it is of a [`Blob`](crate::Blob).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -37,15 +37,25 @@ impl Deref for View<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        if self.len == 0 {
-            return &[];
-        }
-        assert!(!self.file.core().is_the_parents(), "a view that the process's parent took");
-        let bytes = self.file.cache().frames.bytes(self.frame);
-        // SAFETY: the frame was READY when it was pinned, so nobody writes to it (page.W2) until the
-        // last pin is gone, and ours goes with `self`; the part lies within the frame.
-        unsafe { std::slice::from_raw_parts(bytes.add(self.from), self.len) }
+        // SAFETY: the frame is pinned, and the pin goes with `self`; the part lies within the frame.
+        unsafe { pinned(self.file, self.frame, self.from, self.len) }
     }
+}
+
+/// The bytes of a part of a pinned frame.
+///
+/// # Safety
+///
+/// The frame was READY when it was pinned, and stays pinned for `'v`; the part lies within it.
+unsafe fn pinned<'v>(file: &CachedFile, frame: FrameIndex, from: usize, len: usize) -> &'v [u8] {
+    if len == 0 {
+        return &[];
+    }
+    assert!(!file.core().is_the_parents(), "a view that the process's parent took");
+    let bytes = file.cache().frames.bytes(frame);
+    // SAFETY: nobody writes to a frame that was READY (page.W2) until its last pin is gone; the rest
+    // is the caller's promise.
+    unsafe { std::slice::from_raw_parts(bytes.add(from), len) }
 }
 
 impl std::fmt::Debug for View<'_> {
@@ -71,7 +81,7 @@ impl View<'_> {
     }
 }
 
-/// A view that nobody has yet.
+/// A view that keeps its file.
 pub(crate) struct Detached {
     cached: Arc<CachedFile>,
     frame: FrameIndex,
@@ -80,6 +90,11 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `View::deref`.
+        unsafe { pinned(&self.cached, self.frame, self.from, self.len) }
+    }
+
     /// The view, for a caller that keeps `file`, which is its file.
     pub(crate) fn attach(mut self, file: &CachedFile) -> View<'_> {
         debug_assert!(std::ptr::eq(file, &*self.cached), "another file's view");

@@ -50,7 +50,7 @@
 //!
 //! Locks: `state` is a leaf, and no file is dropped under it.
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -206,6 +206,7 @@ impl Flusher<CachedFile> {
             return false;
         }
         state.told = false;
+        self.told.clear();
         let mut left = state.queue.len();
         drop(state);
         let mut round = Round {
@@ -236,8 +237,8 @@ impl Flusher<CachedFile> {
         }
         let wait = match next {
             Some(at) => at.saturating_duration_since(Instant::now()),
-            // Argued: see `notice`.
-            None if self.awake.swap(false, SeqCst) => {
+            // bell.BL1: the look comes with the next round.
+            None if self.awake.clear() => {
                 // Something was dirtied since the last look, maybe after it, and maybe written back
                 // by a sync already: a program that does that a thousand times a second does not
                 // wake us.

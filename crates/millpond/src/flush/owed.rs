@@ -19,18 +19,24 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
     let heap_bytes = state.dirty.heap_bytes();
+    let was_listed = std::mem::replace(&mut state.listed, true);
     drop(state);
     writeback.dirty_heap.set(file.cache(), heap_bytes);
     if due {
         file.shared.flusher.tell();
     }
-    tell_flusher(file);
+    note_listed(file, was_listed);
 }
 
 /// Pages of the file are DIRTY, and in its set.
 pub(crate) fn tell_flusher(file: &CachedFile) {
+    let was_listed = std::mem::replace(&mut file.writeback.state().listed, true);
+    note_listed(file, was_listed);
+}
+
+fn note_listed(file: &CachedFile, was_listed: bool) {
     let flusher = &file.shared.flusher;
-    if !std::mem::replace(&mut file.writeback.state().listed, true) {
+    if !was_listed {
         flusher.add(file);
     }
     flusher.notice(file.cache().ledger.dirty());

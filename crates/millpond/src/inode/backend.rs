@@ -1,7 +1,7 @@
 //! The back end of an engine: which one it is, and the file of each that is opened.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::io::backend::BackingFile;
@@ -61,15 +61,19 @@ impl Backend {
         }
     }
 
-    pub(crate) fn open(&self, fd: &OwnedFd, backing: Backing) -> io::Result<Arc<dyn BackingFile>> {
+    pub(crate) fn open(
+        &self,
+        fd: BorrowedFd<'_>,
+        backing: Backing,
+    ) -> io::Result<Arc<dyn BackingFile>> {
         let (threads, transfers) = (&self.threads, &self.transfers);
         Ok(match &self.kind {
             // A transfer in a ring has its flags looked at when the kernel gets round to it.
             BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
-                Arc::new(UringFile::new(fd.as_fd(), backing, driver, transfers)?)
+                Arc::new(UringFile::new(fd, backing, driver, transfers)?)
             }
             BackendKind::Uring(_) | BackendKind::Threads => {
-                Arc::new(ThreadsFile::new(fd.as_fd(), backing, threads, transfers)?)
+                Arc::new(ThreadsFile::new(fd, backing, threads, transfers)?)
             }
             #[cfg(feature = "sim")]
             BackendKind::Simulated(simulated) => simulated.open(fd, &threads.readers)?,

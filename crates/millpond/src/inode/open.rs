@@ -1,25 +1,49 @@
 //! How a file is opened: found, or made and entered.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::registry::Found;
 use crate::inode::{CachedFile, Shared, registry};
-#[cfg(all(test, not(loom)))]
-use crate::io::backend::BackingFile;
-use crate::io::backend::OpenedFor;
+use crate::io::backend::{BackingFile, OpenedFor};
 use crate::options::{OpenOptions, PAGE_BYTES_MIN};
 use crate::survival::mark;
+
+/// A descriptor to open a file by.
+pub(crate) enum Given<'a> {
+    Owned(OwnedFd),
+    /// Duplicated when nothing else can fail: a duplicate that is closed drops the process's POSIX locks
+    /// on the file (`fcntl(2)`).
+    Borrowed(BorrowedFd<'a>),
+}
+
+impl AsFd for Given<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Given::Owned(fd) => fd.as_fd(),
+            Given::Borrowed(fd) => *fd,
+        }
+    }
+}
+
+impl Given<'_> {
+    fn into_owned(self) -> io::Result<OwnedFd> {
+        match self {
+            Given::Owned(fd) => Ok(fd),
+            Given::Borrowed(fd) => fd.try_clone_to_owned(),
+        }
+    }
+}
 
 impl CachedFile {
     /// Finds or makes the cached file of `fd`. Returns the descriptor, too, where the file does
     /// not need it: the handle keeps it, as closing it could drop the process's POSIX locks.
     pub(crate) fn open(
         shared: &Arc<Shared>,
-        fd: OwnedFd,
+        fd: Given<'_>,
         options: &OpenOptions,
     ) -> Result<(Arc<CachedFile>, Option<OwnedFd>)> {
         if shared.cache.frames.are_the_parents() {
@@ -51,7 +75,7 @@ impl CachedFile {
                 if shared.backend.has_files() && !options.awaited {
                     mark::await_written(&stat, mark::PATIENCE).map_err(failed)?;
                 }
-                let backing = shared.backend.open(&fd, options.backing).map_err(failed)?;
+                let backing = shared.backend.open(fd.as_fd(), options.backing).map_err(failed)?;
                 let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
                 // Asked for only now: the last handle of the file may have changed it since `stat`.
                 let size = match backing.len() {
@@ -69,6 +93,8 @@ impl CachedFile {
         let attaching = file.attaching.lock().expect("no panic under the lock");
         let opened =
             OpenedFor { read: options.read, write: options.writable(), direct: options.direct };
+        file.backing.prepare(fd.as_fd(), opened).map_err(failed)?;
+        let fd = fd.into_owned().map_err(failed)?;
         let kept = file.backing.attach(fd, opened).map_err(failed)?;
         drop(attaching);
         file.space.look_at_limit();
@@ -76,7 +102,6 @@ impl CachedFile {
     }
 
     /// A file that is not in the registry, on any back end.
-    #[cfg(all(test, not(loom)))]
     pub(crate) fn on(
         shared: &Arc<Shared>,
         backing: Arc<dyn BackingFile>,

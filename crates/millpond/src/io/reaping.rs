@@ -27,6 +27,8 @@
 //!   role, whether or not it was told of that first: it leads, or gives it up.
 //! - **H5** A leader may be granted by others: they see from its word that it sleeps in the ring,
 //!   and poke that.
+//! - **H6** Who waits may have queued what nobody has submitted yet: it submits before it sleeps, in
+//!   the ring or listed, and before it goes.
 //!
 //! Locks: the role's; under it only the ring's flag and queue are looked at.
 
@@ -38,6 +40,9 @@ use crate::sync::{Arc, Mutex, MutexGuard, fence};
 
 /// A ring as its reapers see it.
 pub(crate) trait Ring {
+    /// Has the kernel take what is queued.
+    fn submit(&self);
+
     /// Whether nothing is in flight.
     fn is_idle(&self) -> bool;
 
@@ -53,7 +58,8 @@ pub(crate) trait Ring {
     /// Ends what has completed. The caller has the role.
     fn reap(&self);
 
-    /// Sleeps until something has completed, or `deadline`; may return early. The caller has the role.
+    /// Submits, and sleeps until something has completed, or `deadline`; may return early. The caller
+    /// has the role.
     fn sleep(&self, deadline: Option<Instant>);
 
     /// Brings a leader out of its sleep, also one that is about to.
@@ -102,16 +108,21 @@ impl<R: Ring> Reaping<R> {
     }
 
     /// Sleeps until `signal` is granted, or `deadline`, and reaps as long as it is its turn. Whether it
-    /// was granted. `wanted`: for how much it waits.
+    /// was granted. `wanted`: for how much it waits; `leads`: it has taken the role already. What it has
+    /// queued before is submitted.
     pub(crate) fn wait(
         &self,
         signal: &Arc<Signal>,
         wanted: usize,
         deadline: Option<Instant>,
+        leads: bool,
     ) -> bool {
-        let mut leads = self.take_or_list(signal, wanted);
+        let mut leads = leads || self.take_or_list(signal, wanted);
         loop {
-            if leads && self.lead(signal, wanted, deadline) {
+            let is_over = leads && self.lead(signal, wanted, deadline);
+            // H6.
+            self.ring.submit();
+            if is_over {
                 self.vacate();
                 return signal.is_granted();
             }

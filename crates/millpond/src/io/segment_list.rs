@@ -220,19 +220,19 @@ impl<'a> RawList<'a> {
         RawList::new(segments, None, Vec::new())
     }
 
-    /// The same of memory that is lent, for longer than the array.
+    /// The same of memory that is lent, for longer than the array; `of`: the buffer that all of it lies in.
     ///
     /// # Safety
     ///
-    /// As for [`Segment::new`], for each of them, until the list is gone.
-    pub(crate) unsafe fn lent(iovecs: &[libc::iovec]) -> RawList<'static> {
+    /// As for [`Segment::new`], for each of them, until the list is gone; so long the buffer is there.
+    pub(crate) unsafe fn lent(iovecs: &[libc::iovec], of: Option<&Buffer>) -> RawList<'static> {
         // SAFETY: the caller's promise.
         let segment = |one: &libc::iovec| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) };
         let segments = match iovecs {
             [one] if one.iov_len > 0 => Storage::One([segment(one)]),
             all => Storage::Owned(all.iter().filter(|one| one.iov_len > 0).map(segment).collect()),
         };
-        RawList::new(segments, None, Vec::new())
+        RawList::new(segments, of.map(Buffer::region_id), Vec::new())
     }
 
     #[inline]
@@ -343,12 +343,11 @@ impl SegmentList<'static, Mut> {
         let region = buffers.first().map(Buffer::region_id);
         let region = region.filter(|&id| buffers.iter().all(|buffer| buffer.region_id() == id));
         // SAFETY: the list has the buffers, whose memory stays where it is when they are moved.
-        let segments: Vec<Segment<'static>> = (buffers.iter_mut())
-            .map(|buffer| unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) })
-            .collect();
-        let segments = match <[Segment<'static>; 1]>::try_from(segments) {
-            Ok(one) => Storage::One(one),
-            Err(many) => Storage::Owned(many.into_boxed_slice()),
+        let segment =
+            |buffer: &mut Buffer| unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) };
+        let segments = match &mut *buffers {
+            [one] => Storage::One([segment(one)]),
+            many => Storage::Owned(many.iter_mut().map(segment).collect()),
         };
         SegmentList { raw: RawList::new(segments, region, buffers), access: PhantomData }
     }

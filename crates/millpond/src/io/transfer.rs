@@ -8,9 +8,11 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use crate::io::segment::{Segment, SegmentIter};
+use crate::thread;
 
 /// Segments that one system call takes (IOV_MAX).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
@@ -101,7 +103,18 @@ pub(crate) struct BackgroundRead {
     pub(crate) direct: bool,
     /// Into memory that `done` keeps valid.
     pub(crate) segments: Segments,
-    pub(crate) done: Box<dyn FnOnce(io::Result<usize>) + Send>,
+    pub(crate) done: Box<dyn Ending>,
+}
+
+/// What is told of the end of a background read.
+pub(crate) trait Ending: Send {
+    fn end(self: Box<Self>, outcome: io::Result<usize>);
+}
+
+impl<F: FnOnce(io::Result<usize>) + Send> Ending for F {
+    fn end(self: Box<Self>, outcome: io::Result<usize>) {
+        self(outcome);
+    }
 }
 
 impl BackgroundRead {
@@ -111,21 +124,20 @@ impl BackgroundRead {
     }
 }
 
-/// How many transfers were handed to the kernel, of each direction and kind.
+/// How many transfers were handed to the kernel, of each direction and kind. Each thread adds to one of
+/// several: a count that all write would be the only thing that writes through the cache share.
 #[derive(Default)]
-pub(crate) struct TransferCounts([[AtomicU64; 2]; 2]);
+pub(crate) struct TransferCounts([CachePadded<[[AtomicU64; 2]; 2]>; 16]);
 
 impl TransferCounts {
-    fn counter(&self, direction: Direction, is_direct: bool) -> &AtomicU64 {
-        &self.0[direction as usize][usize::from(is_direct)]
-    }
-
     // Relaxed, here and below: nothing goes with the counts.
     pub(crate) fn add(&self, direction: Direction, is_direct: bool) {
-        self.counter(direction, is_direct).fetch_add(1, Relaxed);
+        let own = &self.0[thread::shard_of(self.0.len())];
+        own[direction as usize][usize::from(is_direct)].fetch_add(1, Relaxed);
     }
 
     pub(crate) fn get(&self, direction: Direction, is_direct: bool) -> u64 {
-        self.counter(direction, is_direct).load(Relaxed)
+        let counts = self.0.iter().map(|own| &own[direction as usize][usize::from(is_direct)]);
+        counts.map(|count| count.load(Relaxed)).sum()
     }
 }

@@ -54,7 +54,7 @@ fn loom_wait_meets_completions() {
             queue.complete(1);
             queue.complete(2);
         });
-        assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
+        assert_eq!(queue.wait(2, 2, FOREVER, None), [1, 2]);
         completer.join().unwrap();
     });
 }
@@ -69,9 +69,9 @@ fn loom_timeout_meets_grant() {
             queue.complete(1);
             queue.complete(2);
         });
-        let mut got = queue.wait(2, 2, no_time());
+        let mut got = queue.wait(2, 2, no_time(), None);
         completer.join().unwrap();
-        got.extend(queue.wait(0, 2, FOREVER));
+        got.extend(queue.wait(0, 2, FOREVER, None));
         assert_eq!(got, [1, 2]);
     });
 }
@@ -84,7 +84,7 @@ fn loom_min_wait_meets_grant() {
         assert_eq!(queue.admit(1), 1);
         let completer = beside(&queue, |queue| queue.complete(1));
         let deadlines = Deadlines { for_min: Some(Instant::now()), at_all: None };
-        assert_eq!(queue.wait(2, 2, deadlines), [1]);
+        assert_eq!(queue.wait(2, 2, deadlines, None), [1]);
         completer.join().unwrap();
     });
 }
@@ -96,9 +96,9 @@ fn loom_the_waiter_for_two_feeds_the_waiter_for_three() {
     model(|| {
         let queue = queue(4);
         assert_eq!(queue.admit(2), 2);
-        let three = beside(&queue, |queue| assert_eq!(queue.wait(3, 3, FOREVER).len(), 3));
+        let three = beside(&queue, |queue| assert_eq!(queue.wait(3, 3, FOREVER, None).len(), 3));
         let two = beside(&queue, |queue| {
-            assert_eq!(queue.wait(2, 2, FOREVER), [1, 2]);
+            assert_eq!(queue.wait(2, 2, FOREVER, None), [1, 2]);
             assert_eq!(queue.admit(3), 3);
             (3..6).for_each(|event| queue.complete(event));
         });
@@ -115,10 +115,10 @@ fn loom_who_leaves_wakes_who_stays() {
     model(|| {
         let queue = queue(2);
         assert_eq!(queue.admit(1), 1);
-        let stays = beside(&queue, |queue| assert_eq!(queue.wait(1, 1, FOREVER).len(), 1));
+        let stays = beside(&queue, |queue| assert_eq!(queue.wait(1, 1, FOREVER, None).len(), 1));
         let leaves = beside(&queue, |queue| {
             // What it took it gives back, as a new completion.
-            for event in queue.wait(2, 2, no_time()) {
+            for event in queue.wait(2, 2, no_time(), None) {
                 assert_eq!(queue.admit(1), 1);
                 queue.complete(event);
             }

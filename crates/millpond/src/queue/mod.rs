@@ -46,7 +46,7 @@ use rustix::event::EventfdFlags;
 use crate::error::{Error, Op, Result};
 use crate::face::unattended;
 use crate::io::backend::driver::Driver;
-use crate::io::backend::shared_ring::SharedRing;
+use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment_list::SegmentList;
@@ -148,22 +148,83 @@ impl Queue {
     ///
     /// What is wrong with a request, its completion says.
     pub fn submit(&self, requests: &mut Vec<Request>) -> usize {
+        self.submit_and_hold(requests, None).0
+    }
+
+    /// The same; what is left for `ring` is held for the caller, who waits next.
+    fn submit_and_hold<'r>(
+        &self,
+        requests: &mut Vec<Request>,
+        ring: Option<&'r SharedRing>,
+    ) -> (usize, Option<Held<'r>>) {
         let inner = &self.inner;
         let admitted = inner.waiting.admit(requests.len());
         let mut left = requests.drain(..admitted);
         let mut hits = VecDeque::new();
+        let mut held = None;
         while left.len() > 0 {
             let batch = batch::open();
             left.as_slice().iter().take(BATCH_MAX).for_each(Request::ask_for);
             for request in left.by_ref().take(BATCH_MAX) {
                 hits.extend(inner.start(request));
             }
-            drop(batch);
+            match ring {
+                Some(ring) if left.len() == 0 => held = Some(ring.hold(|| drop(batch))),
+                _ => drop(batch),
+            }
             if !hits.is_empty() {
                 inner.waiting.complete_all(&mut hits);
             }
         }
-        admitted
+        (admitted, held)
+    }
+
+    /// [`Queue::submit`], and then [`Queue::wait`]: with io_uring both are one system call where something
+    /// has to be waited for. Returns how many requests were taken out, too.
+    ///
+    /// A single request of a queue that has nothing else to do is carried out by the calling thread,
+    /// unless there is a `timeout`: nobody can cancel it then, and completions of what others submit
+    /// meanwhile are returned with it, not before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::wait`]; then nothing was submitted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// std::fs::write(&path, "a pond").unwrap();
+    /// let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true))?);
+    /// let queue = engine.queue(8)?;
+    /// let mut requests: Vec<Request> =
+    ///     (0..3).map(|n| Request::read(&file, vec![0; 2], 2 * n)).collect();
+    /// let (submitted, done) = queue.submit_and_wait(&mut requests, 3, 8, None)?;
+    /// assert_eq!((submitted, done.len()), (3, 3));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn submit_and_wait(
+        &self,
+        requests: &mut Vec<Request>,
+        min: usize,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(usize, Vec<Completion>)> {
+        self.check(min, max)?;
+        let at_all = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let waiting = &self.inner.waiting;
+        let is_alone = requests.len() == 1 && min == 1 && timeout.is_none();
+        let (submitted, held) = if is_alone && waiting.admit_alone() {
+            waiting.complete(requests.remove(0).carry_out());
+            (1, None)
+        } else {
+            self.submit_and_hold(requests, self.inner.ring.as_deref().filter(|_| min > 0))
+        };
+        let deadlines = Deadlines { for_min: None, at_all };
+        Ok((submitted, waiting.wait(min, max, deadlines, held)))
     }
 
     /// Waits until `min` operations have completed, and returns `min` to `max` completions; after
@@ -184,7 +245,7 @@ impl Queue {
     ) -> Result<Vec<Completion>> {
         self.check(min, max)?;
         let at_all = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(self.inner.waiting.wait(min, max, Deadlines { for_min: None, at_all }))
+        Ok(self.inner.waiting.wait(min, max, Deadlines { for_min: None, at_all }, None))
     }
 
     /// [`Queue::wait`], but for `min` completions for no longer than `min_wait`: after that, one is
@@ -206,7 +267,7 @@ impl Queue {
             for_min: now.checked_add(min_wait),
             at_all: timeout.and_then(|timeout| now.checked_add(timeout)),
         };
-        Ok(self.inner.waiting.wait(min, max, deadlines))
+        Ok(self.inner.waiting.wait(min, max, deadlines, None))
     }
 
     /// [`Queue::wait`] without a thread and without a timeout, in any runtime. Dropped, it takes
@@ -328,11 +389,11 @@ impl Inner {
             kind => return Some(Request { file, user_data, kind }),
         };
         let queue = Arc::clone(self);
-        let tell = Box::new(move |result, buffers| {
+        let tell = move |result, buffers| {
             let buffer = Vec::new();
             queue.complete(Completion { user_data, result, buffer, buffers });
-        });
-        unattended::start_read(file, list, offset, self.ring.clone(), tell);
+        };
+        unattended::start_read(file, list, offset, self.ring.as_ref(), tell);
         None
     }
 }

@@ -150,7 +150,7 @@ impl Request {
     pub unsafe fn read_lent(file: &Arc<File>, dst: &[libc::iovec], offset: u64) -> Request {
         // SAFETY: the caller's promise: the request, and what the queue makes of it, is gone before
         // the memory.
-        let list = unsafe { RawList::lent(dst) };
+        let list = unsafe { RawList::lent(dst, None) };
         Request::new(file, Kind::ReadLent { list, offset })
     }
 
@@ -163,7 +163,7 @@ impl Request {
     #[must_use]
     pub unsafe fn write_lent(file: &Arc<File>, src: &[libc::iovec], offset: u64) -> Request {
         // SAFETY: as in `read_lent`; a write only reads the memory.
-        let list = unsafe { RawList::lent(src) };
+        let list = unsafe { RawList::lent(src, None) };
         Request::new(file, Kind::WriteLent { list, offset })
     }
 

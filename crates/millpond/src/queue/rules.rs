@@ -171,6 +171,11 @@ impl<E, S> Rules<E, S> {
         self.inflight
     }
 
+    /// Whether nothing is under way or ready, and nobody waits.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.inflight + self.ready.len() + self.held == 0 && self.waiters.is_empty()
+    }
+
     /// Whether a waiter may ask for that: `min` events that the queue can hold, and a maximum of at
     /// least one and at least `min`.
     pub(crate) fn permits(&self, min: usize, max: usize) -> bool {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use crate::io::backend::shared_ring::SharedRing;
+use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
@@ -98,9 +98,15 @@ impl<E> Waiting<E> {
     }
 
     /// Until `signal` is granted so many events, or `deadline`; whether it was.
-    fn sleep(&self, signal: &Arc<Signal>, min: usize, deadline: Option<Instant>) -> bool {
+    fn sleep(
+        &self,
+        signal: &Arc<Signal>,
+        min: usize,
+        deadline: Option<Instant>,
+        held: Option<Held<'_>>,
+    ) -> bool {
         match &self.ring {
-            Some(ring) => ring.wait(signal, min, deadline),
+            Some(ring) => ring.wait(signal, min, deadline, held),
             None => signal.sleep(deadline) == Woken::Granted,
         }
     }
@@ -122,6 +128,12 @@ impl<E> Waiting<E> {
         self.lock().admit(wanted)
     }
 
+    /// Takes room for one event, if there is no other, and nobody waits.
+    pub(crate) fn admit_alone(&self) -> bool {
+        let mut rules = self.lock();
+        rules.is_unused() && rules.admit(1) == 1
+    }
+
     /// Events that are ready and not granted, and those in flight.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let rules = self.lock();
@@ -140,8 +152,14 @@ impl<E> Waiting<E> {
         self.tell(rules, wakes);
     }
 
-    /// Waits for `min` to `max` events, which the rules permit.
-    pub(crate) fn wait(&self, min: usize, max: usize, deadlines: Deadlines) -> Vec<E> {
+    /// Waits for `min` to `max` events, which the rules permit; `held` of the ring.
+    pub(crate) fn wait(
+        &self,
+        min: usize,
+        max: usize,
+        deadlines: Deadlines,
+        mut held: Option<Held<'_>>,
+    ) -> Vec<E> {
         let mut wakes = Wakes::new();
         let mut signal = None;
         let mut rules = self.lock();
@@ -159,7 +177,7 @@ impl<E> Waiting<E> {
         let signal = signal.expect("made for a waiter");
         let for_min = deadlines.for_min;
         let for_min = for_min.filter(|&min| deadlines.at_all.is_none_or(|at_all| min < at_all));
-        let mut is_granted = for_min.is_some() && self.sleep(&signal, min, for_min);
+        let mut is_granted = for_min.is_some() && self.sleep(&signal, min, for_min, held.take());
         if for_min.is_some() && !is_granted {
             let mut wakes = Wakes::new();
             let mut rules = self.lock();
@@ -170,7 +188,7 @@ impl<E> Waiting<E> {
             }
         }
         let min = if for_min.is_some() { 1 } else { min };
-        is_granted = is_granted || self.sleep(&signal, min, deadlines.at_all);
+        is_granted = is_granted || self.sleep(&signal, min, deadlines.at_all, held);
         if is_granted {
             // What was granted is there: the grant came before the telling, under the lock.
             return self.lock().collect(ticket).expect("granted, and told so");

@@ -17,7 +17,6 @@ use millpond_rangelock::Mode;
 
 use crate::advice::Advice;
 use crate::inode::CachedFile;
-use crate::inode::leaves::Leaves;
 use crate::read::run::{Claims, Next};
 use crate::units::PageIndex;
 
@@ -105,16 +104,17 @@ impl Readahead {
 /// Takes the markers off the pages of a slow read; whether there was one, and whether a page is
 /// missing.
 fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
-    let mut leaves = Leaves::new(file);
+    let (frames, core) = (&file.cache().frames, file.core());
     let (mut marked, mut missing) = (false, false);
     for page in first.to(last) {
-        match leaves.hold(page, false).map(|held| held.word(page)) {
-            Ok(word) => {
+        // Of a leaf that is recycled meanwhile another page may lose its marker, which is a hint.
+        match core.lookup(frames, page) {
+            Some((word, _)) => {
                 let seen = word.load();
                 missing |= !seen.is_ready();
                 marked |= seen.has_marker() && word.take_marker();
             }
-            Err(_) => missing = true,
+            None => missing = true,
         }
     }
     (marked, missing)

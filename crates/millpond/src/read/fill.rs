@@ -274,7 +274,7 @@ fn fill_missing(
         // That page goes around the cache.
         (tried.has_no_frame, tried.pages) = (true, tried.pages + 1);
     }
-    drop(claims);
+    let mut leaves = claims.into_leaves();
     if runs.is_empty() {
         return tried;
     }
@@ -287,7 +287,7 @@ fn fill_missing(
     request::run(&*file.backing, &mut transfers);
     slots.give_back();
     for (run, transfer) in runs.iter().zip(transfers) {
-        if run.finish(file, transfer.moved, take) == RunEnd::Short {
+        if run.finish(file, &mut leaves, transfer.moved, take) == RunEnd::Short {
             tried.short = Some(transfer.error);
         }
     }

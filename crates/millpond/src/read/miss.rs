@@ -12,15 +12,17 @@
 //!         |       |  guard in hand
 //!         |       +-> slot? no ------------------------------------> [ROOM]
 //!         |       +-> claim, start reads; each keeps the guard and its slot until it ends
-//!         |           (on to "a page is FILLING")                          ^
+//!         |           all pages by one read --------------------------> [READ]
+//!         |           else on to "a page is FILLING"                       ^
 //!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
 //!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
 //! ```
 //!
 //! - **M1** A hit is that of `read`: of one moment, however the pages came.
 //! - **M2** Before a task waits for a page, all pages of its read that were EMPTY have been tried: what
-//!   is missing is under way at once, contiguous pages as one read. It waits for the first page that
-//!   is not READY; those behind it arrive meanwhile.
+//!   is missing is under way at once, contiguous pages as one read. Where one read of its own brings
+//!   them all, its end wakes the task, once it has let go of all it had; else the task waits for the
+//!   first page that is not READY, and those behind it arrive meanwhile.
 //! - **M3** A page is FILLING only while a read of it is in flight (fill.F1): slot, guard and frame are in
 //!   hand before it is claimed, and reads are started before anything is waited for.
 //! - **M4** The guard over all pages of the read goes with each read that it starts (page.W3), and ends with
@@ -39,8 +41,7 @@
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::{Context, Poll, Waker};
 
 use millpond_rangelock::{Mode, OwnedGuard};
@@ -56,7 +57,7 @@ use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::read::ahead::Readahead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
-use crate::read::run::{Claims, Next};
+use crate::read::run::{Claims, Next, Progress};
 use crate::read::{self};
 use crate::units::PageIndex;
 use crate::workers::Outcome;
@@ -98,6 +99,8 @@ type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
 enum Wait {
     Nothing,
     Page(Parked),
+    /// The read that it has started brings all, and wakes.
+    Read,
     Guard(GuardRequest),
     Room(Arc<Shared>, Ticket),
     Worker(Outcome<Result<Vec<u8>>>),
@@ -110,8 +113,8 @@ pub(crate) struct Miss {
     looked_ahead: bool,
     /// Something may have come since the last try.
     may_hit: bool,
-    /// Set by a read of ours that did not bring all.
-    failed: Option<Arc<AtomicBool>>,
+    /// Of the reads that it has started.
+    progress: Option<Arc<Progress>>,
 }
 
 /// What a look at the pages found.
@@ -125,6 +128,8 @@ enum Found {
 /// What became of the missing pages.
 enum Started {
     Reads,
+    /// One, of all pages: its end wakes.
+    All,
     NoFrame,
     NoSlot,
 }
@@ -182,7 +187,7 @@ impl Wanted<'_> {
 impl Miss {
     /// Of a read that was tried just now.
     pub(crate) fn new() -> Miss {
-        Miss { wait: Wait::Nothing, rounds: 0, looked_ahead: false, may_hit: false, failed: None }
+        Miss { wait: Wait::Nothing, rounds: 0, looked_ahead: false, may_hit: false, progress: None }
     }
 
     /// Goes on with a read. To be called with the same read each time, which is not empty and was
@@ -201,8 +206,8 @@ impl Miss {
                 return Step::Done(Ok(moved));
             }
             let pages = wanted.pages();
-            // Acquire: pairs with the release in `start_read`. Argued: there.
-            let failed = self.failed.as_ref().is_some_and(|failed| failed.load(Acquire));
+            // Acquire: pairs with the release in `Run::start`. Argued: there.
+            let failed = self.progress.as_ref().is_some_and(|reads| reads.failed.load(Acquire));
             let retried = !failed && pages.as_ref().is_some_and(|pages| wanted.may_hit(pages));
             let found = match pages {
                 Some(pages) if retried => {
@@ -233,13 +238,19 @@ impl Miss {
             let Some(guard) = self.guard(request.take(), wanted, waker) else {
                 return Step::Pending;
             };
-            let failed = self.failed.get_or_insert_default();
-            let ring = SharedRing::of_this_batch(wanted.ring);
-            match start_missing(wanted.file, guard, pages.clone(), failed, ring, &mut None) {
+            let progress = self.progress.get_or_insert_default();
+            let reads = Reads { progress, waker, ring: SharedRing::of_this_batch(wanted.ring) };
+            match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
+                // Acquire: pairs with the release in `Telling`. Argued: there.
+                Started::All if progress.ended.load(Acquire) => {}
+                Started::All => {
+                    self.wait = Wait::Read;
+                    return Step::Pending;
+                }
                 Started::Reads => self.may_hit = false,
                 Started::NoFrame => return self.hand_over(wanted, waker),
                 Started::NoSlot => {
-                    let offer = offer(wanted, pages, failed, waker);
+                    let offer = offer(wanted, pages, progress, waker);
                     let shared = &wanted.file.shared;
                     if let Some(ticket) = shared.flight.wait(offer) {
                         self.wait = Wait::Room(Arc::clone(shared), ticket);
@@ -332,7 +343,7 @@ impl Wait {
         match self {
             Wait::Page(parked) => parking().leave(&parked),
             Wait::Room(shared, ticket) => shared.flight.leave(ticket),
-            Wait::Nothing | Wait::Guard(_) | Wait::Worker(_) => {}
+            Wait::Nothing | Wait::Read | Wait::Guard(_) | Wait::Worker(_) => {}
         }
     }
 }
@@ -343,43 +354,77 @@ impl Drop for Miss {
     }
 }
 
-/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with `spare`,
-/// if there is one.
-fn start_missing(
-    file: &Arc<CachedFile>,
-    guard: OwnedGuard,
-    pages: RangeInclusive<PageIndex>,
-    failed: &Arc<AtomicBool>,
-    ring: Option<&Arc<SharedRing>>,
-    spare: &mut Option<Slot>,
-) -> Started {
-    // Stable under the guard, as far as it concerns these pages (write.W5).
-    let size = file.core().size.get();
-    let alone = pages.start() == pages.end();
-    // Reads of several runs share it.
-    let (mut own, shared) = if alone { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
-    let mut claims = Claims::new(file, *pages.start()..*pages.end() + 1, size);
-    claims.alone = alone;
-    loop {
-        let next = claims.next_run(&mut || {
-            if spare.is_none() {
-                *spare = Flight::try_enter(&file.shared.flight);
+/// Tells of the end of a read as it goes.
+struct Telling {
+    progress: Arc<Progress>,
+    waker: Waker,
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        // Release: who finds it set finds the pages as the read has left them. Argued: a shortcut; who
+        // does not is woken.
+        self.progress.ended.store(true, Release);
+        self.waker.wake_by_ref();
+    }
+}
+
+/// How reads are started.
+struct Reads<'r> {
+    progress: &'r Arc<Progress>,
+    /// For the end of a read that brings all pages.
+    waker: &'r Waker,
+    ring: Option<&'r Arc<SharedRing>>,
+}
+
+impl Reads<'_> {
+    /// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with
+    /// `spare`, if there is one.
+    fn start_missing(
+        &self,
+        file: &Arc<CachedFile>,
+        guard: OwnedGuard,
+        pages: RangeInclusive<PageIndex>,
+        spare: &mut Option<Slot>,
+    ) -> Started {
+        // Stable under the guard, as far as it concerns these pages (write.W5).
+        let size = file.core().size.get();
+        let count = (*pages.end() - *pages.start() + 1) as usize;
+        // Reads of several runs share it.
+        let (mut own, shared) =
+            if count == 1 { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
+        let mut claims = Claims::new(file, *pages.start()..*pages.end() + 1, size);
+        claims.alone = count == 1;
+        loop {
+            let next = claims.next_run(&mut || {
+                if spare.is_none() {
+                    *spare = Flight::try_enter(&file.shared.flight);
+                }
+                spare.is_some()
+            });
+            let run = match next {
+                Next::Run(run) => run,
+                Next::End => break Started::Reads,
+                Next::NoFrame => {
+                    file.shared.flusher.starve(file.cache().ledger.kept());
+                    break Started::NoFrame;
+                }
+                Next::NoSlot => break Started::NoSlot,
+            };
+            file.cache().counters.mine().missed(run.frames.len() as u64);
+            let brings_all = run.frames.len() == count;
+            let telling = brings_all.then(|| Telling {
+                progress: Arc::clone(self.progress),
+                waker: self.waker.clone(),
+            });
+            // They go in this order.
+            let keep = (own.take(), shared.clone(), spare.take(), telling);
+            // Where it is refused, it has failed.
+            run.start(file, keep, Some(Arc::clone(self.progress)), self.ring.cloned());
+            if brings_all {
+                break Started::All;
             }
-            spare.is_some()
-        });
-        let run = match next {
-            Next::Run(run) => run,
-            Next::End => break Started::Reads,
-            Next::NoFrame => {
-                file.shared.flusher.starve(file.cache().ledger.kept());
-                break Started::NoFrame;
-            }
-            Next::NoSlot => break Started::NoSlot,
-        };
-        file.cache().counters.mine().missed(run.frames.len() as u64);
-        let keep = (own.take(), shared.clone(), spare.take());
-        // Where it is refused, it has failed.
-        run.start(file, keep, Some(Arc::clone(failed)), ring.cloned());
+        }
     }
 }
 
@@ -387,18 +432,21 @@ fn start_missing(
 fn offer(
     wanted: &Wanted<'_>,
     pages: RangeInclusive<PageIndex>,
-    failed: &Arc<AtomicBool>,
+    progress: &Arc<Progress>,
     waker: &Waker,
 ) -> Offer {
     let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());
-    let (failed, waker) = (Arc::clone(failed), waker.clone());
+    let (progress, waker) = (Arc::clone(progress), waker.clone());
     Box::new(move |slot| {
         let mut spare = Some(slot);
         let range = file.pages(file.start_of(*pages.start()), file.start_of(*pages.end() + 1));
         // Where there is no guard or no frame now, the task looks what to do.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());
-            start_missing(&file, guard, pages, &failed, ring, &mut spare);
+            let reads = Reads { progress: &progress, waker: &waker, ring };
+            if matches!(reads.start_missing(&file, guard, pages, &mut spare), Started::All) {
+                return spare;
+            }
         }
         waker.wake();
         spare

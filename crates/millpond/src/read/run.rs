@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Release;
 use smallvec::SmallVec;
 
 use crate::cache::class::Class;
-use crate::cache::evict::Arrival;
+use crate::cache::fifo::Arrival;
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::Held;
 use crate::copy;
@@ -49,6 +49,15 @@ pub(crate) struct Run {
     pub(crate) marker: bool,
 }
 
+/// What became of the reads that a miss has started.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// A byte of them is missing.
+    pub(crate) failed: AtomicBool,
+    /// The only one has ended.
+    pub(crate) ended: AtomicBool,
+}
+
 /// What a search for the next run came to.
 pub(crate) enum Next {
     Run(Run),
@@ -71,6 +80,11 @@ pub(crate) struct Claims<'f> {
 impl<'f> Claims<'f> {
     pub(crate) fn new(file: &'f CachedFile, pages: Range<PageIndex>, size: u64) -> Claims<'f> {
         Claims { file, leaves: Leaves::new(file), pages, size, alone: false }
+    }
+
+    /// The leaf that is held, for [`Run::finish`]: a claimed page keeps its leaf anyway.
+    pub(crate) fn into_leaves(self) -> Leaves<'f> {
+        self.leaves
     }
 
     /// The first page that is not done with: behind the last run, or the one there is no frame or slot for.
@@ -156,16 +170,16 @@ impl Run {
 
     /// Hands the run to the back end, which finishes it; at once, of no bytes, where it has no room:
     /// whether it had. `keep`, which has a guard over the pages, is dropped when the read has ended.
-    /// Somebody waits for the pages if there is a `failed`: it is set, before anyone is woken, if a byte
-    /// of them is missing.
+    /// Somebody waits for the pages if there is a `progress`, which says so before anyone is woken if a
+    /// byte of them is missing.
     pub(crate) fn start<K: Send + 'static>(
         self,
         file: &Arc<CachedFile>,
         keep: K,
-        failed: Option<Arc<AtomicBool>>,
+        progress: Option<Arc<Progress>>,
         ring: Option<Arc<SharedRing>>,
     ) -> bool {
-        let (offset, wanted) = (file.start_of(self.first), failed.is_some());
+        let (offset, wanted) = (file.start_of(self.first), progress.is_some());
         let segments = self.memory(file);
         let bytes = (self.frames.len() * file.core().page_bytes()) as u64;
         let valid = bytes.min(self.size.saturating_sub(offset));
@@ -173,37 +187,38 @@ impl Run {
         let done = Box::new(move |outcome: std::io::Result<usize>| {
             // A failed or short read leaves its pages EMPTY: the next reader reads them.
             let moved = outcome.unwrap_or(0) as u64;
-            if let Some(failed) = failed.filter(|_| moved < valid) {
+            if let Some(progress) = progress.filter(|_| moved < valid) {
                 // Release: pairs with the look of the task that the end of a fill wakes. Argued:
                 // the words that end the fill after it are released, too, and the waker passes
                 // through a lock.
-                failed.store(true, Release);
+                progress.failed.store(true, Release);
             }
-            let _ = self.finish(&owner, moved, &mut |_| {});
+            let _ = self.finish(&owner, &mut Leaves::new(&owner), moved, &mut |_| {});
             drop(keep);
             drop(owner);
         });
         let read = BackgroundRead { offset, wanted, direct: false, segments, done };
-        match shared_ring::start_read(ring.as_ref(), &file.backing, read) {
+        match shared_ring::start_read(ring.as_ref(), Arc::clone(&file.backing), read) {
             Ok(()) => true,
             Err(read) => {
-                (read.done)(Ok(0));
+                read.done.end(Ok(0));
                 false
             }
         }
     }
 
-    /// Ends the fills of the run's pages after `moved` bytes arrived.
-    pub(crate) fn finish(
+    /// Ends the fills of the run's pages after `moved` bytes arrived. `leaves`: the one that is held, if
+    /// any, may be the first page's.
+    pub(crate) fn finish<'f>(
         &self,
-        file: &CachedFile,
+        file: &'f CachedFile,
+        leaves: &mut Leaves<'f>,
         moved: u64,
         take: &mut dyn FnMut(Filled),
     ) -> RunEnd {
         let page_bytes = file.core().page_bytes() as u64;
         let class = Class::page(file.core().page_shift);
         let run_start = file.start_of(self.first);
-        let mut leaves = Leaves::new(file);
         let mut end = RunEnd::Whole;
         let mut ready = 0;
         for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {

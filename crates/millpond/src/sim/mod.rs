@@ -55,7 +55,7 @@ impl Simulated {
 
     pub(crate) fn open(
         &self,
-        fd: &OwnedFd,
+        fd: BorrowedFd<'_>,
         readers: &Arc<Pool>,
     ) -> io::Result<Arc<dyn BackingFile>> {
         Ok(match self {
@@ -66,11 +66,11 @@ impl Simulated {
     }
 }
 
-fn file_size(fd: &OwnedFd) -> io::Result<u64> {
+fn file_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_size as u64)
 }
 
-fn file_contents(fd: &OwnedFd) -> io::Result<Vec<u8>> {
+fn file_contents(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; file_size(fd)? as usize];
     let mut done = 0;
     while done < bytes.len() {

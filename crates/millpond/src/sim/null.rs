@@ -56,7 +56,7 @@ impl BackingFile for NullFile {
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
         let outcome = self.moved(&Transfer::new(Direction::Read, read.offset, &*read.segments));
-        (read.done)(Ok(outcome));
+        read.done.end(Ok(outcome));
         Ok(())
     }
 

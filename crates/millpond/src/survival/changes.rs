@@ -169,6 +169,10 @@ impl BackingFile for ToldFile {
         self.inner.is_direct()
     }
 
+    fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
+        self.inner.prepare(fd, opened)
+    }
+
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
         self.inner.attach(fd, opened)
     }

@@ -7,6 +7,7 @@ use smallvec::smallvec;
 
 use crate::cache::class::Class;
 use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
 use crate::read::run::{Run, try_claim};
 use crate::tests::slow::Slow;
 use crate::units::PageIndex;
@@ -34,11 +35,12 @@ fn a_thread_that_was_beaten_claims_nothing() {
     let run =
         Run { first: page, frames: smallvec![first], size: 0, prefetched: false, marker: false };
     // Nothing has arrived: the page is empty again, and the leaf let go as often as it was occupied.
-    run.finish(&file, 0, &mut |_| {});
+    run.finish(&file, &mut Leaves::new(&file), 0, &mut |_| {});
     assert!(try_claim(&held, word, cache.take_page_frame(&held, page, false).unwrap()));
     let frames = smallvec![word.load().frame()];
     Run { first: page, frames, size: 0, prefetched: false, marker: false }.finish(
         &file,
+        &mut Leaves::new(&file),
         0,
         &mut |_| {},
     );

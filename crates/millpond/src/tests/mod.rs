@@ -9,6 +9,7 @@ mod in_flight;
 mod kept_pages;
 mod nests;
 mod no_shared_write;
+mod overwrites;
 mod short;
 mod short_reads;
 mod shutdown;

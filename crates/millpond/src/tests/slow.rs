@@ -203,7 +203,7 @@ impl BackingFile for Slow {
             self.end(Kind::Read, 1);
             let moved = transfer.moved as usize;
             let _batch = batch::open();
-            (read.done)(transfer.error.map_or(Ok(moved), Err));
+            read.done.end(transfer.error.map_or(Ok(moved), Err));
         });
         Ok(())
     }

@@ -23,8 +23,6 @@ const RELIEVED_MAX: usize = 3;
 impl Write<'_> {
     /// A write into the cache, which is written back later. False: it must go to the back end now.
     pub(super) fn back(&self, pages: usize) -> Result<bool> {
-        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
-        let fresh = &mut fresh[..pages];
         let (start, end) = (self.file.start_of(self.first), self.offset + self.len);
         let end = end.next_multiple_of(self.file.core().page_bytes() as u64);
         if !self.file.keep() {
@@ -32,7 +30,20 @@ impl Write<'_> {
             return Ok(false);
         }
         let leaves = &mut Leaves::new(self.file);
-        if !space::reserve(self.file, start, end, self.size) || !self.occupy(leaves, pages) {
+        if !space::reserve(self.file, start, end, self.size) {
+            return Ok(false);
+        }
+        if pages == 1 && self.overwrite(leaves)? {
+            return Ok(true);
+        }
+        self.back_many(leaves, pages)
+    }
+
+    /// The same of any pages.
+    fn back_many(&self, leaves: &mut Leaves<'_>, pages: usize) -> Result<bool> {
+        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
+        let fresh = &mut fresh[..pages];
+        if !self.occupy(leaves, pages) {
             return Ok(false);
         }
         let built = self.build_whole(fresh).and_then(|built| Ok(built && self.close_gap()?));
@@ -43,6 +54,49 @@ impl Write<'_> {
         }
         self.install(leaves, fresh, self.len, self.size.max(self.offset + self.len), true);
         Ok(true)
+    }
+
+    /// A write within one page, if that is READY, and a frame is free; false: nothing was done. What it
+    /// writes that others do too is the range's stripe, the leaf's holds and the page's word.
+    fn overwrite(&self, leaves: &mut Leaves<'_>) -> Result<bool> {
+        let Some(frame) = self.build_over(leaves)? else { return Ok(false) };
+        let replaced = self.replace(leaves, frame, true);
+        if !replaced {
+            self.free(&[frame]);
+        }
+        Ok(replaced)
+    }
+
+    /// The new content of the write's only page, in a fresh frame; `None` if the page is not READY for
+    /// long enough, the write moves the end of the file, or no frame is free.
+    pub(super) fn build_over(&self, leaves: &mut Leaves<'_>) -> Result<Option<FrameIndex>> {
+        let (file, page) = (self.file, self.first);
+        let Some(word) = leaves.hold(page, false).ok().map(|held| held.word(page)) else {
+            return Ok(None);
+        };
+        let seen = word.load();
+        if !seen.is_ready() || self.offset + self.len > self.size {
+            return Ok(None);
+        }
+        let (frames, page_bytes) = (&file.cache().frames, file.core().page_bytes());
+        let class = Class::page(file.core().page_shift);
+        let Some(fresh) = frames.try_alloc(class) else { return Ok(None) };
+        let head = (self.offset - file.start_of(page)) as usize;
+        let tail = head + self.len as usize;
+        let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
+        // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
+        // evicted and reused meanwhile, which `copy_kept` finds out.
+        let copy_rest = || unsafe {
+            let _ = copy::copy(to, from, head);
+            let _ = copy::copy(to.add(tail), from.add(tail), page_bytes - tail);
+        };
+        let is_whole = self.len as usize == page_bytes;
+        let copied = is_whole || step::copy_kept(word, seen, copy_rest).is_some();
+        let built = if copied { self.copy_new(page, fresh).map(|()| true) } else { Ok(false) };
+        if !matches!(built, Ok(true)) {
+            frames.free(fresh, class);
+        }
+        Ok(built?.then_some(fresh))
     }
 
     /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to

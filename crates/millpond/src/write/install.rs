@@ -1,7 +1,7 @@
 //! Putting the pages of a write in place together.
 
 use crate::cache::class::Class;
-use crate::cache::evict::Arrival;
+use crate::cache::fifo::Arrival;
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
 use crate::flush;
@@ -30,6 +30,18 @@ impl Write<'_> {
             }
             return;
         }
+        self.install_hidden(leaves, fresh, moved, size, dirty);
+    }
+
+    /// The same, with the pages hidden first.
+    fn install_hidden(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        moved: u64,
+        size: u64,
+        dirty: bool,
+    ) {
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         let old = &mut old[..fresh.len()];
         // Before anything that tells of the write.

@@ -52,12 +52,12 @@ const CHUNK_PAGES: usize = 256;
 /// From this length on, what is written is not expected to be read soon. Chosen, not measured.
 const AWAY_BYTES_MIN: u64 = 256 << 10;
 
-/// Writes `src` at `offset`; returns how many bytes were taken. `durable`: and makes them so.
+/// Writes `src` at `offset`; returns how many bytes were taken.
 pub(crate) fn write(
     file: &CachedFile,
     src: SegmentIter<'_>,
     offset: u64,
-    durable: bool,
+    how: How,
 ) -> Result<usize> {
     let len = src.left();
     if len == 0 {
@@ -66,8 +66,8 @@ pub(crate) fn write(
     let may_wait = may_wait(file, len)?;
     let locked = lock_for_write(file, offset, offset + len, Blocking::Wait);
     let (guard, size) = locked.expect("waited for");
-    let moved = write_locked(file, src, offset, size, guard, Durable(durable), may_wait)?;
-    sync_if(file, durable, offset, moved)?;
+    let moved = write_locked(file, src, offset, size, guard, how, may_wait)?;
+    sync_if(file, how.durable, offset, moved)?;
     Ok(moved.bytes)
 }
 
@@ -84,7 +84,8 @@ pub(crate) fn append(
     let may_wait = may_wait(file, len)?;
     let turn = file.appending.take();
     let (guard, end) = lock_end(file, len)?;
-    let moved = write_locked(file, src, end, end, guard, Durable(durable), may_wait)?;
+    let how = How { durable, is_constant: false };
+    let moved = write_locked(file, src, end, end, guard, how, may_wait)?;
     drop(turn);
     sync_if(file, durable, end, moved)?;
     Ok((end, moved.bytes))
@@ -116,8 +117,14 @@ fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: Moved) -> Resul
     flush::sync_written(file, first, last)
 }
 
+/// What a caller wants of a write, and promises.
 #[derive(Clone, Copy)]
-struct Durable(bool);
+pub(crate) struct How {
+    /// It returns when the bytes are on the device.
+    pub(crate) durable: bool,
+    /// The source does not change meanwhile, whatever the program does.
+    pub(crate) is_constant: bool,
+}
 
 /// An exclusive guard for `len` bytes at the end of the file, and where that is: it does not move
 /// meanwhile. Caller: has the turn to append.
@@ -182,11 +189,11 @@ fn write_locked(
     offset: u64,
     size: u64,
     guard: Guard<'_>,
-    Durable(durable): Durable,
+    how: How,
     may_wait: bool,
 ) -> Result<Moved> {
     let len = src.left();
-    let write = Write::new(file, src, offset, size, durable);
+    let write = Write::new(file, src, offset, size, how);
     let (first, last) = (write.first, write.last);
     let fits = last - first < file.chunk_pages(CHUNK_PAGES) as u64;
     let pages = (last - first + 1) as usize;
@@ -278,7 +285,7 @@ pub(crate) struct Write<'a> {
     size: u64,
     first: PageIndex,
     last: PageIndex,
-    durable: bool,
+    how: How,
 }
 
 impl<'a> Write<'a> {
@@ -287,11 +294,11 @@ impl<'a> Write<'a> {
         src: SegmentIter<'a>,
         offset: u64,
         size: u64,
-        durable: bool,
+        how: How,
     ) -> Write<'a> {
         let len = src.left();
         let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
-        Write { file, src, len, offset, size, first, last, durable }
+        Write { file, src, len, offset, size, first, last, how }
     }
 
     /// A write that somebody else hands to the back end, between [`Write::begin_around`] and
@@ -304,7 +311,8 @@ impl<'a> Write<'a> {
         durable: bool,
     ) -> Write<'a> {
         let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
-        Write { file, src: SegmentIter::EMPTY, len, offset, size, first, last, durable }
+        let how = How { durable, is_constant: false };
+        Write { file, src: SegmentIter::EMPTY, len, offset, size, first, last, how }
     }
 
     /// Gives up the guard of a write that is over.
@@ -338,7 +346,10 @@ impl<'a> Write<'a> {
         let bytes = self.file.cache().frames.bytes(fresh);
         let mut at = (from - self.file.start_of(page)) as usize;
         let whole = to - from == self.file.core().page_bytes() as u64;
-        let away = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
+        let far = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
+        // The kernel may copy it from there at once: not out of the processor's caches then.
+        let goes_on = self.file.write_mode() == WriteMode::Through && !self.goes_from_source();
+        let away = far && (!goes_on || self.file.backing.is_direct());
         for piece in self.src.slice(from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.
             let left = unsafe {
@@ -358,9 +369,9 @@ impl<'a> Write<'a> {
 
     /// Has the back end write `segments`, and waits for what becomes of it.
     fn transfer(&self, segments: SegmentIter<'_>) -> Written {
-        let account = Account::open(self.file, self.durable);
+        let account = Account::open(self.file, self.how.durable);
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
-        batch[0].durable = self.durable;
+        batch[0].durable = self.how.durable;
         request::run(&*self.file.backing, &mut batch);
         let [transfer] = batch;
         account.close(self.file, transfer, Blocking::Wait)
@@ -384,6 +395,12 @@ impl<'a> Write<'a> {
             // A short write, as POSIX has it: the next one meets the error.
             _ => Ok(moved as usize),
         }
+    }
+
+    /// Whether a write through gives the back end the caller's memory, and not the frames with the same
+    /// bytes. Those are aligned, as direct I/O wants them.
+    fn goes_from_source(&self) -> bool {
+        self.how.is_constant && !self.file.backing.is_direct()
     }
 
     fn free(&self, fresh: &[FrameIndex]) {

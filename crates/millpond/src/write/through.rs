@@ -2,9 +2,12 @@
 //!
 //! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (page.W2), and the
 //!   back end is given that frame's bytes: what is cached and what is written are the same even if
-//!   the caller changes its buffer meanwhile. A page that is neither goes straight from the
-//!   caller's memory and stays EMPTY; nothing is read in order to write.
+//!   the caller changes its buffer meanwhile (where it can't, the back end is given that). A page
+//!   that is neither goes straight from the caller's memory and stays EMPTY; nothing is read in order
+//!   to write.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
+
+use smallvec::SmallVec;
 
 use crate::cache::class::Class;
 use crate::cache::step;
@@ -17,7 +20,7 @@ use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, Written};
 use crate::writeback::Copy;
 
-impl Write<'_> {
+impl<'a> Write<'a> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
     pub(super) fn meets_writeback(&self) -> bool {
         let mut meets = false;
@@ -34,31 +37,38 @@ impl Write<'_> {
 
     /// A write to the back end, of few enough pages to cache them.
     pub(super) fn through(&self, pages: usize) -> Result<usize> {
-        let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
-        let fresh = &mut fresh[..pages];
-        if let Err(fault) = self.build(fresh) {
+        let leaves = &mut Leaves::new(self.file);
+        if pages == 1 {
+            // A page that is READY; else as any other.
+            let mut fresh = [self.build_over(leaves)?.unwrap_or(FrameIndex::NONE)];
+            return self.through_pages(leaves, &mut fresh);
+        }
+        self.through_pages(leaves, &mut [FrameIndex::NONE; CHUNK_PAGES][..pages])
+    }
+
+    /// The same of pages of which the first may be built.
+    fn through_pages(&self, leaves: &mut Leaves<'_>, fresh: &mut [FrameIndex]) -> Result<usize> {
+        if fresh[0] == FrameIndex::NONE
+            && let Err(fault) = self.build(leaves, fresh)
+        {
             self.free(fresh);
             return Err(fault);
         }
-        let mut segments: Vec<Segment<'_>> = Vec::with_capacity(pages);
-        for (page, &frame) in self.first.onwards().zip(&*fresh) {
+        for (page, _) in
+            self.first.onwards().zip(&*fresh).filter(|(_, it)| **it == FrameIndex::NONE)
+        {
             let (from, to) = self.part(page);
-            if frame == FrameIndex::NONE {
-                segments.extend(self.src.slice(from - self.offset, to - from));
-                self.file.cache().counters.bytes_passed.add(to - from);
-            } else {
-                let bytes = self.file.cache().frames.bytes(frame);
-                // SAFETY: the part lies within the frame, which is ours until it is shown, and
-                // does not change after that (page.W2).
-                segments.push(unsafe {
-                    let at = bytes.add((from - self.file.start_of(page)) as usize);
-                    Segment::new(at, (to - from) as usize)
-                });
-            }
+            self.file.cache().counters.bytes_passed.add(to - from);
         }
-        let Written { moved, error, epoch, durability } = self.transfer((&segments).into());
+        let segments;
+        let source = if self.goes_from_source() {
+            self.src
+        } else {
+            segments = self.segments(fresh);
+            (&*segments).into()
+        };
+        let Written { moved, error, epoch, durability } = self.transfer(source);
         let is_cached = !fresh.contains(&FrameIndex::NONE);
-        let leaves = &mut Leaves::new(self.file);
         self.install(leaves, fresh, moved, self.size_after(moved), false);
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
@@ -69,11 +79,30 @@ impl Write<'_> {
         self.result(moved, error, durability)
     }
 
+    /// What the back end is given: the frames' bytes, or the caller's of pages that have none.
+    fn segments(&self, fresh: &[FrameIndex]) -> SmallVec<[Segment<'a>; 4]> {
+        let mut segments = SmallVec::with_capacity(fresh.len());
+        for (page, &frame) in self.first.onwards().zip(fresh) {
+            let (from, to) = self.part(page);
+            if frame == FrameIndex::NONE {
+                segments.extend(self.src.slice(from - self.offset, to - from));
+            } else {
+                let bytes = self.file.cache().frames.bytes(frame);
+                // SAFETY: the part lies within the frame, which is ours until it is shown, and
+                // does not change after that (page.W2).
+                segments.push(unsafe {
+                    let at = bytes.add((from - self.file.start_of(page)) as usize);
+                    Segment::new(at, (to - from) as usize)
+                });
+            }
+        }
+        segments
+    }
+
     /// Builds the new contents of the pages that will be cached, each in a fresh frame.
-    pub(super) fn build(&self, fresh: &mut [FrameIndex]) -> Result<()> {
+    fn build(&self, leaves: &mut Leaves<'_>, fresh: &mut [FrameIndex]) -> Result<()> {
         let cache = self.file.cache();
         let class = Class::page(self.file.core().page_shift);
-        let mut leaves = Leaves::new(self.file);
         for (page, slot) in self.first.onwards().zip(fresh) {
             let (from, to) = self.part(page);
             let start = self.file.start_of(page);

@@ -2,12 +2,13 @@
 //! the rules: [`flush::flusher`](crate::flush::flusher).
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::ledger::Share;
+use crate::writeback::bell::Bell;
 use crate::writeback::turns::{STUCK_AFTER, WritersTurns};
 
 /// How much may be owed, and for how long.
@@ -51,8 +52,10 @@ pub(crate) struct Flusher<F> {
     /// The watch waits here.
     pub(crate) watching: Condvar,
     pub(crate) progress: Condvar,
-    /// Whether the thread on duty looks at the files again soon, without being told.
-    pub(crate) awake: AtomicBool,
+    /// Rung: the thread on duty looks at the files again soon, without being told.
+    pub(crate) awake: Bell,
+    /// Rung: somebody tells the thread on duty, which has not begun a round since.
+    pub(crate) told: Bell,
     /// Somebody found no frame, while write-back kept some.
     pub(crate) starved: AtomicBool,
     /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
@@ -141,7 +144,8 @@ impl<F> Flusher<F> {
             work: Condvar::new(),
             watching: Condvar::new(),
             progress: Condvar::new(),
-            awake: AtomicBool::new(false),
+            awake: Bell::new(),
+            told: Bell::new(),
             starved: AtomicBool::new(false),
             stuck_unwritten: AtomicU64::new(0),
             stuck_unstable: AtomicU64::new(0),
@@ -160,10 +164,8 @@ impl<F> Flusher<F> {
 
     pub(crate) fn notice(&self, dirty_bytes: u64) {
         let much = self.is_much(dirty_bytes);
-        // SeqCst: with the flusher's store and look, one of the two sees the other's. Argued: both are
-        // RMWs of one word. This one comes first, and the flusher's says so and has it look again; or
-        // second, and tells, under the lock that the flusher holds until it sleeps.
-        if !self.awake.swap(true, SeqCst) || much {
+        // bell.BL1: one that was rung before is cleared before the flusher looks again.
+        if self.awake.ring() || much {
             self.tell();
         }
     }
@@ -175,7 +177,11 @@ impl<F> Flusher<F> {
         }
     }
 
+    /// Has the thread on duty begin a round, if it has not since somebody told it (bell.BL1).
     pub(crate) fn tell(&self) {
+        if !self.told.ring() {
+            return;
+        }
         let mut state = self.state();
         if !state.told {
             state.told = true;

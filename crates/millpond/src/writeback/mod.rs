@@ -40,6 +40,7 @@ pub(crate) mod generations;
 pub(crate) mod stream;
 pub(crate) mod untold;
 
+pub(crate) mod bell;
 pub(crate) mod flusher;
 pub(crate) mod turns;
 

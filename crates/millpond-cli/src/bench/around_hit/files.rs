@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::bench::data::{self, KIB};
+use crate::bench::interrupt;
 use crate::failure::{Context, Result};
 
 pub const BLOCK_BYTES: u32 = 4 * KIB;
@@ -21,6 +22,7 @@ impl Directory {
         for number in 0..count {
             data::contents(u64::from(number) * block_bytes as u64, &mut block);
             let path = made.path(number);
+            let _gate = interrupt::gate();
             fs::write(&path, &block).context(path.display())?;
         }
         Ok(made)

@@ -9,13 +9,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::bench::around_hit::files::{BLOCK_BYTES, Directory};
 use crate::bench::data::MIB;
-use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::bench::write::timed;
 use crate::failure::{Context, Result};
 
 const CASE: &str = "open-files-write-sync";
 const MANY: u32 = 100_000;
+const MANY_QUICK: u32 = 20_000;
 const FEW: u32 = 1000;
 /// Of each file: its page, a leaf of its table, and what the heap has of it.
 const FILE_BYTES: u64 = 16 << 10;
@@ -70,8 +72,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     if !plan.wants(CASE) {
         return Ok(());
     }
-    eprintln!("measuring {CASE}");
-    let wanted = plan.count(MANY as usize, MANY as usize) as u32;
+    plan.tell(CASE);
+    let wanted = plan.count(MANY as usize, MANY_QUICK as usize) as u32;
     let few = plan.count(FEW as usize, FEW as usize) as u32;
     let many =
         wanted.min(descriptors(u64::from(wanted + few) + OTHERS) as u32 - few - OTHERS as u32);
@@ -91,7 +93,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     };
     let length = plan.slice(100, 50);
     own.slice(length).and(other.slice(length)).context(CASE)?;
-    outcome.rows.extend(pair.measure(plan.rounds, || own.slice(length), || other.slice(length))?);
+    outcome.rows.extend(pair.measure(
+        plan.rounds(),
+        || own.slice(length),
+        || other.slice(length),
+    )?);
     Ok(())
 }
 

@@ -22,9 +22,10 @@ use rustix::fs::OFlags;
 
 use self::files::{BLOCK_BYTES, Directory};
 use super::data::{MIB, NamedFile};
-use super::harness::{self, Plan, Reader, Slice, compare};
+use super::harness::{self, Reader, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use super::write::open;
 use crate::failure::{Context, Result};
 
@@ -60,18 +61,18 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     if plan.wants(MISS) {
         for threads in plan.thread_counts() {
-            eprintln!("measuring {MISS} with {threads} thread(s)");
+            plan.tell(&format!("{MISS} with {threads} thread(s)"));
             misses(threads, plan, &mut outcome)?;
         }
     }
     for (case, mode, files) in OVERWRITES {
         for threads in plan.thread_counts().filter(|_| plan.wants(case)) {
-            eprintln!("measuring {case} with {threads} thread(s)");
+            plan.tell(&format!("{case} with {threads} thread(s)"));
             overwrites(case, mode, files, threads, plan, &mut outcome)?;
         }
     }
     if plan.wants(OPEN) {
-        eprintln!("measuring {OPEN}");
+        plan.tell(OPEN);
         open_read_close(plan, &mut outcome)?;
     }
     null::run(plan, &mut outcome)?;
@@ -94,7 +95,7 @@ fn misses(threads: u32, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let peer = Reader::new(PREAD, |dst: &mut [u8], at| kernel.read_at(dst, at));
     let peer = peer.prepared_by(peer_warm);
     let before = engine.stats();
-    let rows = compare(MISS, &subject, &peer, &load, plan, plan.slice(100, 50))?;
+    let rows = compare(MISS, &subject, &peer, &load, plan, plan.slice(100, 30))?;
     let after = engine.stats();
     let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
     let part = misses as f64 / (hits + misses).max(1) as f64;
@@ -221,7 +222,7 @@ fn overwrites(
         file.write_at(src, at)
     };
     let other = Writer { reader: Reader::new(PWRITE, pwrite), warm_up: peer_warm };
-    let rows = compare(case, &subject, &other, &load, plan, plan.slice(100, 50))?;
+    let rows = compare(case, &subject, &other, &load, plan, plan.slice(100, 30))?;
     // The bytes that were written are zeros, and the files had none.
     let last = load.blocks.iter().map(|list| u64::from(list[0]) * u64::from(BLOCK_BYTES));
     for at in last {
@@ -249,7 +250,7 @@ fn open_read_close(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let peer = Reader::new("kernel open, pread, close", |dst: &mut [u8], at| {
         File::open(path(at))?.read_at(dst, 0)
     });
-    let rows = compare(OPEN, &subject, &peer, &load, plan, plan.slice(100, 50))?;
+    let rows = compare(OPEN, &subject, &peer, &load, plan, plan.slice(100, 30))?;
     outcome.rows.extend(rows);
     Ok(())
 }

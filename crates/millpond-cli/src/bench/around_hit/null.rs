@@ -9,9 +9,10 @@ use millpond::{BackendChoice, Buffer, Engine, File, OpenOptions, Queue, Request}
 use millpond_bench_peers::{Nops, Usage};
 
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
-use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::harness::{Pair, Slice};
 use crate::bench::no_copy::{Flow, nop_slice};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
 
 const PIPELINE: &str = "direct-null-pipeline";
@@ -25,7 +26,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let cases = [(PIPELINE, "millpond, pipeline"), (QUEUE, "millpond, queue")];
     let bytes = plan.bytes(FILE_BYTES);
     for (case, subject) in cases.into_iter().filter(|(case, _)| plan.wants(case)) {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         let mut nops = match Nops::new() {
             Ok(nops) => nops,
             Err(error) => {
@@ -42,7 +43,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         let blocks = (bytes / u64::from(BLOCK_BYTES)) as u32;
         let place = |_| u64::from(random.below(blocks)) * u64::from(BLOCK_BYTES);
         let offsets: Vec<u64> = (0..blocks).map(place).collect();
-        let length = plan.slice(100, 50);
+        let length = plan.slice(100, 30);
         let mut own: Box<dyn FnMut() -> io::Result<Slice> + '_> = if case == PIPELINE {
             let flow = Flow::new(&engine, &file, DEPTH as usize, 1, BLOCK_BYTES, offsets);
             let mut flow = flow.context(case)?;
@@ -57,7 +58,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         own().and(nop_slice(&mut nops, length)).context(case)?;
         let block_bytes = Some(BLOCK_BYTES);
         let pair = Pair { case, threads: 1, block_bytes, subject, peer: NOP };
-        let rows = pair.measure(plan.rounds, own, || nop_slice(&mut nops, length))?;
+        let rows = pair.measure(plan.rounds(), own, || nop_slice(&mut nops, length))?;
         outcome.rows.extend(rows.map(|row| row.in_flight(DEPTH)));
     }
     Ok(())

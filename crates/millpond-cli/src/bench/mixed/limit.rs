@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::{Mutex, PoisonError};
 
 /// A memory cgroup; removed on drop.
 #[derive(Debug)]
@@ -16,6 +17,17 @@ pub struct Limit {
     group: PathBuf,
     /// Where the process belongs.
     home: PathBuf,
+}
+
+/// That of this process, if there is one: its group, and its home.
+static CURRENT: Mutex<Option<(PathBuf, PathBuf)>> = Mutex::new(None);
+
+/// Ends the limit from wherever, before the process ends.
+pub fn leave() {
+    let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((group, home)) = current {
+        let _ = move_to(&home).and_then(|()| fs::remove_dir(&group));
+    }
 }
 
 /// This process is under the limit for as long as this lives.
@@ -40,6 +52,8 @@ impl Limit {
             format!("no memory cgroup: {}: {error}", what.display())
         };
         fs::create_dir(&group).map_err(|error| failed(&group, error))?;
+        let current = Some((group.clone(), home.clone()));
+        *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = current;
         let limit = Limit { group, home };
         let knob = limit.group.join(file);
         fs::write(&knob, bytes.to_string()).map_err(|error| match error.kind() {
@@ -80,6 +94,7 @@ impl Drop for Limited<'_> {
 impl Drop for Limit {
     fn drop(&mut self) {
         self.empty();
+        *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Err(error) = fs::remove_dir(&self.group) {
             eprintln!("removing {}: {error}", self.group.display());
         }

@@ -28,18 +28,20 @@ use millpond::{Advice, Engine};
 use rustix::fs::OFlags;
 
 use self::limit::Limit;
+pub use self::limit::leave as leave_limit;
 use self::pair::{Names, Pair, Side};
 use self::place::{BlockFile, Place};
 use self::site::{Site, names, pond, roomy, rounds, warm_up};
 use self::target::Target;
 use self::work::{Disturbance, Places, Work};
 use super::data::{KIB, MIB};
-use super::harness::Plan;
 use super::machine::Machine;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const FILE_BYTES: u64 = 1024 * MIB;
+const FILE_BYTES_QUICK: u64 = 256 * MIB;
 /// The file is so many times the cache, in the cases beyond it.
 const BEYOND: u64 = 4;
 /// A cgroup with less has no room for this process's threads.
@@ -94,7 +96,7 @@ impl Case {
     fn work(&self, plan: &Plan) -> Work {
         Work {
             block_bytes: self.block_bytes,
-            file_bytes: plan.bytes(FILE_BYTES),
+            file_bytes: file_bytes(plan),
             readers: self.readers,
             writers: self.writers,
             places: if self.readers == 0 { Places::Disjoint } else { Places::Random },
@@ -102,7 +104,7 @@ impl Case {
             ramp: match self.cache {
                 Cache::Warm => Duration::ZERO,
                 // Until as much is dirty as may be: what the cache takes in is not what it can move on.
-                Cache::Beyond => plan.slice(500, 400),
+                Cache::Beyond => plan.slice(500, 40),
             },
         }
     }
@@ -122,7 +124,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             if wanted.is_empty() {
                 continue;
             }
-            match site.files(plan.bytes(FILE_BYTES), block_bytes) {
+            match site.files(file_bytes(plan), block_bytes) {
                 Ok(files) => group(&site, &files, &wanted, &mut outcome)?,
                 Err(reason) => {
                     for case in wanted {
@@ -164,6 +166,11 @@ fn group(
     Ok(())
 }
 
+/// Of either, a quarter fits the cache where it is beyond it.
+fn file_bytes(plan: &Plan) -> u64 {
+    plan.bytes(if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES })
+}
+
 fn note_engine(engine: &Engine, outcome: &mut Outcome) {
     let stats = engine.stats();
     let (name, reason) = (stats.back_end, stats.back_end_reason);
@@ -176,11 +183,11 @@ fn warm(
     cases: &[&Case],
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let (engine, file) = pond(roomy(site.plan.bytes(FILE_BYTES)), own)?;
+    let (engine, file) = pond(roomy(file_bytes(site.plan)), own)?;
     note_engine(&engine, outcome);
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     for case in cases {
-        eprintln!("measuring {} on {}", case.names.case, site.name);
+        site.plan.tell(&format!("{} on {}", case.names.case, site.name));
         let work = case.work(site.plan);
         warm_up(&file, &work).context(format!("warming up {}", site.own()))?;
         warm_up(&kernel, &work).context(format!("warming up {}", site.kernel()))?;
@@ -196,8 +203,8 @@ fn warm(
 fn pair<'a>(site: &Site<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
     let rounds = rounds(site.plan, case.barred);
     let length = match case.cache {
-        Cache::Warm => site.plan.slice(250, 150),
-        Cache::Beyond => site.plan.slice(350, 250),
+        Cache::Warm => site.plan.slice(250, 30),
+        Cache::Beyond => site.plan.slice(350, 50),
     };
     Pair { names: case.names, work: [work; 2], rounds, length }
 }
@@ -208,7 +215,7 @@ fn beyond(
     cases: &[&Case],
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let cache_bytes = site.plan.bytes(FILE_BYTES) / BEYOND;
+    let cache_bytes = file_bytes(site.plan) / BEYOND;
     let (engine, file) = pond(cache_bytes, own)?;
     file.advise(0, 0, Advice::Random).context(&site.name)?;
     note_engine(&engine, outcome);
@@ -217,7 +224,7 @@ fn beyond(
     let limit = Limit::new(cache_bytes.max(LIMIT_BYTES_MIN));
     let device = others.open(OFlags::DIRECT);
     for case in cases {
-        eprintln!("measuring {} on {}", case.names.case, site.name);
+        site.plan.tell(&format!("{} on {}", case.names.case, site.name));
         let work = case.work(site.plan);
         let settled = |target: &dyn Fn() -> io::Result<()>, slice| {
             target()?;

@@ -7,6 +7,7 @@ use super::work::{MixedSlice, Ops, Work};
 use crate::bench::harness::{self, Slice, alternate};
 use crate::bench::histogram::Histogram;
 use crate::bench::outcome::{Outcome, Row};
+use crate::bench::plan::Rounds;
 use crate::failure::{Context, Result};
 
 /// The names of a case's rows: of its reads, of its writes, and of both together.
@@ -43,7 +44,7 @@ impl<'a> Side<'a> {
 pub struct Pair<'a> {
     pub names: Names,
     pub work: [&'a Work; 2],
-    pub rounds: u32,
+    pub rounds: Rounds,
     pub length: Duration,
 }
 
@@ -175,7 +176,12 @@ mod tests {
         };
         let names =
             Names { case: "c", reads: "c-reads", writes: "c-writes", total: Some("c-total") };
-        let pair = Pair { names, work: [&work; 2], rounds: 3, length: Duration::from_secs(1) };
+        let pair = Pair {
+            names,
+            work: [&work; 2],
+            rounds: Rounds::exactly(3),
+            length: Duration::from_secs(1),
+        };
         let side = |name: &str, reads: u64, writes: u64, torn| {
             let ops = |ops: u64| Ops {
                 ops,

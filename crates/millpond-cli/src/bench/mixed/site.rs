@@ -9,14 +9,14 @@ use super::place::{BlockFile, Place, check_blocks};
 use super::target::Target;
 use super::work::Work;
 use crate::bench::data::MIB;
-use crate::bench::harness::Plan;
+use crate::bench::plan::{Plan, Rounds};
 use crate::failure::{Context, Result};
 
 pub const MILLPOND: &str = "millpond";
 /// What is dirty stays in a warm cache for longer than a pair takes.
 pub const DIRTY_AGE_MAX: Duration = Duration::from_secs(120);
 /// Rounds of cases that no bar is set for: full and quick.
-pub const LISTED_ROUNDS_MAX: [u32; 2] = [2, 2];
+pub const LISTED_ROUNDS_MAX: [u32; 2] = [5, 3];
 
 /// The names of a case and of its rows.
 macro_rules! names {
@@ -34,9 +34,9 @@ macro_rules! names {
 }
 pub(super) use names;
 
-pub fn rounds(plan: &Plan, barred: bool) -> u32 {
+pub fn rounds(plan: &Plan, barred: bool) -> Rounds {
     let listed = LISTED_ROUNDS_MAX[usize::from(plan.quick)];
-    if barred { plan.rounds } else { plan.rounds.min(listed) }
+    if barred { plan.rounds() } else { plan.rounds().at_most(listed) }
 }
 
 /// A place, and how it is called in the names of engines.

@@ -48,6 +48,9 @@ pub enum Disturbance {
     Extents,
 }
 
+/// Between two changes of the extent: they take less.
+const EXTENTS_GAP: Duration = Duration::from_micros(500);
+
 /// What is asked of an engine.
 #[derive(Debug, Clone)]
 pub struct Work {
@@ -220,16 +223,22 @@ impl<T: Target> Slice<'_, T> {
         Ok(counted)
     }
 
-    /// Disturbs until the others are done; returns how often.
+    /// Disturbs until the others are done; returns how often. Changes of the extent come at a fixed rate, so
+    /// that as many come to whichever file.
     fn disturber(&self, on: &T) -> io::Result<u64> {
         let work = self.work;
         let mut buffer = AlignedBuffer::new(work.block_bytes as usize);
         let (half, blocks) = (work.blocks() / 2, work.blocks());
         let mut random = self.random(u32::MAX);
         self.start.wait();
+        let started = Instant::now();
         for turn in 0.. {
             if self.over.load(Relaxed) {
                 return Ok(turn);
+            }
+            if work.disturbance == Disturbance::Extents {
+                let due = EXTENTS_GAP * turn as u32;
+                thread::sleep(due.saturating_sub(started.elapsed()));
             }
             let block = half + random.below(blocks - half);
             fill_with(buffer.bytes(), word(255, turn as u32, block));

@@ -11,8 +11,9 @@ use millpond::{Engine, OpenOptions};
 use super::flow::Flow;
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
 use crate::bench::fio::{Moved, parse};
-use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::{Outcome, Row};
+use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond, direct";
@@ -61,7 +62,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let engine =
         Engine::builder().cache_bytes(16 * MIB).build().context("building a Millpond engine")?;
     for case in cases {
-        eprintln!("measuring {}", case.name);
+        plan.tell(case.name);
         measure(case, &named.path, bytes, &engine, plan, outcome)?;
     }
     Ok(())
@@ -94,7 +95,7 @@ fn measure(
     let flow = Flow::new(engine, &file, depth, 1, block_bytes, offsets.collect());
     let mut flow = flow.context(case.name)?;
     flow.writes = matches!(case.moved, Moved::Written);
-    let length = plan.slice(1000, 500).max(Duration::from_millis(50));
+    let length = plan.slice(1000, 150).max(Duration::from_millis(50));
     flow.slice(length, 0).context(case.name)?;
     outcome.note(format!("{}: {:?}", case.name, flow.registration()));
     let pair = Pair {
@@ -106,7 +107,7 @@ fn measure(
     };
     let fio = || fio(case, path, bytes, length);
     if pair.try_peer(fio(), outcome) {
-        let rows = pair.measure(plan.rounds, || flow.slice(length, 0), fio)?;
+        let rows = pair.measure(plan.rounds(), || flow.slice(length, 0), fio)?;
         outcome.rows.extend(rows.map(|row| Row { queue_depth: Some(case.depth), ..row }));
     }
     Ok(())

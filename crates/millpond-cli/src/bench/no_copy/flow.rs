@@ -1,5 +1,6 @@
 //! Requests of one kind that follow each other through a pipeline.
 
+use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,9 @@ pub struct Flow<'f> {
     offsets: Vec<u64>,
     next: usize,
     pub writes: bool,
+    /// A vector of places and lengths that each request has a copy made of, looked through and thrown away;
+    /// none if it is empty.
+    pub copied: Vec<(usize, usize)>,
     /// Allocations of the last slice, and its requests.
     pub allocated: (u64, u64),
 }
@@ -43,7 +47,16 @@ impl<'f> Flow<'f> {
         }
         let pipeline = engine.pipeline(depth)?;
         let allocated = (0, 0);
-        Ok(Self { file, pipeline, idle, offsets, next: 0, writes: false, allocated })
+        Ok(Self {
+            file,
+            pipeline,
+            idle,
+            offsets,
+            next: 0,
+            writes: false,
+            copied: Vec::new(),
+            allocated,
+        })
     }
 
     pub fn registration(&self) -> Registration {
@@ -52,7 +65,7 @@ impl<'f> Flow<'f> {
 
     /// Runs for about `length`, and at least through `least` requests.
     pub fn slice(&mut self, length: Duration, least: u64) -> io::Result<Slice> {
-        let Self { file, pipeline, idle, offsets, next, writes, allocated } = self;
+        let Self { file, pipeline, idle, offsets, next, writes, copied, allocated } = self;
         let mut ended: Vec<DirectRequest<'_>> = Vec::with_capacity(idle.len());
         let (mut ops, mut failure, mut over) = (0u64, None, false);
         let mut fresh = std::mem::take(idle).into_iter();
@@ -81,6 +94,10 @@ impl<'f> Flow<'f> {
             if over || failure.is_some() {
                 ended.extend(lane.request.take());
                 return false;
+            }
+            if !copied.is_empty() {
+                let copy = black_box(copied.clone());
+                black_box(copy.iter().map(|(_, len)| len).sum::<usize>());
             }
             request.set_offset(offset);
             true

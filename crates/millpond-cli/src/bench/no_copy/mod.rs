@@ -12,8 +12,8 @@ mod null;
 
 pub use self::flow::Flow;
 pub use self::null::nop_slice;
-use super::harness::Plan;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::Result;
 
 /// Measures all cases.

@@ -6,15 +6,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use millpond::{
-    BackendChoice, Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList, WriteMode,
-};
-use millpond_bench_peers::{Nops, Usage, allocations};
+use millpond::{BackendChoice, Engine, File, OpenOptions, WriteMode};
+use millpond_bench_peers::{Nops, Usage};
 
 use super::flow::Flow;
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
-use crate::bench::harness::{Pair, Plan, Slice};
+use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::{Outcome, Row};
+use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
 
 const DEPTH: usize = 128;
@@ -54,11 +53,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = engine.open(&named.path, &options.direct(true)).context("opening the file")?;
     cache_every_other(&cached, bytes).context("caching the file")?;
     for (case, block_bytes) in wanted {
-        eprintln!("measuring {case}");
+        plan.tell(case);
         measure_reads(case, block_bytes, &engine, &file, bytes, plan, outcome)?;
     }
     if writes {
-        eprintln!("measuring null-write-4k");
+        plan.tell("null-write-4k");
         measure_writes("null-write-4k", &engine, &file, bytes, plan, outcome)?;
     }
     Ok(())
@@ -103,21 +102,24 @@ fn measure_reads(
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let length = plan.slice(200, 100);
+    let length = plan.slice(200, 25);
     let mut own = flow(engine, file, bytes, block_bytes)?;
     let pair =
         |peer| Pair { case, threads: 1, block_bytes: Some(block_bytes), subject: MILLPOND, peer };
-    let mut copied = Copied::new(engine, file, block_bytes, offsets(bytes, block_bytes))
-        .context("a pipeline with copied vectors")?;
+    let mut copied = flow(engine, file, bytes, block_bytes)?;
+    copied.copied = vec![(0, 0); block_bytes.div_ceil(SEGMENT_BYTES) as usize];
     own.slice(length, 0).context(case)?;
     note_allocations(case, &mut own, length, outcome)?;
     let rows =
-        pair(COPIED).measure(plan.rounds, || own.slice(length, 0), || copied.slice(length))?;
+        pair(COPIED).measure(plan.rounds(), || own.slice(length, 0), || copied.slice(length, 0))?;
     outcome.rows.extend(rows.map(deep));
     if block_bytes > 4 * KIB {
         let mut small = flow(engine, file, bytes, 4 * KIB)?;
-        let rows =
-            pair(SMALL).measure(plan.rounds, || own.slice(length, 0), || small.slice(length, 0))?;
+        let rows = pair(SMALL).measure(
+            plan.rounds(),
+            || own.slice(length, 0),
+            || small.slice(length, 0),
+        )?;
         outcome.rows.extend(rows.map(deep));
     }
     if block_bytes == 4 * KIB {
@@ -136,7 +138,7 @@ fn measure_writes(
 ) -> Result<()> {
     let mut own = flow(engine, file, bytes, 4 * KIB)?;
     own.writes = true;
-    note_allocations(case, &mut own, plan.slice(200, 100), outcome)?;
+    note_allocations(case, &mut own, plan.slice(200, 40), outcome)?;
     against_nops(case, &mut own, plan, outcome)
 }
 
@@ -177,10 +179,10 @@ fn against_nops(
             return Ok(());
         }
     };
-    let length = plan.slice(200, 100);
+    let length = plan.slice(200, 40);
     let pair = Pair { case, threads: 1, block_bytes: Some(4 * KIB), subject: MILLPOND, peer: NOP };
     let rows =
-        pair.measure(plan.rounds, || own.slice(length, 0), || nop_slice(&mut nops, length))?;
+        pair.measure(plan.rounds(), || own.slice(length, 0), || nop_slice(&mut nops, length))?;
     outcome.rows.extend(rows.map(deep));
     Ok(())
 }
@@ -206,78 +208,4 @@ pub fn nop_slice(nops: &mut Nops, length: Duration) -> io::Result<Slice> {
         cpu: used.cpu,
         context_switches: used.context_switches,
     })
-}
-
-/// The same requests, each with a vector of its own: made, looked through and thrown away.
-struct Copied<'f> {
-    file: &'f File,
-    pipeline: millpond::Pipeline,
-    buffers: Vec<Vec<Buffer>>,
-    offsets: Vec<u64>,
-    next: usize,
-}
-
-impl<'f> Copied<'f> {
-    fn new(
-        engine: &Engine,
-        file: &'f File,
-        block_bytes: u32,
-        offsets: Vec<u64>,
-    ) -> millpond::Result<Self> {
-        let segment_bytes = block_bytes.min(SEGMENT_BYTES);
-        let segments = (block_bytes / segment_bytes) as usize;
-        let mut all = engine.alloc_buffers(DEPTH * segments * 2, segment_bytes as usize)?;
-        let buffers = (0..DEPTH).map(|_| all.drain(..segments * 2).step_by(2).collect()).collect();
-        Ok(Self { file, pipeline: engine.pipeline(DEPTH)?, buffers, offsets, next: 0 })
-    }
-
-    fn slice(&mut self, length: Duration) -> io::Result<Slice> {
-        let Self { file, pipeline, buffers, offsets, next } = self;
-        let (mut ops, mut over) = (0u64, false);
-        let mut idle: Vec<Vec<Buffer>> = std::mem::take(buffers);
-        let mut failure = None;
-        let used = Usage::now();
-        let made = allocations();
-        let started = Instant::now();
-        pipeline.run(|lane| {
-            let list = match (lane.request.take(), lane.outcome) {
-                (Some(request), Some(outcome)) => {
-                    ops += 1;
-                    if ops.is_multiple_of(256) && started.elapsed() >= length {
-                        over = true;
-                    }
-                    failure = outcome.err().or(failure.take());
-                    request.into_buffers()
-                }
-                _ => match idle.pop() {
-                    Some(list) => list,
-                    None => return false,
-                },
-            };
-            if over || failure.is_some() {
-                buffers.push(list);
-                return false;
-            }
-            let offset = offsets[*next];
-            *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
-            *lane.request =
-                Some(DirectRequest::read(file, SegmentList::from_buffers(list), offset));
-            true
-        });
-        let elapsed = started.elapsed();
-        let used = Usage::now().since(used);
-        buffers.extend(idle);
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        if allocations() - made < ops {
-            return Err(io::Error::other("the vectors were not copied"));
-        }
-        Ok(Slice {
-            ops,
-            ops_per_s: ops as f64 / elapsed.as_secs_f64(),
-            cpu: used.cpu,
-            context_switches: used.context_switches,
-        })
-    }
 }

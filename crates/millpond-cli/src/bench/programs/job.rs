@@ -14,8 +14,9 @@ use std::time::Duration;
 use super::child::{self, Ended};
 use super::produced::{Produced, each_chunk, files_below};
 use crate::bench::data::MIB;
-use crate::bench::harness::{Pair, Plan, Slice, alternate};
+use crate::bench::harness::{Pair, Slice, alternate};
 use crate::bench::outcome::{Outcome, Row};
+use crate::bench::plan::Plan;
 
 pub const RUN: &str = "run";
 pub const KERNEL: &str = "kernel";
@@ -171,7 +172,7 @@ impl<'a> Site<'a> {
     /// Measures `job` in `dir`. What fails on the kernel is a gap, and under `run` alone a failure.
     pub fn measure(&mut self, dir: &Path, job: &Job) {
         let case = job.bars[0].case;
-        eprintln!("measuring {case}, {} threads", job.threads);
+        self.plan.tell(&format!("{case}, {} threads", job.threads));
         match self.slices(dir, job) {
             Ok((slices, summary)) => {
                 self.rows(job, &slices);
@@ -212,7 +213,7 @@ impl<'a> Site<'a> {
         if let Some(difference) = made.difference(&own_made) {
             return Err((RUN, format!("leaves something else than on the kernel: {difference}")));
         }
-        let rounds = self.plan.rounds.min(ROUNDS_MAX[usize::from(self.plan.quick)]);
+        let rounds = self.plan.rounds().at_most(ROUNDS_MAX[usize::from(self.plan.quick)]);
         let timed = |side: &Side<'_>| {
             let reading = side.run()?.0;
             same(&said, &reading.said).map_err(|reason| (side.engine, reason))?;

@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use self::fixtures::Workplace;
 use self::job::Site;
-use super::harness::Plan;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::Result;
 
 /// How often `run` is started to see what that alone takes.

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use self::case::{Case, Lock};
 use self::slice::{latencies, slice};
-use super::harness::{Pair, Plan};
+use super::harness::Pair;
 use super::histogram::Latencies;
 use super::outcome::{Outcome, Row, Skipped};
+use super::plan::Plan;
 use crate::failure::Result;
 
 /// Slices that are taken to see how long single operations take: the longest are rare.
@@ -31,17 +32,43 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut occupied = Occupied::default();
     for case in case::cases(&case::thread_counts()) {
         if plan.wants(case.load.name) {
-            eprintln!("measuring {} with {} thread(s)", case.load.name, case.threads);
+            plan.tell(&format!("{} with {} thread(s)", case.load.name, case.threads));
             outcome.note(format!("{} is Millpond's own lock", Lock::Striped.name()));
             compare(&case, plan, &mut outcome, &mut occupied)?;
         }
     }
+    let steady: Vec<String> = STEADY.iter().filter_map(|case| steady(case, &outcome)).collect();
+    outcome.notes.extend(steady);
     outcome.notes.extend(occupied.note());
     Ok(outcome)
 }
 
+/// The peer that is to keep its speed with more threads, where: the authors of its algorithm show it so.
+const STEADY: [&str; 2] = ["100-held-disjoint", "100-held-interleaved"];
+const STEADY_SHARE: f64 = 0.8;
+
+/// How the OLC tree does with each number of threads, over its own best with fewer.
+fn steady(case: &str, outcome: &Outcome) -> Option<String> {
+    let name = Lock::OlcBTree.name();
+    let rows = outcome.rows.iter().filter(|row| row.case == case && row.engine == name);
+    let mut best = 0.0_f64;
+    let mut shares = Vec::new();
+    for row in rows {
+        if best > 0.0 {
+            let share = row.ops_per_s / best;
+            let verdict = if share < STEADY_SHARE { ", missed" } else { "" };
+            shares.push(format!("{share:.2} with {} threads{verdict}", row.threads));
+        }
+        best = best.max(row.ops_per_s);
+    }
+    let told = shares.join("; ");
+    (!shares.is_empty()).then(|| {
+        format!("{case}: {name} over its own best with fewer threads ({STEADY_SHARE}): {told}")
+    })
+}
+
 fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
-    let length = plan.slice(50, 15);
+    let length = plan.slice(50, 5);
     let latencies = all_latencies(case, length * LATENCY_SLICES);
     let subject = Lock::Striped;
     for &peer in case.locks.iter().filter(|lock| **lock != subject) {
@@ -56,7 +83,7 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
             peer: peer.name(),
         };
         let measure = |lock| move || Ok(slice(lock, case, length));
-        let [own, other] = pair.measure(plan.rounds, measure(subject), measure(peer))?;
+        let [own, other] = pair.measure(plan.rounds(), measure(subject), measure(peer))?;
         if !case.is_contended() {
             occupied.look_at(&own);
         }
@@ -124,6 +151,26 @@ impl Occupied {
 mod tests {
     use super::case::cases;
     use super::*;
+
+    #[test]
+    fn a_peer_that_gets_slower_is_told() {
+        let mut outcome = Outcome::default();
+        for (threads, ops) in [(1, 100), (2, 70), (4, 90)] {
+            let pair = Pair {
+                case: STEADY[0],
+                threads,
+                block_bytes: None,
+                subject: Lock::OlcBTree.name(),
+                peer: "p",
+            };
+            let slice =
+                crate::bench::harness::Slice { ops_per_s: f64::from(ops), ..Default::default() };
+            let [row, _] = pair.rows(&[vec![slice; 2], vec![slice; 2]]);
+            outcome.rows.push(row);
+        }
+        let told = steady(STEADY[0], &outcome).unwrap();
+        assert!(told.ends_with("0.70 with 2 threads, missed; 0.90 with 4 threads"), "{told}");
+    }
 
     /// Goal: every lock runs every case that it is listed for, and the others say why not.
     #[test]

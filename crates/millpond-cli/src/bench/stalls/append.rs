@@ -18,8 +18,9 @@ use rustix::fs::OFlags;
 use super::side::{Measured, PATIENCE, Side, Times, measure};
 use crate::bench::data::NamedFile;
 use crate::bench::data::{KIB, MIB};
-use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::harness::{AlignedBuffer, Slice};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::bench::write::{Target, open};
 use crate::failure::{Context, Result};
 
@@ -90,7 +91,7 @@ impl Growing for File {
 /// Measures the cases.
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     for case in CASES.iter().filter(|case| plan.wants(case.name)) {
-        eprintln!("measuring {}", case.name);
+        plan.tell(case.name);
         one(case, plan, outcome)?;
     }
     Ok(())

@@ -13,8 +13,8 @@ mod evict;
 mod side;
 mod sync;
 
-use super::harness::Plan;
 use super::outcome::Outcome;
+use super::plan::Plan;
 use crate::failure::Result;
 
 /// Measures all cases.

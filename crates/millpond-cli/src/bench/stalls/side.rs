@@ -4,8 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use crate::bench::data::KIB;
-use crate::bench::harness::{Pair, Plan, Slice, quantile};
+use crate::bench::harness::{Pair, Slice, quantile};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
 
 /// A disturber gives up after so long: an operation that would wait for ever is told of, too.
@@ -96,7 +97,7 @@ pub fn measure(
         Ok(measured.slice)
     };
     let mut rows =
-        pair.measure(plan.rounds, || slice(subject, own_times), || slice(peer, peer_times))?;
+        pair.measure(plan.rounds(), || slice(subject, own_times), || slice(peer, peer_times))?;
     for (row, times) in rows.iter_mut().zip(&times) {
         row.p50_ns = Some(times.quantile(0.5));
         row.p99_ns = Some(times.quantile(0.99));

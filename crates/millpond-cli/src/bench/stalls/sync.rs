@@ -19,8 +19,9 @@ use rustix::fs::OFlags;
 use super::side::{Measured, PATIENCE, Side, measure};
 use crate::bench::data::{KIB, MIB};
 use crate::bench::data::{Random, TestFile};
-use crate::bench::harness::{AlignedBuffer, Plan, Slice};
+use crate::bench::harness::{AlignedBuffer, Slice};
 use crate::bench::outcome::Outcome;
+use crate::bench::plan::Plan;
 use crate::bench::write::{Target, open};
 use crate::failure::{Context, Result};
 
@@ -62,7 +63,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     if !plan.wants(CASE) {
         return Ok(());
     }
-    eprintln!("measuring {CASE}");
+    plan.tell(CASE);
     let bytes = plan.bytes(FILE_BYTES);
     let limit = DIRTY_BYTES_MAX * bytes / FILE_BYTES;
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
@@ -83,7 +84,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         }
     };
     let kernel = open(&others.path(), OFlags::empty()).context(CASE)?;
-    let ramp = plan.slice(400, 200);
+    let ramp = plan.slice(400, 100);
     let blocks = (bytes / u64::from(4 * KIB)) as u32;
     let [under, quiet] = [RefCell::new(Syncs::default()), RefCell::new(Syncs::default())];
     let subject =

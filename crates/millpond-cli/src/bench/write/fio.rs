@@ -18,6 +18,9 @@ pub fn write(path: &Path, bytes: u64, block_bytes: u32, overwrite: bool) -> io::
     let output = Command::new("fio")
         .args(["--name=millpond-bench", "--thread", "--ioengine=io_uring", "--rw=write"])
         .args(["--direct=1", "--end_fsync=1", "--scramble_buffers=0", "--output-format=json"])
+        .args(["--registerfiles=1", "--fixedbufs=1"])
+        .args([format!("--iodepth_batch={QUEUE_DEPTH}"), "--iodepth_batch_complete_min=1".into()])
+        .arg(format!("--iodepth_batch_complete_max={QUEUE_DEPTH}"))
         // Millpond reserves ahead, too.
         .arg(format!("--fallocate={}", if overwrite { "none" } else { "native" }))
         .arg(format!("--overwrite={}", u32::from(overwrite)))

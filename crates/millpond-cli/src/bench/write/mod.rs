@@ -25,9 +25,10 @@ use rustix::fs::OFlags;
 use self::target::{Dsync, Stamped, check, drop_kernel_cache};
 pub(super) use self::target::{Target, open, timed};
 use super::data::{KIB, MIB, NamedFile, TestFile};
-use super::harness::{Pair, Plan, Slice, quantile};
+use super::harness::{Pair, Slice, quantile};
 use super::load::Load;
 use super::outcome::{Outcome, Row};
+use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const BACK: &str = "millpond, back, direct";
@@ -41,7 +42,7 @@ const PWRITE_DSYNC: &str = "kernel pwrite, O_DIRECT, O_DSYNC";
 const SEQUENTIAL: &[&str] = &[BACK, FIO, PWRITE_SYNC];
 
 /// Rounds against a peer that no bar is set against, where a slice takes seconds: full and quick.
-const LISTED_ROUNDS_MAX: [u32; 2] = [5, 2];
+const LISTED_ROUNDS_MAX: [u32; 2] = [5, 3];
 
 /// Measures all cases.
 pub fn run(plan: &Plan) -> Result<Outcome> {
@@ -67,7 +68,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                 outcome.skip(case, engine, format!("no O_DIRECT here: {error}"))
             }),
             _ => {
-                eprintln!("measuring {case}");
+                plan.tell(case);
                 measure(case, plan, &mut outcome)?;
             }
         }
@@ -111,7 +112,7 @@ fn measure(
         if !pair.try_peer((peer.slice)(), outcome) {
             continue;
         }
-        let rounds = plan.rounds.min(peer.rounds_max);
+        let rounds = plan.rounds().at_most(peer.rounds_max);
         let [own, other] = pair.measure(rounds, || (subject.slice)(), || (peer.slice)())?;
         let queue_depth = peer.queue_depth;
         outcome.rows.extend([own, Row { queue_depth, ..other }]);
@@ -134,7 +135,7 @@ fn options(mode: WriteMode, backing: Backing) -> OpenOptions {
 /// 1 MiB writes in order, of a new file or of one that is there, and one sync.
 fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 1024 * KIB;
-    let bytes = plan.bytes(if plan.quick { 512 * MIB } else { 2048 * MIB });
+    let bytes = plan.bytes(if plan.quick { 256 * MIB } else { 2048 * MIB });
     let load = Load::sequential(bytes, BLOCK_BYTES, 1);
     let named = NamedFile::create(&plan.dir, bytes)?;
     let path = &*named.path;
@@ -173,7 +174,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
 fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 4 * KIB;
     let bytes = plan.bytes(256 * MIB);
-    let load = Load::random(bytes, BLOCK_BYTES, 1);
+    let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
     // A file each: direct writes would take the kernel's peer out of its cache.
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
     own.drop_kernel_cache().context(case)?;
@@ -199,7 +200,7 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
 fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 4 * KIB;
     let bytes = plan.bytes(256 * MIB);
-    let load = Load::random(bytes, BLOCK_BYTES, 1);
+    let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
     let shared = TestFile::create(&plan.dir, bytes)?;
     let path = shared.path();
     let engine = engine(case, bytes + bytes / 4 + 32 * MIB, outcome)?;

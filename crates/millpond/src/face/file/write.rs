@@ -8,7 +8,7 @@ use crate::face::file::{File, check_range};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::Direction;
-use crate::write;
+use crate::write::{self, How};
 
 impl File {
     /// Writes `src` at byte `offset`; returns the bytes written. In mode
@@ -22,8 +22,12 @@ impl File {
     /// acknowledged. Where the back end took only a part before it failed, the length of that
     /// part is returned instead.
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
-        // SAFETY: a shared slice is valid for reads of its length.
-        unsafe { self.write_raw_at(src.as_ptr(), src.len(), offset) }
+        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
+        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
+        check_range(Op::Write, offset, src.len() as u64)?;
+        self.check(self.write, Op::Write, offset, src.len() as u64)?;
+        let how = How { durable: self.dsync, is_constant: true };
+        self.write_checked((&segment).into(), offset, how)
     }
 
     /// Like [`File::write_at`], and returns when the bytes, and what is needed to find them, are
@@ -37,7 +41,7 @@ impl File {
         let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
         check_range(Op::Write, offset, src.len() as u64)?;
         self.check(self.write, Op::Write, offset, src.len() as u64)?;
-        self.write_checked((&segment).into(), offset, true)
+        self.write_checked((&segment).into(), offset, How { durable: true, is_constant: true })
     }
 
     /// Like [`File::write_at`], from several buffers in turn, as one atomic write.
@@ -131,14 +135,14 @@ impl File {
     pub(crate) fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
         check_range(Op::Write, offset, src.left())?;
         self.check(self.write, Op::Write, offset, src.left())?;
-        self.write_checked(src, offset, self.dsync)
+        self.write_checked(src, offset, How { durable: self.dsync, is_constant: false })
     }
 
-    fn write_checked(&self, src: SegmentIter<'_>, offset: u64, durable: bool) -> Result<usize> {
+    fn write_checked(&self, src: SegmentIter<'_>, offset: u64, how: How) -> Result<usize> {
         if self.direct {
-            return self.direct(Direction::Write, src, offset, durable);
+            return self.direct(Direction::Write, src, offset, how.durable);
         }
-        write::write(&self.cached, src, offset, durable)
+        write::write(&self.cached, src, offset, how)
     }
 
     /// [`File::append`] from memory that may change meanwhile. Returns the offset and the number

@@ -75,7 +75,7 @@ impl AioRead {
         let AioRead { descriptors, read } = self;
         let attempt = move |read: Transfer<'_>| descriptors.try_one(&read);
         if let Err(read) = readers::start(readers, read, attempt) {
-            (read.done)(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
+            read.done.end(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
         }
     }
 }
@@ -149,7 +149,7 @@ impl Reads {
                 let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
                 // SAFETY: Q1: its completion was reaped, just now.
                 let AioRead { descriptors, read } = *unsafe { Box::<AioRead>::from_raw(job) };
-                (read.done)(event.outcome());
+                read.done.end(event.outcome());
                 files.push(descriptors);
             }
             drop(batch);

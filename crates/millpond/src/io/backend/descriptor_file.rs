@@ -67,6 +67,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.is_direct()
     }
 
+    fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
+        self.descriptors.prepare(fd, opened)
+    }
+
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
         self.descriptors.attach(fd, opened)
     }

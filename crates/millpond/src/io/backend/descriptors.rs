@@ -101,16 +101,23 @@ impl Descriptors {
         })
     }
 
+    /// What of [`Descriptors::attach`] can fail: descriptions of our own.
+    pub(crate) fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
+        let OpenedFor { read, write, direct } = opened;
+        if direct {
+            self.attach_direct(fd, read, write)?;
+        }
+        if self.direct.is_some() && self.in_place.is_none() {
+            self.open_direct(fd, read, write)?;
+        }
+        Ok(())
+    }
+
     /// Offers another descriptor of the file. Gives it back unless it is kept for a direction that
     /// had none.
     pub(crate) fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
-        let OpenedFor { read, write, direct } = opened;
-        if direct {
-            self.attach_direct(fd.as_fd(), read, write)?;
-        }
-        if self.direct.is_some() && self.in_place.is_none() {
-            self.open_direct(fd.as_fd(), read, write)?;
-        }
+        self.prepare(fd.as_fd(), opened)?;
+        let OpenedFor { read, write, .. } = opened;
         let wants_read = read && self.read.get().is_none();
         if write && self.write.get().is_none() {
             let flags = rustix::fs::fcntl_getfl(&fd)?;
@@ -368,7 +375,7 @@ fn can_ignore_append() -> bool {
                 1,
                 0u64,
                 0u64,
-                RWF_NOAPPEND,
+                libc::c_long::from(RWF_NOAPPEND),
             )
         };
         outcome == 1

@@ -164,8 +164,9 @@ impl Driver {
     }
 
     fn serve(&self) {
-        let usage =
-            Use { together: ENTRIES as usize, jobs_max: usize::MAX, outlives_submitters: false };
+        let entries = ENTRIES as usize;
+        let (together, jobs_max) = (entries, usize::MAX);
+        let usage = Use { together, entries, jobs_max, outlives_submitters: false };
         match new_ring(ENTRIES, COMPLETIONS) {
             Ok(ring) => self.serve_ring(&ReadRing::new(ring, usage)),
             // Rings worked when the engine was built. Serve without, one read at a time.
@@ -221,7 +222,7 @@ impl Driver {
         let read = opcode::Read::new(fd, rung.as_mut_ptr(), 8).build().user_data(BELL);
         // SAFETY: the bell is the driver's, which the thread keeps; `rung` stays until the read has ended,
         // or for ever.
-        self.read(unsafe { ring.push(&read) });
+        self.read(unsafe { ring.push(&read, 0) });
     }
 
     /// Reads without a ring.

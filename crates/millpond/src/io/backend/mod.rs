@@ -37,6 +37,8 @@ pub(crate) mod readers;
 
 pub(crate) mod threads;
 
+pub(crate) mod nowhere;
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -94,6 +96,16 @@ pub(crate) trait BackingFile: Send + Sync {
     /// Whether transfers go past the kernel's cache where they are aligned.
     fn is_direct(&self) -> bool {
         false
+    }
+
+    /// What of [`BackingFile::attach`] can fail, done before with a descriptor that stays the caller's.
+    ///
+    /// # Errors
+    ///
+    /// As for `attach`.
+    fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
+        let _ = (fd, opened);
+        Ok(())
     }
 
     /// Offers a descriptor of the file; gives it back unless it is kept.

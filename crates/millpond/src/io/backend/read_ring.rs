@@ -16,6 +16,10 @@
 //!   callers of what says so see to it.
 //! - **B3** So few reads are in flight that the kernel never has to keep completions for want of room: of
 //!   those it would tell nobody.
+//! - **B4** A sleeper submits what is queued in the call in which it sleeps, and so without the lock. It has
+//!   taken the numbers off the list before, and puts back those that the kernel has not taken: so whoever
+//!   finds the ring broken meanwhile leaves them alone. Of those in the ring, the kernel takes the oldest
+//!   first; any submitter may find them taken, or have them taken.
 //!
 //! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them but
 //! the kernel.
@@ -67,7 +71,7 @@ impl RingRead {
 
     /// Tells of its end, which may be the last of the file.
     pub(crate) fn finish(self, outcome: io::Result<usize>) {
-        (self.read.done)(outcome);
+        self.read.done.end(outcome);
         drop(self.file);
     }
 }
@@ -77,8 +81,10 @@ pub(crate) type Untaken = Vec<RingRead>;
 
 /// How a ring is used.
 pub(crate) struct Use {
-    /// Entries that are submitted together, but for the last ones.
+    /// Entries that are submitted together at least, but for the last ones: more, where more are in flight.
     pub(crate) together: usize,
+    /// Places for submission.
+    pub(crate) entries: usize,
     /// B3.
     pub(crate) jobs_max: usize,
     /// Whether a thread that has submitted may end before the reads do: the kernel may cancel them then,
@@ -91,9 +97,16 @@ pub(crate) struct ReadRing {
     usage: Use,
     /// ring.R3.
     broken: AtomicBool,
-    /// The user data of entries that were not submitted.
-    submission: Mutex<VecDeque<u64>>,
+    submission: Mutex<Submission>,
     jobs: Mutex<Jobs>,
+}
+
+#[derive(Default)]
+struct Submission {
+    /// The user data of entries that were not submitted, and are not a sleeper's to submit (B4).
+    queued: VecDeque<u64>,
+    /// Entries that ever were put into the ring.
+    pushed: u64,
 }
 
 #[derive(Default)]
@@ -134,7 +147,7 @@ impl ReadRing {
         self.jobs.lock().expect("no panic under the lock")
     }
 
-    fn submission(&self) -> MutexGuard<'_, VecDeque<u64>> {
+    fn submission(&self) -> MutexGuard<'_, Submission> {
         self.submission.lock().expect("no panic under the lock")
     }
 
@@ -179,29 +192,41 @@ impl ReadRing {
         }
         // The entry names the job's segments, which stay where they are (`transfer::Segments`).
         let number = jobs.places.insert(job);
+        let under_way = jobs.places.len();
         drop(jobs);
         // SAFETY: B1.
-        Ok(unsafe { self.push(&entry.user_data(number as u64)) })
+        Ok(unsafe { self.push(&entry.user_data(number as u64), under_way) })
     }
 
-    /// Queues an entry.
+    /// Queues an entry, one of so many reads that are queued or in flight.
+    ///
+    /// What was queued before is submitted early while the device has less to do than that; else it
+    /// costs a system call, and a notification of the device, more than it gains.
     ///
     /// # Safety
     ///
     /// What it names stays until its completion was reaped.
-    pub(crate) unsafe fn push(&self, entry: &squeue::Entry) -> Untaken {
-        let mut queued = self.submission();
-        queued.push_back(entry.get_user_data());
+    pub(crate) unsafe fn push(&self, entry: &squeue::Entry, under_way: usize) -> Untaken {
+        let mut untaken = Untaken::new();
+        let mut submission = self.submission();
+        loop {
+            let count = submission.queued.len();
+            let is_early = count >= self.usage.together && 2 * count >= under_way;
+            if !is_early && count < self.usage.entries {
+                break;
+            }
+            untaken.append(&mut self.submit_under(submission, 0));
+            submission = self.submission();
+        }
+        submission.queued.push_back(entry.get_user_data());
         // Relaxed: whichever it is, all that is queued and was not submitted is untaken.
         if !self.broken.load(Relaxed) {
             // SAFETY: B2; the caller's promise.
             unsafe { self.ring.submission_shared().push(entry) }
                 .expect("there are never that many");
+            submission.pushed += 1;
         }
-        if queued.len() >= self.usage.together {
-            return self.submit_under(queued, 0);
-        }
-        Untaken::new()
+        untaken
     }
 
     /// Submits all that is queued, and waits for so many completions; may return early.
@@ -209,12 +234,13 @@ impl ReadRing {
         self.submit_under(self.submission(), wanted)
     }
 
-    fn submit_under(&self, mut queued: MutexGuard<'_, VecDeque<u64>>, wanted: usize) -> Untaken {
-        while (wanted > 0 || !queued.is_empty()) && !self.broken.load(Relaxed) {
+    fn submit_under(&self, mut submission: MutexGuard<'_, Submission>, wanted: usize) -> Untaken {
+        self.note_taken(&mut submission);
+        while (wanted > 0 || !submission.queued.is_empty()) && !self.broken.load(Relaxed) {
             match self.ring.submitter().submit_and_wait(wanted) {
-                Ok(submitted) => {
-                    drop(queued.drain(..submitted));
-                    if queued.is_empty() {
+                Ok(_) => {
+                    self.note_taken(&mut submission);
+                    if submission.queued.is_empty() {
                         break;
                     }
                 }
@@ -222,7 +248,7 @@ impl ReadRing {
                 // are not to be reached. Argued: see `is_broken`.
                 Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // The wait was interrupted.
-                Err(_) if queued.is_empty() => break,
+                Err(_) if submission.queued.is_empty() => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Short of memory for a moment: nobody may be told that the reads have failed.
                 Err(_) => {
@@ -234,31 +260,73 @@ impl ReadRing {
                 }
             }
         }
-        if queued.is_empty() || !self.broken.load(Relaxed) {
+        if submission.queued.is_empty() || !self.broken.load(Relaxed) {
             return Untaken::new();
         }
-        let untaken = mem::take(&mut *queued);
-        drop(queued);
+        let untaken = mem::take(&mut submission.queued);
+        drop(submission);
         let mut jobs = self.jobs();
         let numbers = untaken.into_iter().filter(|&number| number < BELL);
         numbers.map(|number| jobs.places.remove(number as usize)).collect()
     }
 
-    /// Sleeps until something has completed, or for so long; may return early. Submits nothing.
-    pub(crate) fn sleep(&self, limit: Duration) {
+    /// Entries in the ring that the kernel has not taken. The caller has the lock.
+    fn untaken(&self) -> usize {
+        // SAFETY: B2.
+        unsafe { self.ring.submission_shared() }.len()
+    }
+
+    /// Takes off the list what the kernel has taken.
+    fn note_taken(&self, submission: &mut Submission) {
+        // What is queued at a broken ring is not in it.
+        if !submission.queued.is_empty() && !self.broken.load(Relaxed) {
+            let taken = submission.queued.len().saturating_sub(self.untaken());
+            drop(submission.queued.drain(..taken));
+        }
+    }
+
+    /// Submits what is queued, and sleeps until something has completed, or for so long; may return early.
+    /// One thread at a time.
+    pub(crate) fn sleep(&self, limit: Duration) -> Untaken {
         if self.is_broken() {
-            return std::thread::sleep(PAUSE);
+            std::thread::sleep(PAUSE);
+            return Untaken::new();
         }
         let limit = types::Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
         let args = types::SubmitArgs::new().timespec(&limit);
         let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        let mut submission = self.submission();
+        let mine = mem::take(&mut submission.queued);
+        let end = submission.pushed;
+        drop(submission);
+        let count = mine.len() as u32;
         // An error says "interrupted" or "timed out": the caller looks again.
-        // SAFETY: nothing is submitted; the arguments are valid for the call.
-        let entered = unsafe { self.ring.submitter().enter(0, 1, flags.bits(), Some(&args)) };
+        // SAFETY: B1 for what is submitted; the arguments are valid for the call.
+        let entered = unsafe { self.ring.submitter().enter(count, 1, flags.bits(), Some(&args)) };
         if entered.is_err_and(|error| is_broken(&error)) {
             // Argued: see `is_broken`.
             self.broken.store(true, Release);
         }
+        if mine.is_empty() { Untaken::new() } else { self.put_back(mine, end) }
+    }
+
+    /// B4, of `mine`, behind which so many were pushed.
+    fn put_back(&self, mut mine: VecDeque<u64>, end: u64) -> Untaken {
+        let mut submission = self.submission();
+        let taken = submission.pushed - self.untaken() as u64;
+        let left = (end.saturating_sub(taken) as usize).min(mine.len());
+        if left == 0 {
+            if submission.queued.capacity() == 0 {
+                // Its memory serves again.
+                mine.clear();
+                submission.queued = mine;
+            }
+            return Untaken::new();
+        }
+        drop(mine.drain(..mine.len() - left));
+        mine.append(&mut submission.queued);
+        submission.queued = mine;
+        self.submit_under(submission, 0)
     }
 
     /// Takes what has completed off the queue (B2), and has those read again of which it says nothing. Whether
@@ -301,7 +369,7 @@ impl ReadRing {
         let entry = self.jobs().places[number].entry();
         if let Some(entry) = entry {
             // SAFETY: B1.
-            reaped.untaken.append(&mut unsafe { self.push(&entry.user_data(number as u64)) });
+            reaped.untaken.append(&mut unsafe { self.push(&entry.user_data(number as u64), 0) });
             return;
         }
         let job = self.jobs().places.remove(number);
@@ -388,7 +456,7 @@ mod tests {
     fn ring_for(jobs_max: usize) -> Option<ReadRing> {
         match ring::new_ring(8, 16) {
             Ok(ring) => {
-                let usage = Use { together: 8, jobs_max, outlives_submitters: true };
+                let usage = Use { together: 8, entries: 8, jobs_max, outlives_submitters: true };
                 Some(ReadRing::new(ring, usage))
             }
             Err(error) => {
@@ -415,7 +483,7 @@ mod tests {
         assert!(ring.submit(0).is_empty());
         let cancel = opcode::AsyncCancel::new(0).build().user_data(POKE);
         // SAFETY: it names no memory.
-        assert!(unsafe { ring.push(&cancel) }.is_empty());
+        assert!(unsafe { ring.push(&cancel, 0) }.is_empty());
         // The read's end, and the cancellation's.
         assert!(ring.submit(2).is_empty());
         let reaped = ring.reap(|| unreachable!("there is no bell"));

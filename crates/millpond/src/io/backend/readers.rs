@@ -31,7 +31,7 @@ pub(crate) fn start(
     readers.run(Box::new(move || {
         let outcome = attempt(read.transfer());
         let telling = batch::open();
-        (read.done)(outcome);
+        read.done.end(outcome);
         drop(telling);
     }));
     Ok(())

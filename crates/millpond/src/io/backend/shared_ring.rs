@@ -16,12 +16,15 @@
 //! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a
 //!   time, so that the device works while more are made ready. The thread that starts the first one
 //!   takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is
-//!   not rung for.
+//!   not rung for. One that is going to wait at once ([`Held`]) keeps both for that: it submits and sleeps
+//!   in one call. Meanwhile others submit what they find queued, be it theirs or not.
 //! - **S4** Once a thread finds the ring broken (ring.R3), what the kernel has not taken goes to the
 //!   driver, and whatever comes later, too. Nobody goes to sleep in it any more, but a thread that
 //!   sleeps may do so for [`SLEEP_MAX`], as it can't be poked.
 
+use std::cell::Cell;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -40,14 +43,17 @@ use crate::io::reaping::{Reaping, Ring};
 use crate::io::signal::Signal;
 use crate::io::transfer::BackgroundRead;
 
-const ENTRIES: u32 = 2 * TOGETHER;
+/// Entries that are queued at most: what a queue starts in one batch. Chosen, not measured.
+const QUEUED_MAX: usize = 32;
+/// Places for submission: also for those that a sleeper is about to submit (read_ring.B4).
+const ENTRIES: u32 = 2 * QUEUED_MAX as u32;
 /// Reads of one engine, and more of others.
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
 /// read_ring.B3; the rest is for pokes, of which there are few.
 const JOBS_MAX: usize = COMPLETIONS as usize - 256;
 /// Reads that are submitted together at least, but for the last ones. As for a pipeline
 /// ([`SUBMITTED_TOGETHER`](crate::io::backend::fixed_ring)).
-const TOGETHER: u32 = 4;
+const TOGETHER: usize = 4;
 /// The longest sleep in the ring (S4). Chosen, not measured.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
@@ -64,13 +70,30 @@ struct Led {
     due: AtomicBool,
 }
 
+thread_local! {
+    /// The ring that this thread is going to wait in, and whether it has its role.
+    static HELD: Cell<(*const SharedRing, bool)> = const { Cell::new((std::ptr::null(), false)) };
+}
+
+/// What a thread that goes on to wait has not submitted yet, and the role if it has it (S3). Dropped without
+/// a wait, it is submitted.
+pub(crate) struct Held<'r> {
+    ring: &'r SharedRing,
+    leads: bool,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.ring.submit_and_give_up(self.leads);
+    }
+}
+
 /// Starts a read of `file` in `ring`, if it takes it, or else as its back end does.
 pub(crate) fn start_read(
     ring: Option<&Arc<SharedRing>>,
-    file: &Arc<dyn BackingFile>,
+    file: Arc<dyn BackingFile>,
     read: BackgroundRead,
 ) -> Result<(), BackgroundRead> {
-    let file = Arc::clone(file);
     let Some(ring) = ring else { return file.start(read) };
     ring.start(RingRead { file, read }).or_else(|RingRead { file, read }| file.start(read))
 }
@@ -86,8 +109,8 @@ impl SharedRing {
             return Err(io::ErrorKind::Unsupported.into());
         }
         ring.submitter().register_eventfd(driver.bell().as_raw_fd())?;
-        let usage =
-            Use { together: TOGETHER as usize, jobs_max: JOBS_MAX, outlives_submitters: true };
+        let (together, entries, jobs_max) = (TOGETHER, QUEUED_MAX, JOBS_MAX);
+        let usage = Use { together, entries, jobs_max, outlives_submitters: true };
         let shared = Arc::new(SharedRing {
             reaping: Reaping::new(Led {
                 reads: ReadRing::new(ring, usage),
@@ -127,6 +150,23 @@ impl SharedRing {
     fn end_submission(&self, leads: bool) {
         // Argued: see `start`.
         self.led().due.swap(false, AcqRel);
+        let (held, led) = HELD.get();
+        // Where the batch goes on, this thread waits for something else.
+        if std::ptr::eq(held, self) && !batch::is_open() {
+            return HELD.set((held, led || leads));
+        }
+        self.submit_and_give_up(leads);
+    }
+
+    /// Calls `end`, which ends a batch, for a thread that then waits for completions.
+    pub(crate) fn hold(&self, end: impl FnOnce()) -> Held<'_> {
+        HELD.set((self, false));
+        end();
+        let (_, leads) = HELD.replace((std::ptr::null(), false));
+        Held { ring: self, leads }
+    }
+
+    fn submit_and_give_up(&self, leads: bool) {
         self.led().submit();
         if leads {
             self.reaping.give_up();
@@ -143,8 +183,10 @@ impl SharedRing {
         signal: &crate::sync::Arc<Signal>,
         wanted: usize,
         deadline: Option<Instant>,
+        held: Option<Held<'_>>,
     ) -> bool {
-        self.reaping.wait(signal, wanted, deadline)
+        let leads = held.is_some_and(|held| ManuallyDrop::new(held).leads);
+        self.reaping.wait(signal, wanted, deadline, leads)
     }
 
     /// Brings the leader out of its sleep.
@@ -170,10 +212,6 @@ impl Ward for SharedRing {
 }
 
 impl Led {
-    fn submit(&self) {
-        self.hand_over(self.reads.submit(0));
-    }
-
     /// Gives the driver what a broken ring has not taken (S4).
     fn hand_over(&self, untaken: Untaken) {
         for job in untaken {
@@ -189,6 +227,10 @@ impl Led {
 }
 
 impl Ring for Led {
+    fn submit(&self) {
+        self.hand_over(self.reads.submit(0));
+    }
+
     fn is_idle(&self) -> bool {
         self.reads.is_idle()
     }
@@ -231,12 +273,12 @@ impl Ring for Led {
 
     fn sleep(&self, deadline: Option<Instant>) {
         let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
-        self.reads.sleep(left.min(SLEEP_MAX));
+        self.hand_over(self.reads.sleep(left.min(SLEEP_MAX)));
     }
 
     fn poke(&self) {
         // SAFETY: it names nothing.
-        let untaken = unsafe { self.reads.push(&opcode::Nop::new().build().user_data(POKE)) };
+        let untaken = unsafe { self.reads.push(&opcode::Nop::new().build().user_data(POKE), 0) };
         self.hand_over(untaken);
         self.submit();
     }

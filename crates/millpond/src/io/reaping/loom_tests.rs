@@ -12,6 +12,8 @@ use super::*;
 use crate::sync::{AtomicU32, Condvar};
 
 struct Model {
+    /// For the kernel to take, and then complete.
+    queued: AtomicU32,
     completions: AtomicU32,
     pokes: AtomicU32,
     notify: AtomicU32,
@@ -36,6 +38,8 @@ enum Rule {
     Completed,
     /// reaping.H5.
     Poke,
+    /// reaping.H6, of who is listed.
+    Submit,
 }
 
 #[derive(Default)]
@@ -46,6 +50,12 @@ struct Events {
 }
 
 impl Ring for Model {
+    fn submit(&self) {
+        if self.without != Rule::Submit {
+            self.take_queued();
+        }
+    }
+
     fn is_idle(&self) -> bool {
         self.events.lock().unwrap().ended == self.total
     }
@@ -73,6 +83,7 @@ impl Ring for Model {
     }
 
     fn sleep(&self, _deadline: Option<Instant>) {
+        self.take_queued();
         let mut bell = self.bell.lock().unwrap();
         if self.without == Rule::Completed {
             bell = self.changed.wait(bell).unwrap();
@@ -99,6 +110,7 @@ impl Model {
 
     fn without(without: Rule, total: u32) -> Arc<Reaping<Model>> {
         Arc::new(Reaping::new(Model {
+            queued: AtomicU32::new(0),
             completions: AtomicU32::new(0),
             pokes: AtomicU32::new(0),
             notify: AtomicU32::new(1),
@@ -108,6 +120,11 @@ impl Model {
             total,
             without,
         }))
+    }
+
+    /// One submitter's entries are another's, too.
+    fn take_queued(&self) {
+        (0..self.queued.swap(0, Acquire)).for_each(|_| self.complete());
     }
 
     /// As the kernel does.
@@ -144,6 +161,16 @@ impl Model {
 
 /// Waits until so many events have ended.
 fn wait_for(reaping: &Reaping<Model>, wanted: u32, deadline: Option<Instant>) -> bool {
+    wait_with(reaping, wanted, deadline, false)
+}
+
+/// The same, maybe with the role. The wait goes through the ring if there is something to be submitted.
+fn wait_with(
+    reaping: &Reaping<Model>,
+    wanted: u32,
+    deadline: Option<Instant>,
+    leads: bool,
+) -> bool {
     let signal = Arc::new(Signal::new());
     let mut events = reaping.ring.events.lock().unwrap();
     if events.ended >= wanted {
@@ -151,7 +178,7 @@ fn wait_for(reaping: &Reaping<Model>, wanted: u32, deadline: Option<Instant>) ->
     }
     events.waits.push((wanted, Arc::clone(&signal)));
     drop(events);
-    reaping.wait(&signal, wanted as usize, deadline)
+    reaping.wait(&signal, wanted as usize, deadline, leads)
 }
 
 /// The driver's thread, until all events have ended.
@@ -248,6 +275,31 @@ fn loom_a_leader_leaves_a_sleeper() {
 fn loom_behind_a_ring_that_does_not_notify_a_sleeper_is_left() {
     deadlocks("loom_behind_a_ring_that_does_not_notify_a_sleeper_is_left", || {
         a_leader_leaves_a_sleeper(Rule::Notify);
+    });
+}
+
+/// A waiter that has queued a read meets one that may sleep in the ring already.
+fn who_queued_waits(without: Rule) {
+    model(move || {
+        let reaping = Model::without(without, 1);
+        let other = spawn(&reaping, |reaping| assert!(wait_for(reaping, 1, None)));
+        reaping.ring.queued.fetch_add(1, Release);
+        let leads = reaping.try_take();
+        assert!(wait_with(&reaping, 1, None, leads));
+        other.join().unwrap();
+    });
+}
+
+/// Goal: who waits with what it has queued has it submitted, whether it leads or is listed.
+#[test]
+fn loom_who_waits_submits_what_it_queued() {
+    who_queued_waits(Rule::None);
+}
+
+#[test]
+fn loom_who_is_listed_and_does_not_submit_waits_for_ever() {
+    deadlocks("loom_who_is_listed_and_does_not_submit_waits_for_ever", || {
+        who_queued_waits(Rule::Submit);
     });
 }
 

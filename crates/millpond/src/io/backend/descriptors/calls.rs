@@ -161,11 +161,12 @@ impl Descriptors {
             // SAFETY: the segments describe memory that is valid for the transfer; where it may
             // fault, the kernel says EFAULT.
             let moved = unsafe {
-                match (transfer.direction, segments, flags) {
+                // A whole register of each argument: it is a function of any number of them.
+                match (transfer.direction, segments, libc::c_long::from(flags)) {
                     (Direction::Read, [one], 0) => {
                         libc::syscall(libc::SYS_pread64, fd, one.base(), one.len(), low)
                     }
-                    _ => libc::syscall(number, fd, iovecs, count, low, high, flags),
+                    (_, _, flags) => libc::syscall(number, fd, iovecs, count, low, high, flags),
                 }
             };
             if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(moved as usize) }

@@ -1,0 +1,74 @@
+//! An end by a signal: what a benchmark has made is removed, and what it has started ended.
+//!
+//! - I1. All that is made has a name with this process' number, in the directory that is measured
+//!   ([`NamedFile`](super::data::NamedFile) and others), or is a memory cgroup of such a name.
+//! - I2. Whoever makes a name holds the [`gate`]: none is made once the cleaning has begun, for the gate
+//!   stays shut until the process ends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::loop_mount::LoopMount;
+use crate::failure::{Context, Result};
+
+static GATE: Mutex<()> = Mutex::new(());
+
+/// To be held while something with a name is made.
+pub fn gate() -> MutexGuard<'static, ()> {
+    GATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on a signal that ends the process cleans up in `dir` first.
+pub fn watch(dir: &Path) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
+    let dir = dir.to_owned();
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let _shut = gate();
+            end_children(std::process::id());
+            clean(&dir);
+            // As a shell tells of it.
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+/// Ends the processes below `parent`, from the leaves up: fio, programs, and `millpond run`.
+fn end_children(parent: u32) {
+    let tasks = fs::read_dir(format!("/proc/{parent}/task"));
+    for task in tasks.into_iter().flatten().flatten() {
+        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()) {
+            end_children(child);
+            if let Some(pid) = Pid::from_raw(child as i32) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+fn clean(dir: &Path) {
+    let own = std::process::id().to_string();
+    let is_own = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = name.unwrap_or_default();
+        let rest = name.strip_prefix("millpond-bench-").unwrap_or_default();
+        rest.split(['-', '.']).any(|part| part == own)
+    };
+    super::mixed::leave_limit();
+    LoopMount::remove_of(dir, &own);
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()).filter(is_own) {
+        // Where programs are measured, a file system may be mounted inside.
+        LoopMount::remove_of(&path, &own);
+        // What is no file is a directory.
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+    }
+}

@@ -1,0 +1,336 @@
+//! How ranges of one object are read, all of one version.
+//!
+//! ```text
+//!            +-- none known: one caller asks, others wait for its answer's head --+
+//!            |                                                                    v
+//!   known? --+-- too old: asked with what is missing, or If-None-Match ------> a version
+//!            +-- fresh -----------------------------------------------------------^
+//!   version: cached? -> else claim, spawn requests with If-Match, wait for own and others' -> bytes
+//!               ^                                                     |
+//!               +---- another version by now: forget, begin anew -----+
+//! ```
+//!
+//! - **V1** What one call returns is of one version: what was collected is dropped when another one shows up.
+//! - **V2** Nobody waits for another caller more than once: if what that one was to bring is not there
+//!   afterwards, each makes its own request. So a failing store fails all at once, not one by one.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use object_store::path::Path;
+use object_store::{Error, GetOptions, GetRange, GetResult, Result};
+
+use crate::answer::Head;
+use crate::directory::{Known, Stamp};
+use crate::fetch::{Fetched, Piece, run};
+use crate::inner::{Inner, VERSIONS_MAX};
+use crate::opening::Turn;
+use crate::stats::Counters;
+
+/// The first window of read-ahead, in multiples of what was asked for. Chosen, not measured.
+const WINDOW_FACTOR: u64 = 4;
+
+/// What is known of an object when its bytes are asked for.
+enum Opened {
+    /// Its version, and bytes of it that are at hand.
+    Known(Arc<Known>, Vec<Piece>),
+    /// An answer that can't be cached.
+    Uncached(Head, Piece),
+    /// Somebody else has asked meanwhile.
+    Again,
+}
+
+impl Inner {
+    /// Ranges of an object, each as far as it lies within it; `None`: the store itself has to be asked, be it
+    /// for its error.
+    pub(crate) async fn ranges(
+        self: &Arc<Self>,
+        path: &Path,
+        ranges: &[Range<u64>],
+    ) -> Result<Option<(Head, Vec<Bytes>)>> {
+        let key = path.as_ref();
+        let mut may_wait = self.home.may_claim() && self.home.may_wait();
+        let mut versions = 0;
+        while versions < VERSIONS_MAX {
+            let (known, pieces) = match self.open(path, key, ranges, may_wait).await? {
+                Opened::Known(known, pieces) => (known, pieces),
+                Opened::Uncached(head, piece) => {
+                    let [range] = ranges else { return Ok(None) };
+                    let part = piece.part(&(range.start..range.end.min(piece.range.end)));
+                    return Ok(part.filter(|part| !part.is_empty()).map(|part| (head, vec![part])));
+                }
+                Opened::Again => {
+                    may_wait = false;
+                    continue;
+                }
+            };
+            known.note_use();
+            let size = known.meta.size;
+            if ranges.iter().any(|range| range.start >= size) {
+                return Ok(None);
+            }
+            let within: Vec<_> =
+                ranges.iter().map(|range| range.start..range.end.min(size)).collect();
+            if let Some(bytes) = self.serve(path, &known, &within, pieces).await? {
+                return Ok(Some((Head::Known(known), bytes)));
+            }
+            self.directory.forget_version(&known);
+            versions += 1;
+        }
+        Ok(None)
+    }
+
+    /// Finds out an object's version, as far as it has to be asked for.
+    async fn open(
+        self: &Arc<Self>,
+        path: &Path,
+        key: &str,
+        ranges: &[Range<u64>],
+        may_wait: bool,
+    ) -> Result<Opened> {
+        let stamp = self.directory.stamp(key);
+        if let Some(known) = self.directory.find(key) {
+            if self.is_fresh(&known) {
+                return Ok(Opened::Known(known, Vec::new()));
+            }
+            return self.check(path, key, stamp, known, ranges).await;
+        }
+        let place = may_wait.then(|| self.opening.enter(key));
+        let turn = match place {
+            Some(Err(mut other)) => {
+                // Its sender goes with its turn, and never sends.
+                let _ = other.changed().await;
+                return Ok(Opened::Again);
+            }
+            Some(Ok(turn)) => Some(turn),
+            None => None,
+        };
+        let (inner, path, key) = (Arc::clone(self), path.clone(), key.to_owned());
+        let first = self.groups(ranges).remove(0);
+        run(async move { inner.ask(path, key, stamp, first, turn).await }).await?
+    }
+
+    /// Asks for bytes of an object of which nothing is known. `turn` ends with the head of the answer: then
+    /// pages are claimed, and others find them so.
+    async fn ask(
+        self: Arc<Self>,
+        path: Path,
+        key: String,
+        stamp: Stamp,
+        range: Range<u64>,
+        turn: Option<Turn>,
+    ) -> Result<Opened> {
+        let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+        let answer = self.request(&path, options).await?;
+        let Some(known) = self.admit(&key, stamp, &answer) else {
+            drop(turn);
+            return self.uncached(answer).await;
+        };
+        let fills = match &turn {
+            Some(_) => known.claim(&answer.range).fills,
+            None => Vec::new(),
+        };
+        drop(turn);
+        let piece = self.receive(answer).await?;
+        known.bring(piece.range.start, &piece.bytes, fills);
+        known.reached.store(piece.range.end, Relaxed);
+        Ok(Opened::Known(known, vec![piece]))
+    }
+
+    async fn uncached(&self, answer: GetResult) -> Result<Opened> {
+        let head = Head::Uncached(answer.meta.clone(), answer.attributes.clone());
+        Ok(Opened::Uncached(head, self.receive(answer).await?))
+    }
+
+    /// Asks whether an object is still of the version that is known: with what is missing of it, or alone.
+    async fn check(
+        self: &Arc<Self>,
+        path: &Path,
+        key: &str,
+        stamp: Stamp,
+        known: Arc<Known>,
+        ranges: &[Range<u64>],
+    ) -> Result<Opened> {
+        let mut cached = Vec::new();
+        let mut missing = Vec::new();
+        for range in ranges {
+            let within = range.start..range.end.min(known.meta.size);
+            let bytes = (within.start < within.end).then(|| known.cached(&within)).flatten();
+            match bytes {
+                Some(bytes) => cached.push(Piece { range: within, bytes }),
+                None => missing.push(range.clone()),
+            }
+        }
+        let range = self.groups(if missing.is_empty() { ranges } else { &missing }).remove(0);
+        let mut options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+        if missing.is_empty() {
+            options = options.with_if_none_match(known.meta.e_tag.clone());
+        }
+        let answer = match self.request(path, options).await {
+            Ok(answer) => answer,
+            Err(Error::NotModified { .. }) => {
+                Counters::add(&self.counters.not_modified, 1);
+                known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+                return Ok(Opened::Known(known, cached));
+            }
+            Err(error) => {
+                if matches!(error, Error::NotFound { .. }) {
+                    self.directory.forget_version(&known);
+                }
+                return Err(error);
+            }
+        };
+        let Some(now) = self.admit(key, stamp, &answer) else {
+            return self.uncached(answer).await;
+        };
+        if !Arc::ptr_eq(&known, &now) {
+            // V1
+            cached.clear();
+        }
+        let piece = self.receive(answer).await?;
+        now.bring(piece.range.start, &piece.bytes, Vec::new());
+        cached.push(piece);
+        Ok(Opened::Known(now, cached))
+    }
+
+    /// Bytes of ranges of a version, of which `pieces` are at hand; `None`: it is not the object's any more.
+    async fn serve(
+        self: &Arc<Self>,
+        path: &Path,
+        known: &Arc<Known>,
+        ranges: &[Range<u64>],
+        mut pieces: Vec<Piece>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let mut found: Vec<_> = ranges
+            .iter()
+            .map(|range| part(&pieces, range).or_else(|| known.cached(range)))
+            .collect();
+        let missing = |found: &[Option<Bytes>]| -> Vec<Range<u64>> {
+            let missing = ranges.iter().zip(found).filter(|(_, found)| found.is_none());
+            missing.map(|(range, _)| range.clone()).collect()
+        };
+        // With others, and if they did not bring it, alone (V2).
+        let (claims, waits) = (self.home.may_claim(), self.home.may_wait());
+        for is_first in [true, false] {
+            let (claims, waits) = (claims && is_first, waits && is_first);
+            let wanted = missing(&found);
+            if wanted.is_empty() {
+                break;
+            }
+            let mut requests = Vec::new();
+            for (range, fills) in self.requests(known, &wanted, claims, waits) {
+                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), range, fills);
+                requests.push(run(fetch));
+            }
+            if claims && let [range] = ranges {
+                self.read_ahead(path, known, range);
+            }
+            for fetched in try_join_all(requests).await? {
+                match fetched? {
+                    Fetched::Piece(piece) => pieces.push(piece),
+                    Fetched::Changed => return Ok(None),
+                }
+            }
+            for (range, found) in ranges.iter().zip(&mut found).filter(|(_, found)| found.is_none())
+            {
+                *found = part(&pieces, range);
+                if found.is_none() && waits {
+                    known.place.blob.arrival(known.place.locate(range)).await;
+                    *found = known.cached(range);
+                }
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// The requests for what is missing, with the pages that each is to bring, if it `claims` them. `waits`:
+    /// what others bring is waited for, and not asked for again.
+    fn requests(
+        &self,
+        known: &Arc<Known>,
+        wanted: &[Range<u64>],
+        claims: bool,
+        waits: bool,
+    ) -> Vec<(Range<u64>, Vec<millpond::Fill>)> {
+        let within = |range: Range<u64>| range.start..range.end.min(known.meta.size);
+        if !(claims && waits) {
+            let groups = self.groups(wanted).into_iter();
+            return groups.map(|range| (within(range), Vec::new())).collect();
+        }
+        let mut requests: Vec<(Range<u64>, Vec<millpond::Fill>)> = Vec::new();
+        for range in self.merged(wanted, 0) {
+            let claim = known.claim(&within(range.clone()));
+            if claim.has_no_room {
+                // Its pages are let go again: there is no telling which are missing.
+                requests.push((within(range), Vec::new()));
+                continue;
+            }
+            for fill in claim.fills {
+                let range = within(known.place.of_object(&fill.range()));
+                match requests.last_mut() {
+                    Some((last, fills))
+                        if !fills.is_empty() && range.start - last.end <= self.gap_bytes =>
+                    {
+                        last.end = range.end;
+                        fills.push(fill);
+                    }
+                    _ => requests.push((range, vec![fill])),
+                }
+            }
+        }
+        requests
+    }
+
+    /// Goes on where misses in order got to: a request of its own, which nobody waits for.
+    fn read_ahead(self: &Arc<Self>, path: &Path, known: &Arc<Known>, range: &Range<u64>) {
+        let asked = self.places.rounded(range);
+        let reached = known.reached.swap(asked.end, Relaxed);
+        if !(asked.start..asked.end).contains(&reached) {
+            known.window.store(0, Relaxed);
+            return;
+        }
+        let least = WINDOW_FACTOR * (asked.end - asked.start);
+        let window = known.window.load(Relaxed).max(least).min(self.readahead_bytes_max);
+        known.window.store(window * 2, Relaxed);
+        let ahead = asked.end..self.places.rounded(&(0..asked.end + window)).end;
+        if window == 0 || ahead.start >= known.meta.size {
+            return;
+        }
+        known.reached.store(ahead.end, Relaxed);
+        for (range, fills) in self.requests(known, &[ahead], true, true) {
+            if !fills.is_empty() {
+                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), range, fills);
+                // Whoever comes to read it asks again where it fails.
+                drop(tokio::spawn(fetch));
+            }
+        }
+    }
+
+    /// What is asked for at once: ranges rounded out to pages, those near each other as one, in order.
+    fn groups(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        self.merged(ranges, self.gap_bytes)
+    }
+
+    fn merged(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
+        let mut rounded: Vec<_> = ranges.iter().map(|range| self.places.rounded(range)).collect();
+        rounded.sort_unstable_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::new();
+        for range in rounded {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end.saturating_add(gap_bytes) => {
+                    last.end = last.end.max(range.end);
+                }
+                _ => merged.push(range),
+            }
+        }
+        merged
+    }
+}
+
+/// A range out of the pieces that were fetched.
+fn part(pieces: &[Piece], range: &Range<u64>) -> Option<Bytes> {
+    pieces.iter().find_map(|piece| piece.part(range))
+}

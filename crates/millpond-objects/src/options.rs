@@ -1,0 +1,91 @@
+//! How a [`CachedStore`](crate::CachedStore)(crate::CachedStore) is made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::ObjectStore;
+
+/// How old what is cached may be.
+///
+/// A version of an object is what its ETag names, or its version where it has no ETag. Whatever is chosen,
+/// the bytes that one call returns are of one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Freshness {
+    /// Objects never change once they exist, and are not made anew by the same name: what is cached is
+    /// right for as long as it is cached. The only choice that caches objects without ETag and version.
+    /// What goes through the same [`CachedStore`](crate::CachedStore) may change them.
+    Immutable,
+    /// Each call asks the store whether its object is still of the version that is cached, by a conditional
+    /// request if all is cached, or with the request for what is not: so a call that begins after a
+    /// write has ended, by whomever, returns what was written or something newer.
+    Revalidate,
+    /// As `Revalidate`, but the answer holds for so long.
+    MaxAge(Duration),
+}
+
+/// Options of a [`CachedStore`](crate::CachedStore); see [`CachedStore::builder`](crate::CachedStore::builder).
+#[derive(Debug)]
+pub struct Builder {
+    pub(crate) inner: Arc<dyn ObjectStore>,
+    pub(crate) memory_bytes: u64,
+    pub(crate) page_bytes: u32,
+    pub(crate) freshness: Freshness,
+    pub(crate) gap_bytes: u64,
+    pub(crate) readahead_bytes_max: u64,
+}
+
+impl Builder {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Builder {
+        Builder {
+            inner,
+            memory_bytes: 256 << 20,
+            page_bytes: 16 << 10,
+            freshness: Freshness::Revalidate,
+            gap_bytes: 1 << 20,
+            readahead_bytes_max: 4 << 20,
+        }
+    }
+
+    /// The memory that the cache may take, in bytes: at least 1 MiB; 256 MiB unless said. A sixteenth of it
+    /// is for names and versions of objects, the rest for their bytes. Not in it is what requests that
+    /// are under way receive.
+    #[must_use]
+    pub fn memory_bytes(mut self, bytes: u64) -> Builder {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// The size of a page, in bytes: what is asked of the store, and evicted, at least. A power of two that
+    /// the engine takes ([`millpond::PAGE_BYTES_MIN`] to [`millpond::PAGE_BYTES_MAX`]); 16 KiB unless
+    /// said. The end of each object takes a page, too.
+    #[must_use]
+    pub fn page_bytes(mut self, bytes: u32) -> Builder {
+        self.page_bytes = bytes;
+        self
+    }
+
+    /// How old what is cached may be; [`Freshness::Revalidate`] unless said.
+    #[must_use]
+    pub fn freshness(mut self, freshness: Freshness) -> Builder {
+        self.freshness = freshness;
+        self
+    }
+
+    /// Of missing bytes no further apart than this, one request is made, and what lies between is
+    /// transferred for nothing: what the store sends in the time that a request takes. 1 MiB unless said,
+    /// as in `object_store`'s own `get_ranges`.
+    #[must_use]
+    pub fn gap_bytes(mut self, bytes: u64) -> Builder {
+        self.gap_bytes = bytes;
+        self
+    }
+
+    /// How far ahead of a reader that reads an object in order a request reaches at most; 4 MiB unless
+    /// said; 0: not at all.
+    #[must_use]
+    pub fn readahead_bytes_max(mut self, bytes: u64) -> Builder {
+        self.readahead_bytes_max = bytes;
+        self
+    }
+}

@@ -1,0 +1,84 @@
+//! Where objects lie in blobs.
+//!
+//! An object takes whole pages of a blob that it shares with others: a table of pages for each would take as
+//! much memory as a small object itself. Places are handed out in order and never again, so pages of one
+//! version are never another's; a blob that is full goes when the last object that lies in it is forgotten.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use millpond::{Blob, Engine};
+
+/// What two levels of a page table reach with pages of 4 KiB.
+const SHARED_BYTES: u64 = 1 << 30;
+/// Larger objects have a blob of their own. Chosen, not measured.
+const SHARING_BYTES_MAX: u64 = SHARED_BYTES / 16;
+
+/// The pages of an object.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) blob: Arc<Blob>,
+    base: u64,
+}
+
+impl Place {
+    /// Where in the blob bytes of the object are.
+    pub(crate) fn locate(&self, range: &Range<u64>) -> Range<u64> {
+        self.base + range.start..self.base + range.end
+    }
+
+    /// The other way round.
+    pub(crate) fn of_object(&self, range: &Range<u64>) -> Range<u64> {
+        range.start - self.base..range.end - self.base
+    }
+}
+
+/// Hands out places.
+#[derive(Debug)]
+pub(crate) struct Places {
+    engine: Engine,
+    page_bytes: u32,
+    /// The blob that is being handed out, and how far.
+    current: Mutex<Option<(Arc<Blob>, u64)>>,
+}
+
+impl Places {
+    pub(crate) fn new(engine: Engine, page_bytes: u32) -> Places {
+        Places { engine, page_bytes, current: Mutex::new(None) }
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn page_bytes(&self) -> u64 {
+        u64::from(self.page_bytes)
+    }
+
+    /// A range rounded out to whole pages.
+    pub(crate) fn rounded(&self, range: &Range<u64>) -> Range<u64> {
+        let page_bytes = self.page_bytes();
+        let end = range.end.checked_next_multiple_of(page_bytes).unwrap_or(u64::MAX);
+        range.start - range.start % page_bytes..end
+    }
+
+    /// Pages for an object of so many bytes; `None` if there is no memory for their table.
+    pub(crate) fn take(&self, bytes: u64) -> Option<Place> {
+        let bytes = bytes.checked_next_multiple_of(self.page_bytes())?;
+        let blob = |len| self.engine.blob(len, self.page_bytes).ok().map(Arc::new);
+        if bytes > SHARING_BYTES_MAX {
+            return Some(Place { blob: blob(bytes)?, base: 0 });
+        }
+        let mut current = self.current.lock().expect("no panic under the lock");
+        if let Some((blob, next)) = current.as_mut()
+            && *next + bytes <= SHARED_BYTES
+        {
+            let base = *next;
+            *next += bytes;
+            return Some(Place { blob: Arc::clone(blob), base });
+        }
+        let blob = blob(SHARED_BYTES)?;
+        *current = Some((Arc::clone(&blob), bytes));
+        Some(Place { blob, base: 0 })
+    }
+}

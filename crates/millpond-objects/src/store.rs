@@ -1,0 +1,320 @@
+//! The face: an [`ObjectStore`] that reads from the cache and writes through.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt};
+use millpond::Engine;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    UploadPart,
+};
+
+use crate::answer::{answer_of, collected};
+use crate::directory::Known;
+use crate::inner::Inner;
+use crate::options::Builder;
+use crate::stats::{Counters, Stats};
+
+/// A range that is longer is a stream of its own, and not collected. Chosen, not measured.
+const COLLECTED_BYTES_MAX: u64 = 4 << 20;
+
+/// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
+///
+/// Clones are the same store. It may be used by any number of tasks and threads; nothing blocks.
+///
+/// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
+/// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
+#[derive(Clone)]
+pub struct CachedStore {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl CachedStore {
+    /// A cache over a store; [`Builder::build`] makes it.
+    #[must_use]
+    pub fn builder(store: Arc<dyn ObjectStore>) -> Builder {
+        Builder::new(store)
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let engine = self.inner.places.engine().stats();
+        let counters = &self.inner.counters;
+        Stats {
+            hits: engine.hits,
+            misses: engine.misses,
+            bytes_from_memory: engine.bytes_served,
+            bytes_from_store: Counters::get(&counters.bytes),
+            requests: Counters::get(&counters.requests),
+            not_modified: Counters::get(&counters.not_modified),
+            objects: self.inner.directory.len() as u64,
+            memory_bytes: engine.memory_bytes,
+        }
+    }
+
+    /// Drops an object from the cache, after others have changed it.
+    pub fn forget(&self, location: &Path) {
+        self.inner.directory.forget(location.as_ref());
+    }
+}
+
+impl fmt::Debug for CachedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedStore").field("store", &self.inner.store).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for CachedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CachedStore({})", self.inner.store)
+    }
+}
+
+/// Forgets objects when a call that may change them ends, however it ends.
+struct Changing {
+    inner: Arc<Inner>,
+    locations: Vec<Path>,
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        for location in &self.locations {
+            self.inner.directory.forget(location.as_ref());
+        }
+    }
+}
+
+impl CachedStore {
+    fn changing(&self, locations: &[&Path]) -> Changing {
+        let locations = locations.iter().map(|&location| location.clone()).collect();
+        Changing { inner: Arc::clone(&self.inner), locations }
+    }
+}
+
+/// What is asked for, if it is a plain read.
+fn plain(options: &GetOptions) -> bool {
+    options.if_match.is_none()
+        && options.if_none_match.is_none()
+        && options.if_modified_since.is_none()
+        && options.if_unmodified_since.is_none()
+        && options.version.is_none()
+        && options.extensions.is_empty()
+}
+
+#[async_trait]
+impl ObjectStore for CachedStore {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
+        let _changing = self.changing(&[location]);
+        self.inner.store.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let upload = self.inner.store.put_multipart_opts(location, opts).await?;
+        Ok(Box::new(Upload { upload, changing: self.changing(&[location]) }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.get(location, options).await
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let is_odd = |range: &Range<u64>| range.start >= range.end;
+        if !ranges.is_empty()
+            && !ranges.iter().any(is_odd)
+            && let Some((_, bytes)) = self.inner.ranges(location, ranges).await?
+        {
+            return Ok(bytes);
+        }
+        self.inner.store.get_ranges(location, ranges).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let changing = Changing { inner: Arc::clone(&self.inner), locations: Vec::new() };
+        let asked = Arc::new(Mutex::new(changing));
+        let noted = Arc::clone(&asked);
+        let locations = locations.inspect(move |location| {
+            if let Ok(location) = location {
+                noted.lock().expect("no panic under the lock").locations.push(location.clone());
+            }
+        });
+        let inner = Arc::clone(&self.inner);
+        let deleted = self.inner.store.delete_stream(locations.boxed());
+        // Those that failed, or were not waited for, with the end of the stream.
+        let deleted = deleted.inspect(move |deleted| {
+            let _ = &asked;
+            if let Ok(location) = deleted {
+                inner.directory.forget(location.as_ref());
+            }
+        });
+        deleted.boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.store.list(prefix)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.store.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        let _changing = self.changing(&[to]);
+        self.inner.store.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        let _changing = self.changing(&[from, to]);
+        self.inner.store.rename_opts(from, to, options).await
+    }
+}
+
+impl CachedStore {
+    async fn get(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
+        let (inner, key) = (&self.inner, location.as_ref());
+        let pass = |options| async { inner.store.get_opts(location, options).await };
+        if plain(&options)
+            && !options.head
+            && let Some(GetRange::Bounded(range)) = &options.range
+        {
+            // The hit of a whole range, without a lock or a shared write.
+            let hit = inner.directory.with(key, |known| inner.hit_of(known, range));
+            if let Some(answer) = hit.flatten() {
+                return Ok(answer);
+            }
+        }
+        if options.version.is_some() || !options.extensions.is_empty() {
+            return pass(options).await;
+        }
+        if let Some(known) = inner.directory.find(key).filter(|known| inner.is_fresh(known)) {
+            options.check_preconditions(&known.meta)?;
+            if options.head {
+                return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
+            }
+            options = GetOptions { range: options.range, ..GetOptions::new() };
+        }
+        if options.head || !plain(&options) {
+            return pass(options).await;
+        }
+        let size = inner.directory.with(key, |known| known.meta.size);
+        let range = match (&options.range, size) {
+            (Some(GetRange::Bounded(range)), _) => Some(range.clone()),
+            (Some(range), Some(size)) => range.as_range(size).ok(),
+            (None, Some(size)) => Some(0..size),
+            (_, None) => None,
+        };
+        let is_short = |range: &Range<u64>| {
+            range.start < range.end && range.end - range.start <= COLLECTED_BYTES_MAX
+        };
+        if let Some(range) = range.filter(is_short) {
+            return match inner.ranges(location, std::slice::from_ref(&range)).await? {
+                Some((head, mut bytes)) => {
+                    let bytes = bytes.pop().expect("one for each range");
+                    let range = range.start..range.start + bytes.len() as u64;
+                    Ok(head.answer(range, bytes))
+                }
+                None => pass(options).await,
+            };
+        }
+        inner.stream(location, options).await
+    }
+}
+
+impl Inner {
+    /// The answer for a range that is cached, and fresh.
+    fn hit_of(&self, known: &Arc<Known>, range: &Range<u64>) -> Option<GetResult> {
+        if !self.is_fresh(known) || range.end > known.meta.size || range.start >= range.end {
+            return None;
+        }
+        let bytes = known.cached(range)?;
+        known.note_use();
+        Some(collected(known, range.clone(), bytes))
+    }
+}
+
+/// An upload after whose end its object is forgotten.
+#[derive(Debug)]
+struct Upload {
+    upload: Box<dyn MultipartUpload>,
+    changing: Changing,
+}
+
+impl fmt::Debug for Changing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changing").field("locations", &self.locations).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.upload.put_part(data)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let changing = &self.changing;
+        let _again =
+            Changing { inner: Arc::clone(&changing.inner), locations: changing.locations.clone() };
+        self.upload.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.upload.abort().await
+    }
+}
+
+/// The share of the memory for what is known of objects, which is not their bytes.
+const DIRECTORY_SHARE: u64 = 16;
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
+impl Builder {
+    /// Makes the store. Starts no thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Generic`]: a size is out of range, or the memory can't be reserved.
+    pub fn build(self) -> Result<CachedStore> {
+        if self.memory_bytes < MEMORY_BYTES_MIN {
+            let what = format!(
+                "memory of {} bytes: must be at least {MEMORY_BYTES_MIN}",
+                self.memory_bytes
+            );
+            return Err(Error::Generic { store: crate::NAME, source: what.into() });
+        }
+        let failed =
+            |error: millpond::Error| Error::Generic { store: crate::NAME, source: error.into() };
+        let directory_bytes = self.memory_bytes / DIRECTORY_SHARE;
+        let engine = Engine::builder().cache_bytes(self.memory_bytes - directory_bytes);
+        let engine = engine.build().map_err(failed)?;
+        // Says what is wrong with the page size now, and not with the first object.
+        engine.blob(0, self.page_bytes).map_err(failed)?;
+        Ok(CachedStore { inner: Arc::new(Inner::new(self, engine, directory_bytes)) })
+    }
+}

@@ -1,0 +1,256 @@
+//! Long reads: bytes are handed on as they come, and cached on the way.
+//!
+//! ```text
+//!   CACHED page by page -> a page is missing -> one request for all the rest, If-Match -> STORE to the end
+//! ```
+//!
+//! A page is claimed when all of its bytes are there (fetch.F1): so nobody waits for a reader that does not
+//! go on.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Result};
+
+use crate::answer::answer_of;
+use crate::directory::Known;
+use crate::fetch::only_if;
+use crate::inner::{Inner, VERSIONS_MAX};
+use crate::stats::Counters;
+
+impl Inner {
+    /// Asks for all of a range; `None`: the object is of another version by now.
+    async fn ask_version(
+        &self,
+        path: &Path,
+        known: &Known,
+        range: Range<u64>,
+    ) -> Result<Option<BoxStream<'static, Result<Bytes>>>> {
+        let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
+        match self.request(path, options).await {
+            Ok(answer) if known.is_of(&answer.meta) && answer.range == range => {
+                Ok(Some(answer.into_stream()))
+            }
+            Ok(_) | Err(Error::Precondition { .. } | Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads what `options` say of an object, which have nothing but a range; the first bytes are asked for
+    /// before it returns.
+    pub(crate) async fn stream(
+        self: &Arc<Self>,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<GetResult> {
+        let key = path.as_ref();
+        let mut checked = None;
+        for _ in 0..VERSIONS_MAX {
+            let stamp = self.directory.stamp(key);
+            let known = self.directory.find(key);
+            let is_current =
+                |known: &Arc<Known>| checked.as_ref().is_some_and(|it| Arc::ptr_eq(it, known));
+            let Some(known) = known else {
+                let answer = self.request(path, options).await?;
+                return Ok(self.tee(path, stamp, answer));
+            };
+            known.note_use();
+            let Some(range) = resolve(&options.range, known.meta.size) else { break };
+            let first = known.cached_page(range.start, range.end);
+            if !self.is_fresh(&known) && !is_current(&known) {
+                let tag = known.meta.e_tag.clone().filter(|_| first.is_some());
+                match self.request(path, options.clone().with_if_none_match(tag)).await {
+                    Ok(answer) => return Ok(self.tee(path, stamp, answer)),
+                    Err(Error::NotModified { .. }) => {
+                        Counters::add(&self.counters.not_modified, 1);
+                        known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+                        checked = Some(known);
+                        continue;
+                    }
+                    Err(error) => {
+                        if matches!(error, Error::NotFound { .. }) {
+                            self.directory.forget_version(&known);
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+            let mut reading = Reading::new(self, path, &known, range.clone());
+            match first {
+                Some(first) => reading.first = Some(first),
+                None => match self.ask_version(path, &known, range.clone()).await? {
+                    Some(rest) => reading.rest = Some(rest),
+                    None => {
+                        self.directory.forget_version(&known);
+                        continue;
+                    }
+                },
+            }
+            return Ok(answer_of(&known, range, reading.into_stream()));
+        }
+        self.store.get_opts(path, options).await
+    }
+
+    /// Caches an answer as it is read; of whatever version it is.
+    fn tee(
+        self: &Arc<Self>,
+        path: &Path,
+        stamp: crate::directory::Stamp,
+        mut answer: GetResult,
+    ) -> GetResult {
+        if let Some(known) = self.admit(path.as_ref(), stamp, &answer) {
+            let mut reading = Reading::new(self, path, &known, answer.range.clone());
+            let payload = GetResultPayload::Stream(stream::empty().boxed());
+            let rest = GetResult { payload, ..answer };
+            answer = GetResult {
+                meta: rest.meta.clone(),
+                range: rest.range.clone(),
+                attributes: rest.attributes.clone(),
+                extensions: rest.extensions.clone(),
+                payload: answer.payload,
+            };
+            reading.rest = Some(answer.into_stream());
+            return GetResult { payload: GetResultPayload::Stream(reading.into_stream()), ..rest };
+        }
+        answer
+    }
+}
+
+/// The bytes that are asked for; `None` if there are none, or the store has to say what is wrong.
+fn resolve(range: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
+    let range = match range {
+        None => 0..size,
+        Some(range) => range.as_range(size).ok()?,
+    };
+    (range.start < range.end).then_some(range)
+}
+
+/// A long read under way.
+struct Reading {
+    inner: Arc<Inner>,
+    path: Path,
+    known: Arc<Known>,
+    /// What is left.
+    range: Range<u64>,
+    first: Option<Bytes>,
+    rest: Option<BoxStream<'static, Result<Bytes>>>,
+    assembler: Assembler,
+}
+
+impl Reading {
+    fn new(inner: &Arc<Inner>, path: &Path, known: &Arc<Known>, range: Range<u64>) -> Reading {
+        let assembler = Assembler { page_bytes: inner.places.page_bytes(), ..Assembler::default() };
+        let (inner, path, known) = (Arc::clone(inner), path.clone(), Arc::clone(known));
+        Reading { inner, path, known, range, first: None, rest: None, assembler }
+    }
+
+    async fn next(&mut self) -> Option<Result<Bytes>> {
+        if self.range.is_empty() {
+            return None;
+        }
+        if self.rest.is_none() {
+            let cached = self
+                .first
+                .take()
+                .or_else(|| self.known.cached_page(self.range.start, self.range.end));
+            if let Some(bytes) = cached {
+                self.range.start += bytes.len() as u64;
+                return Some(Ok(bytes));
+            }
+            let (inner, path) = (Arc::clone(&self.inner), self.path.clone());
+            let (known, range) = (Arc::clone(&self.known), self.range.clone());
+            let asked = async move { inner.ask_version(&path, &known, range).await };
+            match asked.await {
+                Ok(Some(rest)) => self.rest = Some(rest),
+                Ok(None) => {
+                    self.inner.directory.forget_version(&self.known);
+                    let path = self.path.to_string();
+                    let what =
+                        "the object was replaced while it was read, and what was left is gone";
+                    return self.fail(Error::Precondition { path, source: what.into() });
+                }
+                Err(error) => return self.fail(error),
+            }
+        }
+        let rest = self.rest.as_mut().expect("set above");
+        match rest.next().await {
+            Some(Ok(bytes)) => {
+                Counters::add(&self.inner.counters.bytes, bytes.len() as u64);
+                self.assembler.feed(&self.known, self.range.start, &bytes);
+                self.range.start = (self.range.start + bytes.len() as u64).min(self.range.end);
+                Some(Ok(bytes))
+            }
+            Some(Err(error)) => self.fail(error),
+            None => {
+                let what = format!("{} bytes are missing", self.range.end - self.range.start);
+                self.fail(Error::Generic { store: crate::NAME, source: what.into() })
+            }
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Option<Result<Bytes>> {
+        self.range.start = self.range.end;
+        Some(Err(error))
+    }
+
+    fn into_stream(self) -> BoxStream<'static, Result<Bytes>> {
+        let next = |mut reading: Reading| async move { Some((reading.next().await?, reading)) };
+        stream::unfold(self, next).fuse().boxed()
+    }
+}
+
+/// Puts pages together from what comes in pieces of any size.
+#[derive(Default)]
+struct Assembler {
+    page_bytes: u64,
+    /// The first bytes of a page.
+    begun: Vec<u8>,
+}
+
+impl Assembler {
+    /// Takes bytes of the object from `at` on, which follow those before.
+    fn feed(&mut self, known: &Known, mut at: u64, mut bytes: &[u8]) {
+        let (page_bytes, size) = (self.page_bytes, known.meta.size);
+        while !bytes.is_empty() && at < size {
+            let in_page = at % page_bytes;
+            // To the end of the page, or of the object.
+            let lacking = (page_bytes - in_page).min(size - at) as usize;
+            let part = &bytes[..lacking.min(bytes.len())];
+            if in_page != self.begun.len() as u64 {
+                // Begins within a page: nobody has the bytes before.
+            } else if in_page == 0 && bytes.len() >= lacking {
+                let whole = (bytes.len() as u64 / page_bytes * page_bytes).max(lacking as u64);
+                let whole = if at + bytes.len() as u64 >= size { size - at } else { whole };
+                let whole = &bytes[..whole as usize];
+                known.bring(at, whole, Vec::new());
+                at += whole.len() as u64;
+                bytes = &bytes[whole.len()..];
+                continue;
+            } else {
+                self.begun.extend_from_slice(part);
+                if part.len() == lacking {
+                    known.bring(at - in_page, &self.begun, Vec::new());
+                    self.begun.clear();
+                }
+            }
+            at += part.len() as u64;
+            bytes = &bytes[part.len()..];
+        }
+    }
+}
+
+impl Known {
+    /// Cached bytes from `at` to the end of the page, or `end`: borrowed, or copied where too many are.
+    fn cached_page(&self, at: u64, end: u64) -> Option<Bytes> {
+        let range = self.place.locate(&(at..end));
+        if let Some(view) = self.place.blob.try_view(range) {
+            return Some(Bytes::from_owner(view));
+        }
+        let page_bytes = u64::from(self.place.blob.page_bytes());
+        self.cached(&(at..end.min(at - at % page_bytes + page_bytes)))
+    }
+}

@@ -1,0 +1,122 @@
+//! A store that counts, delays and fails on purpose, over one in memory.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+#[derive(Debug, Default)]
+pub struct Faults {
+    /// The range of each `get_opts`.
+    pub gets: Mutex<Vec<Option<GetRange>>>,
+    pub delay_ms: AtomicU64,
+    /// Between the answer and its arrival.
+    pub way_back_ms: AtomicU64,
+    /// Every so many'th request fails; 0: none.
+    pub fail_every: AtomicU64,
+    pub count: AtomicU64,
+    pub without_tags: AtomicBool,
+    /// Conditions are not looked at, as by stores that know none.
+    pub ignores_conditions: AtomicBool,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Far {
+    pub store: Arc<InMemory>,
+    pub faults: Arc<Faults>,
+}
+
+impl Far {
+    pub fn gets(&self) -> Vec<Option<GetRange>> {
+        std::mem::take(&mut self.faults.gets.lock().unwrap())
+    }
+}
+
+pub fn bounded(range: Range<u64>) -> Option<GetRange> {
+    Some(GetRange::Bounded(range))
+}
+
+/// Bytes that differ by place and by `seed`.
+pub fn content(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| (at.wrapping_mul(2_654_435_761).rotate_left(17) ^ seed) as u8)
+        .collect()
+}
+
+impl fmt::Display for Far {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("far")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Far {
+    async fn put_opts(&self, at: &Path, bytes: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        self.store.put_opts(at, bytes, opts).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.store.put_multipart_opts(at, opts).await
+    }
+
+    async fn get_opts(&self, at: &Path, mut options: GetOptions) -> Result<GetResult> {
+        let faults = &self.faults;
+        faults.gets.lock().unwrap().push(options.range.clone());
+        let number = faults.count.fetch_add(1, Relaxed) + 1;
+        let delay = faults.delay_ms.load(Relaxed);
+        if delay > 0 {
+            tokio::time::sleep(Duration::from_millis(delay)).await;
+        }
+        let fail_every = faults.fail_every.load(Relaxed);
+        if fail_every > 0 && number.is_multiple_of(fail_every) {
+            return Err(Error::Generic { store: "far", source: format!("fault {number}").into() });
+        }
+        if faults.ignores_conditions.load(Relaxed) {
+            options = GetOptions { range: options.range, ..GetOptions::new() };
+        }
+        let mut answer = self.store.get_opts(at, options).await?;
+        let way_back = faults.way_back_ms.load(Relaxed);
+        if way_back > 0 {
+            tokio::time::sleep(Duration::from_millis(way_back)).await;
+        }
+        if faults.without_tags.load(Relaxed) {
+            answer.meta.e_tag = None;
+        }
+        Ok(answer)
+    }
+
+    fn delete_stream(
+        &self,
+        at: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.store.delete_stream(at)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.store.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.store.copy_opts(from, to, options).await
+    }
+}

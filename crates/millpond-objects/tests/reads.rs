@@ -1,0 +1,234 @@
+//! What is asked of the store below, and what callers get.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use common::{Far, bounded, content};
+use futures_util::StreamExt;
+use futures_util::future::{join_all, try_join_all};
+use millpond_objects::{Builder, CachedStore, Freshness};
+use object_store::path::Path;
+use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt};
+
+const PAGE: u64 = 4096;
+
+fn over(far: &Far) -> Builder {
+    let builder = CachedStore::builder(Arc::new(far.clone())).page_bytes(PAGE as u32);
+    builder.memory_bytes(4 << 20).freshness(Freshness::Immutable).readahead_bytes_max(0)
+}
+
+async fn with_object(len: usize) -> (Far, Path, Vec<u8>) {
+    let (far, path, bytes) = (Far::default(), Path::from("a/b"), content(1, len));
+    far.store.put(&path, bytes.clone().into()).await.unwrap();
+    (far, path, bytes)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_miss_one_page_make_one_request() {
+    let (far, path, bytes) = with_object(100_000).await;
+    let store = over(&far).build().unwrap();
+    far.faults.delay_ms.store(20, Relaxed);
+    // Of an object of which nothing is known, and of one that is known.
+    for range in [5000..5100, 50_000..50_100] {
+        let tasks = (0..64).map(|_| {
+            let (store, path, range) = (store.clone(), path.clone(), range.clone());
+            tokio::spawn(async move { store.get_range(&path, range).await.unwrap() })
+        });
+        for got in try_join_all(tasks).await.unwrap() {
+            assert_eq!(got, bytes[range.start as usize..range.end as usize]);
+        }
+        assert_eq!(far.gets().len(), 1);
+    }
+    assert_eq!(store.stats().requests, 2);
+}
+
+#[tokio::test]
+async fn what_is_cached_is_read_without_a_request_to_the_end_of_the_object() {
+    let (far, path, bytes) = with_object(3 * PAGE as usize + 77).await;
+    let store = over(&far).build().unwrap();
+    let len = bytes.len() as u64;
+    assert_eq!(store.get_range(&path, 0..len).await.unwrap(), bytes);
+    assert_eq!(far.gets(), [bounded(0..4 * PAGE)]);
+    for range in [0..1, len - 1..len, len - 78..len, 4000..9000, 0..len, len - 10..len + 10] {
+        let got = store.get_range(&path, range.clone()).await.unwrap();
+        assert_eq!(got, bytes[range.start as usize..range.end.min(len) as usize], "{range:?}");
+    }
+    let got = store.get(&path).await.unwrap();
+    assert_eq!((got.range.clone(), got.meta.size), (0..len, len));
+    assert_eq!(got.bytes().await.unwrap(), bytes);
+    let suffix = GetOptions::new().with_range(Some(object_store::GetRange::Suffix(100)));
+    let got = store.get_opts(&path, suffix).await.unwrap().bytes().await.unwrap();
+    assert_eq!(got, bytes[bytes.len() - 100..]);
+    assert_eq!(store.head(&path).await.unwrap().size, len);
+    assert!(far.gets().is_empty());
+    // What is wrong the store says itself.
+    assert!(matches!(store.get_range(&path, len..len + 1).await, Err(Error::Generic { .. })));
+    let none = store.get_range(&Path::from("none"), 0..1).await;
+    assert!(matches!(none, Err(Error::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn near_ranges_are_one_request_and_far_ones_are_not() {
+    let (far, path, bytes) = with_object(1 << 20).await;
+    let store = over(&far).gap_bytes(2 * PAGE).build().unwrap();
+    let ranges = [600_000..600_010, 10..20, 3 * PAGE + 5..3 * PAGE + 10, 10..4000];
+    let expect = |got: Vec<bytes::Bytes>| {
+        for (got, range) in got.iter().zip(&ranges) {
+            assert_eq!(*got, bytes[range.start as usize..range.end as usize]);
+        }
+    };
+    expect(store.get_ranges(&path, &ranges).await.unwrap());
+    let at = 600_000 / PAGE * PAGE;
+    assert_eq!(far.gets(), [bounded(0..4 * PAGE), bounded(at..at + PAGE)]);
+    expect(store.get_ranges(&path, &ranges).await.unwrap());
+    assert!(far.gets().is_empty());
+    // The pages between two that are missing came for nothing, but are not cached twice.
+    let ranges = [PAGE..PAGE + 1, 4 * PAGE..4 * PAGE + 1];
+    store.get_ranges(&path, &ranges).await.unwrap();
+    assert_eq!(far.gets(), [bounded(4 * PAGE..5 * PAGE)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_reach_who_asked_and_leave_nothing_behind() {
+    let (far, path, bytes) = with_object(40_000).await;
+    let store = over(&far).build().unwrap();
+    far.faults.fail_every.store(1, Relaxed);
+    let failed = store.get_range(&path, 0..10).await.unwrap_err();
+    assert_eq!(failed.to_string(), "Generic far error: fault 1");
+    far.faults.fail_every.store(0, Relaxed);
+    assert_eq!(store.get_range(&path, 0..10).await.unwrap(), bytes[..10]);
+    far.faults.fail_every.store(1, Relaxed);
+    far.faults.delay_ms.store(10, Relaxed);
+    // All at once, and none waits for more than its own and one other.
+    let tasks = (0..16).map(|_| store.get_range(&path, 20_000..20_010));
+    let began = std::time::Instant::now();
+    assert!(join_all(tasks).await.iter().all(Result::is_err));
+    assert!(began.elapsed() < Duration::from_secs(10));
+    far.faults.fail_every.store(0, Relaxed);
+    assert_eq!(store.get_range(&path, 20_000..20_010).await.unwrap(), bytes[20_000..20_010]);
+    far.gets();
+    assert_eq!(store.get_range(&path, 20_000..20_010).await.unwrap(), bytes[20_000..20_010]);
+    assert!(far.gets().is_empty());
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_says_so_and_is_not_cached_as_whole() {
+    let (far, path, bytes) = with_object(9 << 20).await;
+    let store = over(&far).memory_bytes(32 << 20).build().unwrap();
+    let mut stream = store.get(&path).await.unwrap().into_stream();
+    // Not read further.
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    let got = store.get(&path).await.unwrap().bytes().await.unwrap();
+    assert_eq!(got, bytes);
+    far.gets();
+    let got = store.get(&path).await.unwrap().bytes().await.unwrap();
+    assert_eq!(got, bytes);
+    assert!(far.gets().is_empty(), "all of it fits");
+}
+
+#[tokio::test]
+async fn each_freshness_is_what_it_says() {
+    let (far, path, _) = with_object(10_000).await;
+    let immutable = over(&far).build().unwrap();
+    let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
+    let aged = over(&far).freshness(Freshness::MaxAge(Duration::from_millis(300))).build().unwrap();
+    for store in [&immutable, &revalidate, &aged] {
+        store.get_range(&path, 0..10).await.unwrap();
+    }
+    far.gets();
+    revalidate.get_range(&path, 0..10).await.unwrap();
+    assert_eq!((far.gets().len(), revalidate.stats().not_modified), (1, 1));
+    let new = content(2, 20_000);
+    far.store.put(&path, new.clone().into()).await.unwrap();
+    let old = content(1, 10_000);
+    assert_eq!(immutable.get_range(&path, 0..10).await.unwrap(), old[..10]);
+    assert_eq!(aged.get_range(&path, 0..10).await.unwrap(), old[..10]);
+    assert_eq!(revalidate.get_range(&path, 0..10).await.unwrap(), new[..10]);
+    tokio::time::sleep(Duration::from_millis(350)).await;
+    assert_eq!(aged.get_range(&path, 0..10).await.unwrap(), new[..10]);
+    // A page of the old version is not to be had any more: never mixed.
+    assert_eq!(immutable.get_range(&path, 0..8000).await.unwrap(), new[..8000]);
+    immutable.forget(&path);
+    assert_eq!(immutable.get_range(&path, 0..10).await.unwrap(), new[..10]);
+}
+
+#[tokio::test]
+async fn without_versions_only_the_immutable_are_cached() {
+    let (far, path, bytes) = with_object(10_000).await;
+    far.faults.without_tags.store(true, Relaxed);
+    let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
+    for _ in 0..3 {
+        assert_eq!(revalidate.get_range(&path, 5..100).await.unwrap(), bytes[5..100]);
+    }
+    assert_eq!(far.gets().len(), 3);
+    let immutable = over(&far).build().unwrap();
+    for _ in 0..3 {
+        assert_eq!(immutable.get_range(&path, 5..100).await.unwrap(), bytes[5..100]);
+    }
+    assert_eq!(far.gets().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_read_in_order_is_read_ahead() {
+    let (far, path, bytes) = with_object(1 << 20).await;
+    let store = over(&far).readahead_bytes_max(64 * PAGE).build().unwrap();
+    for at in (0..1 << 20).step_by(PAGE as usize) {
+        let got = store.get_range(&path, at..at + PAGE).await.unwrap();
+        assert_eq!(got, bytes[at as usize..(at + PAGE) as usize]);
+        // Let what is ahead arrive.
+        while store.stats().bytes_from_store < at + PAGE {
+            tokio::task::yield_now().await;
+        }
+    }
+    let requests = far.gets().len();
+    assert!(requests < 64, "{requests} requests for 256 pages");
+    assert_eq!(store.stats().bytes_from_store, 1 << 20, "nothing comes twice");
+}
+
+#[tokio::test]
+async fn nothing_is_lost_outside_of_a_runtime_or_in_a_tiny_cache() {
+    let (far, path, bytes) = with_object(2 << 20).await;
+    let store = over(&far).memory_bytes(1 << 20).build().unwrap();
+    let read = || async {
+        for at in (0..bytes.len() - 9000).step_by(70_001) {
+            let range = at as u64..at as u64 + 9000;
+            assert_eq!(store.get_range(&path, range).await.unwrap(), bytes[at..at + 9000]);
+        }
+        assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
+    };
+    read().await;
+    let handle = std::thread::scope(|scope| {
+        scope.spawn(|| futures_util::future::FutureExt::now_or_never(read()).is_some()).join()
+    });
+    assert!(handle.unwrap(), "a store in memory makes nobody wait");
+}
+
+/// Goal: a runtime of one thread that nobody is in holds up nobody else.
+#[test]
+fn a_runtime_that_stands_still_holds_up_nobody() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
+    let (far, path, bytes) = first.block_on(with_object(100_000));
+    let store = over(&far).build().unwrap();
+    first.block_on(store.get_range(&path, 0..10)).unwrap();
+    far.faults.delay_ms.store(100, Relaxed);
+    first.block_on(async {
+        for path in [path.clone(), Path::from("unknown")] {
+            let given_up = store.get_range(&path, 50_000..50_010);
+            let limit = Duration::from_millis(10);
+            assert!(tokio::time::timeout(limit, given_up).await.is_err());
+        }
+    });
+    for other in [&second, &many.unwrap()] {
+        let got = other.block_on(store.get_range(&path, 50_000..50_010)).unwrap();
+        assert_eq!(got, bytes[50_000..50_010]);
+        assert!(other.block_on(store.get_range(&Path::from("unknown"), 0..10)).is_err());
+    }
+    let got = first.block_on(store.get_range(&path, 50_000..50_010)).unwrap();
+    assert_eq!(got, bytes[50_000..50_010]);
+}

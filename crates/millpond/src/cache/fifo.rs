@@ -1,0 +1,105 @@
+//! What is known about a page that can be evicted, in its seat: whose it is, and its place in a FIFO of
+//! seats (see `seat`).
+//!
+//! Locks: all is done under the queues' (see `evict`), but for [`Arrival::note`].
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::cache::class::Class;
+use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
+use crate::cache::table::FileCore;
+use crate::units::{FrameIndex, PageIndex};
+
+pub(super) const QUEUE: u32 = 0b11;
+pub(super) const PREFETCHED: u32 = 1 << 2;
+/// Of a page that is to be put into a queue: see `newcomers`.
+pub(super) const NEWCOMER: u32 = 1 << 3;
+/// Of a newcomer: write-back keeps it.
+pub(super) const KEPT: u32 = 1 << 4;
+
+/// The name of a queue, in the tags of its seats.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum QueueName {
+    Young = 1,
+    Small = 2,
+    Main = 3,
+}
+
+/// A FIFO of seats, linked through themselves.
+#[derive(Default)]
+pub(super) struct Queue {
+    pub(super) head: u32,
+    tail: u32,
+    pub(super) frames: u64,
+    pub(super) bytes: u64,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
+        let meta = frames.meta(seat);
+        meta.set_tags(meta.tags() | name as u32);
+        meta.next.store(0, Relaxed);
+        meta.previous.store(self.tail, Relaxed);
+        match self.tail {
+            0 => self.head = seat.0,
+            tail => frames.meta(FrameIndex(tail)).next.store(seat.0, Relaxed),
+        }
+        self.tail = seat.0;
+        self.frames += 1;
+        self.bytes += class_of(meta).bytes() as u64;
+    }
+
+    pub(super) fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
+        let meta = frames.meta(seat);
+        let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
+        match previous {
+            0 => self.head = next,
+            at => frames.meta(FrameIndex(at)).next.store(next, Relaxed),
+        }
+        match next {
+            0 => self.tail = previous,
+            at => frames.meta(FrameIndex(at)).previous.store(previous, Relaxed),
+        }
+        self.frames -= 1;
+        self.bytes -= class_of(meta).bytes() as u64;
+        meta.set_tags(meta.tags() & !QUEUE);
+    }
+}
+
+/// A page that became READY.
+pub(crate) struct Arrival<'a> {
+    pub(crate) frame: FrameIndex,
+    pub(crate) core: &'a FileCore,
+    pub(crate) page: PageIndex,
+    pub(crate) prefetched: bool,
+    /// By write-back.
+    pub(crate) kept: bool,
+}
+
+impl Arrival<'_> {
+    /// Makes it a newcomer; the class of its frame.
+    pub(crate) fn note(&self, frames: &Frames) -> Class {
+        let core: *const FileCore = self.core;
+        let meta = frames.seat(self.frame);
+        meta.owner.store(core.cast_mut().cast(), Relaxed);
+        let class = Class::page(self.core.page_shift);
+        let prefetched = if self.prefetched { PREFETCHED } else { 0 };
+        let kept = if self.kept { KEPT } else { 0 };
+        let tags = u32::from(class.tag()) << CLASS_SHIFT | NEWCOMER | prefetched | kept;
+        meta.describe(self.page, tags);
+        class
+    }
+}
+
+pub(super) fn class_of(meta: &FrameMeta) -> Class {
+    Class::from_tag((meta.tags() >> CLASS_SHIFT) as u8)
+}
+
+pub(super) fn queue_of(meta: &FrameMeta) -> QueueName {
+    match meta.tags() & QUEUE {
+        1 => QueueName::Young,
+        2 => QueueName::Small,
+        3 => QueueName::Main,
+        _ => unreachable!("the seat is in no queue"),
+    }
+}

@@ -1,0 +1,341 @@
+//! Bytes that their owner brings: cached as a file's are, with no file below.
+//!
+//! ```text
+//!   Blob::claim:  EMPTY -> FILLING, contiguous pages as one Fill      (one filler of a page, page.W9)
+//!   Fill::bring:  the caller's bytes into the frames, READY, wake
+//!   dropped:      EMPTY again, wake
+//! ```
+//!
+//! - **B1** A blob is not written to, cut or extended: no page of it is ever HIDDEN or DIRTY, and its size is
+//!   what it was made with. So its fills hold no guard, which is there against writers (page.W3).
+//! - **B2** A page is FILLING as long as somebody has its [`Fill`], which may be for as long as a server
+//!   far away takes. Nobody in the engine waits for that: only an [`Arrival`] does, whose owner knows.
+//! - **B3** A `Fill` keeps the file, so the table is not torn down while a page is FILLING.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::cache::page::State;
+use crate::cache::parked::{Parked, parking};
+use crate::copy;
+use crate::error::{Error, Op, Result};
+use crate::face::view::Detached;
+use crate::inode::leaves::Leaves;
+use crate::inode::{CachedFile, Shared};
+use crate::io::backend::nowhere::Nowhere;
+use crate::options::OpenOptions;
+use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
+use crate::read::run::{Claims, Next, Run};
+
+/// Immutable bytes that the caller has somewhere else, of which the engine caches pages: an object of a
+/// store, or many, each at a place of its own.
+///
+/// The engine knows no way to them. A read of what is cached is a hit like a file's: no lock, no shared
+/// write. For what is not, [`Blob::claim`] gives out pages nobody else brings; the caller fetches them
+/// and hands them over with [`Fill::bring`].
+///
+/// Pages are evicted as those of files are, and are under the same limit. All methods take `&self`; any
+/// number of threads may use one blob. None blocks for I/O.
+///
+/// # Examples
+///
+/// ```
+/// # use millpond::Engine;
+/// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let far = vec![7; 10_000];
+/// let blob = engine.blob(10_000, 4096)?;
+/// let mut bytes = Vec::new();
+/// assert!(!blob.try_read(&mut bytes, 5000..5010), "nobody has brought it");
+/// for fill in blob.claim(5000..5010).fills {
+///     let range = fill.range();
+///     fill.bring(&far[range.start as usize..range.end as usize]);
+/// }
+/// assert!(blob.try_read(&mut bytes, 5000..5010));
+/// assert_eq!(bytes, [7; 10]);
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub struct Blob {
+    cached: Arc<CachedFile>,
+}
+
+impl Blob {
+    /// See [`Engine::blob`](crate::Engine::blob).
+    pub(crate) fn new(shared: &Arc<Shared>, len: u64, page_bytes: u32) -> Result<Blob> {
+        let options = OpenOptions::new().read(true).page_bytes(page_bytes);
+        options.check()?;
+        if len > i64::MAX as u64 {
+            let what = format!("a blob of {len} bytes: at most {} are possible", i64::MAX);
+            return Err(Error::InvalidInput { op: Op::Open, what });
+        }
+        if shared.cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Open });
+        }
+        let cached = CachedFile::on(shared, Arc::new(Nowhere { len }), &options)?;
+        Ok(Blob { cached })
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "as for files, whose length it is")]
+    pub fn len(&self) -> u64 {
+        self.cached.core().size.get()
+    }
+
+    /// The size of its pages, in bytes.
+    #[must_use]
+    pub fn page_bytes(&self) -> u32 {
+        self.cached.core().page_bytes() as u32
+    }
+
+    /// Appends the bytes of a range to `dst` if all of them are cached; else leaves it as it was. What lies
+    /// beyond the end is left out. No lock, no shared write; a longer range is read 64 pages at a time.
+    pub fn try_read(&self, dst: &mut Vec<u8>, range: Range<u64>) -> bool {
+        let (was, end) = (dst.len(), range.end.min(self.len()));
+        let mut offset = range.start.min(end);
+        if dst.try_reserve((end - offset) as usize).is_err() {
+            return false;
+        }
+        let slot = self.cached.cache().counters.mine();
+        let most = (HIT_PAGES_MAX as u64 - 1) * u64::from(self.page_bytes());
+        while offset < end {
+            let part = (end - offset).min(most) as usize;
+            let path = HitPath::new(&self.cached, slot, TRIES_MAX);
+            // SAFETY: room for all of the range was reserved behind `was`.
+            let memory = unsafe { dst.as_mut_ptr().add(dst.len()) };
+            // SAFETY: as above.
+            if unsafe { path.try_read(memory, part, offset) } != Some(part) {
+                dst.truncate(was);
+                return false;
+            }
+            // SAFETY: the hit wrote that many bytes there.
+            unsafe { dst.set_len(dst.len() + part) };
+            offset += part as u64;
+        }
+        true
+    }
+
+    /// Borrows cached bytes of one page, from `offset` to the end of the range, page or blob, whichever is
+    /// first; `None` if they are not cached, or views take up half of the cache already.
+    #[must_use]
+    pub fn try_view(&self, range: Range<u64>) -> Option<BlobView> {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).ok()?;
+        let view = self.cached.try_view(range.start, len).ok()?;
+        Some(BlobView { view: view.detach(Arc::clone(&self.cached)) })
+    }
+
+    /// Claims the pages of a range that are not cached and that nobody else brings.
+    #[must_use]
+    pub fn claim(&self, range: Range<u64>) -> Claim {
+        let file = &self.cached;
+        let end = range.end.min(self.len());
+        let mut claim = Claim { fills: Vec::new(), has_no_room: false };
+        if range.start >= end {
+            return claim;
+        }
+        let pages = file.page_of(range.start)..file.page_of(end - 1) + 1;
+        let mut claims = Claims::new(file, pages, self.len());
+        loop {
+            match claims.next_run(&mut || true) {
+                Next::Run(run) => {
+                    file.cache().counters.mine().missed(run.frames.len() as u64);
+                    claim.fills.push(Fill { cached: Arc::clone(file), run: Some(run) });
+                }
+                Next::NoFrame => {
+                    claim.has_no_room = true;
+                    return claim;
+                }
+                Next::End | Next::NoSlot => return claim,
+            }
+        }
+    }
+
+    /// Waits until no page of a range is being brought by somebody. To be used where whoever brings them
+    /// does so without its caller's help: pages wait for a [`Fill`] that nobody polls as long as that
+    /// lives.
+    #[must_use]
+    pub fn arrival(&self, range: Range<u64>) -> Arrival<'_> {
+        Arrival { blob: self, range, parked: None }
+    }
+
+    /// Drops what is cached of a range, and neither being brought nor borrowed.
+    pub fn forget(&self, range: Range<u64>) {
+        let (file, end) = (&self.cached, range.end.min(self.len()));
+        if range.start < end {
+            let (first, last) = (file.page_of(range.start), file.page_of(end - 1));
+            file.cache().evict_range(file.core(), first, last);
+        }
+    }
+}
+
+impl std::fmt::Debug for Blob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Blob").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// What [`Blob::claim`] gave out.
+#[derive(Debug)]
+pub struct Claim {
+    /// Pages that are the caller's to bring.
+    pub fills: Vec<Fill>,
+    /// The cache has no room for the rest of the pages: they can't be cached now.
+    pub has_no_room: bool,
+}
+
+/// Contiguous pages of a blob that nobody else brings. Dropped, they are anybody's again.
+pub struct Fill {
+    cached: Arc<CachedFile>,
+    /// `None`: done with.
+    run: Option<Run>,
+}
+
+impl Fill {
+    fn run(&self) -> &Run {
+        self.run.as_ref().expect("taken only as `self` goes")
+    }
+
+    /// The bytes that are to be brought: whole pages, or to the end of the blob.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        let (run, page_bytes) = (self.run(), self.cached.core().page_bytes());
+        let start = self.cached.start_of(run.first);
+        start..(start + (run.frames.len() * page_bytes) as u64).min(run.size)
+    }
+
+    /// Cuts off the first `pages` pages; all, if there are no more.
+    #[must_use]
+    pub fn split_front(&mut self, pages: usize) -> Fill {
+        let run = self.run.as_mut().expect("taken only as `self` goes");
+        let at = pages.min(run.frames.len());
+        let frames = run.frames.drain(..at).collect();
+        let front = Run { first: run.first, frames, ..*run };
+        run.first += at as u64;
+        Fill { cached: Arc::clone(&self.cached), run: Some(front) }
+    }
+
+    /// Hands over the bytes, from the first on: what is cached afterwards. Pages that they don't cover
+    /// wholly are not cached.
+    pub fn bring(self, bytes: &[u8]) {
+        let valid = self.copy(bytes);
+        self.finish(valid);
+    }
+
+    /// The same where the bytes end within the last page, and nobody will ask for more of that: the
+    /// rest of it reads as zeros.
+    pub fn bring_last(self, bytes: &[u8]) {
+        let valid = self.copy(bytes);
+        let page_bytes = self.cached.core().page_bytes();
+        let rest = valid.next_multiple_of(page_bytes) - valid;
+        if let Some(frame) = self.run().frames.get(valid / page_bytes) {
+            // SAFETY: the rest of a frame of ours.
+            unsafe {
+                let end = self.cached.cache().frames.bytes(*frame).add(valid % page_bytes);
+                copy::zero(end, rest);
+            }
+        }
+        self.finish(valid + rest);
+    }
+
+    /// Copies as many bytes as there is room for; returns how many.
+    fn copy(&self, bytes: &[u8]) -> usize {
+        let page_bytes = self.cached.core().page_bytes();
+        let frames = &self.run().frames;
+        for (page, &frame) in bytes.chunks(page_bytes).zip(frames) {
+            // SAFETY: a frame of ours, of which nobody has a reference; late readers of what it was before
+            // find out (page.W2). The caller's bytes are no memory that may fault.
+            let _ = unsafe {
+                copy::copy(self.cached.cache().frames.bytes(frame), page.as_ptr(), page.len())
+            };
+        }
+        bytes.len().min(frames.len() * page_bytes)
+    }
+
+    fn finish(mut self, valid: usize) {
+        let run = self.run.take().expect("taken only as `self` goes");
+        let mut leaves = Leaves::new(&self.cached);
+        let _ = run.finish(&self.cached, &mut leaves, valid as u64, &mut |_| {});
+    }
+}
+
+impl Drop for Fill {
+    fn drop(&mut self) {
+        if let Some(run) = self.run.take() {
+            let mut leaves = Leaves::new(&self.cached);
+            let _ = run.finish(&self.cached, &mut leaves, 0, &mut |_| {});
+        }
+    }
+}
+
+impl std::fmt::Debug for Fill {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fill").field("range", &self.range()).finish_non_exhaustive()
+    }
+}
+
+/// Cached bytes of one page of a [`Blob`], borrowed: the page stays until this is dropped.
+pub struct BlobView {
+    view: Detached,
+}
+
+impl AsRef<[u8]> for BlobView {
+    fn as_ref(&self) -> &[u8] {
+        self.view.bytes()
+    }
+}
+
+impl std::fmt::Debug for BlobView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlobView").field("len", &self.as_ref().len()).finish_non_exhaustive()
+    }
+}
+
+/// The future of [`Blob::arrival`].
+#[derive(Debug)]
+pub struct Arrival<'b> {
+    blob: &'b Blob,
+    range: Range<u64>,
+    parked: Option<Parked>,
+}
+
+impl Arrival<'_> {
+    fn leave(&mut self) {
+        if let Some(parked) = self.parked.take() {
+            parking().leave(&parked);
+        }
+    }
+}
+
+impl Future for Arrival<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.leave();
+        let blob = self.blob;
+        let (file, end) = (&blob.cached, self.range.end.min(blob.len()));
+        if self.range.start >= end {
+            return Poll::Ready(());
+        }
+        let mut leaves = Leaves::new(file);
+        for page in file.page_of(self.range.start).to(file.page_of(end - 1)) {
+            // Without a leaf there is no page.
+            let Ok(held) = leaves.hold(page, false) else { continue };
+            let word = held.word(page);
+            if word.load().state() == State::Filling
+                && let Some(parked) = parking().arm(word, cx.waker())
+            {
+                self.parked = Some(parked);
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

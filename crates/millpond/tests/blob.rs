@@ -1,0 +1,165 @@
+//! Blobs: bytes that their owner brings.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::task::{Context, Poll, Wake, Waker};
+
+use millpond::{Blob, Engine};
+
+const PAGE: u64 = 4096;
+
+fn far(range: std::ops::Range<u64>) -> Vec<u8> {
+    range.map(|at| (at / 7 + at % 251) as u8).collect()
+}
+
+fn blob(cache_bytes: u64, len: u64) -> Blob {
+    Engine::builder().cache_bytes(cache_bytes).build().unwrap().blob(len, PAGE as u32).unwrap()
+}
+
+fn is_cached(blob: &Blob, range: std::ops::Range<u64>) -> bool {
+    let mut bytes = vec![1, 2];
+    let is_hit = blob.try_read(&mut bytes, range.clone());
+    let expect = far(range.start..range.end.min(blob.len()));
+    assert_eq!(bytes[..2], [1, 2]);
+    assert_eq!(bytes[2..], if is_hit { expect } else { Vec::new() });
+    is_hit
+}
+
+#[test]
+fn only_what_was_brought_whole_is_cached() {
+    let len = 10 * PAGE + 100;
+    let blob = blob(1 << 20, len);
+    assert!(is_cached(&blob, len..len + 5), "there is nothing to bring");
+    let mut claim = blob.claim(PAGE + 1..u64::MAX);
+    assert!(!claim.has_no_room);
+    let [fill] = &mut claim.fills[..] else { panic!("{claim:?}") };
+    assert_eq!(fill.range(), PAGE..len);
+    assert!(blob.claim(0..len).fills.iter().all(|other| other.range() == (0..PAGE)));
+    let front = fill.split_front(3);
+    assert_eq!((front.range(), fill.range()), (PAGE..4 * PAGE, 4 * PAGE..len));
+    // The third page is not whole.
+    front.bring(&far(PAGE..4 * PAGE - 1));
+    assert!(is_cached(&blob, PAGE..3 * PAGE));
+    assert!(!is_cached(&blob, 3 * PAGE..3 * PAGE + 1));
+    let mut claim = claim;
+    claim.fills.pop().unwrap().bring(&far(4 * PAGE..len));
+    assert!(is_cached(&blob, 4 * PAGE + 5..len) && is_cached(&blob, 4 * PAGE..u64::MAX));
+    assert!(!is_cached(&blob, 0..2 * PAGE));
+    drop(blob.claim(0..len));
+    assert!(!is_cached(&blob, 0..1), "dropped");
+    blob.forget(PAGE..2 * PAGE);
+    assert!(!is_cached(&blob, PAGE..PAGE + 1) && is_cached(&blob, 2 * PAGE..2 * PAGE + 1));
+}
+
+#[test]
+fn what_ends_within_a_page_reads_as_zeros_beyond() {
+    let blob = blob(1 << 20, 1 << 30);
+    let fill = blob.claim(7 * PAGE..9 * PAGE).fills.pop().unwrap();
+    fill.bring_last(&far(7 * PAGE..8 * PAGE + 5));
+    let mut bytes = Vec::new();
+    assert!(blob.try_read(&mut bytes, 7 * PAGE..9 * PAGE));
+    assert_eq!(bytes[..PAGE as usize + 5], far(7 * PAGE..8 * PAGE + 5));
+    assert!(bytes[PAGE as usize + 5..].iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn views_stay_while_the_cache_goes_on() {
+    let blob = blob(256 << 10, 1 << 30);
+    let bring = |page: u64| {
+        for fill in blob.claim(page * PAGE..(page + 1) * PAGE).fills {
+            let range = fill.range();
+            fill.bring(&far(range));
+        }
+    };
+    bring(3);
+    let view = blob.try_view(3 * PAGE + 10..3 * PAGE + 20).unwrap();
+    (100..1000).for_each(bring);
+    blob.forget(0..1 << 30);
+    assert_eq!(view.as_ref(), far(3 * PAGE + 10..3 * PAGE + 20));
+    assert!(blob.try_view(50 * PAGE..51 * PAGE).is_none());
+    drop(blob);
+    assert_eq!(view.as_ref(), far(3 * PAGE + 10..3 * PAGE + 20));
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+#[test]
+fn an_arrival_waits_for_what_somebody_brings() {
+    let blob = blob(1 << 20, 1 << 20);
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    assert!(pin!(blob.arrival(0..u64::MAX)).poll(&mut cx).is_ready());
+    for is_brought in [true, false] {
+        let fill = blob.claim(5 * PAGE..6 * PAGE).fills.pop().unwrap();
+        let mut arrival = pin!(blob.arrival(0..1 << 20));
+        assert!(arrival.as_mut().poll(&mut cx).is_pending());
+        assert!(!woken.0.load(Relaxed));
+        if is_brought {
+            fill.bring(&far(5 * PAGE..6 * PAGE));
+        } else {
+            drop(fill);
+        }
+        assert!(woken.0.swap(false, Relaxed));
+        assert!(arrival.as_mut().poll(&mut cx).is_ready());
+        assert_eq!(is_cached(&blob, 5 * PAGE..6 * PAGE), is_brought);
+        blob.forget(0..1 << 20);
+    }
+}
+
+#[test]
+fn threads_never_see_other_bytes_in_a_cache_that_is_too_small() {
+    let blob = blob(128 << 10, 1 << 22);
+    let hits = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (blob, hits) = (&blob, &hits);
+            scope.spawn(move || {
+                let mut at = thread * 77_777;
+                for round in 0..1000u64 {
+                    at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round | 1);
+                    let start = (at >> 20) % (200 * PAGE);
+                    let range = start..start + 1 + (at >> 40) % (3 * PAGE);
+                    if is_cached(blob, range.clone()) {
+                        hits.fetch_add(1, Relaxed);
+                        continue;
+                    }
+                    for fill in blob.claim(range.clone()).fills {
+                        let range = fill.range();
+                        match round % 5 {
+                            0 => drop(fill),
+                            _ => fill.bring(&far(range)),
+                        }
+                    }
+                    if round % 64 == 0 {
+                        blob.forget(range);
+                    }
+                }
+            });
+        }
+    });
+    assert!(hits.load(Relaxed) > 20);
+}
+
+#[test]
+fn what_can_not_be_is_refused() {
+    let engine = Engine::builder().cache_bytes(1 << 20).build().unwrap();
+    assert!(engine.blob(1, 1000).is_err());
+    assert!(engine.blob(u64::MAX, 4096).is_err());
+    let empty = engine.blob(0, 4096).unwrap();
+    assert!(is_cached(&empty, 0..100) && empty.claim(0..100).fills.is_empty());
+    assert_eq!(
+        pin!(empty.arrival(0..9)).poll(&mut Context::from_waker(Waker::noop())),
+        Poll::Ready(())
+    );
+}
