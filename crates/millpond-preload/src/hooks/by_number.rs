@@ -18,10 +18,9 @@ use crate::hooks::{aio, clone, descriptor, io, kernel, open, process, stat};
 use crate::runtime::c::*;
 use crate::runtime::cancel::point::without;
 use crate::runtime::elf::libcs;
-use crate::runtime::handlers;
 use crate::runtime::libc_calls::{self, slots};
 use crate::runtime::sys::{sys, to_libc};
-use crate::runtime::thread;
+use crate::runtime::{section, thread};
 
 /// The numbers, those too that the libc crate has not for every architecture.
 #[allow(non_upper_case_globals)]
@@ -39,7 +38,7 @@ mod numbers {
 /// not to a function of ours, which has its own.
 pub extern "C" fn route(number: c_long, a: usize, b: usize) -> *const c_void {
     if number == libc::SYS_rt_sigaction && b != 0 {
-        handlers::block_from_now_on();
+        section::block_from_now_on();
     }
     if clone::leaves_for_good(number, a, b) {
         libcs(&slots::syscall, c"syscall")

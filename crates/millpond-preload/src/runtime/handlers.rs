@@ -38,7 +38,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use libc::sighandler_t;
 
@@ -68,14 +68,6 @@ static HANDLERS: [Handler; SIGNALS] =
     [const { Handler { address: AtomicUsize::new(0), flags: AtomicU32::new(0) } }; SIGNALS];
 /// Held while an action changes: so that the kernel's and ours are of one call.
 static CHANGES: Lock<()> = Lock::new(());
-/// There are handlers that `deliver` does not stand before, or S4.
-static MUST_BLOCK: AtomicBool = AtomicBool::new(false);
-
-/// Whether sections have to block signals from their beginning on.
-#[inline]
-pub fn must_block() -> bool {
-    MUST_BLOCK.load(Relaxed)
-}
 
 fn is_delayed(signal: c_int) -> bool {
     (1..SIGNALS as c_int).contains(&signal)
@@ -115,7 +107,7 @@ pub unsafe fn exchange(
         let _changes = CHANGES.lock();
         let known = Known::of(signal);
         if signal >= libc::SIGRTMIN() && new.is_some_and(|new| is_function(new.sa_sigaction)) {
-            block_from_now_on();
+            section::block_from_now_on();
         }
         let action = new.map(|action| known.replace(action));
         let action = action.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -151,7 +143,7 @@ pub fn exchange_plain(
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler;
         if signal >= libc::SIGRTMIN() && is_function(handler) {
-            block_from_now_on();
+            section::block_from_now_on();
         }
         let was = call(known.replace(action).sa_sigaction);
         if was == libc::SIG_ERR {
@@ -310,7 +302,7 @@ fn queue(signal: c_int, info: *mut libc::siginfo_t) {
 /// signal.
 pub fn look_for_others() {
     static LOOKS: AtomicU64 = AtomicU64::new(0);
-    if must_block() || !(LOOKS.fetch_add(1, Relaxed) + 1).is_power_of_two() {
+    if section::must_block() || !(LOOKS.fetch_add(1, Relaxed) + 1).is_power_of_two() {
         return;
     }
     let is_other = |signal: &c_int| {
@@ -321,11 +313,6 @@ pub fn look_for_others() {
         result == 0 && is_function(action[0]) && action[0] != ours()
     };
     if (1..SIGNALS as c_int).filter(|signal| is_delayed(*signal)).any(|signal| is_other(&signal)) {
-        block_from_now_on();
+        section::block_from_now_on();
     }
-}
-
-/// Somebody sets a handler around the library, or one of a real-time signal.
-pub fn block_from_now_on() {
-    MUST_BLOCK.store(true, Relaxed);
 }

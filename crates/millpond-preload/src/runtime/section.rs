@@ -7,8 +7,10 @@
 //! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the
 //! two that glibc uses between threads.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::runtime::cancel::state::{disable, restore};
-use crate::runtime::handlers;
 use crate::runtime::sys::sys;
 use crate::runtime::thread::{Record, record};
 
@@ -29,6 +31,19 @@ pub const BLOCKED: u64 = !(GLIBC_INTERNAL
     | bit(libc::SIGABRT)
     | bit(libc::SIGSYS));
 
+/// There are handlers that can't be put off: see `handlers`.
+static MUST_BLOCK: AtomicBool = AtomicBool::new(false);
+
+/// Whether all sections have to block signals.
+pub fn must_block() -> bool {
+    MUST_BLOCK.load(Relaxed)
+}
+
+/// All sections that begin from now on block signals.
+pub fn block_from_now_on() {
+    MUST_BLOCK.store(true, Relaxed);
+}
+
 /// See the module header. Ends when dropped.
 pub struct Section {
     record: &'static Record,
@@ -44,7 +59,7 @@ impl Section {
 
     /// With signals open, which are put off as they come.
     fn enter_open() -> Self {
-        if handlers::must_block() { Self::enter() } else { Self::enter_with(None) }
+        if must_block() { Self::enter() } else { Self::enter_with(None) }
     }
 
     fn enter_with(mask: Option<u64>) -> Self {
