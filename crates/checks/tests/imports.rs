@@ -88,6 +88,7 @@ fn the_preload_librarys_imports_lead_down_its_layers() {
 
 const C: &[&[&str]] = &[
     &["lib.rs"],
+    &["pipeline.rs"],
     &["queue.rs", "view.rs", "io.rs", "extent.rs", "durability.rs"],
     &["file.rs", "stats.rs", "buffers.rs"],
     &["engine.rs", "fault.rs"],
