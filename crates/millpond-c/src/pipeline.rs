@@ -124,9 +124,8 @@ impl Files {
     ///
     /// The result is not used when these files have been dropped.
     unsafe fn get<'a>(&mut self, id: u64) -> Outcome<&'a File> {
-        let known = FILES.with(id, |file| {
-            self.0.iter().find(|one| Arc::ptr_eq(one, file)).map(|one| Arc::as_ptr(one))
-        })?;
+        let known = FILES
+            .with(id, |file| self.0.iter().find(|one| Arc::ptr_eq(one, file)).map(Arc::as_ptr))?;
         let file = match known {
             Some(known) => known,
             None => {
