@@ -163,3 +163,16 @@ fn what_can_not_be_is_refused() {
         Poll::Ready(())
     );
 }
+
+#[test]
+fn what_is_left_of_a_fill_is_within_the_blob() {
+    let blob = blob(1 << 20, 10_000);
+    let mut fill = blob.claim(0..10_000).fills.pop().unwrap();
+    assert_eq!(fill.split_front(3).range(), 0..10_000);
+    assert_eq!(fill.range(), 10_000..10_000);
+    // Of a blob that is larger than what can be looked through.
+    let far_end = Engine::builder().cache_bytes(1 << 20).build().unwrap();
+    let large = far_end.blob(i64::MAX as u64, PAGE as u32).unwrap();
+    let arrival = pin!(large.arrival(0..u64::MAX));
+    assert!(arrival.poll(&mut Context::from_waker(Waker::noop())).is_ready());
+}

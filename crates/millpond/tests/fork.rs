@@ -197,6 +197,34 @@ fn a_child_is_refused_its_parents_files() {
     });
 }
 
+/// Goal: a child has nothing of its parent's blobs, and says so; what the parent was about to bring it can
+/// drop, and the parent can bring.
+#[test]
+fn a_child_has_nothing_of_its_parents_blobs() {
+    let test = "a_child_has_nothing_of_its_parents_blobs";
+    in_own_process(test, Duration::from_secs(60), || {
+        let engine = common::builder(16 << 20, BackendChoice::Auto).build().unwrap();
+        let blob = engine.blob(FILE_BYTES, PAGE as u32).unwrap();
+        blob.claim(0..PAGE).fills.pop().unwrap().bring(&content(0, PAGE as usize));
+        let begun = blob.claim(PAGE..3 * PAGE).fills.pop().unwrap();
+        let mut dropped = Some(blob.claim(5 * PAGE..6 * PAGE).fills.pop().unwrap());
+        let mut brought = Some(blob.claim(7 * PAGE..8 * PAGE).fills.pop().unwrap());
+        in_child(|| {
+            assert!(!blob.try_read(&mut Vec::new(), 0..PAGE));
+            assert!(blob.try_view(0..PAGE).is_none());
+            let claim = blob.claim(0..FILE_BYTES);
+            assert!(claim.has_no_room && claim.fills.is_empty());
+            drop(dropped.take());
+            brought.take().unwrap().bring(&[1; PAGE as usize]);
+            assert!(engine.blob(1, PAGE as u32).is_err());
+        });
+        begun.bring(&content(PAGE, 2 * PAGE as usize));
+        let mut bytes = Vec::new();
+        assert!(blob.try_read(&mut bytes, 0..3 * PAGE));
+        assert_eq!(bytes, content(0, 3 * PAGE as usize));
+    });
+}
+
 /// In the child: everything that one can do with a file.
 fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
     let mut bytes = [9; 9000];

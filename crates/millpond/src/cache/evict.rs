@@ -204,6 +204,11 @@ impl Queues {
         }
     }
 
+    /// A turn in vain says nothing any more.
+    pub(crate) fn forget_barren(&mut self) {
+        self.barren = None;
+    }
+
     /// Puts a page into the queue that it begins in.
     fn insert(&mut self, frames: &Frames, seat: FrameIndex) {
         let meta = frames.meta(seat);

@@ -19,7 +19,7 @@
 //!   is to be done about it.
 //! - **MG2** A magazine takes no frame that would have to be committed for it: only for a thread that
 //!   wants one now is the limit used.
-//! - **MG3** All magazines together hold at most a 64th of the limit; of a limit that has no room for a
+//! - **MG3** All magazines together hold at most a 64th of the limit of each class; of a limit that has no room for a
 //!   batch of two, none is used. What they hold is given to the free lists before anybody is refused
 //!   memory for want of it, and before the limit sinks.
 //! - **MG4** Frames come out in the order in which the free list gave them: pages that are filled one

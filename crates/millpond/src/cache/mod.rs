@@ -313,7 +313,10 @@ impl Cache {
         self.newcomers.all().fold(false, |any, mut newcomers| {
             let frames = newcomers.empty();
             if !frames.is_empty() {
-                self.queues().admit(&self.frames, frames);
+                let mut queues = self.queues();
+                queues.admit(&self.frames, frames);
+                // One that came in as kept may not be any more.
+                queues.forget_barren();
             }
             any | !frames.is_empty()
         })

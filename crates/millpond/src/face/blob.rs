@@ -38,7 +38,8 @@ use crate::read::run::{Claims, Next, Run};
 /// and hands them over with [`Fill::bring`].
 ///
 /// Pages are evicted as those of files are, and are under the same limit. All methods take `&self`; any
-/// number of threads may use one blob. None blocks for I/O.
+/// number of threads may use one blob. None blocks for I/O. In a child of fork nothing is cached, and nothing
+/// can be.
 ///
 /// # Examples
 ///
@@ -90,9 +91,17 @@ impl Blob {
         self.cached.core().page_bytes() as u32
     }
 
+    /// Whether this is a child of the process that made it, which has nothing of its cache.
+    fn is_the_parents(&self) -> bool {
+        self.cached.cache().frames.are_the_parents()
+    }
+
     /// Appends the bytes of a range to `dst` if all of them are cached; else leaves it as it was. What lies
     /// beyond the end is left out. No lock, no shared write; a longer range is read 64 pages at a time.
     pub fn try_read(&self, dst: &mut Vec<u8>, range: Range<u64>) -> bool {
+        if self.is_the_parents() {
+            return false;
+        }
         let (was, end) = (dst.len(), range.end.min(self.len()));
         let mut offset = range.start.min(end);
         if dst.try_reserve((end - offset) as usize).is_err() {
@@ -121,6 +130,9 @@ impl Blob {
     /// first; `None` if they are not cached, or views take up half of the cache already.
     #[must_use]
     pub fn try_view(&self, range: Range<u64>) -> Option<BlobView> {
+        if self.is_the_parents() {
+            return None;
+        }
         let len = usize::try_from(range.end.saturating_sub(range.start)).ok()?;
         let view = self.cached.try_view(range.start, len).ok()?;
         Some(BlobView { view: view.detach(Arc::clone(&self.cached)) })
@@ -131,7 +143,7 @@ impl Blob {
     pub fn claim(&self, range: Range<u64>) -> Claim {
         let file = &self.cached;
         let end = range.end.min(self.len());
-        let mut claim = Claim { fills: Vec::new(), has_no_room: false };
+        let mut claim = Claim { fills: Vec::new(), has_no_room: self.is_the_parents() };
         if range.start >= end {
             return claim;
         }
@@ -201,7 +213,7 @@ impl Fill {
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         let (run, page_bytes) = (self.run(), self.cached.core().page_bytes());
-        let start = self.cached.start_of(run.first);
+        let start = self.cached.start_of(run.first).min(run.size);
         start..(start + (run.frames.len() * page_bytes) as u64).min(run.size)
     }
 
@@ -241,6 +253,9 @@ impl Fill {
 
     /// Copies as many bytes as there is room for; returns how many.
     fn copy(&self, bytes: &[u8]) -> usize {
+        if self.cached.cache().frames.are_the_parents() {
+            return 0;
+        }
         let page_bytes = self.cached.core().page_bytes();
         let frames = &self.run().frames;
         for (page, &frame) in bytes.chunks(page_bytes).zip(frames) {
@@ -254,18 +269,23 @@ impl Fill {
     }
 
     fn finish(mut self, valid: usize) {
-        let run = self.run.take().expect("taken only as `self` goes");
-        let mut leaves = Leaves::new(&self.cached);
-        let _ = run.finish(&self.cached, &mut leaves, valid as u64, &mut |_| {});
+        self.end(valid);
+    }
+
+    fn end(&mut self, valid: usize) {
+        // In a child of fork there is no table that it could be in.
+        if let Some(run) = self.run.take()
+            && !self.cached.cache().frames.are_the_parents()
+        {
+            let mut leaves = Leaves::new(&self.cached);
+            let _ = run.finish(&self.cached, &mut leaves, valid as u64, &mut |_| {});
+        }
     }
 }
 
 impl Drop for Fill {
     fn drop(&mut self) {
-        if let Some(run) = self.run.take() {
-            let mut leaves = Leaves::new(&self.cached);
-            let _ = run.finish(&self.cached, &mut leaves, 0, &mut |_| {});
-        }
+        self.end(0);
     }
 }
 
@@ -318,17 +338,16 @@ impl Future for Arrival<'_> {
         if self.range.start >= end {
             return Poll::Ready(());
         }
-        let mut leaves = Leaves::new(file);
-        for page in file.page_of(self.range.start).to(file.page_of(end - 1)) {
-            // Without a leaf there is no page.
-            let Ok(held) = leaves.hold(page, false) else { continue };
-            let word = held.word(page);
-            if word.load().state() == State::Filling
-                && let Some(parked) = parking().arm(word, cx.waker())
-            {
-                self.parked = Some(parked);
-                return Poll::Pending;
+        let mut parked = None;
+        let (first, last) = (file.page_of(self.range.start), file.page_of(end - 1));
+        file.core().for_each_page(&file.cache().frames, first, last, &mut |_, _, word| {
+            if parked.is_none() && word.load().state() == State::Filling {
+                parked = parking().arm(word, cx.waker());
             }
+        });
+        if parked.is_some() {
+            self.parked = parked;
+            return Poll::Pending;
         }
         Poll::Ready(())
     }

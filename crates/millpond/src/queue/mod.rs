@@ -45,7 +45,7 @@ use rustix::event::EventfdFlags;
 
 use crate::error::{Error, Op, Result};
 use crate::face::unattended;
-use crate::io::backend::driver::Driver;
+use crate::io::backend::driver::{AbortOnUnwind, Driver};
 use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
@@ -218,7 +218,10 @@ impl Queue {
         let waiting = &self.inner.waiting;
         let is_alone = requests.len() == 1 && min == 1 && timeout.is_none();
         let (submitted, held) = if is_alone && waiting.admit_alone() {
+            // Else the place of the request would be taken for good.
+            let abort = AbortOnUnwind;
             waiting.complete(requests.remove(0).carry_out());
+            std::mem::forget(abort);
             (1, None)
         } else {
             self.submit_and_hold(requests, self.inner.ring.as_deref().filter(|_| min > 0))

@@ -249,7 +249,7 @@ impl Driver {
     }
 }
 
-/// Of a thread that has memory in the kernel's hands, which unwinding would free.
+/// Of a thread that has memory in the kernel's hands, which unwinding would free, or what others wait for.
 pub(crate) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {

@@ -160,9 +160,12 @@ impl SharedRing {
 
     /// Calls `end`, which ends a batch, for a thread that then waits for completions.
     pub(crate) fn hold(&self, end: impl FnOnce()) -> Held<'_> {
+        // Else what is HELD would stay so, and the role be nobody's.
+        let abort = AbortOnUnwind;
         HELD.set((self, false));
         end();
         let (_, leads) = HELD.replace((std::ptr::null(), false));
+        std::mem::forget(abort);
         Held { ring: self, leads }
     }
 
