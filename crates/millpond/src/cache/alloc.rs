@@ -77,7 +77,8 @@ impl Frames {
         }
         let mut shard = self.magazines.mine();
         let near = &mut shard[class.page_number()];
-        for &frame in frames {
+        // So that they come out in this order (magazine.MG4).
+        for &frame in frames.iter().rev() {
             near.put(frame, batch, |rest| self.free_listed(rest, class));
         }
     }
