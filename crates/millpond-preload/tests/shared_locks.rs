@@ -59,6 +59,10 @@ fn processes_that_contend() {
     run(&["count"]);
 }
 
+/// Of a database that is read and written all the time, an adoption may come to nothing: of single runs one
+/// in six had none.
+const RUNS_MAX: usize = 12;
+
 /// Goal: a database in WAL mode is served to four connections in threads, and is whole.
 #[test]
 fn a_database_of_four_connections() {
@@ -71,16 +75,23 @@ fn a_database_of_four_connections() {
             with recursive k(x) as (select 1 union all select x + 1 from k where x < 3000)
             insert into t select x, 0, printf('%d %0500d', x, x) from k;";
         succeed(pond.plain("sqlite3").args(["db", schema]));
-        let run = if mode.is_some() { pond.served(&program) } else { pond.plain(&program) }
-            .args(["db", "3000", "20000", "1000"])
-            .output()
-            .unwrap();
-        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-        if mode.is_some() {
-            let report = pond.report();
-            assert!(report.served_bytes > 4 << 20, "{}", report.lines);
+        // Whether a file is adopted is up to the moments at which it is tried: not under a lock to write.
+        let mut is_served = mode.is_none();
+        for round in 1..=RUNS_MAX {
+            let run = if mode.is_some() { pond.served(&program) } else { pond.plain(&program) }
+                .env("MILLPOND_ADOPT", "16")
+                .args(["db", "3000", "20000", "1000"])
+                .output()
+                .unwrap();
+            assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+            let check = "pragma integrity_check; select sum(n) from t;";
+            let found = succeed(pond.plain("sqlite3").args(["db", check]));
+            assert_eq!(found, format!("ok\n{}\n", 2000 * round));
+            is_served |= mode.is_some() && pond.report().served_bytes > 256 << 10;
+            if is_served {
+                break;
+            }
         }
-        let check = "pragma integrity_check; select sum(n) from t;";
-        assert_eq!(succeed(pond.plain("sqlite3").args(["db", check])), "ok\n2000\n");
+        assert!(is_served, "not in {RUNS_MAX} runs");
     }
 }
