@@ -1,5 +1,7 @@
 //! Blobs: bytes that their owner brings.
 
+mod common;
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::task::{Context, Poll, Wake, Waker};
 
-use millpond::{Blob, Engine};
+use common::{block_on, temp_dir};
+use millpond::{AsyncFile, Blob, Engine, Error, OpenOptions};
 
 const PAGE: u64 = 4096;
 
@@ -175,4 +178,43 @@ fn what_is_left_of_a_fill_is_within_the_blob() {
     let large = far_end.blob(i64::MAX as u64, PAGE as u32).unwrap();
     let arrival = pin!(large.arrival(0..u64::MAX));
     assert!(arrival.poll(&mut Context::from_waker(Waker::noop())).is_ready());
+}
+
+/// Goal: what is read in place is cached when it is handed over and not before, in part where the file is
+/// shorter; a read that nobody waits for leaves its pages to others.
+#[test]
+fn pages_are_read_in_place_from_a_direct_file() {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    // Three pages, and half a one.
+    std::fs::write(&path, far(PAGE..9 * PAGE / 2)).unwrap();
+    let engine = Engine::builder().cache_bytes(1 << 20).build().unwrap();
+    let options = OpenOptions::new().read(true);
+    let open = |options: &OpenOptions| AsyncFile::from(engine.open(&path, options).unwrap());
+    let (direct, plain) = (open(&options.clone().direct(true)), open(&options));
+    let blob = engine.blob(64 * PAGE, PAGE as u32).unwrap();
+    let fill = || blob.claim(PAGE..6 * PAGE).fills.pop().unwrap();
+
+    let (refused, fill_back) = block_on(fill().read_direct(&plain, 0));
+    assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
+    assert_eq!(fill_back.pages_read().count(), 0);
+    drop(fill_back);
+
+    let mut future = Box::pin(fill().read_direct(&direct, 0));
+    let _ = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    drop(future);
+    block_on(blob.arrival(PAGE..6 * PAGE));
+    assert!(!is_cached(&blob, PAGE..PAGE + 1));
+
+    let (moved, mut fill) = block_on(fill().read_direct(&direct, 0));
+    assert_eq!(moved.unwrap() as u64, 7 * PAGE / 2);
+    assert!(!is_cached(&blob, PAGE..PAGE + 1), "it may be wrong as yet");
+    let pages: Vec<&[u8]> = fill.pages_read().collect();
+    assert_eq!(pages.concat(), far(PAGE..4 * PAGE));
+    let front = fill.split_front(2);
+    assert_eq!((front.pages_read().count(), fill.pages_read().count()), (2, 1));
+    fill.bring_read();
+    assert!(is_cached(&blob, 3 * PAGE..4 * PAGE) && !is_cached(&blob, 4 * PAGE..4 * PAGE + 1));
+    drop(front);
+    assert!(!is_cached(&blob, PAGE..PAGE + 1), "dropped");
 }

@@ -420,6 +420,16 @@ impl AsyncFile {
         self.by_worker((Op::Advise, offset, len), move |file| file.invalidate(offset, len)).await
     }
 
+    /// The handle, for direct reads by somebody else, who owns the memory.
+    pub(crate) fn for_direct(&self, offset: u64, len: u64) -> Result<Arc<File>> {
+        if !self.file.is_for_direct() {
+            let what = "the file was not opened direct, to be read".to_string();
+            return Err(Error::InvalidInput { op: Op::Read, what });
+        }
+        self.start_workers(Op::Read, offset, len)?;
+        Ok(Arc::clone(&self.file))
+    }
+
     async fn by_worker<T: Send + 'static>(
         &self,
         (op, offset, len): (Op, u64, u64),

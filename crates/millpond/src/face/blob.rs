@@ -3,6 +3,7 @@
 //! ```text
 //!   Blob::claim:  EMPTY -> FILLING, contiguous pages as one Fill      (one filler of a page, page.W9)
 //!   Fill::bring:  the caller's bytes into the frames, READY, wake
+//!   Fill::read_direct, then Fill::bring_read:  the same of bytes of a file, read in place
 //!   dropped:      EMPTY again, wake
 //! ```
 //!
@@ -22,13 +23,17 @@ use crate::cache::page::State;
 use crate::cache::parked::{Parked, parking};
 use crate::copy;
 use crate::error::{Error, Op, Result};
+use crate::face::async_file::AsyncFile;
+use crate::face::unattended;
 use crate::face::view::Detached;
 use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
 use crate::io::backend::nowhere::Nowhere;
+use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::run::{Claims, Next, Run};
+use crate::workers::Outcome;
 
 /// Immutable bytes that the caller has somewhere else, of which the engine caches pages: an object of a
 /// store, or many, each at a place of its own.
@@ -153,7 +158,7 @@ impl Blob {
             match claims.next_run(&mut || true) {
                 Next::Run(run) => {
                     file.cache().counters.mine().missed(run.frames.len() as u64);
-                    claim.fills.push(Fill { cached: Arc::clone(file), run: Some(run) });
+                    claim.fills.push(Fill { cached: Arc::clone(file), run: Some(run), read: 0 });
                 }
                 Next::NoFrame => {
                     claim.has_no_room = true;
@@ -202,6 +207,8 @@ pub struct Fill {
     cached: Arc<CachedFile>,
     /// `None`: done with.
     run: Option<Run>,
+    /// Bytes that were read in place.
+    read: usize,
 }
 
 impl Fill {
@@ -225,7 +232,10 @@ impl Fill {
         let frames = run.frames.drain(..at).collect();
         let front = Run { first: run.first, frames, ..*run };
         run.first += at as u64;
-        Fill { cached: Arc::clone(&self.cached), run: Some(front) }
+        let bytes = at * self.cached.core().page_bytes();
+        let read = self.read.min(bytes);
+        self.read -= read;
+        Fill { cached: Arc::clone(&self.cached), run: Some(front), read }
     }
 
     /// Hands over the bytes, from the first on: what is cached afterwards. Pages that they don't cover
@@ -249,6 +259,62 @@ impl Fill {
             }
         }
         self.finish(valid + rest);
+    }
+
+    /// Reads as many bytes of a file that was opened [`direct`](crate::OpenOptions::direct) as the pages have,
+    /// from `offset` on, straight into the cache's memory. The pages come back with the outcome, and nobody
+    /// reads them yet: the caller looks at them ([`Fill::pages_read`]), and hands them over
+    /// ([`Fill::bring_read`]) or drops them.
+    ///
+    /// A future that is dropped leaves the read to its end, and so the pages.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`](crate::File::read_at) of a direct file; [`Error::InvalidInput`]: it is none.
+    pub async fn read_direct(mut self, file: &AsyncFile, offset: u64) -> (Result<usize>, Fill) {
+        let len = (self.run().frames.len() * self.cached.core().page_bytes()) as u64;
+        if self.cached.cache().frames.are_the_parents() {
+            return (Err(Error::Forked { op: Op::Read }), self);
+        }
+        let handle = match file.for_direct(offset, len) {
+            Ok(handle) => handle,
+            Err(error) => return (Err(error), self),
+        };
+        self.read = 0;
+        let segments = self.run().memory(&self.cached);
+        let memory: Vec<libc::iovec> = segments
+            .iter()
+            .map(|one| libc::iovec { iov_base: one.base().cast(), iov_len: one.len() })
+            .collect();
+        // SAFETY: frames of pages that are FILLING, which go with `tell`, and so after the read (B2, B3).
+        let list = unsafe { RawList::lent(&memory, None) };
+        let (outcome, teller) = Outcome::new();
+        let tell = move |result, _| teller.tell((result, self));
+        unattended::start_read(handle, list, offset, None, tell);
+        let (result, mut fill): (Result<usize>, Fill) =
+            std::future::poll_fn(|cx| outcome.poll(cx.waker())).await;
+        fill.read = *result.as_ref().unwrap_or(&0);
+        (result, fill)
+    }
+
+    /// The pages that [`Fill::read_direct`] has read wholly, in turn.
+    pub fn pages_read(&self) -> impl Iterator<Item = &[u8]> {
+        let page_bytes = self.cached.core().page_bytes();
+        let is_the_parents = self.cached.cache().frames.are_the_parents();
+        let whole = if is_the_parents { 0 } else { self.read / page_bytes };
+        self.run().frames[..whole].iter().map(move |&frame| {
+            // SAFETY: a frame of a page that is FILLING, by us: nobody writes to it.
+            unsafe {
+                std::slice::from_raw_parts(self.cached.cache().frames.bytes(frame), page_bytes)
+            }
+        })
+    }
+
+    /// Hands over what [`Fill::read_direct`] has read: what is cached afterwards. Pages that it did not read
+    /// wholly are not cached.
+    pub fn bring_read(self) {
+        let valid = self.read;
+        self.finish(valid);
     }
 
     /// Copies as many bytes as there is room for; returns how many.
