@@ -5,18 +5,22 @@
 //!   their bytes are there. A runtime of one thread runs only while somebody is in it: so those of one such
 //!   runtime, the home, wait for each other, and nobody else for them ([`Home`](crate::home::Home)).
 //! - **F2** Bytes are put into pages only if the answer names the version of those pages.
+//! - **F3** What the disk has is read from there first; what it turns out not to have is asked of the store by the
+//!   same task, with the pages that it claimed.
 
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use millpond::Fill;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
 
 use crate::directory::Known;
+use crate::disk::{Object, Tier};
 use crate::inner::Inner;
 use crate::stats::Counters;
 
@@ -41,9 +45,19 @@ impl Piece {
     }
 }
 
+/// Bytes to be fetched, and the pages that were claimed for them.
+pub(crate) struct Wanted {
+    pub(crate) range: Range<u64>,
+    pub(crate) fills: Vec<Fill>,
+    /// The disk has them, or had them when it was asked.
+    pub(crate) on_disk: bool,
+}
+
 /// How a request for bytes of a known version ended.
 pub(crate) enum Fetched {
     Piece(Piece),
+    /// They are cached, all of them from the disk.
+    Cached,
     /// The object is of another version by now, or gone.
     Changed,
 }
@@ -82,14 +96,23 @@ impl Inner {
         Ok(Piece { range, bytes })
     }
 
-    /// Asks for a range of a known version, and caches it; `fills` are pages of it that were claimed.
+    /// Fetches bytes of a known version, and caches them.
     pub(crate) async fn fetch(
         self: Arc<Self>,
         path: Path,
         known: Arc<Known>,
-        range: Range<u64>,
-        fills: Vec<Fill>,
+        wanted: Wanted,
     ) -> Result<Fetched> {
+        let Wanted { mut range, mut fills, on_disk } = wanted;
+        if on_disk {
+            fills = self.read_disk(&known, fills).await;
+            let missing = |fill: &Fill| known.place.of_object(&fill.range());
+            let Some(first) = fills.iter().map(missing).map(|range| range.start).min() else {
+                return Ok(Fetched::Cached);
+            };
+            let end = fills.iter().map(missing).map(|range| range.end).max();
+            range = first..end.unwrap_or(first).min(known.meta.size);
+        }
         let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
         let answer = match self.request(&path, options).await {
             Ok(answer) => answer,
@@ -102,8 +125,86 @@ impl Inner {
             return Ok(Fetched::Changed);
         }
         let piece = self.receive(answer).await?;
-        known.bring(piece.range.start, &piece.bytes, fills);
+        self.bring(&known, piece.range.start, &piece.bytes, fills);
         Ok(Fetched::Piece(piece))
+    }
+
+    /// Caches bytes that the store sent, from `start` of an object on: in pages that were claimed for them, or
+    /// else in those that nobody has; and on the disk.
+    pub(crate) fn bring(&self, known: &Known, start: u64, bytes: &[u8], fills: Vec<Fill>) {
+        known.bring(start, bytes, fills);
+        let Some(tier) = &self.tier else { return };
+        let (page_bytes, size) = (self.places.page_bytes(), known.meta.size);
+        // Whole pages, and the object's end.
+        let (first, end) = (start.next_multiple_of(page_bytes), start + bytes.len() as u64);
+        let end = if end >= size { size } else { end - end % page_bytes };
+        if first < end
+            && let Some(object) = tier.object(&known.meta)
+        {
+            let bytes = &bytes[(first - start) as usize..(end - start) as usize];
+            tier.offer(&object, first / page_bytes, bytes);
+        }
+    }
+
+    /// Reads pages from the disk; returns those that it does not have.
+    async fn read_disk(&self, known: &Known, fills: Vec<Fill>) -> Vec<Fill> {
+        let Some((tier, object)) = self.on_disk(known) else { return fills };
+        let read = |fill: Fill| {
+            let first = known.place.of_object(&fill.range()).start / self.places.page_bytes();
+            tier.read(&object, first, fill)
+        };
+        join_all(fills.into_iter().map(read)).await.into_iter().flatten().collect()
+    }
+
+    /// Bytes from the beginning of a range that the disk has, read into the cache.
+    pub(crate) async fn read_run(
+        self: &Arc<Self>,
+        known: &Arc<Known>,
+        range: Range<u64>,
+    ) -> Option<Bytes> {
+        let found = self.disk_run(known, range.start, range.end);
+        if found.is_empty() {
+            return None;
+        }
+        let page_end = self.places.rounded(&(found.start..found.start + 1)).end;
+        let page = found.start..found.end.min(page_end);
+        // In a small cache a page that was there may go while others come: then one alone.
+        for pages in [found, page] {
+            let (inner, object, claimed) = (Arc::clone(self), Arc::clone(known), pages.clone());
+            let read = run(async move {
+                let fills = object.claim(&claimed).fills;
+                // What it does not have is anybody's again.
+                drop(inner.read_disk(&object, fills).await);
+            });
+            read.await.ok()?;
+            known.place.blob.arrival(known.place.locate(&pages)).await;
+            if let Some(bytes) = known.cached(&pages) {
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    /// The tier, and what an object is there.
+    pub(crate) fn on_disk(&self, known: &Known) -> Option<(&Tier, Object)> {
+        let tier = self.tier.as_ref()?;
+        Some((tier, tier.object(&known.meta)?))
+    }
+
+    /// The bytes from `at` on, up to `end` or the page that is not there, that are on the disk; none where
+    /// pages may not be claimed (F1).
+    pub(crate) fn disk_run(&self, known: &Known, at: u64, end: u64) -> Range<u64> {
+        let (page_bytes, end) = (self.places.page_bytes(), end.min(known.meta.size));
+        let pages = at / page_bytes..end.div_ceil(page_bytes);
+        match self.on_disk(known) {
+            Some((tier, object)) if at < end && self.home.may_claim() && self.home.may_wait() => {
+                match tier.run(&object, pages) {
+                    (true, pages) => at..end.min((at / page_bytes + pages) * page_bytes),
+                    (false, _) => at..at,
+                }
+            }
+            _ => at..at,
+        }
     }
 }
 

@@ -20,12 +20,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use millpond::Fill;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, Result};
 
 use crate::answer::Head;
 use crate::directory::{Known, Stamp};
-use crate::fetch::{Fetched, Piece, run};
+use crate::fetch::{Fetched, Piece, Wanted, run};
 use crate::inner::{Inner, VERSIONS_MAX};
 use crate::opening::Turn;
 use crate::stats::Counters;
@@ -135,7 +136,7 @@ impl Inner {
         };
         drop(turn);
         let piece = self.receive(answer).await?;
-        known.bring(piece.range.start, &piece.bytes, fills);
+        self.bring(&known, piece.range.start, &piece.bytes, fills);
         known.reached.store(piece.range.end, Relaxed);
         Ok(Opened::Known(known, vec![piece]))
     }
@@ -161,6 +162,8 @@ impl Inner {
             let bytes = (within.start < within.end).then(|| known.cached(&within)).flatten();
             match bytes {
                 Some(bytes) => cached.push(Piece { range: within, bytes }),
+                // Read when its version is known to be the newest.
+                None if self.disk_run(&known, within.start, within.end) == within => {}
                 None => missing.push(range.clone()),
             }
         }
@@ -191,7 +194,7 @@ impl Inner {
             cached.clear();
         }
         let piece = self.receive(answer).await?;
-        now.bring(piece.range.start, &piece.bytes, Vec::new());
+        self.bring(&now, piece.range.start, &piece.bytes, Vec::new());
         cached.push(piece);
         Ok(Opened::Known(now, cached))
     }
@@ -221,8 +224,8 @@ impl Inner {
                 break;
             }
             let mut requests = Vec::new();
-            for (range, fills) in self.requests(known, &wanted, claims, waits) {
-                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), range, fills);
+            for wanted in self.requests(known, &wanted, claims, waits) {
+                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), wanted);
                 requests.push(run(fetch));
             }
             if claims && let [range] = ranges {
@@ -231,12 +234,13 @@ impl Inner {
             for fetched in try_join_all(requests).await? {
                 match fetched? {
                     Fetched::Piece(piece) => pieces.push(piece),
+                    Fetched::Cached => {}
                     Fetched::Changed => return Ok(None),
                 }
             }
             for (range, found) in ranges.iter().zip(&mut found).filter(|(_, found)| found.is_none())
             {
-                *found = part(&pieces, range);
+                *found = part(&pieces, range).or_else(|| known.cached(range));
                 if found.is_none() && waits {
                     known.place.blob.arrival(known.place.locate(range)).await;
                     *found = known.cached(range);
@@ -246,42 +250,70 @@ impl Inner {
         Ok(found.into_iter().collect())
     }
 
-    /// The requests for what is missing, with the pages that each is to bring, if it `claims` them. `waits`:
-    /// what others bring is waited for, and not asked for again.
+    /// What is to be fetched of what is missing, with the pages that each is to bring, if it `claims` them.
+    /// `waits`: what others bring is waited for, and not asked for again.
     fn requests(
         &self,
         known: &Arc<Known>,
         wanted: &[Range<u64>],
         claims: bool,
         waits: bool,
-    ) -> Vec<(Range<u64>, Vec<millpond::Fill>)> {
+    ) -> Vec<Wanted> {
+        let unclaimed = |range| Wanted { range, fills: Vec::new(), on_disk: false };
         let within = |range: Range<u64>| range.start..range.end.min(known.meta.size);
         if !(claims && waits) {
             let groups = self.groups(wanted).into_iter();
-            return groups.map(|range| (within(range), Vec::new())).collect();
+            return groups.map(|range| unclaimed(within(range))).collect();
         }
-        let mut requests: Vec<(Range<u64>, Vec<millpond::Fill>)> = Vec::new();
+        let mut requests: Vec<Wanted> = Vec::new();
+        let mut on_disk = Vec::new();
         for range in self.merged(wanted, 0) {
             let claim = known.claim(&within(range.clone()));
             if claim.has_no_room {
                 // Its pages are let go again: there is no telling which are missing.
-                requests.push((within(range), Vec::new()));
+                requests.push(unclaimed(within(range)));
                 continue;
             }
-            for fill in claim.fills {
+            for fill in self.without_disk(known, claim.fills, &mut on_disk) {
                 let range = within(known.place.of_object(&fill.range()));
                 match requests.last_mut() {
-                    Some((last, fills))
-                        if !fills.is_empty() && range.start - last.end <= self.gap_bytes =>
+                    Some(last)
+                        if !last.fills.is_empty()
+                            && range.start - last.range.end <= self.gap_bytes =>
                     {
-                        last.end = range.end;
-                        fills.push(fill);
+                        last.range.end = range.end;
+                        last.fills.push(fill);
                     }
-                    _ => requests.push((range, vec![fill])),
+                    _ => requests.push(Wanted { range, fills: vec![fill], on_disk: false }),
                 }
             }
         }
+        if !on_disk.is_empty() {
+            requests.push(Wanted { range: 0..0, fills: on_disk, on_disk: true });
+        }
         requests
+    }
+
+    /// Pages that were claimed, without those that are on the disk.
+    fn without_disk(&self, known: &Known, fills: Vec<Fill>, on_disk: &mut Vec<Fill>) -> Vec<Fill> {
+        let Some((tier, object)) = self.on_disk(known) else { return fills };
+        let page_bytes = self.places.page_bytes();
+        let mut others = Vec::new();
+        for mut fill in fills {
+            let range = known.place.of_object(&fill.range());
+            let mut pages = range.start / page_bytes..range.end.div_ceil(page_bytes);
+            while !pages.is_empty() {
+                let (is_there, run) = tier.run(&object, pages.clone());
+                let part = fill.split_front(run as usize);
+                if is_there {
+                    on_disk.push(part)
+                } else {
+                    others.push(part)
+                }
+                pages.start += run;
+            }
+        }
+        others
     }
 
     /// Goes on where misses in order got to: a request of its own, which nobody waits for.
@@ -300,9 +332,9 @@ impl Inner {
             return;
         }
         known.reached.store(ahead.end, Relaxed);
-        for (range, fills) in self.requests(known, &[ahead], true, true) {
-            if !fills.is_empty() {
-                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), range, fills);
+        for wanted in self.requests(known, &[ahead], true, true) {
+            if !wanted.fills.is_empty() {
+                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), wanted);
                 // Whoever comes to read it asks again where it fails.
                 drop(tokio::spawn(fetch));
             }

@@ -8,6 +8,7 @@ use millpond::Engine;
 use object_store::{GetResult, ObjectStore};
 
 use crate::directory::{Directory, Known, Stamp};
+use crate::disk::Tier;
 use crate::home::Home;
 use crate::opening::Opening;
 use crate::options::{Builder, Freshness};
@@ -27,11 +28,17 @@ pub(crate) struct Inner {
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) counters: Counters,
+    pub(crate) tier: Option<Tier>,
     began: Instant,
 }
 
 impl Inner {
-    pub(crate) fn new(options: Builder, engine: Engine, directory_bytes: u64) -> Inner {
+    pub(crate) fn new(
+        options: Builder,
+        engine: Engine,
+        directory_bytes: u64,
+        tier: Option<Tier>,
+    ) -> Inner {
         Inner {
             store: options.inner,
             places: Places::new(engine, options.page_bytes),
@@ -42,6 +49,7 @@ impl Inner {
             gap_bytes: options.gap_bytes,
             readahead_bytes_max: options.readahead_bytes_max,
             counters: Counters::default(),
+            tier,
             began: Instant::now(),
         }
     }

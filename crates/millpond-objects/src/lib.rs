@@ -32,10 +32,13 @@
 //!   make their own request. A failed request leaves nothing in the cache.
 //! - **Memory**: pages and names together stay below [`Builder::memory_bytes`].
 //!
-//! Not yet there: a second tier on a local disk.
+//! - **Disk**, where it is asked for ([`Builder::disk`]): a second tier, under a limit of its own, that survives
+//!   restarts. Bytes are believed for their checksum alone, so neither a kill nor a full or broken disk makes
+//!   a wrong byte.
 
 mod answer;
 mod directory;
+mod disk;
 mod fetch;
 mod get;
 mod home;

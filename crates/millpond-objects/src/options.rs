@@ -1,9 +1,12 @@
 //! How a [`CachedStore`](crate::CachedStore)(crate::CachedStore) is made.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::ObjectStore;
+
+use crate::disk::DiskOptions;
 
 /// How old what is cached may be.
 ///
@@ -33,6 +36,7 @@ pub struct Builder {
     pub(crate) freshness: Freshness,
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
+    pub(crate) disk: Option<DiskOptions>,
 }
 
 impl Builder {
@@ -44,6 +48,7 @@ impl Builder {
             freshness: Freshness::Revalidate,
             gap_bytes: 1 << 20,
             readahead_bytes_max: 4 << 20,
+            disk: None,
         }
     }
 
@@ -86,6 +91,22 @@ impl Builder {
     #[must_use]
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Builder {
         self.readahead_bytes_max = bytes;
+        self
+    }
+
+    /// A second tier: what the store sent is also kept in a file in `dir`, of at most `bytes` bytes, and read
+    /// from there when it is not in memory any more, also by the next process that uses the directory, which
+    /// one store at a time may. None unless said.
+    ///
+    /// Kept are objects that have an ETag or a version, for which the name of the store
+    /// ([`ObjectStore`]'s `Display`), the object's and its version say whether it is the same. All bytes are
+    /// checksummed: what a kill, a full or a broken disk has left is asked of the store again. The
+    /// directory has to be on a file system with direct I/O; it is made if there is none. Memory for it is
+    /// taken from [`Builder::memory_bytes`]: 31 bytes for each page that `bytes` has room for (2 MiB for
+    /// each GiB with pages of 16 KiB), and a sixteenth for pages on their way to the disk, but at least four times a 64th of `bytes` or 1 MiB, whichever is less, and at most 33 MiB.
+    #[must_use]
+    pub fn disk(mut self, dir: impl Into<PathBuf>, bytes: u64) -> Builder {
+        self.disk = Some(DiskOptions { dir: dir.into(), bytes });
         self
     }
 }

@@ -18,6 +18,7 @@ use object_store::{
 
 use crate::answer::{answer_of, collected};
 use crate::directory::Known;
+use crate::disk::{DiskOptions, Tier};
 use crate::inner::Inner;
 use crate::options::Builder;
 use crate::stats::{Counters, Stats};
@@ -48,16 +49,21 @@ impl CachedStore {
     pub fn stats(&self) -> Stats {
         let engine = self.inner.places.engine().stats();
         let counters = &self.inner.counters;
-        Stats {
+        let mut stats = Stats {
             hits: engine.hits,
             misses: engine.misses,
-            bytes_from_memory: engine.bytes_served,
+            bytes_from_memory: engine.bytes_served - engine.bytes_passed,
             bytes_from_store: Counters::get(&counters.bytes),
             requests: Counters::get(&counters.requests),
             not_modified: Counters::get(&counters.not_modified),
             objects: self.inner.directory.len() as u64,
             memory_bytes: engine.memory_bytes,
+            ..Stats::default()
+        };
+        if let Some(tier) = &self.inner.tier {
+            tier.add_to(&mut stats);
         }
+        stats
     }
 
     /// Drops an object from the cache, after others have changed it.
@@ -295,26 +301,43 @@ const DIRECTORY_SHARE: u64 = 16;
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 impl Builder {
-    /// Makes the store. Starts no thread.
+    /// Makes the store. Starts a thread if there is a tier on a [disk](Builder::disk), of whose file it reads
+    /// what tells what it has: 4 KiB of each MiB.
     ///
     /// # Errors
     ///
-    /// [`Error::Generic`]: a size is out of range, or the memory can't be reserved.
+    /// [`Error::Generic`]: a size is out of range, the memory can't be reserved, or the directory of the disk tier
+    /// can't be used, as it is another store's.
     pub fn build(self) -> Result<CachedStore> {
-        if self.memory_bytes < MEMORY_BYTES_MIN {
-            let what = format!(
-                "memory of {} bytes: must be at least {MEMORY_BYTES_MIN}",
-                self.memory_bytes
-            );
-            return Err(Error::Generic { store: crate::NAME, source: what.into() });
+        let refused = |what: String| Error::Generic { store: crate::NAME, source: what.into() };
+        let memory_bytes = self.memory_bytes;
+        if memory_bytes < MEMORY_BYTES_MIN {
+            let what =
+                format!("memory of {memory_bytes} bytes: must be at least {MEMORY_BYTES_MIN}");
+            return Err(refused(what));
         }
         let failed =
             |error: millpond::Error| Error::Generic { store: crate::NAME, source: error.into() };
-        let directory_bytes = self.memory_bytes / DIRECTORY_SHARE;
-        let engine = Engine::builder().cache_bytes(self.memory_bytes - directory_bytes);
+        let directory_bytes = memory_bytes / DIRECTORY_SHARE;
+        let layout = self.disk.as_ref().map(|disk| disk.layout(self.page_bytes));
+        let layout = layout.transpose().map_err(refused)?;
+        let tier_bytes =
+            layout.as_ref().map_or(0, |layout| DiskOptions::tier_bytes(layout, memory_bytes));
+        if tier_bytes > memory_bytes / 2 {
+            let what = format!(
+                "memory of {memory_bytes} bytes: the disk tier takes {tier_bytes} of it, more than half"
+            );
+            return Err(refused(what));
+        }
+        let engine = Engine::builder().cache_bytes(memory_bytes - directory_bytes - tier_bytes);
         let engine = engine.build().map_err(failed)?;
         // Says what is wrong with the page size now, and not with the first object.
         engine.blob(0, self.page_bytes).map_err(failed)?;
-        Ok(CachedStore { inner: Arc::new(Inner::new(self, engine, directory_bytes)) })
+        let tier = self.disk.as_ref().zip(layout).map(|(disk, layout)| {
+            Tier::open(disk, (layout, memory_bytes), &engine, self.inner.to_string())
+        });
+        let tier =
+            tier.transpose().map_err(|source| Error::Generic { store: crate::NAME, source })?;
+        Ok(CachedStore { inner: Arc::new(Inner::new(self, engine, directory_bytes, tier)) })
     }
 }

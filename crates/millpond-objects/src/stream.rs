@@ -1,8 +1,14 @@
 //! Long reads: bytes are handed on as they come, and cached on the way.
 //!
 //! ```text
-//!   CACHED page by page -> a page is missing -> one request for all the rest, If-Match -> STORE to the end
+//!   CACHED page by page -> a page is missing: on the disk? -> read into the cache
+//!     ^                                       |               |
+//!     +---------------------------------------|---------------+
+//!                                             no -> one request for all the rest, If-Match -> STORE to the end
 //! ```
+//!
+//! Of an object of which nothing is known, but of whose name the disk has more than is transferred in the time
+//! of a request (`gap_bytes`), the head is asked for first.
 //!
 //! A page is claimed when all of its bytes are there (fetch.F1): so nobody waits for a reader that does not
 //! go on.
@@ -21,6 +27,10 @@ use crate::directory::Known;
 use crate::fetch::only_if;
 use crate::inner::{Inner, VERSIONS_MAX};
 use crate::stats::Counters;
+
+/// What a stream reads of the disk at a time. Chosen, not measured.
+const DISK_RUN_BYTES_MAX: u64 = 256 << 10;
+const DISK_RUN_SHARE: u64 = 64;
 
 impl Inner {
     /// Asks for all of a range; `None`: the object is of another version by now.
@@ -49,20 +59,29 @@ impl Inner {
     ) -> Result<GetResult> {
         let key = path.as_ref();
         let mut checked = None;
+        let mut may_ask_head =
+            self.tier.as_ref().is_some_and(|tier| tier.bytes_at(key) > self.gap_bytes);
         for _ in 0..VERSIONS_MAX {
             let stamp = self.directory.stamp(key);
             let known = self.directory.find(key);
             let is_current =
                 |known: &Arc<Known>| checked.as_ref().is_some_and(|it| Arc::ptr_eq(it, known));
             let Some(known) = known else {
+                if std::mem::take(&mut may_ask_head) {
+                    let head = self.request(path, GetOptions::new().with_head(true)).await?;
+                    checked = self.admit(key, stamp, &head);
+                    continue;
+                }
                 let answer = self.request(path, options).await?;
                 return Ok(self.tee(path, stamp, answer));
             };
             known.note_use();
             let Some(range) = resolve(&options.range, known.meta.size) else { break };
             let first = known.cached_page(range.start, range.end);
+            let is_at_hand =
+                first.is_some() || !self.disk_run(&known, range.start, range.end).is_empty();
             if !self.is_fresh(&known) && !is_current(&known) {
-                let tag = known.meta.e_tag.clone().filter(|_| first.is_some());
+                let tag = known.meta.e_tag.clone().filter(|_| is_at_hand);
                 match self.request(path, options.clone().with_if_none_match(tag)).await {
                     Ok(answer) => return Ok(self.tee(path, stamp, answer)),
                     Err(Error::NotModified { .. }) => {
@@ -81,7 +100,8 @@ impl Inner {
             }
             let mut reading = Reading::new(self, path, &known, range.clone());
             match first {
-                Some(first) => reading.first = Some(first),
+                first @ Some(_) => reading.first = first,
+                None if is_at_hand => {}
                 None => match self.ask_version(path, &known, range.clone()).await? {
                     Some(rest) => reading.rest = Some(rest),
                     None => {
@@ -161,6 +181,14 @@ impl Reading {
                 self.range.start += bytes.len() as u64;
                 return Some(Ok(bytes));
             }
+            // What a small cache keeps until it is read.
+            let few = self.inner.places.engine().cache_bytes() / DISK_RUN_SHARE;
+            let few = few.clamp(self.inner.places.page_bytes(), DISK_RUN_BYTES_MAX);
+            let run = self.range.start..self.range.end.min(self.range.start + few);
+            if let Some(bytes) = self.inner.read_run(&self.known, run).await {
+                self.range.start += bytes.len() as u64;
+                return Some(Ok(bytes));
+            }
             let (inner, path) = (Arc::clone(&self.inner), self.path.clone());
             let (known, range) = (Arc::clone(&self.known), self.range.clone());
             let asked = async move { inner.ask_version(&path, &known, range).await };
@@ -180,7 +208,7 @@ impl Reading {
         match rest.next().await {
             Some(Ok(bytes)) => {
                 Counters::add(&self.inner.counters.bytes, bytes.len() as u64);
-                self.assembler.feed(&self.known, self.range.start, &bytes);
+                self.assembler.feed(&self.inner, &self.known, self.range.start, &bytes);
                 self.range.start = (self.range.start + bytes.len() as u64).min(self.range.end);
                 Some(Ok(bytes))
             }
@@ -213,7 +241,7 @@ struct Assembler {
 
 impl Assembler {
     /// Takes bytes of the object from `at` on, which follow those before.
-    fn feed(&mut self, known: &Known, mut at: u64, mut bytes: &[u8]) {
+    fn feed(&mut self, inner: &Inner, known: &Known, mut at: u64, mut bytes: &[u8]) {
         let (page_bytes, size) = (self.page_bytes, known.meta.size);
         while !bytes.is_empty() && at < size {
             let in_page = at % page_bytes;
@@ -226,14 +254,14 @@ impl Assembler {
                 let whole = (bytes.len() as u64 / page_bytes * page_bytes).max(lacking as u64);
                 let whole = if at + bytes.len() as u64 >= size { size - at } else { whole };
                 let whole = &bytes[..whole as usize];
-                known.bring(at, whole, Vec::new());
+                inner.bring(known, at, whole, Vec::new());
                 at += whole.len() as u64;
                 bytes = &bytes[whole.len()..];
                 continue;
             } else {
                 self.begun.extend_from_slice(part);
                 if part.len() == lacking {
-                    known.bring(at - in_page, &self.begun, Vec::new());
+                    inner.bring(known, at - in_page, &self.begun, Vec::new());
                     self.begun.clear();
                 }
             }

@@ -29,6 +29,7 @@ use crate::face::view::Detached;
 use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
 use crate::io::backend::nowhere::Nowhere;
+use crate::io::segment::Segment;
 use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
@@ -271,30 +272,40 @@ impl Fill {
     /// # Errors
     ///
     /// As for [`File::read_at`](crate::File::read_at) of a direct file; [`Error::InvalidInput`]: it is none.
-    pub async fn read_direct(mut self, file: &AsyncFile, offset: u64) -> (Result<usize>, Fill) {
-        let len = (self.run().frames.len() * self.cached.core().page_bytes()) as u64;
+    pub async fn read_direct(self, file: &AsyncFile, offset: u64) -> (Result<usize>, Fill) {
+        let outcome = match self.start_direct(file, offset) {
+            Ok(outcome) => outcome,
+            Err((error, fill)) => return (Err(error), fill),
+        };
+        let (moved, mut fill) = std::future::poll_fn(|cx| outcome.poll(cx.waker())).await;
+        fill.read = *moved.as_ref().unwrap_or(&0);
+        (moved, fill)
+    }
+
+    #[expect(clippy::type_complexity, reason = "what the future waits for, or all that it returns")]
+    fn start_direct(
+        mut self,
+        file: &AsyncFile,
+        offset: u64,
+    ) -> std::result::Result<Outcome<(Result<usize>, Fill)>, (Error, Fill)> {
+        let segments = self.run().memory(&self.cached);
+        let len = segments.iter().map(|segment| segment.len() as u64).sum();
         if self.cached.cache().frames.are_the_parents() {
-            return (Err(Error::Forked { op: Op::Read }), self);
+            return Err((Error::Forked { op: Op::Read }, self));
         }
         let handle = match file.for_direct(offset, len) {
             Ok(handle) => handle,
-            Err(error) => return (Err(error), self),
+            Err(error) => return Err((error, self)),
         };
         self.read = 0;
-        let segments = self.run().memory(&self.cached);
-        let memory: Vec<libc::iovec> = segments
-            .iter()
-            .map(|one| libc::iovec { iov_base: one.base().cast(), iov_len: one.len() })
-            .collect();
+        let iovec =
+            |one: &Segment<'_>| libc::iovec { iov_base: one.base().cast(), iov_len: one.len() };
+        let memory: Vec<libc::iovec> = segments.iter().map(iovec).collect();
         // SAFETY: frames of pages that are FILLING, which go with `tell`, and so after the read (B2, B3).
         let list = unsafe { RawList::lent(&memory, None) };
         let (outcome, teller) = Outcome::new();
-        let tell = move |result, _| teller.tell((result, self));
-        unattended::start_read(handle, list, offset, None, tell);
-        let (result, mut fill): (Result<usize>, Fill) =
-            std::future::poll_fn(|cx| outcome.poll(cx.waker())).await;
-        fill.read = *result.as_ref().unwrap_or(&0);
-        (result, fill)
+        unattended::start_read(handle, list, offset, None, |moved, _| teller.tell((moved, self)));
+        Ok(outcome)
     }
 
     /// The pages that [`Fill::read_direct`] has read wholly, in turn.

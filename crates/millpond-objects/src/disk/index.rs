@@ -1,0 +1,281 @@
+//! Which pages are where in the file of the tier, in memory.
+//!
+//! A table of places, open addressing with linear probing: a place that is taken out is filled by those behind
+//! it, so a search ends at the first free one. All of it is allocated once.
+//!
+//! - **X1** What is found is a hint: its bytes are looked at (layout.L1). So a hash that two pages share
+//!   costs a miss, and nobody else is kept from overwriting what is being read.
+
+use std::sync::Mutex;
+
+use crate::disk::layout::{Entry, Layout, PageId};
+
+const FREE: u32 = u32::MAX;
+/// Of three ways two are taken at most.
+const WAYS_PER_PLACE_HALVES: usize = 3;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Page {
+    hash: u64,
+    checksum: u64,
+    location: u32,
+    is_there: bool,
+    /// Read since it was written.
+    is_used: bool,
+}
+
+/// A page that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) place: u32,
+    pub(crate) checksum: u64,
+}
+
+#[derive(Debug)]
+struct Table {
+    ways: Box<[u32]>,
+    pages: Box<[Page]>,
+    /// How many pages are there of the locations of each hash.
+    locations: Box<[u32]>,
+    count: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Index {
+    table: Mutex<Table>,
+    slots: u32,
+}
+
+fn ways(places: usize) -> usize {
+    places * WAYS_PER_PLACE_HALVES / 2 + 1
+}
+
+fn location_counts(places: usize) -> usize {
+    places / 4 + 1
+}
+
+impl Index {
+    /// The memory that it takes.
+    pub(crate) fn bytes(layout: &Layout) -> u64 {
+        let places = layout.places();
+        let numbers = (ways(places) + location_counts(places)) * size_of::<u32>();
+        (numbers + places * size_of::<Page>()) as u64
+    }
+
+    pub(crate) fn new(layout: &Layout) -> Index {
+        let places = layout.places();
+        let table = Table {
+            ways: vec![FREE; ways(places)].into(),
+            pages: vec![Page::default(); places].into(),
+            locations: vec![0; location_counts(places)].into(),
+            count: 0,
+        };
+        Index { table: Mutex::new(table), slots: layout.slots }
+    }
+
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.table.lock().expect("no panic under the lock")
+    }
+
+    pub(crate) fn has(&self, id: &PageId) -> bool {
+        let table = self.table();
+        table.way_of(id.hash()).is_ok()
+    }
+
+    /// Where a page is, to be read.
+    pub(crate) fn use_page(&self, id: &PageId) -> Option<Found> {
+        let mut table = self.table();
+        let way = table.way_of(id.hash()).ok()?;
+        let place = table.ways[way];
+        let page = &mut table.pages[place as usize];
+        page.is_used = true;
+        Some(Found { place, checksum: page.checksum })
+    }
+
+    /// How many pages there are of a location, and of others that have its hash.
+    pub(crate) fn pages_at(&self, location: u32) -> u32 {
+        let table = self.table();
+        table.locations[location as usize % table.locations.len()]
+    }
+
+    /// Enters what was written to a chunk, from its first slot on.
+    pub(crate) fn insert(&self, chunk: u32, entries: &[Entry]) {
+        let mut table = self.table();
+        for (place, entry) in (chunk * self.slots..).zip(entries) {
+            let hash = entry.id.hash();
+            if let Ok(way) = table.way_of(hash) {
+                // Written twice; or the hash is another page's, too (X1).
+                table.take_out(way);
+            }
+            table.take_out_place(place);
+            table.insert(place, hash, entry);
+        }
+    }
+
+    /// Takes all pages of a chunk out: it is going to be overwritten.
+    pub(crate) fn remove_chunk(&self, chunk: u32) {
+        let mut table = self.table();
+        (chunk * self.slots..(chunk + 1) * self.slots)
+            .for_each(|place| table.take_out_place(place));
+    }
+
+    /// Takes a page out whose bytes are wrong; whether it was there still.
+    pub(crate) fn remove(&self, id: &PageId, found: Found) -> bool {
+        let mut table = self.table();
+        let Ok(way) = table.way_of(id.hash()) else { return false };
+        let place = table.ways[way];
+        let is_it = (Found { place, checksum: table.pages[place as usize].checksum }) == found;
+        if is_it {
+            table.take_out(way);
+        }
+        is_it
+    }
+
+    /// The slots of a chunk whose pages were read.
+    pub(crate) fn used(&self, chunk: u32) -> Vec<usize> {
+        let (table, first) = (self.table(), (chunk * self.slots) as usize);
+        let pages = &table.pages[first..first + self.slots as usize];
+        let used = pages.iter().enumerate().filter(|(_, page)| page.is_there && page.is_used);
+        used.map(|(slot, _)| slot).collect()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.table().count
+    }
+}
+
+impl Table {
+    fn home(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.ways.len() as u128) >> 64) as usize
+    }
+
+    fn next(&self, way: usize) -> usize {
+        if way + 1 == self.ways.len() { 0 } else { way + 1 }
+    }
+
+    /// Where a hash is, or else would be.
+    fn way_of(&self, hash: u64) -> Result<usize, usize> {
+        let mut way = self.home(hash);
+        while self.ways[way] != FREE {
+            if self.pages[self.ways[way] as usize].hash == hash {
+                return Ok(way);
+            }
+            way = self.next(way);
+        }
+        Err(way)
+    }
+
+    fn insert(&mut self, place: u32, hash: u64, entry: &Entry) {
+        let Err(way) = self.way_of(hash) else { return };
+        let location = entry.id.object.location;
+        self.ways[way] = place;
+        self.pages[place as usize] =
+            Page { hash, checksum: entry.checksum, location, is_there: true, is_used: false };
+        let at = location as usize % self.locations.len();
+        self.locations[at] += 1;
+        self.count += 1;
+    }
+
+    fn take_out_place(&mut self, place: u32) {
+        let page = self.pages[place as usize];
+        if page.is_there
+            && let Ok(way) = self.way_of(page.hash)
+        {
+            self.take_out(way);
+        }
+    }
+
+    fn take_out(&mut self, mut free: usize) {
+        let page = std::mem::take(&mut self.pages[self.ways[free] as usize]);
+        let at = page.location as usize % self.locations.len();
+        self.locations[at] -= 1;
+        self.count -= 1;
+        // What lies behind moves up, unless that were before its home.
+        let mut way = self.next(free);
+        while self.ways[way] != FREE {
+            let home = self.home(self.pages[self.ways[way] as usize].hash);
+            let len = self.ways.len();
+            let distance = |from: usize, to: usize| (to + len - from) % len;
+            if distance(home, way) >= distance(free, way) {
+                self.ways[free] = self.ways[way];
+                free = way;
+            }
+            way = self.next(way);
+        }
+        self.ways[free] = FREE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::disk::layout::Object;
+
+    fn entry(number: u64) -> Entry {
+        let object = Object { id: u128::from(number / 3) << 70, location: number as u32 / 3 };
+        Entry { id: PageId { object, page: number % 3 }, checksum: number }
+    }
+
+    /// Goal: what was entered last is found, where it is, until it is taken out; after any sequence of
+    /// chunks written, overwritten and pages found to be wrong, against a map.
+    #[test]
+    fn a_table_is_a_map() {
+        let layout = Layout::new(1 << 20, 4096).unwrap();
+        let index = Index::new(&layout);
+        let slots = u64::from(layout.slots);
+        let mut model: HashMap<u64, u32> = HashMap::new();
+        let mut random = 1u64;
+        let mut next = move |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        for _ in 0..20_000 {
+            match next(4) {
+                0 => {
+                    let number = next(600);
+                    let found = index.use_page(&entry(number).id);
+                    assert_eq!(found.map(|found| found.place), model.get(&number).copied());
+                    let found = found.filter(|found| found.checksum == number);
+                    if let Some(found) = found.filter(|_| next(2) == 0) {
+                        assert!(index.remove(&entry(number).id, found));
+                        assert!(!index.remove(&entry(number).id, found));
+                        model.remove(&number);
+                    }
+                }
+                _ => {
+                    let chunk = next(layout.chunks.into()) as u32;
+                    index.remove_chunk(chunk);
+                    model.retain(|_, place| *place / layout.slots != chunk);
+                    let first = next(600);
+                    let numbers = first..first + next(slots + 1);
+                    let entries: Vec<_> = numbers.clone().map(entry).collect();
+                    index.insert(chunk, &entries);
+                    model.extend(numbers.zip(chunk * layout.slots..));
+                }
+            }
+            assert_eq!(index.count(), model.len());
+        }
+        for number in 0..700 {
+            assert_eq!(index.has(&entry(number).id), model.contains_key(&number), "{number}");
+        }
+        for chunk in 0..layout.chunks {
+            index.remove_chunk(chunk);
+        }
+        assert_eq!(index.count(), 0);
+        assert!((0..300).all(|location| index.pages_at(location) == 0));
+    }
+
+    #[test]
+    fn what_is_read_counts_as_used_until_it_is_written_anew() {
+        let index = Index::new(&Layout::new(1 << 20, 4096).unwrap());
+        let entries: Vec<_> = (0..8).map(entry).collect();
+        index.insert(2, &entries);
+        index.use_page(&entries[5].id).unwrap();
+        assert_eq!((index.used(2), index.used(1)), (vec![5], vec![]));
+        index.insert(1, &entries[5..6]);
+        assert_eq!((index.used(2), index.used(1)), (vec![], vec![]));
+        assert!(index.pages_at(1) >= 3 && index.has(&entries[5].id));
+    }
+}

@@ -1,0 +1,130 @@
+//! How a directory becomes a tier, and what a restart believes (T2, T3 of the tier).
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use millpond::{AsyncFile, Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::disk::index::Index;
+use crate::disk::layout::{ALIGN_BYTES, HEAD_BYTES, Layout};
+use crate::disk::shared::{Counts, Shared};
+use crate::disk::writer::{DRAFTS_MIN, Ring, Writer};
+use crate::disk::{DiskOptions, Tier};
+
+/// Headers that are read at a time. Chosen, not measured.
+const HEADERS_IN_FLIGHT: usize = 32;
+/// The share of the memory for pages on their way to the disk, and what it is at most. Chosen, not measured.
+const DRAFTS_SHARE: u64 = 16;
+const DRAFTS_BYTES_MAX: u64 = 32 << 20;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+impl DiskOptions {
+    pub(crate) fn layout(&self, page_bytes: u32) -> Result<Layout, String> {
+        Layout::new(self.bytes, u64::from(page_bytes)).ok_or_else(|| {
+            format!("a disk tier of {} bytes: too few for pages of {page_bytes}", self.bytes)
+        })
+    }
+
+    /// The memory that a tier takes of so many bytes: index, drafts, and a chunk to look at what is overwritten.
+    pub(crate) fn tier_bytes(layout: &Layout, memory_bytes: u64) -> u64 {
+        Index::bytes(layout) + (drafts(layout, memory_bytes) + 1) * layout.chunk_bytes()
+    }
+}
+
+/// How many chunks may be on their way to the disk.
+fn drafts(layout: &Layout, memory_bytes: u64) -> u64 {
+    let bytes = (memory_bytes / DRAFTS_SHARE).min(DRAFTS_BYTES_MAX);
+    (bytes / layout.chunk_bytes()).max(DRAFTS_MIN)
+}
+
+impl Tier {
+    pub(crate) fn open(
+        options: &DiskOptions,
+        (layout, memory_bytes): (Layout, u64),
+        engine: &Engine,
+        store: String,
+    ) -> Result<Tier, Failure> {
+        let dir = &options.dir;
+        let failed = |what: &str, error: Failure| -> Failure {
+            format!("the disk tier in {}: {what}: {error}", dir.display()).into()
+        };
+        fs::create_dir_all(dir).map_err(|error| failed("the directory", error.into()))?;
+        let lock =
+            fs::OpenOptions::new().write(true).create(true).truncate(false).open(dir.join("lock"));
+        let lock = lock.map_err(|error| failed("its lock", error.into()))?;
+        match flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(failed("its lock", "another store uses this directory".into()));
+            }
+            Err(error) => return Err(failed("its lock", error.into())),
+        }
+        let opened =
+            OpenOptions::new().read(true).write(true).create(true).direct(true).mode(0o600);
+        let file = engine.open(dir.join("pages"), &opened);
+        let file = file.map_err(|error| failed("opening its file for direct I/O", error.into()))?;
+        let index = Index::new(&layout);
+        let ring = recover(engine, &file, &layout, &index);
+        let ring = ring.map_err(|error| failed("its file", error.into()))?;
+        let drafts = engine
+            .alloc_buffers(drafts(&layout, memory_bytes) as usize, layout.chunk_bytes() as usize);
+        let drafts = drafts.map_err(|error| failed("memory", error.into()))?;
+        let (file, counts) = (AsyncFile::from(file), Counts::default());
+        let shared = Arc::new(Shared { layout, index, file, counts, _lock: lock });
+        let writer = Arc::new(Writer::new(drafts));
+        let thread = std::thread::Builder::new().name("millpond-disk".into()).spawn({
+            let (shared, writer) = (Arc::clone(&shared), Arc::clone(&writer));
+            move || writer.run(&shared, ring)
+        });
+        let thread = Some(thread.map_err(|error| failed("its thread", error.into()))?);
+        Ok(Tier { shared, writer, thread, process: std::process::id(), store })
+    }
+}
+
+/// Fills the index with what headers say, and finds the oldest chunk.
+fn recover(engine: &Engine, file: &File, layout: &Layout, index: &Index) -> millpond::Result<Ring> {
+    let spare = |bytes: usize| -> millpond::Result<Buffer> {
+        Ok(engine.alloc_buffers(1, bytes)?.pop().expect("one was asked for"))
+    };
+    let mut head = spare(ALIGN_BYTES as usize)?;
+    // What can't be read is not there.
+    let has_head = file.read_at(&mut head, 0).is_ok() && layout.is_head(&head);
+    let len = file.len()?;
+    let allowed = if has_head { layout.file_bytes() } else { 0 };
+    if len > allowed {
+        file.truncate(allowed)?;
+    }
+    let mut ring =
+        Ring { next: 0, sequence: 1, has_head, spare: spare(layout.chunk_bytes() as usize)? };
+    let chunks = len.min(allowed).saturating_sub(HEAD_BYTES).div_ceil(layout.chunk_bytes()) as u32;
+    let mut offsets = (0..chunks).map(|chunk| (chunk, layout.chunk_offset(chunk)));
+    let mut buffers = engine.alloc_buffers(HEADERS_IN_FLIGHT, layout.header_bytes())?;
+    let mut lanes = [0; HEADERS_IN_FLIGHT];
+    engine.pipeline(HEADERS_IN_FLIGHT)?.run(|lane| {
+        if let (Some(Ok(moved)), Some(request)) = (lane.outcome, &*lane.request)
+            && moved == layout.header_bytes()
+            && let Some(header) = request.slices().next()
+            && let Some((sequence, entries)) = layout.read_header(header, lanes[lane.number])
+        {
+            index.insert(lanes[lane.number], &entries);
+            if sequence >= ring.sequence {
+                ring.sequence = sequence + 1;
+                ring.next = (lanes[lane.number] + 1) % layout.chunks;
+            }
+        }
+        let Some((chunk, offset)) = offsets.next() else { return false };
+        lanes[lane.number] = chunk;
+        match lane.request {
+            Some(request) => request.set_offset(offset),
+            None => {
+                let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+                *lane.request = Some(DirectRequest::read(file, list, offset));
+            }
+        }
+        true
+    });
+    Ok(ring)
+}

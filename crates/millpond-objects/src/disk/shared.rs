@@ -1,0 +1,38 @@
+//! What the tier and its writer share.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use millpond::AsyncFile;
+
+use crate::disk::index::Index;
+use crate::disk::layout::Layout;
+
+/// What is counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) pages_read: AtomicU64,
+    pub(crate) bytes_written: AtomicU64,
+    pub(crate) pages_dropped: AtomicU64,
+    pub(crate) pages_damaged: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) is_off: AtomicBool,
+}
+
+impl Counts {
+    // Relaxed: nothing goes with a count.
+    pub(crate) fn add(counter: &AtomicU64, more: u64) {
+        counter.fetch_add(more, Relaxed);
+    }
+}
+
+/// What the tier and its writer share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) layout: Layout,
+    pub(crate) index: Index,
+    pub(crate) file: AsyncFile,
+    pub(crate) counts: Counts,
+    /// Held while it is open.
+    pub(crate) _lock: std::fs::File,
+}

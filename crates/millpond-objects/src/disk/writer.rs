@@ -1,0 +1,235 @@
+//! Writes behind: pages are gathered to chunks, which a thread writes in turn.
+//!
+//! ```text
+//!   free -> filling -> full -> being written -> free          (drafts: memory for a chunk)
+//! ```
+//!
+//! Locks: the state's is held for the copy of a page, and never for I/O. The index's is taken apart from it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use libc::{EDQUOT, EFBIG, ENOSPC};
+use millpond::{Buffer, File};
+
+use crate::disk::layout::{Entry, HEAD_BYTES, PageId};
+use crate::disk::shared::{Counts, Shared};
+
+/// One is filled, one waits, one is written.
+pub(crate) const DRAFTS_MIN: u64 = 3;
+/// After a write that failed; doubled with each more, up to [`PAUSE_MAX`]. Chosen, not measured.
+const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// A chunk in memory.
+#[derive(Debug)]
+struct Draft {
+    memory: Buffer,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct State {
+    filling: Option<Draft>,
+    full: VecDeque<Draft>,
+    free: Vec<Draft>,
+    is_closing: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Writer {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+/// Where the ring goes on. The writer's thread's.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    pub(crate) next: u32,
+    pub(crate) sequence: u64,
+    /// The file has its head.
+    pub(crate) has_head: bool,
+    /// For a chunk that is overwritten.
+    pub(crate) spare: Buffer,
+}
+
+/// Pages that are written once more (T4 of the tier).
+type Carried = Vec<(PageId, usize)>;
+
+impl Writer {
+    /// Of so many buffers, each for a chunk.
+    pub(crate) fn new(buffers: Vec<Buffer>) -> Writer {
+        let free =
+            buffers.into_iter().map(|memory| Draft { memory, entries: Vec::new() }).collect();
+        let state = State { filling: None, full: VecDeque::new(), free, is_closing: false };
+        Writer { state: Mutex::new(state), wake: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    /// Takes a page, unless there is no room (T5 of the tier).
+    pub(crate) fn offer(&self, shared: &Shared, id: PageId, bytes: &[u8]) {
+        let layout = &shared.layout;
+        let mut state = self.state();
+        let filling = state.filling.take().or_else(|| state.free.pop());
+        // Relaxed: set under the lock, or seen by the next.
+        let Some(mut draft) = filling.filter(|_| !shared.counts.is_off.load(Relaxed)) else {
+            Counts::add(&shared.counts.pages_dropped, 1);
+            return;
+        };
+        let at = layout.header_bytes() + draft.entries.len() * layout.page_bytes as usize;
+        let page = &mut draft.memory[at..at + layout.page_bytes as usize];
+        page[..bytes.len()].copy_from_slice(bytes);
+        page[bytes.len()..].fill(0);
+        draft.entries.push(Entry { id, checksum: id.checksum(page) });
+        if draft.entries.len() == layout.slots as usize {
+            state.full.push_back(draft);
+            drop(state);
+            self.wake.notify_one();
+        } else {
+            state.filling = Some(draft);
+        }
+    }
+
+    /// Has the thread write what there is, and end.
+    pub(crate) fn close(&self) {
+        self.state().is_closing = true;
+        self.wake.notify_one();
+    }
+
+    /// The next draft to be written; `None`: there will be none.
+    fn next(&self) -> Option<Draft> {
+        let mut state = self.state();
+        loop {
+            if let Some(draft) = state.full.pop_front() {
+                return Some(draft);
+            }
+            if state.is_closing {
+                return state.filling.take();
+            }
+            state = self.wake.wait(state).expect("no panic under the lock");
+        }
+    }
+
+    fn give_back(&self, mut draft: Draft) {
+        draft.entries.clear();
+        self.state().free.push(draft);
+    }
+
+    /// The thread.
+    pub(crate) fn run(&self, shared: &Shared, mut ring: Ring) {
+        let mut pause = PAUSE;
+        while let Some(mut draft) = self.next() {
+            let carried = ring.look_back(shared);
+            let is_written = ring.write(shared, &mut draft);
+            self.give_back(draft);
+            if is_written {
+                pause = PAUSE;
+                let page_bytes = shared.layout.page_bytes as usize;
+                for (id, at) in carried {
+                    self.offer(shared, id, &ring.spare[at..at + page_bytes]);
+                }
+            } else {
+                self.rest(shared, pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    /// T6 of the tier: takes nothing for a while.
+    fn rest(&self, shared: &Shared, pause: Duration) {
+        let until = Instant::now() + pause;
+        let mut state = self.state();
+        shared.counts.is_off.store(true, Relaxed);
+        let lost: Vec<_> = state.filling.take().into_iter().chain(state.full.drain(..)).collect();
+        let pages: usize = lost.iter().map(|draft| draft.entries.len()).sum();
+        Counts::add(&shared.counts.pages_dropped, pages as u64);
+        for mut draft in lost {
+            draft.entries.clear();
+            state.free.push(draft);
+        }
+        while let Some(left) = until.checked_duration_since(Instant::now())
+            && !state.is_closing
+        {
+            state = self.wake.wait_timeout(state, left).expect("no panic under the lock").0;
+        }
+        shared.counts.is_off.store(false, Relaxed);
+    }
+}
+
+/// All of it, or an errno.
+fn write(file: &File, bytes: &[u8], offset: u64) -> Result<(), i32> {
+    match file.write_at(bytes, offset) {
+        Ok(moved) if moved == bytes.len() => Ok(()),
+        Ok(_) => Err(ENOSPC),
+        Err(error) => Err(error.errno()),
+    }
+}
+
+impl Ring {
+    /// Of the chunk that is overwritten next, the pages that were read since, in `spare`; then all are out of the
+    /// index.
+    fn look_back(&mut self, shared: &Shared) -> Carried {
+        let Shared { layout, index, file, .. } = shared;
+        let (used, mut carried) = (index.used(self.next), Carried::new());
+        let is_read = !used.is_empty()
+            && file.file().read_at(&mut self.spare, layout.chunk_offset(self.next)).is_ok();
+        index.remove_chunk(self.next);
+        let header = if is_read { layout.read_header(&self.spare, self.next) } else { None };
+        let entries = header.map(|(_, entries)| entries).unwrap_or_default();
+        for slot in used {
+            let at = layout.header_bytes() + slot * layout.page_bytes as usize;
+            let page = &self.spare[at..at + layout.page_bytes as usize];
+            if let Some(entry) =
+                entries.get(slot).filter(|entry| entry.id.checksum(page) == entry.checksum)
+                && carried.len() < layout.slots as usize / 2
+            {
+                carried.push((entry.id, at));
+            }
+        }
+        carried
+    }
+
+    /// The file's head, if it has none yet.
+    fn write_head(&mut self, shared: &Shared) -> Result<(), i32> {
+        if !self.has_head {
+            // Where a chunk has its header: carried pages lie behind it.
+            let block = &mut self.spare[..HEAD_BYTES as usize];
+            shared.layout.write_head(block);
+            write(shared.file.file(), block, 0)?;
+            self.has_head = true;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, shared: &Shared, draft: &mut Draft) -> bool {
+        let Shared { layout, index, file, counts, .. } = shared;
+        let chunk = self.next;
+        let len = layout.header_bytes() + draft.entries.len() * layout.page_bytes as usize;
+        layout.write_header(&mut draft.memory, chunk, self.sequence, &draft.entries);
+        let written = self
+            .write_head(shared)
+            .and_then(|()| write(file.file(), &draft.memory[..len], layout.chunk_offset(chunk)));
+        self.sequence += 1;
+        match written {
+            Ok(()) => {
+                Counts::add(&counts.bytes_written, len as u64);
+                index.insert(chunk, &draft.entries);
+                self.next = if chunk + 1 == layout.chunks { 0 } else { chunk + 1 };
+                true
+            }
+            Err(errno) => {
+                Counts::add(&counts.errors, 1);
+                Counts::add(&counts.pages_dropped, draft.entries.len() as u64);
+                // T6 of the tier.
+                let is_full = [ENOSPC, EDQUOT, EFBIG].contains(&errno);
+                self.next = if is_full || chunk + 1 == layout.chunks { 0 } else { chunk + 1 };
+                false
+            }
+        }
+    }
+}
