@@ -1,16 +1,26 @@
 //! The tier on a disk: what survives, and that nothing makes a wrong byte.
 
 mod common;
+#[path = "../../millpond/tests/common/skip.rs"]
+mod skip;
 
 use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use common::{Far, content};
+use futures_util::future::try_join_all;
 use millpond_objects::{Builder, CachedStore, Freshness};
-use object_store::ObjectStoreExt;
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use skip::skip;
 use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
@@ -188,4 +198,229 @@ async fn the_directory_keeps_to_its_limit_and_what_is_used_stays() {
     assert!(du(&dir) <= DISK / 4, "{}", du(&dir));
     read_all(&store, 20).await;
     assert!(du(&dir) <= DISK / 4, "{}", du(&dir));
+}
+
+/// Reads at random, from several tasks, and compares.
+async fn read_at_random(store: &CachedStore, objects: u64, seed: u64, reads: u64) {
+    let tasks = (0..8u64).map(|task| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let mut random = seed * 8 + task;
+            let mut next = move |below: u64| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(12_345);
+                (random >> 33) % below
+            };
+            for _ in 0..reads {
+                let (path, bytes) = object(next(objects));
+                let start = next(bytes.len() as u64 - 1);
+                let range = start..(start + 1 + next(40_000)).min(bytes.len() as u64);
+                let expected = &bytes[range.start as usize..range.end as usize];
+                assert_eq!(store.get_range(&path, range).await.unwrap(), expected);
+                if next(16) == 0 {
+                    assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
+                }
+            }
+        })
+    });
+    try_join_all(tasks).await.unwrap();
+}
+
+/// Goal: pages that are overwritten while they are read, and bytes that change under the tier, make misses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_read_right_bytes_while_the_file_is_scribbled_on() {
+    let (far, dir) = (with_objects(30).await, temp_dir());
+    let store = over(&far, &dir).disk(tier_dir(&dir), 1 << 20).build().unwrap();
+    read_at_random(&store, 30, 1, 60).await;
+    let stats = store.stats();
+    assert!(stats.disk_hits > 0 && stats.disk_bytes_written > 2 << 20, "{stats:?}");
+    assert_eq!((stats.disk_errors, stats.disk_pages_damaged), (0, 0));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let scribbler = std::thread::spawn({
+        let (is_over, path) = (Arc::clone(&is_over), tier_dir(&dir).join("pages"));
+        move || {
+            let file = OpenOptions::new().write(true).open(path).unwrap();
+            let mut at = 1u64;
+            while !is_over.load(Relaxed) {
+                at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                file.write_all_at(&[7; 100], (at >> 33) % (1 << 20)).unwrap();
+            }
+        }
+    });
+    read_at_random(&store, 30, 2, 60).await;
+    is_over.store(true, Relaxed);
+    scribbler.join().unwrap();
+    let stats = store.stats();
+    assert!(stats.disk_pages_damaged > 0, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_one_stores_and_may_be_removed() {
+    let (far, dir) = (with_objects(20).await, temp_dir());
+    let store = over(&far, &dir).build().unwrap();
+    let refused = over(&far, &dir).build().unwrap_err().to_string();
+    assert!(refused.contains("another store uses this directory"), "{refused}");
+    assert!(refused.contains(tier_dir(&dir).to_str().unwrap()), "{refused}");
+    fs::remove_dir_all(tier_dir(&dir)).unwrap();
+    read_at_random(&store, 20, 1, 30).await;
+    assert!(store.stats().disk_hits > 0, "{:?}", store.stats());
+    // It is another directory by now.
+    let other = over(&far, &dir).build().unwrap();
+    read_all(&other, 20).await;
+    read_all(&store, 20).await;
+    // Neither a file nor what is too small.
+    fs::write(dir.path().join("file"), "").unwrap();
+    let refused = over(&far, &dir).disk(dir.path().join("file"), DISK).build().unwrap_err();
+    assert!(refused.to_string().contains("the directory"), "{refused}");
+    let refused = over(&far, &dir).disk(dir.path().join("small"), 100_000).build().unwrap_err();
+    assert!(refused.to_string().contains("too few"), "{refused}");
+    let refused = over(&far, &dir).disk(dir.path().join("large"), 1 << 40).build().unwrap_err();
+    assert!(refused.to_string().contains("more than half"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
+    let (far, dir) = (with_objects(5).await, temp_dir());
+    far.faults.without_tags.store(true, Relaxed);
+    let store = over(&far, &dir).build().unwrap();
+    read_all(&store, 5).await;
+    drop(store);
+    far.faults.without_tags.store(false, Relaxed);
+    let store = built(|| over(&far, &dir)).await;
+    assert_eq!(store.stats().disk_pages, 0);
+    read_all(&store, 5).await;
+    // Another content of the same tag, in a store of another name.
+    drop(store);
+    let other = Arc::new(object_store::memory::InMemory::new());
+    for number in 0..5 {
+        let (path, bytes) = object(number);
+        other.put(&path, content(99, bytes.len()).into()).await.unwrap();
+    }
+    let builder = || {
+        let builder = CachedStore::builder(Arc::clone(&other) as Arc<dyn ObjectStore>);
+        builder.page_bytes(PAGE as u32).memory_bytes(2 << 20).disk(tier_dir(&dir), DISK)
+    };
+    let store = built(builder).await;
+    assert!(store.stats().disk_pages > 100);
+    for number in 0..5 {
+        let (path, bytes) = object(number);
+        for range in [0..5000, 20_000..90_000] {
+            let got = store.get_range(&path, range.start as u64..range.end as u64).await.unwrap();
+            assert_eq!(got, content(99, bytes.len())[range]);
+        }
+    }
+    assert_eq!(store.stats().disk_hits, 0);
+}
+
+/// A tmpfs, gone at the end.
+struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    fn new(size: &str) -> Option<Tmpfs> {
+        let dir = temp_dir();
+        let options = ["-t", "tmpfs", "-o", size, "none"];
+        let mounted = Command::new("mount").args(options).arg(dir.path()).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            skip("mount makes no tmpfs here");
+            return None;
+        }
+        Some(Tmpfs(dir))
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// Goal: on a disk that is full from the start, full in the middle, and free again, bytes are right, the store
+/// tells of it, and goes on by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_told_of_and_makes_no_wrong_byte() {
+    let far = with_objects(30).await;
+    let Some(tmpfs) = Tmpfs::new("size=1m") else { return };
+    let dir = &tmpfs.0;
+    let fill = dir.path().join("fill");
+    fs::write(&fill, vec![1; 2 << 20]).unwrap_err();
+    let store = match over(&far, dir).build() {
+        Err(error) if error.to_string().contains("direct I/O") => return skip(error),
+        built => built.unwrap(),
+    };
+    read_at_random(&store, 30, 1, 30).await;
+    let mut seeds = 2..;
+    let limit = Instant::now() + Duration::from_secs(60);
+    while store.stats().disk_errors < 2 || !store.stats().disk_is_off {
+        read_at_random(&store, 30, seeds.next().unwrap(), 10).await;
+        assert!(Instant::now() < limit, "{:?}", store.stats());
+    }
+    assert_eq!((store.stats().disk_hits, store.stats().disk_bytes_written), (0, 0));
+    assert!(store.stats().disk_pages_dropped > 0);
+    fs::remove_file(&fill).unwrap();
+    // It wants more than there is: full again, on the way.
+    let errors = store.stats().disk_errors;
+    while store.stats().disk_hits < 100 || store.stats().disk_errors == errors {
+        read_at_random(&store, 30, seeds.next().unwrap(), 10).await;
+        assert!(Instant::now() < limit, "{:?}", store.stats());
+    }
+    assert_eq!(store.stats().disk_pages_damaged, 0);
+    drop(store);
+    let store = built(|| over(&far, dir)).await;
+    assert!(store.stats().disk_pages > 50, "{:?}", store.stats());
+    read_at_random(&store, 30, 4, 30).await;
+    assert_eq!(store.stats().disk_pages_damaged, 0);
+}
+
+/// What the child of the test below does until it is killed.
+async fn read_until_killed(dir: PathBuf) {
+    let store = built(|| over_files(&dir)).await;
+    println!("reading");
+    for seed in std::process::id() as u64.. {
+        read_at_random(&store, 12, seed, 50).await;
+    }
+}
+
+fn over_files(dir: &std::path::Path) -> Builder {
+    let files = LocalFileSystem::new_with_prefix(dir.join("files")).unwrap();
+    let builder = CachedStore::builder(Arc::new(files)).page_bytes(PAGE as u32);
+    let builder = builder.memory_bytes(1 << 20).freshness(Freshness::Immutable);
+    builder.disk(dir.join("tier"), 1 << 19)
+}
+
+/// Goal: whatever a process that is killed has left, each byte is right afterwards.
+/// Method: a child reads at random, by way of a tier in which few objects have room; killed at a random moment,
+/// over and over, on what its predecessors left; and after each kill all is read here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_process_left_is_right_or_missed() {
+    const DIR: &str = "MILLPOND_OBJECTS_KILLED_IN";
+    if let Some(dir) = std::env::var_os(DIR) {
+        return read_until_killed(dir.into()).await;
+    }
+    let dir = temp_dir();
+    fs::create_dir_all(dir.path().join("files/objects")).unwrap();
+    for number in 0..12 {
+        let (path, bytes) = object(number);
+        fs::write(dir.path().join("files").join(path.as_ref()), bytes).unwrap();
+    }
+    let (mut written, mut hits, mut recovered) = (0, 0, 0);
+    for round in 0..10u64 {
+        let test = "what_a_killed_process_left_is_right_or_missed";
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture"])
+            .env(DIR, dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("reading")), "the child reads");
+        tokio::time::sleep(Duration::from_micros(round * round * 1500 + round * 377)).await;
+        child.kill().unwrap();
+        // Signalled, and not ended by an assertion.
+        assert_eq!(child.wait().unwrap().code(), None);
+        let store = built(|| over_files(dir.path())).await;
+        recovered += store.stats().disk_pages;
+        read_all(&store, 12).await;
+        (written, hits) =
+            (written + store.stats().disk_bytes_written, hits + store.stats().disk_hits);
+    }
+    assert!(written > 0 && hits > 0 && recovered > 100, "{written} {hits} {recovered}");
 }

@@ -75,9 +75,13 @@ impl Writer {
     pub(crate) fn offer(&self, shared: &Shared, id: PageId, bytes: &[u8]) {
         let layout = &shared.layout;
         let mut state = self.state();
-        let filling = state.filling.take().or_else(|| state.free.pop());
-        // Relaxed: set under the lock, or seen by the next.
-        let Some(mut draft) = filling.filter(|_| !shared.counts.is_off.load(Relaxed)) else {
+        // Relaxed: set under the lock.
+        let is_off = shared.counts.is_off.load(Relaxed);
+        let draft = match is_off {
+            true => None,
+            false => state.filling.take().or_else(|| state.free.pop()),
+        };
+        let Some(mut draft) = draft else {
             Counts::add(&shared.counts.pages_dropped, 1);
             return;
         };
