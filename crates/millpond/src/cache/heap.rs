@@ -26,6 +26,11 @@ pub(crate) struct HeapCharge {
 }
 
 impl HeapCharge {
+    /// What is counted now.
+    pub(crate) fn counted(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
     /// Counts `bytes` from now on, evicting what must go for it. Of several at once one is the
     /// last, as though they came one after the other: this is called after each change of what is
     /// counted, so a number that is not the newest is soon replaced. The caller holds no lock but

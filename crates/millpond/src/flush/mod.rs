@@ -166,7 +166,9 @@ impl Flush<'_> {
             None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
             None => {}
         }
+        let heap_bytes = state.dirty.heap_bytes();
         drop(state);
+        file.writeback.dirty_heap.set(file.cache(), heap_bytes);
         file.writeback.flush_ended.notify_all();
         file.shared.flusher.progress.notify_all();
         (flushed, hidden)
@@ -323,7 +325,7 @@ impl Flush<'_> {
         }
         let heap_bytes = generations.heap_bytes();
         drop(generations);
-        file.writeback.owed_heap.set(file.cache(), heap_bytes);
+        file.writeback.count_owed(file.cache(), self.number, heap_bytes);
         let mut leaves = Leaves::new(file);
         let mut failed = Vec::new();
         // Waiters are woken at the end of the batch, and so do not wait for this flush meanwhile.

@@ -12,6 +12,10 @@
 //!   numbers had in hand then. It waits for those of them to end whose ranges meet its own, and writes
 //!   what they have put back by then.
 //!
+//! - **B6** What the set took of the heap for pages that a flush has in hand stays counted until they are in
+//!   the set of what a sync owes, or back in this one, or the flush ends: else others are given that room
+//!   meanwhile, and as all of the cache may be kept by write-back, what a sync owes has none.
+//!
 //! Locks: that of the file's write-back state.
 
 use std::ops::RangeInclusive;
@@ -28,12 +32,19 @@ pub(crate) struct FlushNumber(u64);
 pub(crate) struct Dirty {
     set: PageSet,
     since: Option<Instant>,
-    under_way: Vec<(FlushNumber, Pages)>,
+    under_way: Vec<UnderWay>,
     next: u64,
     waiting: Vec<Waiting>,
 }
 
 type Pages = RangeInclusive<PageIndex>;
+
+struct UnderWay {
+    number: FlushNumber,
+    range: Pages,
+    /// What stays counted for its pages (B6).
+    heap_bytes: u64,
+}
 
 /// A flush that waits for those before it.
 struct Waiting {
@@ -52,7 +63,15 @@ impl Dirty {
     /// What the sets take of the heap, at most.
     pub(crate) fn heap_bytes(&self) -> u64 {
         let owed = self.waiting.iter().map(|waiting| waiting.owed.heap_bytes());
-        self.set.heap_bytes() + owed.sum::<u64>()
+        let in_hand = self.under_way.iter().map(|flush| flush.heap_bytes);
+        self.set.heap_bytes() + owed.sum::<u64>() + in_hand.sum::<u64>()
+    }
+
+    /// Of what is counted for the pages in the hands of a flush, `bytes` are counted elsewhere from now on.
+    pub(crate) fn let_go(&mut self, number: FlushNumber, bytes: u64) {
+        if let Some(flush) = self.under_way.iter_mut().find(|flush| flush.number == number) {
+            flush.heap_bytes = flush.heap_bytes.saturating_sub(bytes);
+        }
     }
 
     /// Since when there has been something in the set.
@@ -76,8 +95,9 @@ impl Dirty {
 
     /// Begins a flush of the pages of `range`, about `at_most` of them.
     pub(crate) fn begin(&mut self, range: Pages, at_most: usize) -> (FlushNumber, Vec<PageIndex>) {
-        let number = self.number(range.clone());
+        let before = self.set.heap_bytes();
         let pages = self.set.take(*range.start(), *range.end(), at_most);
+        let number = self.number(range, before - self.set.heap_bytes());
         // What is left keeps its age.
         if self.set.is_empty() {
             self.since = None;
@@ -87,7 +107,7 @@ impl Dirty {
 
     /// Begins one that waits for those before it (B3); `None` if there is nothing to do.
     pub(crate) fn begin_waiting(&mut self, range: Pages) -> Option<(FlushNumber, Vec<PageIndex>)> {
-        let is_in_hand = self.under_way.iter().any(|(_, other)| meet(other, &range));
+        let is_in_hand = self.under_way.iter().any(|other| meet(&other.range, &range));
         if !is_in_hand && !self.set.intersects(*range.start(), *range.end()) {
             return None;
         }
@@ -98,7 +118,9 @@ impl Dirty {
 
     /// What flush `number` had taken and leaves DIRTY.
     pub(crate) fn put_back(&mut self, number: FlushNumber, pages: &[PageIndex]) {
+        let before = self.set.heap_bytes();
         self.insert(pages.iter().copied());
+        self.let_go(number, self.set.heap_bytes() - before);
         for waiting in self.waiting.iter_mut().filter(|waiting| waiting.number > number) {
             let owed = pages.iter().filter(|page| waiting.range.contains(page));
             owed.for_each(|&page| waiting.owed.insert(page));
@@ -106,13 +128,13 @@ impl Dirty {
     }
 
     pub(crate) fn end(&mut self, number: FlushNumber) {
-        self.under_way.retain(|&(other, _)| other != number);
+        self.under_way.retain(|flush| flush.number != number);
     }
 
-    fn number(&mut self, range: Pages) -> FlushNumber {
+    fn number(&mut self, range: Pages, heap_bytes: u64) -> FlushNumber {
         self.next += 1;
         let number = FlushNumber(self.next);
-        self.under_way.push((number, range));
+        self.under_way.push(UnderWay { number, range, heap_bytes });
         number
     }
 
@@ -120,7 +142,7 @@ impl Dirty {
     pub(crate) fn is_earlier_under_way(&self, number: FlushNumber) -> bool {
         let waiting = self.waiting.iter().find(|waiting| waiting.number == number);
         let range = &waiting.expect("begun as one that waits").range;
-        self.under_way.iter().any(|(other, pages)| *other < number && meet(pages, range))
+        self.under_way.iter().any(|other| other.number < number && meet(&other.range, range))
     }
 
     /// Flush `number` has waited for those before it, and now has in hand what they have put back. It ends
@@ -134,7 +156,8 @@ impl Dirty {
         if waiting.owed.is_empty() {
             return None;
         }
-        let number = self.number(waiting.range);
+        // The pages are in the set, and counted there.
+        let number = self.number(waiting.range, 0);
         // They stay in the set: a flush that takes them there as well finds them claimed, or clean.
         Some((number, waiting.owed.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX)))
     }
@@ -151,6 +174,26 @@ mod tests {
 
     fn pages(pages: Range<u64>) -> impl Iterator<Item = PageIndex> {
         pages.map(PageIndex)
+    }
+
+    /// Goal: room for the pages that a flush has in hand is given to nobody else (B6).
+    /// Incident: a flush of 2,400 pages that lay far apart had 460 KiB for what a sync owes then, after others
+    /// had been given all of the limit.
+    #[test]
+    fn what_a_flush_has_in_hand_stays_counted() {
+        const LEAVES: u64 = 100;
+        let mut dirty = Dirty::default();
+        dirty.insert((0..LEAVES).map(|leaf| PageIndex(leaf << 20)));
+        let all = dirty.heap_bytes();
+        let (number, pages) = dirty.begin(PageIndex::FIRST..=PageIndex::LAST, usize::MAX);
+        assert_eq!(dirty.heap_bytes(), all);
+        dirty.put_back(number, &pages[..10]);
+        assert_eq!(dirty.heap_bytes(), all);
+        dirty.let_go(number, all / 2);
+        assert!((all / 2..=all * 6 / 10).contains(&dirty.heap_bytes()));
+        dirty.let_go(number, all);
+        dirty.end(number);
+        assert!(dirty.heap_bytes() < all / 5);
     }
 
     /// Goal: what a flush owes is bounded by what was DIRTY when it began.

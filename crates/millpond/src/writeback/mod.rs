@@ -59,7 +59,7 @@ use crate::cache::ledger::Share;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::units::PageIndex;
-use crate::writeback::dirty::Dirty;
+use crate::writeback::dirty::{Dirty, FlushNumber};
 use crate::writeback::generations::Generations;
 use crate::writeback::stream::Stream;
 
@@ -129,6 +129,16 @@ impl Writeback {
         let dirty = self.state().dirty.heap_bytes();
         self.dirty_heap.set(cache, dirty);
         let owed = self.generations.lock().heap_bytes();
+        self.owed_heap.set(cache, owed);
+    }
+
+    /// Counts what a sync owes from now on, for which room was kept with the pages of flush `number` (dirty.B6).
+    pub(crate) fn count_owed(&self, cache: &Cache, number: FlushNumber, owed: u64) {
+        let mut state = self.state();
+        state.dirty.let_go(number, owed.saturating_sub(self.owed_heap.counted()));
+        let dirty = state.dirty.heap_bytes();
+        drop(state);
+        self.dirty_heap.set(cache, dirty);
         self.owed_heap.set(cache, owed);
     }
 
