@@ -36,6 +36,8 @@ const WINDOW_FACTOR: u64 = 4;
 
 /// What is known of an object when its bytes are asked for.
 enum Opened {
+    /// Its version, which nobody had to be asked for.
+    Fresh(Arc<Known>),
     /// Its version, and bytes of it that are at hand.
     Known(Arc<Known>, Vec<Piece>),
     /// An answer that can't be cached.
@@ -54,10 +56,14 @@ impl Inner {
     ) -> Result<Option<(Head, Vec<Bytes>)>> {
         let key = path.as_ref();
         let mut may_wait = self.home.may_claim() && self.home.may_wait();
-        let mut versions = 0;
+        let (mut versions, mut has_asked) = (0, false);
         while versions < VERSIONS_MAX {
             let (known, pieces) = match self.open(path, key, ranges, may_wait).await? {
-                Opened::Known(known, pieces) => (known, pieces),
+                Opened::Fresh(known) => (known, Vec::new()),
+                Opened::Known(known, pieces) => {
+                    has_asked = true;
+                    (known, pieces)
+                }
                 Opened::Uncached(head, piece) => {
                     let [range] = ranges else { return Ok(None) };
                     let part = piece.part(&(range.start..range.end.min(piece.range.end)));
@@ -75,7 +81,10 @@ impl Inner {
             }
             let within: Vec<_> =
                 ranges.iter().map(|range| range.start..range.end.min(size)).collect();
-            if let Some(bytes) = self.serve(path, &known, &within, pieces).await? {
+            if let Some(bytes) = self.serve(path, &known, &within, pieces, &mut has_asked).await? {
+                if !has_asked {
+                    self.counters.saved.add();
+                }
                 return Ok(Some((Head::Known(known), bytes)));
             }
             self.directory.forget_version(&known);
@@ -95,7 +104,7 @@ impl Inner {
         let stamp = self.directory.stamp(key);
         if let Some(known) = self.directory.find(key) {
             if self.is_fresh(&known) {
-                return Ok(Opened::Known(known, Vec::new()));
+                return Ok(Opened::Fresh(known));
             }
             return self.check(path, key, stamp, known, ranges).await;
         }
@@ -199,13 +208,15 @@ impl Inner {
         Ok(Opened::Known(now, cached))
     }
 
-    /// Bytes of ranges of a version, of which `pieces` are at hand; `None`: it is not the object's any more.
+    /// Bytes of ranges of a version, of which `pieces` are at hand; `None`: it is not the object's any more. Sets
+    /// `has_asked` where the store was asked.
     async fn serve(
         self: &Arc<Self>,
         path: &Path,
         known: &Arc<Known>,
         ranges: &[Range<u64>],
         mut pieces: Vec<Piece>,
+        has_asked: &mut bool,
     ) -> Result<Option<Vec<Bytes>>> {
         let mut found: Vec<_> = ranges
             .iter()
@@ -233,7 +244,10 @@ impl Inner {
             }
             for fetched in try_join_all(requests).await? {
                 match fetched? {
-                    Fetched::Piece(piece) => pieces.push(piece),
+                    Fetched::Piece(piece) => {
+                        *has_asked = true;
+                        pieces.push(piece);
+                    }
                     Fetched::Cached => {}
                     Fetched::Changed => return Ok(None),
                 }

@@ -1,7 +1,11 @@
 //! What the cache has done.
 
+use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+
+use crossbeam_utils::CachePadded;
+use thread_local::ThreadLocal;
 
 /// Counts since the store was made; see [`crate::CachedStore::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub struct Stats {
     pub requests: u64,
     /// Of these, those that only asked whether a version is the newest, and it was.
     pub not_modified: u64,
+    /// Calls that were answered without a request: each would have been one.
+    pub requests_saved: u64,
     /// Objects of which something is known.
     pub objects: u64,
     /// Memory that pages and their tables take, in bytes.
@@ -42,12 +48,68 @@ pub struct Stats {
     pub disk_is_off: bool,
 }
 
+impl fmt::Display for Stats {
+    /// A line for each tier, and one for the disk if there is one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        writeln!(
+            f,
+            "memory: {} hits, {} misses, {:.1} MiB read; {:.1} MiB of pages, {} objects",
+            self.hits,
+            self.misses,
+            mib(self.bytes_from_memory),
+            mib(self.memory_bytes),
+            self.objects
+        )?;
+        write!(
+            f,
+            "store: {} requests ({} not modified), {} saved, {:.1} MiB received",
+            self.requests,
+            self.not_modified,
+            self.requests_saved,
+            mib(self.bytes_from_store)
+        )?;
+        if (self.disk_pages, self.disk_bytes_written, self.disk_errors) == (0, 0, 0) {
+            return Ok(());
+        }
+        write!(
+            f,
+            "\ndisk: {} pages read, {:.1} MiB; {} pages there, {:.1} MiB written, {} pages dropped, {} damaged, {} errors{}",
+            self.disk_hits,
+            mib(self.bytes_from_disk),
+            self.disk_pages,
+            mib(self.disk_bytes_written),
+            self.disk_pages_dropped,
+            self.disk_pages_damaged,
+            self.disk_errors,
+            if self.disk_is_off { "; not written to for a while" } else { "" }
+        )
+    }
+}
+
+/// What hits count: each thread for itself, and no other line is written to.
+#[derive(Debug, Default)]
+pub(crate) struct Saved(ThreadLocal<CachePadded<AtomicU64>>);
+
+impl Saved {
+    pub(crate) fn add(&self) {
+        let mine = self.0.get_or_default();
+        // Relaxed, and no read-modify-write: its thread's alone.
+        mine.store(mine.load(Relaxed) + 1, Relaxed);
+    }
+
+    pub(crate) fn sum(&self) -> u64 {
+        self.0.iter().map(|count| count.load(Relaxed)).sum()
+    }
+}
+
 /// What is counted where requests are made: next to those, a shared write is nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) not_modified: AtomicU64,
+    pub(crate) saved: Saved,
 }
 
 impl Counters {

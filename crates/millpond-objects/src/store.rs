@@ -56,6 +56,7 @@ impl CachedStore {
             bytes_from_store: Counters::get(&counters.bytes),
             requests: Counters::get(&counters.requests),
             not_modified: Counters::get(&counters.not_modified),
+            requests_saved: counters.saved.sum(),
             objects: self.inner.directory.len() as u64,
             memory_bytes: engine.memory_bytes,
             ..Stats::default()
@@ -222,6 +223,7 @@ impl CachedStore {
         if let Some(known) = inner.directory.find(key).filter(|known| inner.is_fresh(known)) {
             options.check_preconditions(&known.meta)?;
             if options.head {
+                inner.counters.saved.add();
                 return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
             }
             options = GetOptions { range: options.range, ..GetOptions::new() };
@@ -261,6 +263,7 @@ impl Inner {
         }
         let bytes = known.cached(range)?;
         known.note_use();
+        self.counters.saved.add();
         Some(collected(known, range.clone(), bytes))
     }
 }

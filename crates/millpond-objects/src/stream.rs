@@ -99,6 +99,7 @@ impl Inner {
                 }
             }
             let mut reading = Reading::new(self, path, &known, range.clone());
+            reading.has_asked = checked.is_some();
             match first {
                 first @ Some(_) => reading.first = first,
                 None if is_at_hand => {}
@@ -158,6 +159,8 @@ struct Reading {
     range: Range<u64>,
     first: Option<Bytes>,
     rest: Option<BoxStream<'static, Result<Bytes>>>,
+    /// The store, be it for the version only.
+    has_asked: bool,
     assembler: Assembler,
 }
 
@@ -165,11 +168,14 @@ impl Reading {
     fn new(inner: &Arc<Inner>, path: &Path, known: &Arc<Known>, range: Range<u64>) -> Reading {
         let assembler = Assembler { page_bytes: inner.places.page_bytes(), ..Assembler::default() };
         let (inner, path, known) = (Arc::clone(inner), path.clone(), Arc::clone(known));
-        Reading { inner, path, known, range, first: None, rest: None, assembler }
+        Reading { inner, path, known, range, first: None, rest: None, has_asked: false, assembler }
     }
 
     async fn next(&mut self) -> Option<Result<Bytes>> {
         if self.range.is_empty() {
+            if self.rest.is_none() && !self.has_asked {
+                self.inner.counters.saved.add();
+            }
             return None;
         }
         if self.rest.is_none() {
@@ -191,6 +197,7 @@ impl Reading {
             }
             let (inner, path) = (Arc::clone(&self.inner), self.path.clone());
             let (known, range) = (Arc::clone(&self.known), self.range.clone());
+            self.has_asked = true;
             let asked = async move { inner.ask_version(&path, &known, range).await };
             match asked.await {
                 Ok(Some(rest)) => self.rest = Some(rest),

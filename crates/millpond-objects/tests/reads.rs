@@ -64,6 +64,12 @@ async fn what_is_cached_is_read_without_a_request_to_the_end_of_the_object() {
     assert_eq!(got, bytes[bytes.len() - 100..]);
     assert_eq!(store.head(&path).await.unwrap().size, len);
     assert!(far.gets().is_empty());
+    // Six ranges, all of it, a suffix and a head.
+    let stats = store.stats();
+    assert_eq!((stats.requests, stats.requests_saved), (1, 9));
+    let told = stats.to_string();
+    assert!(told.contains("store: 1 requests (0 not modified), 9 saved, 0.0 MiB"), "{told}");
+    assert!(told.starts_with("memory: ") && !told.contains("disk"), "{told}");
     // What is wrong the store says itself.
     assert!(matches!(store.get_range(&path, len..len + 1).await, Err(Error::Generic { .. })));
     let none = store.get_range(&Path::from("none"), 0..1).await;
