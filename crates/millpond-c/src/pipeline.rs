@@ -7,17 +7,14 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use libc::iovec;
 use millpond::{DirectRequest, File};
 
-use crate::call::{Outcome, check_memory, fault, invalid, status, vectors};
+use crate::call::{Outcome, fault, invalid, status};
 use crate::engine::millpond_engine;
 use crate::file::millpond_file;
 use crate::handle::with_buffers;
 use crate::objects::{ENGINES, FILES};
-use crate::queue::{
-    MILLPOND_OP_READ, MILLPOND_OP_READV, MILLPOND_OP_WRITE, MILLPOND_OP_WRITEV, millpond_request,
-};
+use crate::queue::{MILLPOND_OP_READ, MILLPOND_OP_READV, millpond_request};
 
 /// One of the places of a pipeline, between two requests.
 #[repr(C)]
@@ -147,23 +144,12 @@ unsafe fn to_direct<'a>(
     request: &millpond_request,
     files: &mut Files,
 ) -> Outcome<DirectRequest<'a>> {
-    let millpond_request { file, offset, memory, len, op, flags, reserved, .. } = *request;
-    if flags != 0 || reserved != [0; 2] {
-        return Err(invalid("a member of the request that is to be 0 is not"));
-    }
-    let one = [iovec { iov_base: memory, iov_len: len }];
-    let pieces = match op {
-        MILLPOND_OP_READ | MILLPOND_OP_WRITE => {
-            check_memory(memory, len)?;
-            &one[..]
-        }
-        MILLPOND_OP_READV | MILLPOND_OP_WRITEV => {
-            let count = c_int::try_from(len).map_err(|_| invalid("too many vectors"))?;
-            // SAFETY: our caller's promise.
-            unsafe { vectors(memory.cast(), count) }?
-        }
-        _ => return Err(invalid("an operation that pipelines have not")),
-    };
+    let millpond_request { file, offset, op, .. } = *request;
+    request.check()?;
+    let one = [request.piece()];
+    // SAFETY: our caller's promise.
+    let pieces =
+        unsafe { request.memory(&one) }?.ok_or(invalid("an operation that pipelines have not"))?;
     // SAFETY: our caller's promise.
     let file = unsafe { files.get(file.id) }?;
     let lent = |of: Option<&millpond::Buffer>| match op {

@@ -205,6 +205,42 @@ pub unsafe extern "C" fn millpond_queue_submit(
     })
 }
 
+impl millpond_request {
+    /// Whether the members that are to be 0 are.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        if self.flags != 0 || self.reserved != [0; 2] {
+            return Err(invalid("a member of the request that is to be 0 is not"));
+        }
+        Ok(())
+    }
+
+    /// Its memory as one vector.
+    pub(crate) fn piece(&self) -> iovec {
+        iovec { iov_base: self.memory, iov_len: self.len }
+    }
+
+    /// What it reads into or writes from: `one`, which is its [`piece`](Self::piece), or its vectors.
+    /// `None`: it does neither.
+    ///
+    /// # Safety
+    ///
+    /// Its vectors stay as they are for `'a`.
+    pub(crate) unsafe fn memory<'a>(&self, one: &'a [iovec; 1]) -> Outcome<Option<&'a [iovec]>> {
+        match self.op {
+            MILLPOND_OP_READ | MILLPOND_OP_WRITE => {
+                check_memory(self.memory, self.len)?;
+                Ok(Some(one))
+            }
+            MILLPOND_OP_READV | MILLPOND_OP_WRITEV => {
+                let count = c_int::try_from(self.len).map_err(|_| invalid("too many vectors"))?;
+                // SAFETY: our caller's promise.
+                unsafe { vectors(self.memory.cast(), count) }.map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
 /// `last` is the file of the request before: mostly that of this one, too.
 ///
 /// # Safety
@@ -214,32 +250,21 @@ unsafe fn to_request(
     request: &millpond_request,
     last: &mut Option<(u64, Arc<File>)>,
 ) -> Outcome<Request> {
-    let millpond_request { file, user_data, offset, memory, len, op, flags, reserved } = *request;
-    if flags != 0 || reserved != [0; 2] {
-        return Err(invalid("a member of the request that is to be 0 is not"));
-    }
+    let millpond_request { file, user_data, offset, memory, len, op, .. } = *request;
+    request.check()?;
     if last.as_ref().is_none_or(|(id, _)| *id != file.id) {
         *last = Some((file.id, FILES.get(file.id)?));
     }
     let Some((_, file)) = last else { unreachable!("set above") };
-    let one = [iovec { iov_base: memory, iov_len: len }];
-    let pieces = match op {
-        MILLPOND_OP_READ | MILLPOND_OP_WRITE => {
-            check_memory(memory, len)?;
-            &one[..]
+    let one = [request.piece()];
+    // SAFETY: our caller's promise.
+    let pieces = match unsafe { request.memory(&one) }? {
+        Some(pieces) => pieces,
+        None if op != MILLPOND_OP_SYNC && op != MILLPOND_OP_SYNC_DATA => {
+            return Err(invalid("an operation that there is not"));
         }
-        MILLPOND_OP_READV | MILLPOND_OP_WRITEV => {
-            let count = c_int::try_from(len).map_err(|_| invalid("too many vectors"))?;
-            // SAFETY: our caller's promise.
-            unsafe { vectors(memory.cast(), count) }?
-        }
-        MILLPOND_OP_SYNC | MILLPOND_OP_SYNC_DATA => {
-            if !memory.is_null() || len != 0 || offset != 0 {
-                return Err(invalid("a sync of a part"));
-            }
-            &[]
-        }
-        _ => return Err(invalid("an operation that there is not")),
+        None if memory.is_null() && len == 0 && offset == 0 => &[],
+        None => return Err(invalid("a sync of a part")),
     };
     let request = match op {
         // SAFETY: U1: lent until the completion was returned, or the queue destroyed, which waits for it.

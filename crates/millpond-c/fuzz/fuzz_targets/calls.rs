@@ -36,7 +36,7 @@ struct EngineOptions {
 }
 
 #[repr(C)]
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 struct OpenOptions {
     size: usize,
     flags: u32,
@@ -66,6 +66,13 @@ struct Request {
     op: u32,
     flags: u32,
     reserved: [u64; 2],
+}
+
+#[repr(C)]
+struct Lane {
+    number: usize,
+    result: i64,
+    request: Request,
 }
 
 #[repr(C)]
@@ -129,6 +136,12 @@ unsafe extern "C" {
     fn millpond_queue_cancel(queue: Id, user_data: u64) -> c_int;
     fn millpond_queue_eventfd(queue: Id) -> c_int;
     fn millpond_queue_counts(queue: Id, ready: *mut usize, in_flight: *mut usize) -> c_int;
+    fn millpond_pipeline_run(
+        engine: Id,
+        depth: usize,
+        step: Option<unsafe extern "C" fn(context: *mut c_void, lane: *mut Lane) -> c_int>,
+        context: *mut c_void,
+    ) -> c_int;
     fn millpond_buffers_alloc(
         engine: Id,
         count: usize,
@@ -143,7 +156,8 @@ const MEMORY_BYTES: usize = 64 << 10;
 /// How large files get.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Lent to all requests, and never looked at.
+/// Lent to all requests, and never looked at. Aligned as direct I/O wants it.
+#[repr(align(4096))]
 struct Memory(UnsafeCell<[u8; MEMORY_BYTES]>);
 // SAFETY: only its address is used here.
 unsafe impl Sync for Memory {}
@@ -262,7 +276,7 @@ fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<(
     let mut stats = [0u64; 17];
     // SAFETY: all memory is there, and as long as is said.
     let result = unsafe {
-        match u8::arbitrary(input)? % 8 {
+        match u8::arbitrary(input)? % 10 {
             0 => millpond_engine_cache_bytes(id),
             1 => millpond_engine_set_hit_path(id, c_int::from(bool::arbitrary(input)?)).into(),
             2 => millpond_engine_leave_keeper(id).into(),
@@ -301,6 +315,7 @@ fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<(
                 }
                 result.into()
             }
+            7 | 8 => pipeline(given, id, input)?,
             _ => {
                 let result = millpond_engine_destroy(id);
                 if given.check(id, Kind::Engine, result.into()) {
@@ -396,6 +411,71 @@ fn of_file(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()>
     Ok(())
 }
 
+fn request(given: &Given, input: &mut Unstructured) -> arbitrary::Result<Request> {
+    let (memory, len) = memory(input)?;
+    let mut op = u32::from(u8::arbitrary(input)? % 8);
+    // Vectors would have to be there: of these only none.
+    let is_vectored = op == 3 || op == 4;
+    let is_sync = op == 5 || op == 6;
+    op |= u32::from(u8::arbitrary(input)? < 4) << 20;
+    let (memory, len) = if is_vectored || is_sync { (null_mut(), 0) } else { (memory, len) };
+    let offset = if is_sync { 0 } else { near(input)? };
+    let (file, user_data) = (given.pick(input)?, u64::arbitrary(input)? % 8);
+    let flags = u32::from(u8::arbitrary(input)? < 4);
+    Ok(Request { file, user_data, offset, memory, len, op, flags, reserved: [0; 2] })
+}
+
+/// What a pipeline is to do, and what is closed while it runs.
+struct Run {
+    requests: Vec<Request>,
+    close: Option<(usize, Id)>,
+}
+
+/// # Safety
+///
+/// `run` is a [`Run`].
+unsafe extern "C" fn next_request(run: *mut c_void, lane: *mut Lane) -> c_int {
+    // SAFETY: one thread calls, with what it was given.
+    let (run, lane) = unsafe { (&mut *run.cast::<Run>(), &mut *lane) };
+    assert_ne!(lane.result, -i64::from(libc::ENOTRECOVERABLE), "a fault inside");
+    assert!(lane.result <= MEMORY_BYTES as i64 || lane.request.op == 0);
+    if let Some((_, id)) = run.close.take_if(|(left, _)| run.requests.len() <= *left) {
+        // SAFETY: no memory.
+        unsafe { millpond_close(id) };
+    }
+    let Some(request) = run.requests.pop() else { return 0 };
+    lane.request = request;
+    1
+}
+
+fn pipeline(given: &mut Given, id: Id, input: &mut Unstructured) -> arbitrary::Result<i64> {
+    let mut run = Run { requests: Vec::new(), close: None };
+    for _ in 0..u8::arbitrary(input)? % 12 {
+        let mut request = request(given, input)?;
+        if u8::arbitrary(input)? < 200 {
+            // Whole blocks, of the file that direct I/O is for.
+            (request.file, request.op) = (given.ids[DIRECT], 1 + request.op % 2);
+            (request.offset, request.len) = (request.offset & !4095, request.len & !4095);
+        }
+        run.requests.push(request);
+    }
+    if u8::arbitrary(input)? < 16 {
+        let file = given.pick(input)?;
+        if given.live.get(&file) == Some(&Kind::File) {
+            run.close = Some((usize::from(u8::arbitrary(input)? % 12), file));
+        }
+    }
+    let to_close = run.close;
+    let depth = usize::from(u8::arbitrary(input)? % 10);
+    // SAFETY: the step's context is a `Run`, and what is lent is for ever.
+    let result =
+        unsafe { millpond_pipeline_run(id, depth, Some(next_request), (&raw mut run).cast()) };
+    if let (Some((_, file)), None) = (to_close, run.close) {
+        given.live.remove(&file);
+    }
+    Ok(result.into())
+}
+
 fn of_queue(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
     let mut counts = [0usize; 2];
@@ -405,27 +485,7 @@ fn of_queue(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()
             0 | 1 => {
                 let mut requests = Vec::new();
                 for _ in 0..u8::arbitrary(input)? % 6 {
-                    let (memory, len) = memory(input)?;
-                    let mut op = u32::from(u8::arbitrary(input)? % 8);
-                    // Vectors would have to be there: of these only none.
-                    let is_vectored = op == 3 || op == 4;
-                    let is_sync = op == 5 || op == 6;
-                    op |= u32::from(u8::arbitrary(input)? < 4) << 20;
-                    let (memory, len) =
-                        if is_vectored || is_sync { (null_mut(), 0) } else { (memory, len) };
-                    let offset = if is_sync { 0 } else { near(input)? };
-                    let (file, user_data) = (given.pick(input)?, u64::arbitrary(input)? % 8);
-                    let flags = u32::from(u8::arbitrary(input)? < 4);
-                    requests.push(Request {
-                        file,
-                        user_data,
-                        offset,
-                        memory,
-                        len,
-                        op,
-                        flags,
-                        reserved: [0; 2],
-                    });
+                    requests.push(request(given, input)?);
                 }
                 millpond_queue_submit(id, requests.as_ptr(), requests.len())
             }
@@ -529,6 +589,9 @@ fn step(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     Ok(())
 }
 
+/// Where [`begin`] puts the file that direct I/O is for.
+const DIRECT: usize = 2;
+
 /// One of each, that calls have something to work on.
 fn begin() -> Given {
     let mut given = Given::default();
@@ -536,16 +599,24 @@ fn begin() -> Given {
     // By threads: rings are many times as slow to make and to give back.
     (of_engine.cache_bytes, of_engine.backend) = (1 << 16, 2);
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
-    let of_file = OpenOptions { size: size_of::<OpenOptions>(), flags, ..OpenOptions::default() };
-    let (mut engine, mut file, mut queue) = (0, 0, 0);
+    let of_file = OpenOptions {
+        size: size_of::<OpenOptions>(),
+        flags,
+        mode: 0o600,
+        ..OpenOptions::default()
+    };
+    let of_direct = OpenOptions { flags: flags | libc::O_DIRECT as u32, ..of_file };
+    let (mut engine, mut file, mut direct, mut queue) = (0, 0, 0, 0);
     // SAFETY: all memory is there.
     unsafe {
         assert_eq!(millpond_engine_create(&of_engine, &mut engine), 0);
         assert_eq!(millpond_open(engine, path(0).as_ptr(), &of_file, &mut file), 0);
+        assert_eq!(millpond_open(engine, path(1).as_ptr(), &of_direct, &mut direct), 0);
         assert_eq!(millpond_queue_create(engine, 4, &mut queue), 0);
     }
     given.add(engine, Kind::Engine);
     given.add(file, Kind::File);
+    given.add(direct, Kind::File);
     given.add(queue, Kind::Queue);
     given
 }
