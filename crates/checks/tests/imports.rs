@@ -32,6 +32,7 @@ fn no_crate_has_an_import_circle() {
         ("millpond", "millpond/src/lib.rs"),
         ("millpond-preload", "millpond-preload/src/lib.rs"),
         ("millpond-c", "millpond-c/src/lib.rs"),
+        ("millpond-objects", "millpond-objects/src/lib.rs"),
         ("millpond-cli", "millpond-cli/src/main.rs"),
         ("millpond-rangelock", "rangelock/src/lib.rs"),
         ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),

@@ -45,7 +45,7 @@ fn read_hits(file: &File, len: u64, seed: u64, reads: u64) {
     }
 }
 
-/// Goal: cached reads, also of many pages, vectored, and at the end of the file, write neither
+/// Goal: cached reads, also of many pages, vectored, at the end of the file, and of blobs, write neither
 /// frames nor tables nor file objects nor their metadata; so they scale, and share no cache line
 /// that anyone writes.
 /// Method: after a warm-up, which sets the REFERENCED bits, all of that memory is read-only, and two
@@ -59,6 +59,12 @@ fn cached_reads_write_no_shared_memory() {
     let options = OpenOptions::new().read(true).write(true).create(true);
     let file = engine.open(dir.path().join("file"), &options).unwrap();
     let bytes: Vec<u8> = (0..LEN).map(|at| (at / 4096) as u8 ^ at as u8).collect();
+    // The same of bytes that their owner brought.
+    let blob = engine.blob(LEN, 4096).unwrap();
+    for fill in blob.claim(0..LEN).fills {
+        let range = fill.range();
+        fill.bring(&bytes[range.start as usize..range.end as usize]);
+    }
     file.advise(0, 0, Advice::Random).unwrap();
     file.write_all_at(&bytes, 0).unwrap();
     let mut back = vec![0; LEN as usize];
@@ -69,19 +75,28 @@ fn cached_reads_write_no_shared_memory() {
         }
     }
     assert!(back == bytes);
+    let mut of_blob = Vec::new();
+    (0..3).for_each(|_| assert!(blob.try_read(&mut of_blob, 0..LEN)));
+    assert!(of_blob.chunks(LEN as usize).all(|all| all == bytes));
     let reads = if cfg!(debug_assertions) { 1_000_000 / 4 } else { 1_000_000 };
     let before = engine.stats();
     let barrier = Barrier::new(3);
     let frames = &engine.shared().cache.frames;
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
-            let (file, barrier) = (&file, &barrier);
+            let (file, blob, bytes, barrier) = (&file, &blob, &bytes, &barrier);
             scope.spawn(move || {
                 // Takes the thread's slot for counting.
                 read_hits(file, LEN, thread, 100);
                 barrier.wait();
                 barrier.wait();
                 read_hits(file, LEN, thread, reads);
+                let mut got = Vec::new();
+                for at in (0..LEN - 5000).step_by(1001) {
+                    got.clear();
+                    assert!(blob.try_read(&mut got, at..at + 5000));
+                    assert_eq!(got, bytes[at as usize..at as usize + 5000]);
+                }
             });
         }
         barrier.wait();

@@ -16,10 +16,14 @@ use crate::io::backend::driver::Driver;
 use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
 use crate::io::backend::read_ring::RingRead;
-use crate::io::transfer::{BackgroundRead, Transfer, is_transient};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_transient};
 
-/// Chosen, not measured: a batch that is longer is submitted in parts.
+/// So many of a batch are under way at once. Chosen, not measured.
 const RING_ENTRIES: u32 = 64;
+/// Of writes, which are a flush's if they are many: the device is to have room for reads, that somebody waits
+/// for. Measured with 8 readers and 8 writers beyond the cache, at a device that takes 32 at once: with 64,
+/// reads came to 0.47 of ext4's and writes to 0.83, with 24 to 0.95 and 0.75.
+const WRITES_MAX: usize = 24;
 
 /// A file whose background reads go to a [`Driver`].
 pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
@@ -60,41 +64,51 @@ fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<
         if ring.is_none() {
             *ring = Some(Box::new(LocalRing::new(RING_ENTRIES).ok()?));
         }
-        let ring = ring.as_mut().expect("made above");
-        for part in batch.chunks_mut(RING_ENTRIES as usize) {
-            if ring.is_broken() {
-                descriptors.try_each(part);
-            } else {
-                try_part(ring, descriptors, part);
-            }
-        }
+        try_all_in(ring.as_mut().expect("made above"), descriptors, batch);
         Some(())
     })
     .ok()?
 }
 
-fn try_part(ring: &mut LocalRing, descriptors: &Descriptors, part: &mut [Transfer<'_>]) {
-    let mut queued = 0;
-    for (number, transfer) in part.iter_mut().enumerate() {
-        match descriptors.route(transfer) {
-            Ok((fd, flags)) => {
-                // SAFETY: ring.R1: the transfers and their memory outlive this call, which returns
-                // when all have ended. There is room: the ring was empty, and a part has at most as many
-                // transfers as it has entries.
-                unsafe { ring.push(number as u32, entry(types::Fd(fd), flags, transfer, None)) };
-                queued += 1;
-            }
-            Err(error) => transfer.set(Err(error)),
-        }
-    }
+/// Keeps as many of `batch` under way as may be, until all have ended.
+fn try_all_in(ring: &mut LocalRing, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+    let writes = batch.iter().any(|transfer| transfer.direction == Direction::Write);
+    let under_way_max = if writes { WRITES_MAX } else { RING_ENTRIES as usize };
     let mut again: SmallVec<[u32; 4]> = SmallVec::new();
-    ring.wait(queued, |number, outcome| match outcome {
-        // As where the ring has broken, and not taken it.
-        Err(error) if is_transient(&error) => again.push(number),
-        outcome => part[number as usize].set(outcome),
-    });
+    let (mut next, mut under_way) = (0, 0);
+    loop {
+        while next < batch.len() && under_way < under_way_max && !ring.is_broken() {
+            let transfer = &mut batch[next];
+            match descriptors.route(transfer) {
+                Ok((fd, flags)) => {
+                    // SAFETY: ring.R1: the transfers and their memory outlive this call, which returns
+                    // when all have ended. There is room: the ring was empty, and no more are under way
+                    // than it has entries.
+                    unsafe { ring.push(next as u32, entry(types::Fd(fd), flags, transfer, None)) };
+                    under_way += 1;
+                }
+                Err(error) => transfer.set(Err(error)),
+            }
+            next += 1;
+        }
+        if under_way == 0 {
+            break;
+        }
+        // A few at a time: a system call for each would cost more than a gap in the line.
+        let min = if next < batch.len() { under_way.div_ceil(4) } else { under_way };
+        ring.wait(min, |number, outcome| {
+            under_way -= 1;
+            match outcome {
+                // As where the ring has broken, and not taken it.
+                Err(error) if is_transient(&error) => again.push(number),
+                outcome => batch[number as usize].set(outcome),
+            }
+        });
+    }
     for number in again {
-        let transfer = &mut part[number as usize];
+        let transfer = &mut batch[number as usize];
         transfer.set(descriptors.try_one(transfer));
     }
+    // Where the ring has broken.
+    descriptors.try_each(&mut batch[next..]);
 }
