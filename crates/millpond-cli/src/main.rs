@@ -6,6 +6,7 @@
 //! - [`keeper`]: writes back what other processes left dirty when they died; [`rescue`]: puts what it
 //!   could not write into the file after all.
 //! - [`bench`]: measures Millpond and its peers on this machine.
+//! - [`store`]: finds out what an object store promises.
 //!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be
 //! served, 126 and 127 as a shell has them, 1 for anything else that fails.
@@ -17,6 +18,7 @@ mod failure;
 mod keeper;
 mod rescue;
 mod run;
+mod store;
 
 use std::process::ExitCode;
 
@@ -42,6 +44,7 @@ enum Command {
     Keeper(keeper::Args),
     Rescue(rescue::Args),
     Bench(bench::Args),
+    Store(store::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Store(args) => store::run(&args),
     };
     match outcome {
         Ok(status) => status,

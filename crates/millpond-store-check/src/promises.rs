@@ -1,0 +1,359 @@
+//! The promises, and how each is tried.
+
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, UpdateVersion};
+
+use crate::Options;
+use crate::open::Endpoint;
+use crate::race::{Ended, judge, race};
+use crate::report::{Promise, Report, Verdict};
+use crate::writes::{Held, Said, Writer, new_id, or};
+
+type Tried = Result<(), String>;
+
+/// Losses on each endpoint, of creates and of updates: each alike, so a few do.
+const LOSSES: usize = 5;
+
+/// Tries what the store behind `endpoints` promises. It writes below a prefix of its own, and removes that.
+///
+/// # Errors
+///
+/// If plain writes and reads fail already, so that nothing can be tried; in words.
+///
+/// # Panics
+///
+/// If there is no endpoint, or no racer.
+pub async fn check(endpoints: &[Endpoint], options: &Options) -> Result<Report, String> {
+    assert!(!endpoints.is_empty() && options.racers > 0, "an endpoint and a racer at least");
+    let dir = endpoints[0].prefix.clone().join(format!("millpond-store-check-{}", new_id()));
+    let mut check = Check {
+        endpoints,
+        options,
+        writer: Writer { metadata: true, timeout: options.request_timeout },
+        dir: dir.clone(),
+        notes: Vec::new(),
+    };
+    let promises = check.all().await;
+    let mut notes = check.notes;
+    if let Err(error) = remove(&*endpoints[0].store, &dir).await {
+        notes.push(format!("{dir} could not be removed: {error}"));
+    }
+    let endpoints = endpoints.iter().map(|endpoint| endpoint.name.clone()).collect();
+    Ok(Report { endpoints, promises: promises?, notes })
+}
+
+async fn remove(store: &dyn ObjectStore, dir: &Path) -> object_store::Result<()> {
+    let left: Vec<_> = store.list(Some(dir)).try_collect().await?;
+    for object in left {
+        store.delete(&object.location).await?;
+    }
+    Ok(())
+}
+
+struct Check<'a> {
+    endpoints: &'a [Endpoint],
+    options: &'a Options,
+    writer: Writer,
+    dir: Path,
+    notes: Vec<String>,
+}
+
+impl Check<'_> {
+    async fn all(&mut self) -> Result<Vec<Promise>, String> {
+        let metadata = self.metadata().await?;
+        Ok(vec![
+            metadata,
+            self.read_after_write().await?,
+            self.conditional_reads().await?,
+            self.create_twice().await?,
+            self.racing_creates().await?,
+            self.stale_update().await?,
+            self.racing_updates().await?,
+            self.lost_replies().await?,
+        ])
+    }
+
+    fn place(&self) -> Path {
+        self.dir.clone().join(new_id())
+    }
+
+    /// Writes without a condition, which must work for anything else to be tried.
+    async fn written(&self, store: &dyn ObjectStore, at: &Path, id: &str) -> Result<(), String> {
+        match self.writer.put(store, at, id, PutMode::Overwrite).await {
+            Said::Done(_) => Ok(()),
+            said => Err(format!("{at} can't be written: {said:?}")),
+        }
+    }
+
+    async fn held(&self, store: &dyn ObjectStore, at: &Path) -> Result<Held, String> {
+        let held = self.writer.read(store, at).await?;
+        or(held, format_args!("{at} was written, and is not there"))
+    }
+
+    async fn metadata(&mut self) -> Result<Promise, String> {
+        let words = "metadata comes back with the object, so a retry can tell its own write";
+        let mut promise = Promise::new("metadata", words);
+        let (at, id) = (self.place(), new_id());
+        let store = &*self.endpoints[0].store;
+        let said = self.writer.put(store, &at, &id, PutMode::Overwrite).await;
+        if let Said::NotOffered(why) = said {
+            self.writer.metadata = false;
+            promise.unless_broken(Verdict::NotOffered, why);
+            return Ok(promise);
+        }
+        self.written(store, &at, &id).await?;
+        for endpoint in self.endpoints {
+            promise.tries += 1;
+            let held = self.held(&*endpoint.store, &at).await?;
+            if held.id_by_metadata.as_deref() != Some(&id) {
+                let had = held.id_by_metadata;
+                promise.broken(format!("{}: {id} was written, {had:?} read", endpoint.name));
+            }
+        }
+        Ok(promise)
+    }
+
+    async fn read_after_write(&self) -> Result<Promise, String> {
+        let words = "what was written is read at once, through every endpoint";
+        let mut promise = Promise::new("read_after_write", words);
+        let at = self.place();
+        for _ in 0..self.options.rounds.min(10) {
+            for writer in self.endpoints {
+                let id = new_id();
+                self.written(&*writer.store, &at, &id).await?;
+                for reader in self.endpoints {
+                    promise.tries += 1;
+                    let held = self.writer.read(&*reader.store, &at).await?;
+                    if held.is_none_or(|held| held.id != id) {
+                        let (from, to) = (&writer.name, &reader.name);
+                        promise.broken(format!("written through {from}, not read through {to}"));
+                    }
+                }
+            }
+        }
+        Ok(promise)
+    }
+
+    async fn conditional_reads(&self) -> Result<Promise, String> {
+        let words = "If-None-Match and If-Match of a read are looked at";
+        let mut promise = Promise::new("conditional_reads", words);
+        for endpoint in self.endpoints {
+            let (store, at) = (&*endpoint.store, self.place());
+            self.written(store, &at, &new_id()).await?;
+            let first = self.held(store, &at).await?.version.e_tag;
+            self.written(store, &at, &new_id()).await?;
+            let second = self.held(store, &at).await?.version.e_tag;
+            if first.is_none() || first == second {
+                promise.broken(format!("{}: ETags {first:?}, then {second:?}", endpoint.name));
+                continue;
+            }
+            let none_match =
+                |tag: &Option<String>| GetOptions::new().with_if_none_match(tag.clone());
+            let matching = |tag: &Option<String>| GetOptions::new().with_if_match(tag.clone());
+            for (options, expected) in [
+                (none_match(&second), "304"),
+                (none_match(&first), "200"),
+                (matching(&second), "200"),
+                (matching(&first), "412"),
+            ] {
+                promise.tries += 1;
+                let sent = format!("{:?}, {:?}", options.if_none_match, options.if_match);
+                match self.writer.read_if(store, &at, options).await {
+                    Ok(said) if said == expected => {}
+                    Ok(said) => promise.broken(format!("{sent}: {said}, not {expected}")),
+                    Err(why) => promise.left_open(why),
+                }
+            }
+        }
+        Ok(promise.finished())
+    }
+
+    async fn create_twice(&self) -> Result<Promise, String> {
+        let words = "a create of what exists is refused (If-None-Match: *)";
+        let mut promise = Promise::new("create_twice", words);
+        for first in self.endpoints {
+            for second in self.endpoints {
+                let (at, id) = (self.place(), new_id());
+                promise.tries += 1;
+                match self.writer.put(&*first.store, &at, &id, PutMode::Create).await {
+                    Said::Done(_) => {}
+                    Said::NotOffered(why) => promise.unless_broken(Verdict::NotOffered, why),
+                    Said::Refused => promise.broken("refused, and nothing was there".into()),
+                    Said::Unknown(why) => {
+                        promise.left_open(why);
+                        continue;
+                    }
+                }
+                if promise.verdict == Verdict::NotOffered {
+                    return Ok(promise);
+                }
+                let again = self.writer.put(&*second.store, &at, &new_id(), PutMode::Create).await;
+                let names = format!("{}, then {}", first.name, second.name);
+                if matches!(again, Said::Done(_)) {
+                    promise.broken(format!("{names}: the second was done, too"));
+                } else if self.held(&*second.store, &at).await?.id != id {
+                    promise.broken(format!("{names}: the second was not done, and is stored"));
+                }
+            }
+        }
+        Ok(promise.finished())
+    }
+
+    async fn racing_creates(&self) -> Result<Promise, String> {
+        let words = "of creates that race, one wins, and is stored";
+        let mut promise = Promise::new("racing_creates", words);
+        for _ in 0..self.options.rounds {
+            if self.round(&mut promise, &self.place(), &PutMode::Create).await?.is_none() {
+                break;
+            }
+        }
+        Ok(promise.finished())
+    }
+
+    /// A race, and its winner's version if there was one. `None`: there is no more to be tried.
+    async fn round(
+        &self,
+        promise: &mut Promise,
+        at: &Path,
+        mode: &PutMode,
+    ) -> Result<Option<Option<UpdateVersion>>, String> {
+        promise.tries += 1;
+        let said = race(self.endpoints, self.writer, self.options.racers, at, mode).await;
+        let held = self.writer.read(&*self.endpoints[0].store, at).await?;
+        match judge(&said, held.as_ref().map(|held| held.id.as_str())) {
+            Ok(Ended::Won(version)) => return Ok(Some(Some(version))),
+            Ok(Ended::Undecided(why)) => promise.left_open(why),
+            Ok(Ended::NotOffered(why)) => {
+                promise.unless_broken(Verdict::NotOffered, why);
+                return Ok(None);
+            }
+            Err(what) => promise.broken(format!("round {}: {what}", promise.tries)),
+        }
+        Ok(Some(None))
+    }
+
+    async fn stale_update(&mut self) -> Result<Promise, String> {
+        let words = "an update of what was replaced, or is not there, is refused (If-Match)";
+        let mut promise = Promise::new("stale_update", words);
+        let mut repeats = false;
+        for first in self.endpoints {
+            for second in self.endpoints {
+                let (at, id) = (self.place(), new_id());
+                self.written(&*first.store, &at, &id).await?;
+                let old = self.held(&*first.store, &at).await?.version;
+                promise.tries += 1;
+                let update = PutMode::Update(old.clone());
+                let newer = new_id();
+                match self.writer.put(&*first.store, &at, &newer, update.clone()).await {
+                    Said::Done(_) => {}
+                    Said::NotOffered(why) => {
+                        promise.unless_broken(Verdict::NotOffered, why);
+                        return Ok(promise);
+                    }
+                    Said::Refused => {
+                        promise.broken("refused with the version that is there".into())
+                    }
+                    Said::Unknown(why) => {
+                        promise.left_open(why);
+                        continue;
+                    }
+                }
+                let names = format!("{}, then {}", first.name, second.name);
+                let stale = self.writer.put(&*second.store, &at, &new_id(), update.clone()).await;
+                if matches!(stale, Said::Done(_)) {
+                    promise.broken(format!("{names}: done with the version before"));
+                } else if self.held(&*second.store, &at).await?.id != newer {
+                    promise.broken(format!("{names}: not done, and stored all the same"));
+                }
+                let missing = self.writer.put(&*second.store, &self.place(), &id, update).await;
+                if matches!(missing, Said::Done(_)) {
+                    promise.broken(format!("{}: updated what is not there", second.name));
+                }
+                // The content of before, once more: does it have the ETag of before, too?
+                self.written(&*first.store, &at, &id).await?;
+                repeats |= self.held(&*first.store, &at).await?.version.e_tag == old.e_tag;
+            }
+        }
+        if repeats {
+            self.notes.push(
+                "an ETag comes back with its content: If-Match can't tell that an object was \
+                 changed and changed back, unless each write has an id in its content"
+                    .into(),
+            );
+        }
+        Ok(promise.finished())
+    }
+
+    async fn racing_updates(&self) -> Result<Promise, String> {
+        let words = "of updates of one version that race, one wins, and is stored";
+        let mut promise = Promise::new("racing_updates", words);
+        let (at, store) = (self.place(), &*self.endpoints[0].store);
+        self.written(store, &at, &new_id()).await?;
+        let mut version = self.held(store, &at).await?.version;
+        for _ in 0..self.options.rounds {
+            match self.round(&mut promise, &at, &PutMode::Update(version)).await? {
+                None => break,
+                Some(Some(won)) => version = won,
+                Some(None) => version = self.held(store, &at).await?.version,
+            }
+        }
+        Ok(promise.finished())
+    }
+
+    async fn lost_replies(&self) -> Result<Promise, String> {
+        let words =
+            "a write whose reply was lost is refused when repeated, and found to be one's own";
+        let mut promise = Promise::new("lost_replies", words);
+        for endpoint in self.endpoints {
+            if let Err(why) = &endpoint.lossy {
+                promise.unless_broken(Verdict::NotTried, format!("{}: {why}", endpoint.name));
+                continue;
+            }
+            for _ in 0..LOSSES {
+                let created = self.lose(endpoint, &self.place(), PutMode::Create).await;
+                let at = self.place();
+                self.written(&*endpoint.store, &at, &new_id()).await?;
+                let version = self.held(&*endpoint.store, &at).await?.version;
+                let updated = self.lose(endpoint, &at, PutMode::Update(version)).await;
+                promise.tries += 2;
+                for broken in [created, updated].into_iter().filter_map(Result::err) {
+                    promise.broken(format!("{}: {broken}", endpoint.name));
+                }
+            }
+        }
+        Ok(promise)
+    }
+
+    /// A write whose reply is lost; the same again; and whose the object is then.
+    async fn lose(&self, endpoint: &Endpoint, at: &Path, mode: PutMode) -> Tried {
+        let Ok((proxy, store)) = &endpoint.lossy else { return Ok(()) };
+        let (id, before) = (new_id(), proxy.lost().0);
+        proxy.lose(1);
+        let first = self.writer.put(&**store, at, &id, mode.clone()).await;
+        proxy.lose(0);
+        let (lost, reply) = proxy.lost();
+        if lost == before {
+            return Err(format!("no reply came that could be lost: {first:?}"));
+        }
+        if !reply.contains(" 200") {
+            return Err(format!("refused though nothing stood in its way: {reply:?}"));
+        }
+        if !matches!(first, Said::Unknown(_)) {
+            return Err(format!("its reply was lost, and the client says {first:?}"));
+        }
+        let again = self.writer.put(&**store, at, &id, mode.clone()).await;
+        if matches!(again, Said::Done(_)) {
+            return Err("the repeated write was done once more".into());
+        }
+        let held = self.held(&*endpoint.store, at).await?;
+        if held.id != id || (self.writer.metadata && held.id_by_metadata.as_ref() != Some(&id)) {
+            return Err(format!("the object is not that of the lost reply: {held:?}"));
+        }
+        // Another's write meets the same refusal, and the id tells it that the object is not its own.
+        match self.writer.put(&**store, at, &new_id(), mode).await {
+            Said::Done(_) => Err("another's write was done".into()),
+            _ => Ok(()),
+        }
+    }
+}
