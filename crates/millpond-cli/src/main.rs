@@ -7,6 +7,7 @@
 //!   could not write into the file after all.
 //! - [`bench`]: measures Millpond and its peers on this machine.
 //! - [`store`]: finds out what an object store promises.
+//! - [`manual`]: man pages and completions.
 //!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be
 //! served, 126 and 127 as a shell has them, 1 for anything else that fails.
@@ -16,6 +17,7 @@
 mod bench;
 mod failure;
 mod keeper;
+mod manual;
 mod rescue;
 mod run;
 mod store;
@@ -45,6 +47,7 @@ enum Command {
     Rescue(rescue::Args),
     Bench(bench::Args),
     Store(store::Args),
+    Manual(manual::Args),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store::run(&args),
+        Command::Manual(args) => manual::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(status) => status,

@@ -1,0 +1,52 @@
+//! `millpond manual`: man pages and shell completions, from the definition of the command line itself.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::Cli;
+use crate::failure::{Context, Result};
+
+/// Writes man pages, or what a shell completes
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Writes a man page for the program and one for each of its commands into DIR
+    Man { dir: PathBuf },
+    /// Prints the completions of SHELL
+    Completions { shell: Shell },
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let mut program = Cli::command();
+    match &args.what {
+        What::Man { dir } => {
+            program.build();
+            page(&program, dir)
+        }
+        What::Completions { shell } => {
+            clap_complete::generate(*shell, &mut program, "millpond", &mut io::stdout());
+            Ok(())
+        }
+    }
+}
+
+/// The page of a command, and those of the commands below it: `millpond-bench-compare.1`.
+fn page(command: &clap::Command, dir: &Path) -> Result<()> {
+    let name = command.get_display_name().unwrap_or(command.get_name()).replace(' ', "-");
+    let path = dir.join(format!("{name}.1"));
+    let write = || {
+        let mut file = std::fs::File::create(&path)?;
+        clap_mangen::Man::new(command.clone().display_name(&name)).render(&mut file)
+    };
+    write().context(format_args!("writing {}", path.display()))?;
+    let shown = |below: &&clap::Command| !below.is_hide_set() && below.get_name() != "help";
+    command.get_subcommands().filter(shown).try_for_each(|below| page(below, dir))
+}
