@@ -40,6 +40,9 @@ pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relie
 
 /// What is in flight at once, of one flush. Chosen, not measured.
 pub(crate) const BATCH_BYTES: u64 = 16 << 20;
+/// Runs of pages that are written together at most: writers over the dirty limit get their room when all of
+/// them have ended. Chosen, not measured.
+const BATCH_RUNS: usize = 256;
 /// Direct I/O and the kernel's cache do not share one of its pages.
 const KERNEL_PAGE_BYTES: u64 = 4096;
 /// Pages that fail in a row before the rest of their transfer counts as failed, too. Chosen, not
@@ -182,7 +185,7 @@ impl Flush<'_> {
             Vec::with_capacity(pages.len().min(batch_pages));
         let (mut busy, mut hidden) = (Vec::new(), Vec::new());
         let mut leaves = Leaves::new(file);
-        let mut batches = 0;
+        let (mut batches, mut runs) = (0, 0);
         let mut write = |claimed: &mut Vec<_>, last: bool| {
             if !claimed.is_empty() {
                 batches += 1;
@@ -194,7 +197,11 @@ impl Flush<'_> {
             let mut times_hidden = 0;
             loop {
                 match claim(file, &mut leaves, page) {
-                    Claim::Own(frame) => claimed.push((page, frame)),
+                    Claim::Own(frame) => {
+                        let follows = claimed.last().is_some_and(|last| last.0 + 1 == page);
+                        runs += usize::from(!follows);
+                        claimed.push((page, frame));
+                    }
                     Claim::Clean => {}
                     Claim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
                         if seen.is_dirty() || !seen.is_ready() {
@@ -204,6 +211,7 @@ impl Flush<'_> {
                     Claim::Busy(seen) => {
                         // writeback.B4.
                         write(&mut claimed, false);
+                        runs = 0;
                         times_hidden += u32::from(!seen.is_ready());
                         if times_hidden > HIDDEN_MAX && self.busy_pages == BusyPages::WaitAndLock {
                             hidden.push(page);
@@ -220,8 +228,9 @@ impl Flush<'_> {
                 }
                 break;
             }
-            if claimed.len() == batch_pages {
+            if claimed.len() == batch_pages || runs == BATCH_RUNS {
                 write(&mut claimed, false);
+                runs = 0;
             }
         }
         write(&mut claimed, true);

@@ -21,8 +21,7 @@ use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_transient};
 /// So many of a batch are under way at once. Chosen, not measured.
 const RING_ENTRIES: u32 = 64;
 /// Of writes, which are a flush's if they are many: the device is to have room for reads, that somebody waits
-/// for. Measured with 8 readers and 8 writers beyond the cache, at a device that takes 32 at once: with 64,
-/// reads came to 0.47 of ext4's and writes to 0.83, with 24 to 0.95 and 0.75.
+/// for. Measured (docs/scaling.md), at a device that takes 32 at once.
 const WRITES_MAX: usize = 24;
 
 /// A file whose background reads go to a [`Driver`].
