@@ -24,7 +24,7 @@ mod store;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store::run(&args),
-        Command::Manual(args) => manual::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(status) => status,

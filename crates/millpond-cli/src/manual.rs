@@ -3,10 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::Cli;
 use crate::failure::{Context, Result};
 
 /// Writes man pages, or what a shell completes
@@ -24,8 +22,8 @@ enum What {
     Completions { shell: Shell },
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let mut program = Cli::command();
+/// Of `program`, which is all of the command line.
+pub fn run(args: &Args, mut program: clap::Command) -> Result<()> {
     match &args.what {
         What::Man { dir } => {
             program.build();
