@@ -19,11 +19,21 @@ pub(crate) fn answer_of(
     range: Range<u64>,
     payload: BoxStream<'static, Result<Bytes>>,
 ) -> GetResult {
+    result(GetResultPayload::Stream(payload), known.meta.clone(), range, known.attributes.clone())
+}
+
+pub(crate) fn result(
+    payload: GetResultPayload,
+    meta: ObjectMeta,
+    range: Range<u64>,
+    attributes: Attributes,
+) -> GetResult {
     GetResult {
-        payload: GetResultPayload::Stream(payload),
-        meta: known.meta.clone(),
+        payload,
+        meta,
         range,
-        attributes: known.attributes.clone(),
+        attributes,
+        #[cfg(feature = "object_store_0_14")]
         extensions: Default::default(),
     }
 }
@@ -38,15 +48,10 @@ impl Head {
     pub(crate) fn answer(self, range: Range<u64>, bytes: Bytes) -> GetResult {
         match self {
             Head::Known(known) => collected(&known, range, bytes),
-            Head::Uncached(meta, attributes) => GetResult {
-                payload: GetResultPayload::Stream(
-                    stream::once(std::future::ready(Ok(bytes))).boxed(),
-                ),
-                meta,
-                range,
-                attributes,
-                extensions: Default::default(),
-            },
+            Head::Uncached(meta, attributes) => {
+                let stream = stream::once(std::future::ready(Ok(bytes))).boxed();
+                result(GetResultPayload::Stream(stream), meta, range, attributes)
+            }
         }
     }
 }

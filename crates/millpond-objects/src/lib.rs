@@ -35,6 +35,24 @@
 //! - **Disk**, where it is asked for ([`Builder::disk`]): a second tier, under a limit of its own, that survives
 //!   restarts. Bytes are believed for their checksum alone, so neither a kill nor a full or broken disk makes
 //!   a wrong byte.
+//!
+//! # Which `object_store`
+//!
+//! 0.14. Programs whose other crates are at 0.13 (DataFusion 55 is) take the feature `object_store_0_13` without the
+//! default ones.
+
+#[cfg(not(any(feature = "object_store_0_13", feature = "object_store_0_14")))]
+compile_error!(
+    "millpond-objects needs one of its features object_store_0_13 and object_store_0_14"
+);
+#[cfg(all(feature = "object_store_0_13", feature = "object_store_0_14"))]
+compile_error!(
+    "millpond-objects has one of its features object_store_0_13 and object_store_0_14: the former wants \
+     default-features = false"
+);
+
+#[cfg(feature = "object_store_0_13")]
+extern crate object_store_0_13 as object_store;
 
 mod answer;
 mod directory;

@@ -22,7 +22,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Result};
 
-use crate::answer::answer_of;
+use crate::answer::{self, answer_of};
 use crate::directory::Known;
 use crate::fetch::only_if;
 use crate::inner::{Inner, VERSIONS_MAX};
@@ -125,17 +125,12 @@ impl Inner {
     ) -> GetResult {
         if let Some(known) = self.admit(path.as_ref(), stamp, &answer) {
             let mut reading = Reading::new(self, path, &known, answer.range.clone());
-            let payload = GetResultPayload::Stream(stream::empty().boxed());
-            let rest = GetResult { payload, ..answer };
-            answer = GetResult {
-                meta: rest.meta.clone(),
-                range: rest.range.clone(),
-                attributes: rest.attributes.clone(),
-                extensions: rest.extensions.clone(),
-                payload: answer.payload,
-            };
-            reading.rest = Some(answer.into_stream());
-            return GetResult { payload: GetResultPayload::Stream(reading.into_stream()), ..rest };
+            let nothing = GetResultPayload::Stream(stream::empty().boxed());
+            let payload = std::mem::replace(&mut answer.payload, nothing);
+            let (meta, range) = (answer.meta.clone(), answer.range.clone());
+            let rest = answer::result(payload, meta, range, answer.attributes.clone());
+            reading.rest = Some(rest.into_stream());
+            answer.payload = GetResultPayload::Stream(reading.into_stream());
         }
         answer
     }

@@ -1,0 +1,150 @@
+//! DataFusion asks 20 questions of Parquet files on an S3 server, twice: without a cache, with Millpond's, and
+//! with foyer's of the same limit. Run by `scripts/store-server minio`, which gives the server.
+//!
+//! All take turns; each answer is held against the others'. What is told: for each question its time, requests
+//! and bytes, and of the rounds the medians of the ratios.
+
+mod counted;
+mod data;
+mod foyer;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Parser;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use millpond_objects::{CachedStore, Freshness};
+use object_store::ObjectStore;
+use object_store::aws::AmazonS3Builder;
+
+use counted::{Counted, Counts};
+
+type Done<T> = Result<T, Box<dyn std::error::Error>>;
+
+#[derive(Parser)]
+struct Args {
+    /// Bytes of Parquet
+    #[arg(long, default_value_t = 1 << 30)]
+    bytes: u64,
+    /// Times that each takes its turn
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+    /// Bytes that either cache may have
+    #[arg(long, default_value_t = 2 << 30)]
+    limit: u64,
+}
+
+const ENGINES: [&str; 3] = ["none", "millpond", "foyer"];
+
+#[derive(Clone, Default)]
+struct Asked {
+    seconds: f64,
+    counts: Counts,
+}
+
+/// What one engine took: by round and question.
+type Turn = [Vec<Asked>; 2];
+
+fn s3(bucket: &str) -> Done<Arc<dyn ObjectStore>> {
+    let s3 = AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true);
+    Ok(Arc::new(s3.build()?))
+}
+
+async fn turn(engine: &str, bucket: &str, limit: u64, answers: &mut Vec<String>) -> Done<Turn> {
+    let counted = Counted::new(s3(bucket)?);
+    let below: Arc<dyn ObjectStore> = Arc::clone(&counted) as _;
+    let store: Arc<dyn ObjectStore> = match engine {
+        "none" => below,
+        "foyer" => Arc::new(foyer::Foyer::new(below, limit)),
+        _ => Arc::new(
+            CachedStore::builder(below).memory_bytes(limit).freshness(Freshness::Immutable).build()?,
+        ),
+    };
+    let context = SessionContext::new();
+    context.register_object_store(&url::Url::parse(&format!("s3://{bucket}"))?, store);
+    let place = format!("s3://{bucket}/{}/", data::PREFIX);
+    context.register_parquet("sales", &place, ParquetReadOptions::default()).await?;
+    let mut rounds = [Vec::new(), Vec::new()];
+    for round in &mut rounds {
+        for (number, query) in data::QUERIES.iter().enumerate() {
+            let (before, begun) = (counted.counts(), Instant::now());
+            let batches = context.sql(query).await?.collect().await?;
+            let seconds = begun.elapsed().as_secs_f64();
+            round.push(Asked { seconds, counts: counted.counts() - before });
+            let answer = pretty_format_batches(&batches)?.to_string();
+            match answers.get(number) {
+                Some(known) => assert_eq!(*known, answer, "{engine}: {query}"),
+                None => answers.push(answer),
+            }
+        }
+    }
+    Ok(rounds)
+}
+
+fn total(round: &[Asked]) -> Asked {
+    round.iter().fold(Asked::default(), |mut sum, one| {
+        sum.seconds += one.seconds;
+        sum.counts.requests += one.counts.requests;
+        sum.counts.bytes += one.counts.bytes;
+        sum
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn told(asked: &Asked) -> String {
+    let mib = asked.counts.bytes as f64 / (1 << 20) as f64;
+    format!("{:.3} s, {}, {mib:.1}", asked.seconds, asked.counts.requests)
+}
+
+#[tokio::main]
+async fn main() -> Done<()> {
+    let args = Args::parse();
+    let bucket = std::env::var("MILLPOND_STORE_BUCKET")?;
+    let (files, bytes) = data::put(&*s3(&bucket)?, args.bytes).await?;
+    println!("{files} files, {bytes} bytes; either cache may have {} bytes", args.limit);
+    let mut answers = Vec::new();
+    // What the server and the kernel keep of the files is the same for all.
+    turn("none", &bucket, args.limit, &mut answers).await?;
+    let mut turns: [Vec<Turn>; 3] = Default::default();
+    for number in 0..args.turns {
+        for place in 0..ENGINES.len() {
+            // A B C, C B A.
+            let engine = if number % 2 == 0 { place } else { ENGINES.len() - 1 - place };
+            turns[engine].push(turn(ENGINES[engine], &bucket, args.limit, &mut answers).await?);
+        }
+    }
+    for round in 0..2 {
+        println!("\nround {}: seconds, requests, MiB fetched (the last turn)\n", round + 1);
+        println!("| question | {} |\n|---|---|---|---|", ENGINES.join(" | "));
+        for question in 0..data::QUERIES.len() {
+            let cells = turns.iter().map(|turns| told(&turns[args.turns - 1][round][question]));
+            println!("| {} | {} |", question + 1, cells.collect::<Vec<_>>().join(" | "));
+        }
+        let sums = turns.iter().map(|turns| told(&total(&turns[args.turns - 1][round])));
+        println!("| all | {} |", sums.collect::<Vec<_>>().join(" | "));
+        for other in [0, 2] {
+            let pairs = || turns[1].iter().zip(&turns[other]);
+            let seconds = pairs().map(|(own, peer)| total(&own[round]).seconds / total(&peer[round]).seconds);
+            let requests = pairs().map(|(own, peer)| {
+                total(&own[round]).counts.requests as f64
+                    / total(&peer[round]).counts.requests.max(1) as f64
+            });
+            let mut all: Vec<f64> = seconds.clone().collect();
+            all.sort_by(f64::total_cmp);
+            println!(
+                "millpond / {}: time {:.3} ({:.3} to {:.3}), requests {:.3}",
+                ENGINES[other],
+                median(seconds.collect()),
+                all[0],
+                all[all.len() - 1],
+                median(requests.collect())
+            );
+        }
+    }
+    Ok(())
+}
