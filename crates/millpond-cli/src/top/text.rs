@@ -1,0 +1,160 @@
+//! Snapshots as text: for people, and for Prometheus.
+
+use std::fmt::Write as _;
+
+use super::engines::{Latency, Watched};
+
+/// What Prometheus calls the values, whether they only grow, and what they are.
+pub const METRICS: &[(&str, &str, bool, &str)] = &[
+    (
+        "hits",
+        "millpond_hits_total",
+        true,
+        "Pages, of a run reads, that were answered from the cache.",
+    ),
+    ("misses", "millpond_misses_total", true, "Pages, of a run reads, that were not."),
+    ("fills", "millpond_fills_total", true, "Pages brought into the cache."),
+    ("evictions", "millpond_evictions_total", true, "Pages evicted."),
+    ("bytes_served", "millpond_bytes_served_total", true, "Bytes moved for callers."),
+    ("memory_bytes", "millpond_memory_bytes", false, "Memory in use, of the limit."),
+    ("limit_bytes", "millpond_limit_bytes", false, "The memory limit."),
+    ("dirty_bytes", "millpond_dirty_bytes", false, "Bytes of pages that wait to be written back."),
+    ("writeback_bytes", "millpond_writeback_bytes", false, "Bytes of pages under write-back."),
+    ("unsynced_bytes", "millpond_unsynced_bytes", false, "Bytes written that no sync has covered."),
+    ("waiting_reads", "millpond_waiting_reads", false, "Reads that wait for one to end."),
+    ("waiting_writers", "millpond_waiting_writers", false, "Writers that wait for write-back."),
+    ("files", "millpond_files_total", true, "Files that processes of a run opened."),
+    ("served_files", "millpond_files_served_total", true, "Of these, files that were adopted."),
+    ("adoptions", "millpond_adoptions_total", true, "Adoptions of files."),
+    ("read_served_bytes", "millpond_read_served_bytes_total", true, "Bytes that a run read here."),
+    ("read_kernel_bytes", "millpond_read_kernel_bytes_total", true, "Bytes it read by the kernel."),
+];
+pub const LATENCY_METRIC: &str = "millpond_latency_seconds";
+
+pub fn prometheus(all: &[Watched]) -> String {
+    let mut text = String::new();
+    for (name, metric, only_grows, help) in METRICS {
+        let kind = if *only_grows { "counter" } else { "gauge" };
+        let _ = writeln!(text, "# HELP {metric} {help}\n# TYPE {metric} {kind}");
+        for one in all {
+            if let Some(value) = one.values.get(*name) {
+                let _ = writeln!(text, "{metric}{{{}}} {value}", labels(one));
+            }
+        }
+    }
+    let help = "How long operations took; of some kinds a sample.";
+    let _ = writeln!(text, "# HELP {LATENCY_METRIC} {help}\n# TYPE {LATENCY_METRIC} histogram");
+    for one in all {
+        for (kind, latency) in &one.latencies {
+            let kind = escaped(kind);
+            buckets(&mut text, &format!("{},operation=\"{kind}\"", labels(one)), latency);
+        }
+    }
+    text
+}
+
+fn buckets(text: &mut String, labels: &str, latency: &Latency) {
+    // The same bounds at all times, as Prometheus wants it: powers of four, from 64 ns to 4.6 minutes.
+    for bound_ns in (3..=19).map(|power| 1_u64 << (2 * power)) {
+        let below = latency.buckets.iter().filter(|(upper_ns, _)| *upper_ns < bound_ns);
+        let below: u64 = below.map(|(_, count)| count).sum();
+        let bound = bound_ns as f64 / 1e9;
+        let _ = writeln!(text, "{LATENCY_METRIC}_bucket{{{labels},le=\"{bound}\"}} {below}");
+    }
+    let Latency { count, sum_ns, .. } = latency;
+    let _ = writeln!(text, "{LATENCY_METRIC}_bucket{{{labels},le=\"+Inf\"}} {count}");
+    let _ = writeln!(text, "{LATENCY_METRIC}_sum{{{labels}}} {}", *sum_ns as f64 / 1e9);
+    let _ = writeln!(text, "{LATENCY_METRIC}_count{{{labels}}} {count}");
+}
+
+fn labels(one: &Watched) -> String {
+    let word = one.program.split(' ').next().unwrap_or_default();
+    let name = word.rsplit('/').next().unwrap_or_default();
+    let name = escaped(name);
+    format!("kind=\"{}\",pid=\"{}\",engine=\"{}\",program=\"{name}\"", one.kind, one.pid, one.id)
+}
+
+/// As the value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// A share of the reads, in percent.
+pub fn hit_rate(hits: u64, misses: u64) -> String {
+    match hits.saturating_add(misses) {
+        0 => "-".into(),
+        all => format!("{:.1}%", 100.0 * hits as f64 / all as f64),
+    }
+}
+
+pub fn duration(ns: u64) -> String {
+    match ns {
+        0 => "-".into(),
+        1..10_000 => format!("{ns} ns"),
+        10_000..10_000_000 => format!("{} µs", ns / 1000),
+        _ => format!("{} ms", ns / 1_000_000),
+    }
+}
+
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_240 => format!("{bytes} B"),
+        10_240..10_485_760 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+/// What a program wants printed: control characters would be the terminal's.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// All of it, once.
+pub fn people(all: &[Watched]) -> String {
+    let mut text = String::new();
+    for one in all {
+        let (hits, misses) = (one.value("hits"), one.value("misses"));
+        let _ = writeln!(text, "{} {} {}", one.kind, one.pid, printable(&one.program));
+        let rate = hit_rate(hits, misses);
+        let _ = writeln!(text, "  hits {hits}, misses {misses}, hit rate {rate}");
+        if one.kind == "run" {
+            let (served, files) = (one.value("served_files"), one.value("files"));
+            let adoptions = one.value("adoptions");
+            let _ = writeln!(text, "  files {files}, served {served}, adoptions {adoptions}");
+        } else {
+            let [memory, limit, dirty, writing] =
+                ["memory_bytes", "limit_bytes", "dirty_bytes", "writeback_bytes"]
+                    .map(|name| size(one.value(name)));
+            let _ = writeln!(
+                text,
+                "  memory {memory} of {limit}, dirty {dirty}, under write-back {writing}"
+            );
+            let (reads, writers) = (one.value("waiting_reads"), one.value("waiting_writers"));
+            let _ = writeln!(text, "  waiting: {reads} reads, {writers} writers");
+        }
+        for (kind, latency) in one.latencies.iter().filter(|(_, latency)| latency.count > 0) {
+            let [p50, p99, max] = [latency.p50_ns, latency.p99_ns, latency.max_ns].map(duration);
+            let sample = match latency.one_in {
+                1 => String::new(),
+                one_in => format!(", one of {one_in}"),
+            };
+            let count = latency.count;
+            let _ = writeln!(
+                text,
+                "  {} {count} timed{sample}: half within {p50}, 99% {p99}, all {max}",
+                printable(kind)
+            );
+        }
+        for file in one.files.iter().take(10) {
+            let (hits, misses) = (file.hits, file.misses);
+            let state = if file.is_served { "served" } else { "kernel" };
+            let _ = writeln!(
+                text,
+                "  {state} {hits} hits, {misses} misses [{}] {}",
+                file.pid,
+                printable(&file.path)
+            );
+        }
+    }
+    text
+}
