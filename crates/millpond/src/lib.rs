@@ -73,11 +73,13 @@ mod advice;
 mod copy;
 mod error;
 mod file_id;
+mod latency;
 mod memory;
 mod options;
 mod stats;
 mod sync;
 mod thread;
+mod waits;
 
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/common/skip.rs"]
@@ -98,6 +100,7 @@ pub use face::view::View;
 #[doc(hidden)]
 pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
 pub use io::segment_list::{Access, Const, Mut, SegmentList};
+pub use latency::{Histogram, Latencies, LatencyKind};
 pub use options::{
     BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
 };
@@ -110,6 +113,12 @@ pub use sim::{SimDevice, SimOptions, SimWrite};
 pub use stats::HitCounts;
 pub use stats::Stats;
 pub use survival::keeper;
+pub use waits::{Dump, WaitFor, Waiting};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("Millpond needs a multi-copy atomic architecture: x86-64 or AArch64");
+
+/// The programs of the guide compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/rust.md")]
+struct Guide;

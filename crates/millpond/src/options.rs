@@ -1,5 +1,7 @@
 //! How an engine is built and how a file is opened.
 
+use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(doc)]
@@ -11,6 +13,7 @@ use crate::io::flight;
 use crate::sim::SimOptions;
 use crate::survival::Address;
 pub use crate::units::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
+use crate::waits::{Waiting, Watch};
 
 /// Which back end carries out the I/O of an engine.
 #[derive(Debug, Clone, Default)]
@@ -64,6 +67,17 @@ pub struct EngineBuilder {
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_max: Duration,
     pub(crate) keeper: Option<Address>,
+    pub(crate) published: Published,
+    pub(crate) watch: Option<Watch>,
+}
+
+/// Whether other processes are told what the engine does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Published {
+    No,
+    Yes,
+    /// By a descriptor of at least that number.
+    IfPossible(RawFd),
 }
 
 impl Default for EngineBuilder {
@@ -77,6 +91,8 @@ impl Default for EngineBuilder {
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
             keeper: None,
+            published: Published::No,
+            watch: None,
         }
     }
 }
@@ -99,6 +115,55 @@ impl EngineBuilder {
     #[must_use]
     pub fn backend(mut self, backend: BackendChoice) -> Self {
         self.backend = backend;
+        self
+    }
+
+    /// Whether [`crate::Stats`] and what waits to be written back are told to other processes of the same
+    /// user, four times a second: to `millpond top`. Takes a thread and a descriptor; reads and writes do
+    /// nothing for it. Building the engine fails where the system gives neither. Default: no.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let engine = millpond::Engine::builder().cache_bytes(1 << 20).published(true).build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn published(mut self, on: bool) -> Self {
+        self.published = if on { Published::Yes } else { Published::No };
+        self
+    }
+
+    /// [`EngineBuilder::published`], if it can be had, by a descriptor that is out of the way of the program's.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn published_from(mut self, fd_min: RawFd) -> Self {
+        self.published = Published::IfPossible(fd_min);
+        self
+    }
+
+    /// Has a thread report each operation that waits for `limit` or longer, once, to `report` and as a warning
+    /// of `tracing`. It looks twice in that time, every 5 ms at most, and every second at least; what it calls may
+    /// take its time, but must not wait for the operation. Default: nobody looks.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let engine = millpond::Engine::builder()
+    ///     .cache_bytes(1 << 20)
+    ///     .report_waits_over(Duration::from_secs(30), |waiting| eprintln!("{waiting}"))
+    ///     .build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn report_waits_over(
+        mut self,
+        limit: Duration,
+        report: impl Fn(&Waiting) + Send + Sync + 'static,
+    ) -> Self {
+        self.watch = Some(Watch { limit, report: Arc::new(report) });
         self
     }
 

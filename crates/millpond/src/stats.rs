@@ -1,17 +1,21 @@
-//! Counters that cost a cached read nothing but two adds to memory of its own.
+//! Counters that cost a cached read nothing but three adds to memory of its own.
 //!
 //! Reads are counted in a slot that belongs to the thread (plain loads and stores, no shared
 //! cache line is written); what happens once per miss or less is counted in shared atomics. A
-//! thread that ends leaves its slot, and what it counted, to the next one.
+//! thread that ends leaves its slot, and what it counted, to the next one. How long operations took is in the
+//! slot, too; of hits one in 64 is timed ([`ThreadCounts::is_sampled`]).
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, compiler_fence};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
 use crate::io::transfer::{Direction, TransferCounts};
+use crate::latency::{Latencies, LatencyKind, Recorder};
+use crate::waits::{ThreadWait, Waiting};
 
 /// What an engine has done since it was built. Counts are those of single moments: read while
 /// others work, they need not fit each other exactly.
@@ -51,6 +55,8 @@ pub struct Stats {
     pub plain_reads: u64,
     /// Writes that were handed to the kernel without.
     pub plain_writes: u64,
+    /// How long operations took, by kind: of all that miss, and of a sample of hits.
+    pub latencies: Latencies,
     /// Memory in use, of the limit: frames, tables, objects of open files.
     pub memory_bytes: u64,
     /// The back end: `uring`, `threads`, `memory` or `sim`.
@@ -89,24 +95,82 @@ impl Stats {
 }
 
 /// What one thread counts. Written by its owner alone.
+// What a hit touches comes first, in one cache line.
 #[derive(Default)]
+#[repr(C)]
 pub(crate) struct ThreadCounts {
+    /// Of reads of one page, and the pages of others.
     hits: AtomicU64,
+    hits_of_several: AtomicU64,
     hit_bytes: AtomicU64,
     hit_retries: AtomicU64,
+    /// Lock-free reads of several pages that were tried.
+    tries_of_several: AtomicU64,
     passed_bytes: AtomicU64,
     misses: AtomicU64,
     fills: AtomicU64,
     evictions: AtomicU64,
     slow_bytes: AtomicU64,
+    /// Direct operations that were begun, and writes.
+    directs: AtomicU64,
+    writes: AtomicU64,
     taken: AtomicBool,
+    latencies: Recorder,
+    /// What the thread waits for.
+    pub(crate) wait: ThreadWait,
 }
 
 impl ThreadCounts {
     #[inline]
-    pub(crate) fn hit(&self, pages: u64, bytes: u64) {
-        add_owned(&self.hits, pages);
+    pub(crate) fn hit(&self, bytes: u64) {
+        add_owned(&self.hits, 1);
         add_owned(&self.hit_bytes, bytes);
+    }
+
+    #[inline]
+    pub(crate) fn hit_several(&self, pages: u64, bytes: u64) {
+        add_owned(&self.hits_of_several, pages);
+        add_owned(&self.hit_bytes, bytes);
+    }
+
+    /// Whether a lock-free read of one page that begins is to be timed: by the count of those that there were,
+    /// as one more to be counted would be half of what this costs.
+    #[inline]
+    pub(crate) fn is_sampled(&self) -> bool {
+        const LAST: u64 = LatencyKind::ReadHit.one_in() - 1;
+        self.hits.load(Relaxed) & LAST == LAST
+    }
+
+    /// When the lock-free read of several pages that begins did so, if it is to be timed.
+    #[inline]
+    pub(crate) fn several_begins(&self) -> Option<Instant> {
+        is_nth(&self.tries_of_several, LatencyKind::ReadHit.one_in()).then(Instant::now)
+    }
+
+    /// When the direct operation that begins did so, if it is to be timed.
+    #[inline]
+    pub(crate) fn direct_begins(&self) -> Option<Instant> {
+        is_nth(&self.directs, LatencyKind::DirectRead.one_in()).then(Instant::now)
+    }
+
+    /// When the write that begins did so, if it is to be timed.
+    #[inline]
+    pub(crate) fn write_begins(&self) -> Option<Instant> {
+        is_nth(&self.writes, LatencyKind::Write.one_in()).then(Instant::now)
+    }
+
+    /// An operation has ended; `since`: when it began, if it is timed.
+    #[inline]
+    pub(crate) fn took_if(&self, kind: LatencyKind, since: Option<Instant>) {
+        if let Some(since) = since {
+            self.took(kind, since);
+        }
+    }
+
+    /// An operation has ended.
+    #[cold]
+    pub(crate) fn took(&self, kind: LatencyKind, since: Instant) {
+        self.latencies.record(kind, since.elapsed());
     }
 
     /// Bytes that went past the cache.
@@ -141,6 +205,13 @@ impl ThreadCounts {
 #[inline]
 fn add_owned(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+/// Counts one more; whether it is one of `one_in`, a power of two.
+#[inline]
+fn is_nth(counter: &AtomicU64, one_in: u64) -> bool {
+    add_owned(counter, 1);
+    counter.load(Relaxed) & (one_in - 1) == 0
 }
 
 /// The counters of an engine.
@@ -296,13 +367,22 @@ impl Counters {
         let is_free = |slot: &&Arc<CachePadded<ThreadCounts>>| {
             !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
         };
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         if let Some(slot) = slots.iter().find(is_free) {
+            slot.wait.is_of(thread);
             return Arc::clone(slot);
         }
         let slot = Arc::new(CachePadded::new(ThreadCounts::default()));
+        slot.wait.is_of(thread);
         slot.taken.store(true, Relaxed);
         slots.push(Arc::clone(&slot));
         slot
+    }
+
+    /// The threads that wait.
+    pub(crate) fn waiting(&self) -> Vec<Waiting> {
+        let slots = self.slots.lock().expect("no panic under the lock");
+        slots.iter().filter_map(|slot| slot.wait.seen()).collect()
     }
 
     pub(crate) fn snapshot(&self) -> Stats {
@@ -311,8 +391,12 @@ impl Counters {
             let slots = slots.iter().map(|slot| &***slot);
             slots.chain([&*self.orphan]).map(|slot| field(slot).load(Relaxed)).sum::<u64>()
         };
+        let mut latencies = Latencies::default();
+        let all = slots.iter().map(|slot| &***slot).chain([&*self.orphan]);
+        all.for_each(|slot| slot.latencies.add_to(&mut latencies));
         Stats {
-            hits: sum(|slot| &slot.hits),
+            latencies,
+            hits: sum(|slot| &slot.hits) + sum(|slot| &slot.hits_of_several),
             hit_retries: sum(|slot| &slot.hit_retries),
             bytes_served: sum(|slot| &slot.hit_bytes)
                 + sum(|slot| &slot.passed_bytes)
@@ -338,11 +422,11 @@ mod tests {
         for _ in 0..4 {
             std::thread::scope(|scope| {
                 for _ in 0..3 {
-                    scope.spawn(|| counters.mine().hit(1, 10));
+                    scope.spawn(|| counters.mine().hit(10));
                 }
             });
         }
-        counters.mine().hit(1, 10);
+        counters.mine().hit(10);
         let stats = counters.snapshot();
         assert_eq!((stats.hits, stats.bytes_served), (13, 130));
         assert!(counters.slots.lock().unwrap().len() <= 4);
@@ -351,9 +435,9 @@ mod tests {
     #[test]
     fn engines_do_not_share_slots() {
         let (one, two) = (Counters::new(), Counters::new());
-        one.mine().hit(1, 1);
-        two.mine().hit(2, 2);
-        one.mine().hit(1, 1);
+        one.mine().hit(1);
+        two.mine().hit_several(2, 2);
+        one.mine().hit(1);
         assert_eq!((one.snapshot().hits, two.snapshot().hits), (2, 2));
     }
 }

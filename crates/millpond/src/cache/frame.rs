@@ -162,10 +162,15 @@ pub(super) struct FreeFrames {
     list: Mutex<FreeList>,
     /// False: none is committed. A hint that spares the lock.
     pub(super) may_be_warm: AtomicBool,
+    /// How often the lock was taken.
+    #[cfg(test)]
+    pub(super) holds: std::sync::atomic::AtomicU64,
 }
 
 impl FreeFrames {
     pub(super) fn lock(&self) -> MutexGuard<'_, FreeList> {
+        #[cfg(test)]
+        self.holds.fetch_add(1, Relaxed);
         self.list.lock().expect("no panic under the lock")
     }
 

@@ -52,8 +52,8 @@ impl Ghost {
         let (fingerprint, bucket) = self.place(file, page);
         let (clock, lifetime) = (self.clock, self.lifetime);
         let found = self.entries[bucket..bucket + WAYS].iter_mut().find(|entry| {
-            **entry != 0
-                && (**entry >> 32) as u32 == fingerprint
+            (**entry >> 32) as u32 == fingerprint
+                && **entry != 0
                 && clock.wrapping_sub(**entry as u32) <= lifetime
         });
         match found {

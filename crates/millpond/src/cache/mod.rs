@@ -106,6 +106,9 @@ pub(crate) struct Cache {
     pub(crate) limit_bytes_max: u64,
     /// Held while the limit changes.
     resizing: Mutex<()>,
+    /// How often the queues' lock was taken.
+    #[cfg(test)]
+    holds: AtomicU64,
 }
 
 impl Cache {
@@ -123,6 +126,8 @@ impl Cache {
             locks_bytes: AtomicU64::new(0),
             limit_bytes_max: limit_bytes,
             resizing: Mutex::default(),
+            #[cfg(test)]
+            holds: AtomicU64::new(0),
         })
     }
 
@@ -323,6 +328,8 @@ impl Cache {
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
+        #[cfg(test)]
+        self.holds.fetch_add(1, Relaxed);
         self.queues.lock().expect("no panic under the lock")
     }
 
@@ -378,6 +385,14 @@ impl Cache {
         let _free: Vec<_> =
             Class::all().map(|class| self.frames.free_frames(class).lock()).collect();
         act()
+    }
+
+    /// How often the locks that all misses share were taken, and forgets it: the queues', and those of the
+    /// free lists.
+    #[cfg(test)]
+    pub(crate) fn take_holds(&self) -> (u64, u64) {
+        let lists = Class::all().map(|class| self.frames.free_frames(class).holds.swap(0, Relaxed));
+        (self.holds.swap(0, Relaxed), lists.sum())
     }
 
     /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.

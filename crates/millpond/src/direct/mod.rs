@@ -17,6 +17,7 @@
 //!   where the handle says so, served through a bounce buffer and counted.
 
 use std::io;
+use std::time::Instant;
 
 use millpond_rangelock::{Guard, Mode};
 
@@ -25,9 +26,9 @@ use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::Alignment;
-use crate::io::request;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
+use crate::latency::LatencyKind;
 use crate::write::{self, Account, Around, Write};
 use crate::writeback::Ticket;
 
@@ -70,6 +71,8 @@ pub(crate) struct Begun<'f> {
     size: u64,
     /// Of a write.
     write: Option<(Around, Account)>,
+    /// When, if it is timed.
+    since: Option<Instant>,
 }
 
 /// Gets the cache out of the way of an operation, and puts what it holds into `begun`.
@@ -82,8 +85,9 @@ pub(crate) fn begin<'f>(
     if extent.len == 0 {
         return Ok(Begin::Nothing);
     }
+    let since = extent.begins();
     match extent.direction {
-        Direction::Read => begin_read(extent, blocking, begun),
+        Direction::Read => begin_read(extent, since, blocking, begun),
         Direction::Write => {
             let (file, end) = (extent.file, extent.offset + extent.len);
             let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, blocking)
@@ -93,7 +97,7 @@ pub(crate) fn begin<'f>(
             if blocking == Blocking::Try && extent.write(size).has_to_wait() {
                 return Ok(Begin::Conflict);
             }
-            *begun = Some(begin_write(extent, guard, size, blocking)?);
+            *begun = Some(begin_write(extent, since, guard, size, blocking)?);
             Ok(Begin::Begun)
         }
     }
@@ -101,6 +105,7 @@ pub(crate) fn begin<'f>(
 
 fn begin_write<'f>(
     extent: Extent<'f>,
+    since: Option<Instant>,
     guard: Guard<'f>,
     size: u64,
     blocking: Blocking,
@@ -108,12 +113,13 @@ fn begin_write<'f>(
     let around = extent.write(size).begin_around(blocking)?;
     extent.file.begin_change(extent.offset + extent.len);
     let account = Account::open(extent.file, extent.durable);
-    Ok(Begun { guard, size, write: Some((around, account)) })
+    Ok(Begun { guard, size, write: Some((around, account)), since })
 }
 
 #[inline]
 fn begin_read<'f>(
     extent: Extent<'f>,
+    since: Option<Instant>,
     blocking: Blocking,
     begun: &mut Option<Begun<'f>>,
 ) -> Result<Begin> {
@@ -141,7 +147,7 @@ fn begin_read<'f>(
         flush::redirty_suspects(file, first, last);
         flush::write_back(file, first, last, Op::Read)?;
     }
-    *begun = Some(Begun { guard, size, write: None });
+    *begun = Some(Begun { guard, size, write: None, since });
     Ok(Begin::Begun)
 }
 
@@ -152,7 +158,8 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     if len == 0 {
         return Ok((file.core().size.get(), 0));
     }
-    let _turn = file.appending.take();
+    let since = operation.extent.begins();
+    let _turn = file.turn_to_append();
     let (guard, end) = write::lock_end(file, len)?;
     operation.extent.offset = end;
     let alignment = operation.check_alignment();
@@ -160,7 +167,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     if !bounce {
         alignment?;
     }
-    let begun = begin_write(operation.extent, guard, end, Blocking::Wait)?;
+    let begun = begin_write(operation.extent, since, guard, end, Blocking::Wait)?;
     let moved = match is_aligned {
         true => operation.finish(begun),
         false => operation.write_bounced(begun),
@@ -182,6 +189,11 @@ impl<'f> Extent<'f> {
                 Err(Error::Unaligned { op: self.op(), offset, len, what, limit_bytes })
             }
         }
+    }
+
+    #[inline]
+    fn begins(&self) -> Option<Instant> {
+        self.file.cache().counters.mine().direct_begins()
     }
 
     fn op(&self) -> Op {
@@ -227,7 +239,7 @@ impl<'a> Operation<'a> {
 
     fn finish(&self, begun: Begun<'_>) -> Result<usize> {
         let mut batch = [self.transfer()];
-        request::run(&*self.extent.file.backing, &mut batch);
+        self.extent.file.carry_out(&mut batch);
         let [transfer] = batch;
         begun.end(self.extent, transfer)
     }
@@ -285,7 +297,7 @@ impl<'a> Operation<'a> {
         let (offset, total) = (self.extent.offset, self.extent.len);
         if !(offset | total).is_multiple_of(block) {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];
-            request::run(&*self.extent.file.backing, &mut batch);
+            self.extent.file.carry_out(&mut batch);
             let [transfer] = batch;
             return begun.end(self.extent, transfer);
         }
@@ -318,7 +330,7 @@ impl<'a> Operation<'a> {
         // SAFETY: within the buffer, which outlives the transfer.
         let segment = unsafe { [Segment::new(bounce.base(), len as usize)] };
         let mut batch = [Transfer { offset, segments: (&segment).into(), ..self.transfer() }];
-        request::run(&*self.extent.file.backing, &mut batch);
+        self.extent.file.carry_out(&mut batch);
         let [transfer] = batch;
         (transfer.moved, transfer.error)
     }
@@ -366,6 +378,9 @@ impl Begun<'_> {
     fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, blocking: Blocking) -> Ended {
         let Extent { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
+        let is_read = self.write.is_none();
+        let kind = if is_read { LatencyKind::DirectRead } else { LatencyKind::DirectWrite };
+        slot.took_if(kind, self.since);
         match self.write {
             None => {
                 let wanted = (offset + len).min(self.size) - offset;

@@ -1,10 +1,12 @@
 //! The engine: one cache, one back end, many files.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -15,13 +17,17 @@ use crate::error::{Error, Op, Result};
 use crate::face::blob::Blob;
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
+use crate::face::publish::{self, Gauges};
+use crate::face::watch;
 use crate::inode::backend::Backend;
 use crate::inode::open::Given;
 use crate::inode::{CachedFile, Shared};
 use crate::io::flight::{self, Flight};
-use crate::options::{EngineBuilder, OpenOptions};
+use crate::latency::LatencyKind;
+use crate::options::{EngineBuilder, OpenOptions, Published};
 use crate::queue::Queue;
 use crate::stats::Stats;
+use crate::waits::{Dump, TaskWaits};
 use crate::workers::workers;
 use crate::writeback::{Flusher, Limits};
 
@@ -80,7 +86,8 @@ impl Engine {
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let backend = Backend::new(options.backend).map_err(failed)?;
         let limits = Limits::new(options.dirty_bytes_max, options.dirty_age_max, cache_bytes);
-        Ok(Engine {
+        let (published, watch) = (options.published, options.watch);
+        let engine = Engine {
             shared: Arc::new(Shared {
                 flusher: Flusher::new(limits),
                 cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
@@ -90,8 +97,42 @@ impl Engine {
                 pinned_bytes: AtomicU64::new(0),
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
                 workers: workers(),
+                tasks: TaskWaits::default(),
             }),
-        })
+        };
+        match published {
+            Published::No => {}
+            Published::Yes => engine.publish(0).map_err(failed)?,
+            // The program can do without.
+            Published::IfPossible(fd_min) => _ = engine.publish(fd_min),
+        }
+        let backend = &engine.shared.backend;
+        let (back_end, reason) = (backend.name(), &backend.reason);
+        tracing::debug!(target: "millpond", cache_bytes, back_end, reason, "an engine");
+        if let Some(limit) = watch {
+            watch::begin(&engine.shared, limit).map_err(failed)?;
+        }
+        Ok(engine)
+    }
+
+    fn publish(&self, fd_min: RawFd) -> io::Result<()> {
+        let shared = Arc::downgrade(&self.shared);
+        publish::begin(fd_min, move || shared.upgrade().map(|shared| Engine { shared }.text()))
+    }
+
+    /// What others are told.
+    fn text(&self) -> String {
+        let ledger = &self.shared.cache.ledger;
+        let dirty_bytes = ledger.dirty();
+        let gauges = Gauges {
+            limit_bytes: self.cache_bytes(),
+            dirty_bytes,
+            writeback_bytes: ledger.unwritten().saturating_sub(dirty_bytes),
+            unsynced_bytes: ledger.unstable(),
+            waiting_reads: self.shared.flight.waiting() as u64,
+            waiting_writers: self.shared.flusher.waiting(),
+        };
+        publish::text_of(&self.stats(), &gauges)
     }
 
     /// Opens a file, or creates one, as `options` say. Descriptors are close-on-exec.
@@ -112,6 +153,7 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn open(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        let begun = Instant::now();
         options.check()?;
         let mut flags = match (options.read, options.writable()) {
             (true, true) => OFlags::RDWR,
@@ -127,7 +169,7 @@ impl Engine {
         }
         let fd = open_regular(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
             .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
-        self.from_fd(fd, options)
+        self.open_given(Given::Owned(fd), options, begun)
     }
 
     /// Adopts a descriptor, which must permit what `options` ask for; of the other options those
@@ -152,7 +194,7 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn from_fd(&self, fd: OwnedFd, options: &OpenOptions) -> Result<File> {
-        self.open_given(Given::Owned(fd), options)
+        self.open_given(Given::Owned(fd), options, Instant::now())
     }
 
     /// [`Engine::from_fd`] of a descriptor that stays the caller's: it is duplicated, when nothing else
@@ -164,10 +206,10 @@ impl Engine {
     ///
     /// As for [`Engine::open`].
     pub fn from_borrowed_fd(&self, fd: BorrowedFd<'_>, options: &OpenOptions) -> Result<File> {
-        self.open_given(Given::Borrowed(fd), options)
+        self.open_given(Given::Borrowed(fd), options, Instant::now())
     }
 
-    fn open_given(&self, fd: Given<'_>, options: &OpenOptions) -> Result<File> {
+    fn open_given(&self, fd: Given<'_>, options: &OpenOptions, begun: Instant) -> Result<File> {
         options.check()?;
         let flags = rustix::fs::fcntl_getfl(fd.as_fd())
             .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
@@ -183,6 +225,7 @@ impl Engine {
         if options.truncate {
             file.truncate(0)?;
         }
+        self.shared.cache.counters.mine().took(LatencyKind::Open, begun);
         Ok(file)
     }
 
@@ -282,6 +325,7 @@ impl Engine {
         let flusher = &self.shared.flusher;
         flusher.limits.set_cache_bytes(cache_bytes);
         let holds = cache.set_limit(cache_bytes);
+        tracing::info!(target: "millpond", cache_bytes, holds, "another limit");
         if holds > cache_bytes {
             flusher.starve(cache.ledger.kept());
         }
@@ -307,6 +351,25 @@ impl Engine {
             has_lost_keeper: self.shared.has_lost_keeper(),
             ..self.shared.cache.counters.snapshot().with_transfers(&self.shared.backend.transfers)
         }
+    }
+
+    /// What waits now, for what and since when: to be shown when something hangs. Reads, writes and syncs of
+    /// threads are seen while the engine or the kernel has them wait, and reads of futures and queues that
+    /// are pending; not direct requests of queues and pipelines, and neither opens nor closes. Operations
+    /// go on meanwhile.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let engine = millpond::Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let dump = engine.dump();
+    /// assert!(dump.waiting.is_empty());
+    /// println!("{dump}");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn dump(&self) -> Dump {
+        watch::dump(&self.shared)
     }
 
     /// Parts from the keeper, if there is one: writes back what is dirty, and has the keeper let go of

@@ -2,9 +2,13 @@
 
 pub(crate) mod engine;
 
+pub(crate) mod publish;
+
 pub(crate) mod file;
 
 pub(crate) mod view;
+
+pub(crate) mod watch;
 
 pub(crate) mod blob;
 

@@ -19,6 +19,7 @@ use crate::cache::step;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
 use crate::read::fill::{self, Alone};
 use crate::units::{FrameIndex, PageIndex};
 
@@ -152,7 +153,7 @@ impl CachedFile {
         let (frame, size) = pinned;
         let from = offset as usize & (page_bytes as usize - 1);
         let len = (len as u64).min(page_bytes - from as u64).min(size - offset) as usize;
-        self.cache().counters.mine().hit(0, len as u64);
+        self.cache().counters.mine().hit_several(0, len as u64);
         Ok(View { file: self, frame, from, len })
     }
 
@@ -213,10 +214,13 @@ impl CachedFile {
             return Ok(None);
         }
         let mut pinned = None;
-        let outcome = fill::fill_one(self, page, size, Op::View, &mut |filled| {
-            self.cache().frames.meta(filled.frame).pins.pin();
-            pinned = Some((filled.frame, size));
-        })?;
+        let outcome = match Leaves::new(self).hold(page, true) {
+            Ok(held) => fill::fill_one(self, held, page, size, Op::View, |filled| {
+                self.cache().frames.meta(filled.frame).pins.pin();
+                pinned = Some((filled.frame, size));
+            })?,
+            Err(_) => Alone::NoFrame,
+        };
         if matches!(outcome, Alone::Others) {
             fill::wait(self, page);
             // Under the guard: no writer can be faster than this, time and again.

@@ -25,7 +25,6 @@ use crate::cache::page::{State as PageState, Word, WritebackEnd};
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::batch;
-use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex};
@@ -404,7 +403,9 @@ impl Run {
     fn failure(&self) -> Failure {
         let unknown = io::Error::from(io::ErrorKind::WriteZero);
         let error = self.error.as_ref().unwrap_or(&unknown);
-        Failure::new(self.written, self.end - self.written, error)
+        let (offset, len) = (self.written, self.end - self.written);
+        tracing::warn!(target: "millpond", offset, len, %error, "write-back failed");
+        Failure::new(offset, len, error)
     }
 }
 
@@ -449,7 +450,7 @@ fn transfer(
             batch.push(transfer);
         }
     }
-    request::run(&*file.backing, &mut batch);
+    file.carry_out(&mut batch);
     let mut done = batch.into_iter();
     for run in runs.iter_mut().filter(|run| run.body_end > run.start) {
         let transfer = done.next().expect("one for each body");
@@ -460,7 +461,7 @@ fn transfer(
         if run.written == run.body_end && run.end > run.body_end {
             let tail = &segments[segments.len() - 1..];
             let mut batch = [Transfer::new(Direction::Write, run.body_end, tail)];
-            request::run(&*file.backing, &mut batch);
+            file.carry_out(&mut batch);
             let [transfer] = batch;
             run.written += transfer.moved;
             run.error = transfer.error;

@@ -16,6 +16,7 @@
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::Instant;
 
 use millpond_rangelock::Mode;
 
@@ -25,7 +26,9 @@ use crate::flush::owed::tell_flusher;
 use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
+use crate::latency::LatencyKind;
 use crate::units::PageIndex;
+use crate::waits::WaitFor;
 use crate::writeback::Failure;
 
 /// Pages of which [`settle`] clears a bit under one hold of the lock. Chosen, not measured.
@@ -39,10 +42,12 @@ pub(crate) fn sync(
     last: PageIndex,
     data_only: bool,
 ) -> Result<()> {
+    let begun = Instant::now();
     let one = file.writeback.syncing.lock().expect("no panic under the lock");
     let outcome = sync_locked(file, Some((first, last)), data_only, Blocking::Wait, &one);
     drop(one);
     file.writeback.count_heap(file.cache());
+    file.cache().counters.mine().took(LatencyKind::Sync, begun);
     tell(file, outcome)
 }
 
@@ -106,11 +111,18 @@ fn sync_locked(
         }
     }
     let pass = generations.enter_sync().map_err(|failure| failure.error(Op::Sync))?;
-    let failure = match file.backing.sync(data_only) {
+    let synced = {
+        let _waits = file.waits(WaitFor::Sync, 0, u64::MAX);
+        file.backing.sync(data_only)
+    };
+    let failure = match synced {
         Ok(()) => {
             let ticket = generations.leave(pass);
             let verdict = match blocking {
-                Blocking::Wait => Some(generations.wait(ticket)),
+                Blocking::Wait => {
+                    let _waits = file.waits(WaitFor::Syncs, 0, u64::MAX);
+                    Some(generations.wait(ticket))
+                }
                 Blocking::Try => generations.verdict(ticket),
             };
             match verdict {
@@ -123,6 +135,7 @@ fn sync_locked(
             }
         }
         Err(error) => {
+            tracing::error!(target: "millpond", inode = file.id.inode, %error, "a sync failed");
             let failure = Failure::new(0, 0, &error);
             generations.fail(pass, failure);
             failure

@@ -25,6 +25,7 @@ use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
+use crate::waits::WaitFor;
 
 /// How long a writer over the limit waits without any progress before its write goes through.
 /// Chosen, not measured.
@@ -78,6 +79,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     if bytes > flusher.limits.dirty_bytes_max() {
         return Ok(false);
     }
+    let _waits = file.waits(WaitFor::Room, 0, bytes);
     let mut deadline = Instant::now() + THROTTLED_MAX;
     loop {
         let before = file.writeback.share.unwritten();
@@ -129,6 +131,8 @@ pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
             sync_in_background(file, Blocking::Try);
         }
     }
+    tracing::debug!(target: "millpond", kept, "write-back keeps what a write or a view needs");
+    let _waits = file.waits(WaitFor::Room, 0, u64::MAX);
     let deadline = Instant::now() + patience;
     flusher.starve(ledger.kept());
     while ledger.kept() >= kept {

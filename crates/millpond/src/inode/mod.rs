@@ -39,14 +39,17 @@ use crate::inode::backend::Backend;
 use crate::inode::kept::Kept;
 use crate::inode::registry::Registry;
 use crate::inode::space::Space;
-use crate::inode::turns::Turns;
+use crate::inode::turns::{Turn, Turns};
 use crate::io::backend::BackingFile;
 use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
+use crate::io::request;
+use crate::io::transfer::{Direction, Transfer};
 use crate::options::WriteMode;
 use crate::survival::changes::ToldFile;
 use crate::units::PageIndex;
+use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
 use crate::writeback::{Flusher, Writeback, untold};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for its
@@ -76,6 +79,7 @@ pub(crate) struct Shared {
     pub(crate) flusher: Arc<Flusher<CachedFile>>,
     pub(crate) flight: crate::sync::Arc<Flight>,
     pub(crate) workers: Arc<Pool>,
+    pub(crate) tasks: TaskWaits,
 }
 
 impl Shared {
@@ -261,7 +265,32 @@ impl CachedFile {
 
     /// Waits for a guard over the pages of the bytes from `start` to `end`.
     pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
-        self.ranges.lock(self.pages(start, end), mode)
+        let pages = self.pages(start, end);
+        self.ranges.try_lock(pages, mode).unwrap_or_else(|| {
+            let _waits = self.waits(WaitFor::Range, start, end.saturating_sub(start));
+            self.ranges.lock(pages, mode)
+        })
+    }
+
+    pub(crate) fn turn_to_append(&self) -> Turn<'_> {
+        let _waits = self.waits(WaitFor::Turn, u64::MAX, 0);
+        self.appending.take()
+    }
+
+    /// To be held while the calling thread waits, for what concerns so many bytes at `offset`.
+    pub(crate) fn waits(&self, what: WaitFor, offset: u64, len: u64) -> ThreadWaits<'_> {
+        self.cache().counters.mine().wait.begin(what, self.id, offset, len)
+    }
+
+    /// Has the back end carry out all transfers of `batch`, and waits for their ends.
+    pub(crate) fn carry_out(&self, batch: &mut [Transfer<'_>]) {
+        let Some(first) = batch.first() else { return };
+        let what = match first.direction {
+            Direction::Read => WaitFor::Read,
+            Direction::Write => WaitFor::Write,
+        };
+        let _waits = self.waits(what, first.offset, first.segments.left());
+        request::run(&*self.backing, batch);
     }
 
     /// How many pages an operation takes in one go: what the cache can spare.

@@ -87,6 +87,11 @@ impl Flight {
         self.offers.lock().expect("no panic under the lock")
     }
 
+    /// How many wait for a slot.
+    pub(crate) fn waiting(&self) -> usize {
+        self.offers().waiting.len()
+    }
+
     /// A slot, if there is one.
     pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<Slot> {
         flight.try_take().then(|| Slot { flight: Some(Arc::clone(flight)) })

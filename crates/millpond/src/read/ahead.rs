@@ -73,15 +73,23 @@ impl Readahead {
         let Ok(mut window) = self.state.try_lock() else { return };
         let continues = first == window.next || first + 1 == window.next;
         window.next = last + 1;
+        if pattern == RANDOM || !(marked || missing) {
+            return;
+        }
+        let continues = continues || pattern == SEQUENTIAL;
+        if !(continues || marked) {
+            window.pages = 0;
+            return;
+        }
         let page_shift = file.core().page_shift;
         let limit = file.cache().frames.limit_bytes() / CACHE_PART;
         let factor = if pattern == SEQUENTIAL { 2 } else { 1 };
         let most = (file.shared.readahead_bytes_max.min(limit) >> page_shift) * factor;
-        if pattern == RANDOM || most == 0 || !(marked || missing) {
+        if most == 0 {
             return;
         }
         let in_window = last < window.end && window.end - last <= 2 * most;
-        if !(continues || marked && in_window || pattern == SEQUENTIAL) {
+        if !(continues || in_window) {
             window.pages = 0;
             return;
         }

@@ -10,6 +10,9 @@
 //!   rest:  pages that others fill, or that were READY or failed with their run, one by one
 //! ```
 //!
+//! A read within one page begins with that: `fill_one` has the same steps without lists, as most misses of
+//! programs that read at random are of one page.
+//!
 //! - **F1** Nobody waits with a page FILLING and not submitted: claims are followed by their
 //!   transfers before anything is waited for. A slot for each run (`io::flight`) is taken before its
 //!   pages are claimed; where there are fewer than runs, the rest is claimed when those have ended.
@@ -21,23 +24,26 @@
 //! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
 //!   Nobody waits for frames, so nobody deadlocks over them.
 
-use std::io;
+use std::iter;
 
 use smallvec::SmallVec;
 
-use crate::cache::page::State;
+use crate::cache::class::Class;
+use crate::cache::fifo::Arrival;
+use crate::cache::page::{Shown, State};
 use crate::cache::step;
+use crate::cache::table::Held;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
-use crate::io::request;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Direction, Segments, Transfer};
 use crate::read::hit::copy_out;
-use crate::read::run::{Claims, Filled, Next, Run, RunEnd};
+use crate::read::run::{self, Claims, Filled, Next, Run, RunEnd};
 use crate::units::PageIndex;
+use crate::waits::WaitFor;
 
 /// Pages that are claimed and read in one go. Chosen, not measured: of small pages, 1 MiB.
 const CHUNK_PAGES: usize = 256;
@@ -109,6 +115,9 @@ type Outcome = std::result::Result<(), Stopped>;
 
 impl Reader<'_> {
     fn chunk(&mut self, first: PageIndex, pages: usize) -> Outcome {
+        if pages == 1 {
+            return self.one(first);
+        }
         let mut done = [false; CHUNK_PAGES];
         let file = self.file;
         let mut tried = 0;
@@ -116,19 +125,20 @@ impl Reader<'_> {
             let page = first + tried as u64;
             let part = fill_missing(file, page, pages - tried, self.size, &mut |filled| {
                 done[(filled.page - first) as usize] = true;
-                self.take(&filled);
+                self.take(filled);
             });
             tried += part.pages;
             // Somebody cut the file: which page it is, and what there is of it, is found out below.
-            if matches!(part.short, Some(None)) {
+            if part.is_cut {
                 break;
             }
         }
         for (page, done) in first.onwards().zip(&done[..pages]) {
-            if !done {
+            if *done {
+                self.reached = self.file.start_of(page + 1).min(self.end);
+            } else {
                 self.one(page)?;
             }
-            self.reached = self.file.start_of(page + 1).min(self.end);
         }
         Ok(())
     }
@@ -143,30 +153,35 @@ impl Reader<'_> {
             };
             let word = held.word(page);
             let seen = word.load();
-            match seen.state() {
+            let read = match seen.state() {
                 State::Ready => {
                     let filled = Filled { page, frame: seen.frame() };
-                    if step::copy_kept(word, seen, || self.take(&filled)).is_some() {
+                    let copied = step::copy_kept(word, seen, || self.take(&filled)).is_some();
+                    if copied {
                         word.mark_referenced(seen);
-                        return Ok(());
                     }
+                    copied
                 }
                 State::Filling | State::Hidden => {
                     if let Some(armed) = word.arm(seen) {
                         word.sleep(armed);
                     }
+                    false
                 }
                 State::Empty => {
-                    let filled =
-                        fill_one(file, page, self.size, Op::Read, &mut |filled| self.take(&filled));
-                    match filled {
-                        Ok(Alone::Filled) => return Ok(()),
-                        Ok(Alone::Others) => {}
+                    let size = self.size;
+                    match fill_one(file, held, page, size, Op::Read, |it| self.take(it)) {
+                        Ok(Alone::Filled) => true,
+                        Ok(Alone::Others) => false,
                         // Of a page that is bad or missing in part, the caller may want another part,
                         // and has what comes before.
                         Ok(Alone::NoFrame | Alone::Shrunk) | Err(_) => return self.around(page),
                     }
                 }
+            };
+            if read {
+                self.reached = file.start_of(page + 1).min(self.end);
+                return Ok(());
             }
         }
         self.around(page)
@@ -211,7 +226,7 @@ impl Reader<'_> {
         // SAFETY: a part of `bounce`, which outlives the transfer.
         let segment = unsafe { [Segment::new(aligned, len)] };
         let mut batch = [Transfer::new(Direction::Read, first, &segment)];
-        request::run(&*file.backing, &mut batch);
+        file.carry_out(&mut batch);
         let [Transfer { moved, error: failure, .. }] = batch;
         slots.give_back();
         let skipped = from - first;
@@ -232,15 +247,11 @@ impl Reader<'_> {
 }
 
 /// What a fill of pages in a row achieved.
-#[derive(Default)]
 struct Tried {
     /// How many of them were looked at.
     pages: usize,
-    claimed: usize,
-    has_no_frame: bool,
-    /// Bytes of pages that were claimed are missing, of the last run where they are: for that error, or
-    /// as the file ended.
-    short: Option<Option<io::Error>>,
+    /// Bytes of pages that were claimed are missing, as the file ended.
+    is_cut: bool,
 }
 
 /// Fills those of `pages` pages from `first` that are EMPTY, each run as one transfer, and hands each
@@ -251,11 +262,10 @@ fn fill_missing(
     first: PageIndex,
     pages: usize,
     size: u64,
-    take: &mut dyn FnMut(Filled),
+    take: &mut dyn FnMut(&Filled),
 ) -> Tried {
     let mut slots = Slots::new(&file.shared.flight);
     let mut claims = Claims::new(file, first..first + pages as u64, size);
-    claims.alone = pages == 1;
     let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
     let end = loop {
         // Waits for the first only, when nothing is claimed yet (flight.L1, flight.L5).
@@ -264,32 +274,28 @@ fn fill_missing(
             end => break end,
         }
     };
-    let mut tried = Tried {
-        pages: (claims.next() - first) as usize,
-        claimed: runs.iter().map(|run| run.frames.len()).sum(),
-        ..Tried::default()
-    };
+    let mut tried = Tried { pages: (claims.next() - first) as usize, is_cut: false };
     if matches!(end, Next::NoFrame) {
         file.shared.flusher.starve(file.cache().ledger.kept());
         // That page goes around the cache.
-        (tried.has_no_frame, tried.pages) = (true, tried.pages + 1);
+        tried.pages += 1;
     }
     let mut leaves = claims.into_leaves();
     if runs.is_empty() {
         return tried;
     }
-    file.cache().counters.mine().missed(tried.claimed as u64);
+    let claimed: usize = runs.iter().map(|run| run.frames.len()).sum();
+    file.cache().counters.mine().missed(claimed as u64);
     let memory: SmallVec<[Segments; 1]> = runs.iter().map(|run| run.memory(file)).collect();
     let mut transfers: SmallVec<[Transfer<'_>; 1]> = SmallVec::new();
     for (run, memory) in runs.iter().zip(&memory) {
         transfers.push(Transfer::new(Direction::Read, file.start_of(run.first), &**memory));
     }
-    request::run(&*file.backing, &mut transfers);
+    file.carry_out(&mut transfers);
     slots.give_back();
     for (run, transfer) in runs.iter().zip(transfers) {
-        if run.finish(file, &mut leaves, transfer.moved, take) == RunEnd::Short {
-            tried.short = Some(transfer.error);
-        }
+        let end = run.finish(file, &mut leaves, transfer.moved, take);
+        tried.is_cut |= end == RunEnd::Short && transfer.error.is_none();
     }
     tried
 }
@@ -303,24 +309,49 @@ pub(crate) enum Alone {
     NoFrame,
 }
 
-/// Fills one page if it is EMPTY, and hands it to `take` before it becomes READY.
+/// Fills one page, whose leaf is `held`, if it is EMPTY, and hands it to `take` before it becomes READY.
 pub(crate) fn fill_one(
     file: &CachedFile,
+    held: &Held<'_>,
     page: PageIndex,
     size: u64,
     op: Op,
-    take: &mut dyn FnMut(Filled),
+    take: impl FnOnce(&Filled),
 ) -> Result<Alone> {
-    let tried = fill_missing(file, page, 1, size, take);
-    match tried.short {
-        None if tried.claimed > 0 => Ok(Alone::Filled),
-        None if tried.has_no_frame => Ok(Alone::NoFrame),
-        None => Ok(Alone::Others),
-        Some(None) => Ok(Alone::Shrunk),
-        Some(Some(error)) => {
-            Err(Error::io(op, file.start_of(page), file.core().page_bytes() as u64, error))
-        }
+    let (cache, page_bytes) = (file.cache(), file.core().page_bytes());
+    let word = held.word(page);
+    if word.load().state() != State::Empty {
+        return Ok(Alone::Others);
     }
+    // flight.L1
+    let mut slots = Slots::new(&file.shared.flight);
+    slots.add();
+    let Some(frame) = cache.take_page_frame(held, page, true) else {
+        file.shared.flusher.starve(cache.ledger.kept());
+        return Ok(Alone::NoFrame);
+    };
+    if !run::try_claim(held, word, frame) {
+        cache.frames.free(frame, Class::page(file.core().page_shift));
+        return Ok(Alone::Others);
+    }
+    // Before it is shown (generations.G5).
+    file.writeback.generations.read_back(page, page);
+    cache.counters.mine().missed(1);
+    // SAFETY: the frame of a page that is FILLING, by us.
+    let segment = unsafe { [Segment::new(cache.frames.bytes(frame), page_bytes)] };
+    let start = file.start_of(page);
+    let mut batch = [Transfer::new(Direction::Read, start, &segment)];
+    file.carry_out(&mut batch);
+    slots.give_back();
+    let [Transfer { moved, error, .. }] = batch;
+    let (filled, shown) = (Filled { page, frame }, Shown { referenced: true, ..Shown::default() });
+    if run::show(file, held, &filled, size, moved, shown, take) {
+        cache.counters.mine().filled(1);
+        let core = file.core();
+        cache.arrived(iter::once(Arrival { frame, core, page, prefetched: false, kept: false }));
+        return Ok(Alone::Filled);
+    }
+    error.map_or(Ok(Alone::Shrunk), |error| Err(Error::io(op, start, page_bytes as u64, error)))
 }
 
 /// Waits while somebody else fills `page`.
@@ -333,6 +364,8 @@ pub(crate) fn wait(file: &CachedFile, page: PageIndex) {
             return;
         }
         if let Some(armed) = word.arm(seen) {
+            let (offset, len) = (file.start_of(page), file.core().page_bytes() as u64);
+            let _waits = file.waits(WaitFor::Page, offset, len);
             word.sleep(armed);
         }
     }

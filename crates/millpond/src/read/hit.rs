@@ -20,6 +20,7 @@
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use crate::cache::page::{PageWord, Word};
 use crate::cache::step;
@@ -27,6 +28,7 @@ use crate::cache::table::FileCore;
 use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
+use crate::latency::LatencyKind;
 use crate::stats::ThreadCounts;
 use crate::units::PageIndex;
 
@@ -58,16 +60,15 @@ enum Attempt {
 /// Where a lock-free read looks, what it counts in, and how many attempts it has.
 #[derive(Clone, Copy)]
 pub(crate) struct HitPath<'f> {
-    shared: &'f Shared,
+    file: &'f CachedFile,
     slot: &'f ThreadCounts,
-    core: &'f FileCore,
     tries: u32,
 }
 
 impl<'f> HitPath<'f> {
     #[inline]
     pub(crate) fn new(file: &'f CachedFile, slot: &'f ThreadCounts, tries: u32) -> HitPath<'f> {
-        HitPath { shared: &file.shared, slot, core: file.core(), tries }
+        HitPath { file, slot, tries }
     }
 
     /// Reads into one piece of memory without locks, if all is cached, and
@@ -79,21 +80,39 @@ impl<'f> HitPath<'f> {
     /// [`crate::fault`]; that gives `None`, too.
     #[inline]
     pub(crate) unsafe fn try_read(self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
-        if !self.shared.hit_path.load(Relaxed) {
+        if !self.file.shared.hit_path.load(Relaxed) {
             return None;
         }
-        // SAFETY: the caller's promise is the same.
-        let segment = unsafe { [Segment::new(dst, len)] };
-        let in_page = offset as usize & (self.core.page_bytes() - 1);
-        let attempt = if in_page + len <= self.core.page_bytes() {
+        // What is called takes arguments for registers: else a hit, too, would put them into memory.
+        let HitPath { file, slot, tries } = self;
+        let page_bytes = file.core().page_bytes();
+        if (offset as usize & (page_bytes - 1)) + len > page_bytes {
             // SAFETY: the caller's promise is the same.
-            unsafe { self.attempt_page(dst, len, offset) }
-        } else {
-            self.attempt_pages((&segment).into(), offset)
-        };
-        match attempt {
+            return unsafe { try_read_pages(file, slot, tries, dst, len, offset) };
+        }
+        if slot.is_sampled() {
+            // SAFETY: the caller's promise is the same.
+            return unsafe { try_read_timed(file, slot, tries, dst, len, offset) };
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.try_read_page(dst, len, offset) }
+    }
+
+    /// [`HitPath::try_read`] of bytes of one page.
+    ///
+    /// # Safety
+    ///
+    /// As for [`HitPath::try_read`].
+    #[inline]
+    unsafe fn try_read_page(self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
+        let HitPath { file, slot, tries } = self;
+        // SAFETY: the caller's promise is the same.
+        match unsafe { self.attempt_page(dst, len, offset) } {
             Attempt::Read(moved) => Some(moved),
-            Attempt::Retry(copied) => self.try_again((&segment).into(), offset, copied),
+            Attempt::Retry(copied) => {
+                // SAFETY: the caller's promise is the same.
+                unsafe { try_read_again(file, slot, tries, dst, len, offset, copied) }
+            }
             Attempt::Miss | Attempt::Fault => None,
         }
     }
@@ -123,14 +142,23 @@ impl<'f> HitPath<'f> {
 
     /// Reads into several pieces of memory without locks, if all is cached.
     pub(crate) fn try_read_vectored(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
-        if !self.shared.hit_path.load(Relaxed) {
+        if !self.file.shared.hit_path.load(Relaxed) {
             return None;
         }
-        match self.attempt_pages(dst, offset) {
+        self.try_pages(dst, offset)
+    }
+
+    // Always: a call, and arguments in memory, are 25 to 40 instructions of a read of two pages.
+    #[inline(always)]
+    fn try_pages(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
+        let since = self.slot.several_begins();
+        let read = match self.attempt_pages(dst, offset) {
             Attempt::Read(moved) => Some(moved),
             Attempt::Retry(copied) => self.try_again(dst, offset, copied),
             Attempt::Miss | Attempt::Fault => None,
-        }
+        };
+        self.slot.took_if(LatencyKind::ReadHit, since.filter(|_| read.is_some()));
+        read
     }
 
     /// The common case: all within one page.
@@ -140,8 +168,9 @@ impl<'f> HitPath<'f> {
     /// As for [`HitPath::try_read`].
     #[inline]
     unsafe fn attempt_page(self, dst: *mut u8, len: usize, offset: u64) -> Attempt {
-        let HitPath { shared, slot, core, .. } = self;
-        let frames = &shared.cache.frames;
+        let HitPath { file, slot, .. } = self;
+        let core = file.core();
+        let frames = &file.cache().frames;
         let begun = core.epoch.begin();
         let Some((word, guess)) = core.lookup(frames, PageIndex::of_byte(offset, core.page_shift))
         else {
@@ -169,15 +198,17 @@ impl<'f> HitPath<'f> {
             return Attempt::Fault;
         }
         word.mark_referenced(seen);
-        slot.hit(1, len as u64);
+        slot.hit(len as u64);
         Attempt::Read(len)
     }
 
     /// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
+    #[inline(always)]
     fn attempt_pages(self, mut dst: SegmentIter<'_>, offset: u64) -> Attempt {
-        let HitPath { shared, slot, core, .. } = self;
+        let HitPath { file, slot, .. } = self;
+        let core = file.core();
         let len = dst.left();
-        let frames = &shared.cache.frames;
+        let frames = &file.cache().frames;
         let begun = core.epoch.begin();
         let hint = core.size.hint();
         let first = PageIndex::of_byte(offset, core.page_shift);
@@ -237,9 +268,71 @@ impl<'f> HitPath<'f> {
             return Attempt::Fault;
         }
         words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
-        slot.hit(pages as u64, end - offset);
+        slot.hit_several(pages as u64, end - offset);
         Attempt::Read((end - offset) as usize)
     }
+}
+
+/// [`HitPath::try_read_page`] that is timed.
+///
+/// # Safety
+///
+/// As for [`HitPath::try_read`].
+#[cold]
+#[inline(never)]
+unsafe fn try_read_timed(
+    file: &CachedFile,
+    slot: &ThreadCounts,
+    tries: u32,
+    dst: *mut u8,
+    len: usize,
+    offset: u64,
+) -> Option<usize> {
+    let since = Instant::now();
+    // SAFETY: the caller's promise is the same.
+    let read = unsafe { HitPath { file, slot, tries }.try_read_page(dst, len, offset) };
+    slot.took_if(LatencyKind::ReadHit, read.map(|_| since));
+    read
+}
+
+/// [`HitPath::try_read`] of more than one page.
+///
+/// # Safety
+///
+/// As for [`HitPath::try_read`].
+#[inline(never)]
+unsafe fn try_read_pages(
+    file: &CachedFile,
+    slot: &ThreadCounts,
+    tries: u32,
+    dst: *mut u8,
+    len: usize,
+    offset: u64,
+) -> Option<usize> {
+    // SAFETY: the caller's promise is the same.
+    let segment = unsafe { [Segment::new(dst, len)] };
+    HitPath { file, slot, tries }.try_pages((&segment).into(), offset)
+}
+
+/// [`HitPath::try_again`] of a read of one piece.
+///
+/// # Safety
+///
+/// As for [`HitPath::try_read`].
+#[cold]
+#[inline(never)]
+unsafe fn try_read_again(
+    file: &CachedFile,
+    slot: &ThreadCounts,
+    tries: u32,
+    dst: *mut u8,
+    len: usize,
+    offset: u64,
+    copied: usize,
+) -> Option<usize> {
+    // SAFETY: the caller's promise is the same.
+    let segment = unsafe { [Segment::new(dst, len)] };
+    HitPath { file, slot, tries }.try_again((&segment).into(), offset, copied)
 }
 
 /// Nothing is cached at `offset`: a hit all the same if the file ends before it; unless it has no size
@@ -255,7 +348,10 @@ fn at_end(core: &FileCore, offset: u64) -> Attempt {
 
 /// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
 pub(super) fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
-    for piece in dst.slice(from, to.saturating_sub(from)) {
+    if from >= to {
+        return;
+    }
+    for piece in dst.slice(from, to - from) {
         // SAFETY: the segments are valid for writes, or may fault, as their maker vouched.
         if unsafe { copy::copy_zeros(piece.base(), piece.len()) } > 0 {
             return;

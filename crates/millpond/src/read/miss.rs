@@ -43,6 +43,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use millpond_rangelock::{Mode, OwnedGuard};
 
@@ -55,11 +56,13 @@ use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
+use crate::latency::LatencyKind;
 use crate::read::ahead::Readahead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next, Progress};
 use crate::read::{self};
 use crate::units::PageIndex;
+use crate::waits::{TaskWait, WaitFor};
 use crate::workers::Outcome;
 
 /// How often a read starts what is missing before a worker does it. Chosen, not measured.
@@ -115,6 +118,9 @@ pub(crate) struct Miss {
     may_hit: bool,
     /// Of the reads that it has started.
     progress: Option<Arc<Progress>>,
+    begun: Instant,
+    /// Once it is pending, to its end.
+    told: Option<TaskWait>,
 }
 
 /// What a look at the pages found.
@@ -187,12 +193,49 @@ impl Wanted<'_> {
 impl Miss {
     /// Of a read that was tried just now.
     pub(crate) fn new() -> Miss {
-        Miss { wait: Wait::Nothing, rounds: 0, looked_ahead: false, may_hit: false, progress: None }
+        Miss {
+            wait: Wait::Nothing,
+            rounds: 0,
+            looked_ahead: false,
+            may_hit: false,
+            progress: None,
+            begun: Instant::now(),
+            told: None,
+        }
     }
 
     /// Goes on with a read. To be called with the same read each time, which is not empty and was
     /// checked.
     pub(crate) fn step(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
+        let step = self.go_on(wanted, waker, pace);
+        if matches!(step, Step::Pending) {
+            self.tell(wanted);
+        }
+        if matches!(step, Step::Done(_)) {
+            wanted.file.cache().counters.mine().took(LatencyKind::ReadMiss, self.begun);
+        }
+        step
+    }
+
+    /// Says what it waits for.
+    fn tell(&mut self, wanted: &Wanted<'_>) {
+        let what = match self.wait {
+            Wait::Nothing | Wait::Read => WaitFor::Read,
+            Wait::Page(_) => WaitFor::Page,
+            Wait::Guard(_) => WaitFor::Range,
+            Wait::Room(..) => WaitFor::Slot,
+            Wait::Worker(_) => WaitFor::Worker,
+        };
+        match &mut self.told {
+            Some(told) => told.waits_for(what),
+            None => {
+                let (file, len) = (wanted.file, wanted.dst.left());
+                self.told = Some(file.shared.tasks.begin(what, file.id, wanted.offset, len));
+            }
+        }
+    }
+
+    fn go_on(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
         let mut request = None;
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),

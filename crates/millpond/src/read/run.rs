@@ -151,6 +151,38 @@ pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> 
     claimed
 }
 
+/// Ends the fill of a page of which `arrived` bytes or more are there, of a file of `size` bytes: it is handed
+/// to `take` and becomes READY, or it is EMPTY again, if some are missing. Whether it is READY.
+pub(crate) fn show(
+    file: &CachedFile,
+    held: &Held<'_>,
+    filled: &Filled,
+    size: u64,
+    arrived: u64,
+    shown: Shown,
+    take: impl FnOnce(&Filled),
+) -> bool {
+    let &Filled { page, frame } = filled;
+    let page_bytes = file.core().page_bytes() as u64;
+    let valid = page_bytes.min(size.saturating_sub(file.start_of(page)));
+    let word = held.word(page);
+    if arrived < valid || valid == 0 {
+        word.wake(word.abort_fill());
+        held.vacated();
+        file.cache().frames.free(frame, Class::page(file.core().page_shift));
+        return false;
+    }
+    // write.W5: nothing but zeros beyond the size.
+    // SAFETY: the rest of the filler's frame.
+    unsafe {
+        let bytes = file.cache().frames.bytes(frame);
+        copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
+    }
+    take(filled);
+    word.wake(word.finish_fill(frame, shown));
+    true
+}
+
 #[derive(PartialEq, Eq)]
 pub(crate) enum RunEnd {
     /// All pages are READY.
@@ -214,40 +246,24 @@ impl Run {
         file: &'f CachedFile,
         leaves: &mut Leaves<'f>,
         moved: u64,
-        take: &mut dyn FnMut(Filled),
+        take: &mut dyn FnMut(&Filled),
     ) -> RunEnd {
-        let page_bytes = file.core().page_bytes() as u64;
-        let class = Class::page(file.core().page_shift);
         let run_start = file.start_of(self.first);
         let mut end = RunEnd::Whole;
         let mut ready = 0;
         for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {
-            let start = file.start_of(page);
-            let valid = page_bytes.min(self.size.saturating_sub(start));
-            let arrived = (run_start + moved).saturating_sub(start);
+            let arrived = (run_start + moved).saturating_sub(file.start_of(page));
             let held = leaves.hold(page, false).expect("a FILLING page holds its leaf");
-            let word = held.word(page);
-            if arrived < valid || valid == 0 {
-                word.wake(word.abort_fill());
-                held.vacated();
-                file.cache().frames.free(frame, class);
-                end = RunEnd::Short;
-                continue;
-            }
-            debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
-            // write.W5: nothing but zeros beyond the size.
-            // SAFETY: the rest of our frame.
-            unsafe {
-                let bytes = file.cache().frames.bytes(frame);
-                copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
-            }
-            take(Filled { page, frame });
             let shown = Shown {
                 referenced: !self.prefetched,
                 marker: self.marker && page == self.first,
                 dirty: false,
             };
-            word.wake(word.finish_fill(frame, shown));
+            if !show(file, held, &Filled { page, frame }, self.size, arrived, shown, &mut *take) {
+                end = RunEnd::Short;
+                continue;
+            }
+            debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
             ready += 1;
             if ready % RUN_NOTED == 0 {
                 held.note_run(page, frame);

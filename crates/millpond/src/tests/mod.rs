@@ -7,6 +7,7 @@ mod eviction_looks;
 mod extents;
 mod in_flight;
 mod kept_pages;
+mod misses;
 mod nests;
 mod no_shared_write;
 mod overwrites;

@@ -11,7 +11,6 @@ use crate::flush;
 use crate::flush::space;
 use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
-use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex};
@@ -215,7 +214,7 @@ impl Write<'_> {
             let mut slots = Slots::new(&file.shared.flight);
             while slots.count() < rest.len() && slots.add() {}
             let (part, after) = rest.split_at_mut(slots.count());
-            request::run(&*file.backing, part);
+            file.carry_out(part);
             rest = after;
         }
         for (transfer, &(_, frame)) in batch.into_iter().zip(pages) {

@@ -26,7 +26,6 @@ use crate::flush;
 use crate::flush::space;
 use crate::inode::CachedFile;
 use crate::io::backend::Seek;
-use crate::io::request;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
@@ -292,7 +291,7 @@ impl CachedFile {
                 })
                 .collect();
             let mut batch = [Transfer::new(Direction::Write, at, &segments)];
-            request::run(&*self.backing, &mut batch);
+            self.carry_out(&mut batch);
             let [transfer] = batch;
             if let Some(error) = transfer.error {
                 return Err(error);

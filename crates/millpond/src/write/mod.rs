@@ -39,6 +39,7 @@ use crate::inode::{Blocking, CachedFile};
 use crate::io::request;
 use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
+use crate::latency::LatencyKind;
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::units::{FrameIndex, PageIndex};
@@ -63,11 +64,14 @@ pub(crate) fn write(
     if len == 0 {
         return Ok(0);
     }
+    let slot = file.cache().counters.mine();
+    let since = slot.write_begins();
     let may_wait = may_wait(file, len)?;
     let locked = lock_for_write(file, offset, offset + len, Blocking::Wait);
     let (guard, size) = locked.expect("waited for");
     let moved = write_locked(file, src, offset, size, guard, how, may_wait)?;
     sync_if(file, how.durable, offset, moved)?;
+    slot.took_if(LatencyKind::Write, since);
     Ok(moved.bytes)
 }
 
@@ -81,13 +85,16 @@ pub(crate) fn append(
     if len == 0 {
         return Ok((file.core().size.get(), 0));
     }
+    let slot = file.cache().counters.mine();
+    let since = slot.write_begins();
     let may_wait = may_wait(file, len)?;
-    let turn = file.appending.take();
+    let turn = file.turn_to_append();
     let (guard, end) = lock_end(file, len)?;
     let how = How { durable, is_constant: false };
     let moved = write_locked(file, src, end, end, guard, how, may_wait)?;
     drop(turn);
     sync_if(file, durable, end, moved)?;
+    slot.took_if(LatencyKind::Write, since);
     Ok((end, moved.bytes))
 }
 
@@ -372,7 +379,7 @@ impl<'a> Write<'a> {
         let account = Account::open(self.file, self.how.durable);
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
         batch[0].durable = self.how.durable;
-        request::run(&*self.file.backing, &mut batch);
+        self.file.carry_out(&mut batch);
         let [transfer] = batch;
         account.close(self.file, transfer, Blocking::Wait)
     }

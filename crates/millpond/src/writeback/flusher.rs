@@ -61,6 +61,8 @@ pub(crate) struct Flusher<F> {
     /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
     pub(crate) stuck_unwritten: AtomicU64,
     pub(crate) stuck_unstable: AtomicU64,
+    /// Threads in [`Flusher::await_progress`]. Relaxed: told, and no more.
+    waiting: AtomicU64,
 }
 
 pub(crate) struct FlusherState<F> {
@@ -149,6 +151,7 @@ impl<F> Flusher<F> {
             starved: AtomicBool::new(false),
             stuck_unwritten: AtomicU64::new(0),
             stuck_unstable: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
         })
     }
 
@@ -192,7 +195,14 @@ impl<F> Flusher<F> {
     pub(crate) fn await_progress(&self) {
         let state = self.state();
         let pause = Duration::from_millis(2);
+        self.waiting.fetch_add(1, Relaxed);
         drop(self.progress.wait_timeout(state, pause).expect("no panic under the lock"));
+        self.waiting.fetch_sub(1, Relaxed);
+    }
+
+    /// How many threads wait for write-back.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.waiting.load(Relaxed)
     }
 
     /// Lets the threads end.

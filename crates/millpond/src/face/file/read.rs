@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use crate::advice::Advice;
 use crate::error::{Error, Op, Result};
@@ -11,6 +12,7 @@ use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::Direction;
+use crate::latency::LatencyKind;
 use crate::read;
 use crate::read::ahead;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
@@ -289,10 +291,14 @@ impl File {
             return self.direct(Direction::Read, dst, offset, false);
         }
         let file = &self.cached;
+        let begun = Instant::now();
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
-        if self.tries.load(Relaxed) == TRIES_TORN {
-            return read::read_torn(file, dst, offset);
-        }
-        read::read_slow(file, dst, offset)
+        let read = if self.tries.load(Relaxed) == TRIES_TORN {
+            read::read_torn(file, dst, offset)
+        } else {
+            read::read_slow(file, dst, offset)
+        };
+        file.cache().counters.mine().took(LatencyKind::ReadMiss, begun);
+        read
     }
 }

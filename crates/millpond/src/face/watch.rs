@@ -1,0 +1,54 @@
+//! What an engine waits for, on request, and by a thread that looks for waits that take long.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::inode::Shared;
+use crate::thread::spawn;
+use crate::waits::{Dump, Waiting, Watch};
+
+/// How often is looked: half the limit, within these. The clock of waits goes on by milliseconds.
+const PERIODS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+pub(crate) fn dump(shared: &Shared) -> Dump {
+    let ledger = &shared.cache.ledger;
+    let mut waiting = shared.cache.counters.waiting();
+    waiting.extend(shared.tasks.seen());
+    waiting.sort_by_key(|waiting| std::cmp::Reverse(waiting.since));
+    let dirty_bytes = ledger.dirty();
+    Dump {
+        waiting,
+        dirty_bytes,
+        writeback_bytes: ledger.unwritten().saturating_sub(dirty_bytes),
+        unsynced_bytes: ledger.unstable(),
+        memory_bytes: shared.cache.frames.committed_bytes(),
+        limit_bytes: shared.cache.frames.limit_bytes(),
+    }
+}
+
+/// Looks until the engine is gone. Each wait is reported once.
+pub(crate) fn begin(shared: &Arc<Shared>, watch: Watch) -> io::Result<()> {
+    let shared = Arc::downgrade(shared);
+    spawn("millpond-watch", move || {
+        let mut reported = HashSet::new();
+        while let Some(shared) = shared.upgrade() {
+            let long: Vec<Waiting> = dump(&shared)
+                .waiting
+                .into_iter()
+                .filter(|waiting| waiting.since >= watch.limit)
+                .collect();
+            // The callback may take its time, and must not keep the engine.
+            drop(shared);
+            for waiting in &long {
+                if !reported.contains(&waiting.key) {
+                    tracing::warn!(target: "millpond", "{waiting}");
+                    (watch.report)(waiting);
+                }
+            }
+            reported = long.iter().map(|waiting| waiting.key).collect();
+            std::thread::sleep((watch.limit / 2).clamp(PERIODS.0, PERIODS.1));
+        }
+    })
+}

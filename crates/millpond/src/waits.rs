@@ -1,0 +1,397 @@
+//! Who waits, for what, and since when: what `Engine::dump` shows.
+//!
+//! A thread that is about to wait says so in a place of its own, by plain stores; a task that is pending has
+//! an entry in a list of its engine's, in shards, from its first wait to its end. Nothing here is done by a hit.
+//!
+//! ```text
+//!   thread: sequence odd -> what, file, range, since -> sequence even      what := NOTHING at the end
+//!   dump:   sequence even? -> all of it -> the same sequence? else again
+//! ```
+//!
+//! - **D1** A place is written by its thread alone, and a wait within a wait only changes for what: told is
+//!   the outermost one's range, and its beginning.
+//! - **D2** What a dump shows was so at one moment, of each wait by itself: it is of one sequence.
+//!
+//! Orderings: those of a sequence lock. Release fence after the odd number, before the words; Release of the
+//! even one after them. The reader's Acquire of an even number sees the words of that sequence, and its Acquire
+//! fence before the second look has it find an odd one if it saw a word of a later sequence.
+//!
+//! Locks: a shard's is a leaf.
+
+use std::fmt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+use slab::Slab;
+
+use crate::file_id::FileId;
+use crate::sync::{AtomicU32, AtomicU64, fence};
+use crate::thread;
+
+/// What an operation waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum WaitFor {
+    /// The device, or the kernel, which reads for it.
+    Read = 1,
+    /// The same, which writes.
+    Write,
+    /// The kernel's sync of the file.
+    Sync,
+    /// A page that somebody else reads or replaces.
+    Page,
+    /// A range of the file that somebody else has locked.
+    Range,
+    /// Its turn to append.
+    Turn,
+    /// Write-back, as too much is dirty or kept.
+    Room,
+    /// Other syncs of the same file, that began with it.
+    Syncs,
+    /// One of the reads in flight to end: as many as may be are.
+    Slot,
+    /// A thread of the engine, that does what may take long.
+    Worker,
+}
+
+impl WaitFor {
+    const ALL: [WaitFor; 10] = [
+        WaitFor::Read,
+        WaitFor::Write,
+        WaitFor::Sync,
+        WaitFor::Page,
+        WaitFor::Range,
+        WaitFor::Turn,
+        WaitFor::Room,
+        WaitFor::Syncs,
+        WaitFor::Slot,
+        WaitFor::Worker,
+    ];
+
+    fn of(word: u32) -> Option<WaitFor> {
+        WaitFor::ALL.into_iter().find(|what| *what as u32 == word)
+    }
+}
+
+impl fmt::Display for WaitFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WaitFor::Read => "a read by the kernel",
+            WaitFor::Write => "a write by the kernel",
+            WaitFor::Sync => "a sync by the kernel",
+            WaitFor::Page => "a page that another reads or replaces",
+            WaitFor::Range => "a range that another has locked",
+            WaitFor::Turn => "its turn to append",
+            WaitFor::Room => "write-back to make room",
+            WaitFor::Syncs => "syncs that began with it",
+            WaitFor::Slot => "one of the reads in flight to end",
+            WaitFor::Worker => "a thread of the engine",
+        })
+    }
+}
+
+/// An operation that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// For what.
+    pub what: WaitFor,
+    /// The file: the number of its device, as `stat(2)` has it.
+    pub device: u64,
+    /// And of its inode.
+    pub inode: u64,
+    /// The first byte that is concerned.
+    pub offset: u64,
+    /// How many are; `u64::MAX`: to the end of the file.
+    pub len: u64,
+    /// For how long, to a few milliseconds; of an operation with several waits in turn, in all of them.
+    pub since: Duration,
+    /// The kernel's number of the thread; `None`: a task, that has none.
+    pub thread: Option<u32>,
+    /// Tells it from any other wait of this process.
+    pub(crate) key: (usize, u64),
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.thread {
+            Some(thread) => write!(f, "thread {thread}")?,
+            None => f.write_str("a task")?,
+        }
+        let (major, minor) = (rustix::fs::major(self.device), rustix::fs::minor(self.device));
+        write!(f, " waits for {}, {:.3} s: ", self.what, self.since.as_secs_f64())?;
+        match self.len {
+            u64::MAX => write!(f, "from byte {}", self.offset)?,
+            len => write!(f, "{len} bytes at {}", self.offset)?,
+        }
+        write!(f, " of inode {} on device {major}:{minor}", self.inode)
+    }
+}
+
+/// A clock that costs a few nanoseconds, and goes on by milliseconds.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+const NOTHING: u32 = 0;
+
+/// Where one thread says what it waits for.
+#[derive(Default)]
+pub(crate) struct ThreadWait {
+    sequence: AtomicU32,
+    what: AtomicU32,
+    thread: AtomicU32,
+    device: AtomicU64,
+    inode: AtomicU64,
+    offset: AtomicU64,
+    len: AtomicU64,
+    since_ns: AtomicU64,
+}
+
+/// A wait of a thread, which ends with it.
+pub(crate) struct ThreadWaits<'a> {
+    place: &'a ThreadWait,
+    outer: u32,
+}
+
+impl ThreadWait {
+    /// Of a thread that uses it from now on.
+    pub(crate) fn is_of(&self, thread: u32) {
+        self.thread.store(thread, Relaxed);
+    }
+
+    pub(crate) fn begin(
+        &self,
+        what: WaitFor,
+        id: FileId,
+        offset: u64,
+        len: u64,
+    ) -> ThreadWaits<'_> {
+        let outer = self.what.load(Relaxed);
+        if outer == NOTHING {
+            self.set(id, offset, len, now_ns());
+        }
+        // Release: with what `set` has written.
+        self.what.store(what as u32, Release);
+        ThreadWaits { place: self, outer }
+    }
+
+    /// D1, D2.
+    fn set(&self, id: FileId, offset: u64, len: u64, since_ns: u64) {
+        let sequence = self.sequence.load(Relaxed);
+        self.sequence.store(sequence.wrapping_add(1), Relaxed);
+        fence(Release);
+        self.device.store(id.device, Relaxed);
+        self.inode.store(id.inode, Relaxed);
+        self.offset.store(offset, Relaxed);
+        self.len.store(len, Relaxed);
+        self.since_ns.store(since_ns, Relaxed);
+        self.sequence.store(sequence.wrapping_add(2), Release);
+    }
+
+    /// What it waits for; `None`, too, where it begins and ends waits all the time.
+    pub(crate) fn seen(&self) -> Option<Waiting> {
+        self.seen_within(100)
+    }
+
+    fn seen_within(&self, tries: u32) -> Option<Waiting> {
+        for _ in 0..tries {
+            let before = self.sequence.load(Acquire);
+            let what = WaitFor::of(self.what.load(Acquire))?;
+            let since_ns = self.since_ns.load(Relaxed);
+            let seen = Waiting {
+                what,
+                device: self.device.load(Relaxed),
+                inode: self.inode.load(Relaxed),
+                offset: self.offset.load(Relaxed),
+                len: self.len.load(Relaxed),
+                since: Duration::from_nanos(now_ns().saturating_sub(since_ns)),
+                thread: Some(self.thread.load(Relaxed)),
+                key: (std::ptr::from_ref(self).addr(), u64::from(before)),
+            };
+            fence(Acquire);
+            if before.is_multiple_of(2) && self.sequence.load(Relaxed) == before {
+                return Some(seen);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for ThreadWaits<'_> {
+    fn drop(&mut self) {
+        self.place.what.store(self.outer, Relaxed);
+    }
+}
+
+/// Tasks that wait.
+pub(crate) struct TaskWaits {
+    /// Each by itself: who uses it counts it, and threads should not meet there.
+    shards: [Arc<CachePadded<Shard>>; SHARDS],
+}
+
+const SHARDS: usize = 16;
+
+#[derive(Default)]
+struct Shard(Mutex<Entries>);
+
+#[derive(Default)]
+struct Entries {
+    next: u64,
+    all: Slab<Entry>,
+}
+
+struct Entry {
+    what: WaitFor,
+    id: FileId,
+    offset: u64,
+    len: u64,
+    since_ns: u64,
+    number: u64,
+}
+
+/// A task's entry, which goes with it.
+pub(crate) struct TaskWait {
+    shard: Arc<CachePadded<Shard>>,
+    at: usize,
+    what: WaitFor,
+}
+
+impl Default for TaskWaits {
+    fn default() -> Self {
+        TaskWaits { shards: std::array::from_fn(|_| Arc::default()) }
+    }
+}
+
+impl Shard {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().expect("no panic under the lock")
+    }
+}
+
+impl TaskWaits {
+    pub(crate) fn begin(&self, what: WaitFor, id: FileId, offset: u64, len: u64) -> TaskWait {
+        let shard = &self.shards[thread::shard_of(SHARDS)];
+        let mut entries = shard.entries();
+        entries.next += 1;
+        let entry = Entry { what, id, offset, len, since_ns: now_ns(), number: entries.next };
+        let at = entries.all.insert(entry);
+        drop(entries);
+        TaskWait { shard: Arc::clone(shard), at, what }
+    }
+
+    pub(crate) fn seen(&self) -> Vec<Waiting> {
+        let now_ns = now_ns();
+        let mut seen = Vec::new();
+        for (number, shard) in self.shards.iter().enumerate() {
+            seen.extend(shard.entries().all.iter().map(|(_, entry)| Waiting {
+                what: entry.what,
+                device: entry.id.device,
+                inode: entry.id.inode,
+                offset: entry.offset,
+                len: entry.len,
+                since: Duration::from_nanos(now_ns.saturating_sub(entry.since_ns)),
+                thread: None,
+                key: (number, entry.number),
+            }));
+        }
+        seen
+    }
+}
+
+impl TaskWait {
+    /// It goes on, and waits for something else.
+    pub(crate) fn waits_for(&mut self, what: WaitFor) {
+        if std::mem::replace(&mut self.what, what) != what {
+            self.shard.entries().all[self.at].what = what;
+        }
+    }
+}
+
+impl Drop for TaskWait {
+    fn drop(&mut self) {
+        let mut entries = self.shard.entries();
+        entries.all.remove(self.at);
+        if entries.all.is_empty() {
+            // There may have been many once.
+            entries.all = Slab::new();
+        }
+    }
+}
+
+/// What an engine waits for: see [`Engine::dump`](crate::Engine::dump).
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Dump {
+    /// All operations that wait, the longest first.
+    pub waiting: Vec<Waiting>,
+    /// Bytes that wait in the cache to be written.
+    pub dirty_bytes: u64,
+    /// Bytes that are being written.
+    pub writeback_bytes: u64,
+    /// Bytes that no sync has covered.
+    pub unsynced_bytes: u64,
+    /// Bytes that count against the limit.
+    pub memory_bytes: u64,
+    /// The limit.
+    pub limit_bytes: u64,
+}
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} of {} bytes used; {} dirty, {} being written, {} not synced; {} operations wait",
+            self.memory_bytes,
+            self.limit_bytes,
+            self.dirty_bytes,
+            self.writeback_bytes,
+            self.unsynced_bytes,
+            self.waiting.len()
+        )?;
+        self.waiting.iter().try_for_each(|waiting| writeln!(f, "{waiting}"))
+    }
+}
+
+/// Who is told of waits that take longer.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    pub(crate) limit: Duration,
+    pub(crate) report: Arc<dyn Fn(&Waiting) + Send + Sync>,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+/// Of D2: whoever looks finds no mixture of two waits.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    #[test]
+    fn what_is_seen_is_of_one_wait() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let place = loom::sync::Arc::new(ThreadWait::default());
+            let waiter = loom::sync::Arc::clone(&place);
+            let waiting = loom::thread::spawn(move || {
+                // A second one, over a first that has been.
+                waiter.what.store(WaitFor::Page as u32, Release);
+                waiter.set(FileId { device: 1, inode: 1 }, 1, 1, 1);
+            });
+            if let Some(seen) = place.seen_within(1) {
+                let words = [seen.inode, seen.offset, seen.len];
+                assert!(words.iter().all(|word| *word == seen.device), "{seen:?}");
+            }
+            waiting.join().unwrap();
+        });
+    }
+}
