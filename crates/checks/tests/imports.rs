@@ -60,8 +60,9 @@ const ENGINE: &[&[&str]] = &[
     &["survival"],
     &["sim", "workers.rs", "stats.rs"],
     &["io"],
+    &["waits.rs"],
     &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
-    &["copy.rs", "error.rs", "file_id.rs", "memory.rs", "sync.rs", "units.rs"],
+    &["copy.rs", "error.rs", "file_id.rs", "latency.rs", "memory.rs", "sync.rs", "units.rs"],
 ];
 
 #[test]
