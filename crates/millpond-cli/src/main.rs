@@ -7,6 +7,7 @@
 //!   could not write into the file after all.
 //! - [`bench`]: measures Millpond and its peers on this machine.
 //! - [`store`]: finds out what an object store promises.
+//! - [`top`]: shows what running engines do.
 //! - [`manual`]: man pages and completions.
 //!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be
@@ -21,6 +22,7 @@ mod manual;
 mod rescue;
 mod run;
 mod store;
+mod top;
 
 use std::process::ExitCode;
 
@@ -47,6 +49,7 @@ enum Command {
     Rescue(rescue::Args),
     Bench(bench::Args),
     Store(store::Args),
+    Top(top::Args),
     Manual(manual::Args),
 }
 
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store::run(&args),
+        Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
     };
     match outcome {

@@ -161,6 +161,17 @@ fn documents_get_the_figures_of_reports() {
     );
     assert!(filled.contains("old nothing") && !filled.contains("old mixed"), "{filled}");
     assert_eq!(filled.matches("by hand").count(), 3);
+
+    let pictures = dir.path().join("pictures");
+    let output = bench(&["figures", &made_up, "--svg", pictures.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for (name, told) in
+        [("mixed.svg", "beyond-8k-8+8-writes"), ("async-read-cold-random-4k.svg", "io_uring")]
+    {
+        let svg = fs::read_to_string(pictures.join(name)).unwrap();
+        assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{name}");
+        assert!(svg.contains(told) && !svg.contains("currentColor"), "{name}: {svg}");
+    }
     fs::write(document, "<!-- figures: mixed -->\n").unwrap();
     let output = bench(&["figures", &made_up, "--into", document]);
     assert_eq!(output.status.code(), Some(2));

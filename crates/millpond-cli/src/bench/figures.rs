@@ -27,12 +27,16 @@ pub struct Args {
     reports: Vec<PathBuf>,
 
     /// A document to change
-    #[arg(long, value_name = "FILE", required_unless_present = "html")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["html", "svg"])]
     into: Vec<PathBuf>,
 
     /// Write all reports to FILE as one page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+
+    /// Write the plots to DIR, each as a picture of its own
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
 
     /// What was measured: a commit
     #[arg(long, default_value = "unknown")]
@@ -59,8 +63,17 @@ pub fn run(args: &Args) -> Result<()> {
             text.map_err(|what| Failure::new(REFUSED, format!("{}: {what}", file.display())))?;
         fs::write(file, text).context(file.display())?;
     }
-    let Some(file) = &args.html else { return Ok(()) };
-    fs::write(file, html::page(&Report::together(reports))?).context(file.display())
+    let all = Report::together(reports);
+    if let Some(file) = &args.html {
+        fs::write(file, html::page(&all)?).context(file.display())?;
+    }
+    let Some(dir) = &args.svg else { return Ok(()) };
+    fs::create_dir_all(dir).context(dir.display())?;
+    for (name, svg) in html::pictures(&all)? {
+        let file = dir.join(name);
+        fs::write(&file, svg).context(file.display())?;
+    }
+    Ok(())
 }
 
 /// `text` with what `figures` gives for the name of each marker, where it gives something.

@@ -38,7 +38,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         skip(outcome, format!("fio can't be run: {error}"));
         return Ok(());
     }
-    let bytes = plan.bytes(if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES });
+    let bytes = plan.bytes_of(FILE_BYTES, FILE_BYTES_QUICK);
     let file = NamedFile::create(&plan.dir, bytes)?;
     let load = Load::random(bytes, BLOCK_BYTES, 1);
     let job = |name, launcher, is_direct| Fio { name, launcher, is_direct, file: &file, bytes };

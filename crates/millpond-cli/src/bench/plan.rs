@@ -117,6 +117,11 @@ impl Plan {
         (if self.quick { quick } else { full } / self.shrink as usize).max(1)
     }
 
+    /// [`Plan::bytes`] of one of two sizes.
+    pub fn bytes_of(&self, full: u64, quick: u64) -> u64 {
+        self.bytes(if self.quick { quick } else { full })
+    }
+
     /// A file size; shrunk, still a block for each of many threads.
     pub fn bytes(&self, bytes: u64) -> u64 {
         (bytes / u64::from(self.shrink)).max(1 << 20)

@@ -159,6 +159,60 @@ struct Period {
 }
 
 fn read(accounts: &File, status: ExitStatus, by_file: bool) -> io::Result<Told> {
+    let (totals, mut rows) = tables(accounts)?;
+    rows.sort_by(|one, other| (&one.path, one.pid).cmp(&(&other.path, other.pid)));
+    Ok(Told {
+        exit_status: status.code(),
+        signal: status.signal(),
+        totals,
+        files: by_file.then_some(rows),
+    })
+}
+
+/// A file of a process, while the run goes on.
+#[derive(Debug, Clone, Serialize)]
+pub struct FileSoFar {
+    pub path: String,
+    pub pid: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub is_served: bool,
+}
+
+/// The sums and the files of a run that goes on.
+pub type SoFar = (BTreeMap<String, u64>, Vec<FileSoFar>);
+
+/// From somebody else's file; `None`: it is no such file.
+pub fn so_far(accounts: &File) -> io::Result<Option<SoFar>> {
+    if words(&bytes_at(accounts, 0, UNIT_BYTES)?)[FORM] != FORM_MARK {
+        return Ok(None);
+    }
+    let (totals, rows) = tables(accounts)?;
+    let sums = [
+        ("processes", totals.processes),
+        ("files", totals.files),
+        ("served_files", totals.served_files),
+        ("adoptions", totals.adoptions),
+        ("hits", totals.hits),
+        ("misses", totals.misses),
+        ("read_served_bytes", totals.read.served),
+        ("read_kernel_bytes", totals.read.kernel),
+        ("written_served_bytes", totals.written.served),
+        ("written_kernel_bytes", totals.written.kernel),
+    ];
+    let files = rows.into_iter().map(|row| FileSoFar {
+        is_served: row.kernel.is_none()
+            && row.served.last().is_some_and(|last| last.to_s.is_none()),
+        path: row.path,
+        pid: row.pid,
+        hits: row.hits,
+        misses: row.misses,
+    });
+    let files = files.collect();
+    Ok(Some((sums.map(|(name, sum)| (name.to_owned(), sum)).into(), files)))
+}
+
+fn tables(accounts: &File) -> io::Result<(Totals, Vec<Row>)> {
     let header = words(&bytes_at(accounts, 0, UNIT_BYTES)?);
     let units_max = FILE_BYTES / UNIT_BYTES as u64;
     let end = header[NEXT].min(units_max) as usize * UNIT_BYTES;
@@ -182,13 +236,7 @@ fn read(accounts: &File, status: ExitStatus, by_file: bool) -> io::Result<Told> 
         ..Totals::default()
     };
     rows.iter().for_each(|row| totals.add(row));
-    rows.sort_by(|one, other| (&one.path, one.pid).cmp(&(&other.path, other.pid)));
-    Ok(Told {
-        exit_status: status.code(),
-        signal: status.signal(),
-        totals,
-        files: by_file.then_some(rows),
-    })
+    Ok((totals, rows))
 }
 
 fn bytes_at(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
@@ -296,9 +344,10 @@ impl Totals {
         } else if let Some(reason) = row.kernel {
             *self.kernel_files.entry(reason).or_default() += 1;
         }
-        self.adoptions += row.adoptions;
-        self.hits += row.hits;
-        self.misses += row.misses;
+        // They may be a stranger's.
+        self.adoptions = self.adoptions.saturating_add(row.adoptions);
+        self.hits = self.hits.saturating_add(row.hits);
+        self.misses = self.misses.saturating_add(row.misses);
         self.read.add(row.read);
         self.written.add(row.written);
     }
@@ -330,8 +379,8 @@ impl Totals {
 
 impl Bytes {
     fn add(&mut self, other: Bytes) {
-        self.served += other.served;
-        self.kernel += other.kernel;
+        self.served = self.served.saturating_add(other.served);
+        self.kernel = self.kernel.saturating_add(other.kernel);
     }
 }
 

@@ -7,7 +7,7 @@
 //! signals and terminal are the program's own. In mode back this process stays as its parent, and
 //! keeps what it writes ([`kept`]); and so it does where it is to tell what became of the files ([`explain`]).
 
-mod explain;
+pub mod explain;
 mod kept;
 #[allow(dead_code, reason = "some words are the writers' alone")]
 #[path = "../../../millpond-preload/src/report/layout.rs"]

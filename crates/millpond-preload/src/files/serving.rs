@@ -14,7 +14,7 @@ use crate::files::lease::{self, Broken};
 use crate::files::table::{self, Known};
 use crate::files::{lingering, mode_back, pressure, process_locks, share};
 use crate::report::reason::Reason;
-use crate::report::{counts, lines};
+use crate::report::{accounts, counts, lines};
 use crate::runtime::sys::sys;
 use crate::runtime::thread::record;
 use crate::runtime::{config, fault};
@@ -140,6 +140,9 @@ impl Serving {
             Engine::builder().backend(BackendChoice::Threads).hit_path(config::get().hit_path);
         if let Some(bytes) = config::get().cache_bytes {
             builder = builder.cache_bytes(bytes);
+        }
+        if accounts::is_kept() {
+            builder = builder.published_from(config::get().internal_fd_min);
         }
         let engine = build(builder).map_err(|_| Reason::Engine)?;
         pressure::begin(&engine, engine.cache_bytes());

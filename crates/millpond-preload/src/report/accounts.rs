@@ -59,6 +59,12 @@ pub fn initialise() {
     }
 }
 
+/// Whether somebody asked.
+pub fn is_kept() -> bool {
+    // Relaxed: set before the program begins.
+    !FILE.load(Relaxed).is_null()
+}
+
 /// In a forked child, which has one thread.
 pub fn after_fork() {
     // SAFETY: nobody else is there.

@@ -81,7 +81,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 fn misses(threads: u32, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
-    let bytes = plan.bytes(MISS_BYTES);
+    let bytes = plan.bytes_of(MISS_BYTES, MISS_BYTES / 2);
     let named = NamedFile::create(&plan.dir, bytes)?;
     let engine = Engine::builder().cache_bytes((bytes / CACHES).max(MIB)).build();
     let engine = engine.context("building an engine")?;

@@ -48,6 +48,32 @@ pub fn page(report: &Report) -> Result<String> {
     Ok(page)
 }
 
+/// The plots as files of their own, by name: of each suite what is held against something, and its lines.
+pub fn pictures(report: &Report) -> Result<Vec<(String, String)>> {
+    let mut pictures = Vec::new();
+    for section in &SECTIONS {
+        for suite in section.suites {
+            let pairs = report.pairs().filter(|(own, _)| own.suite == *suite);
+            let judged: Vec<_> = pairs
+                .map(|(own, peer)| ratio(own, peer))
+                .filter(|one| one.reach.is_some())
+                .collect();
+            if !judged.is_empty() {
+                let svg = plot::ratios(&judged).context("drawing ratios")?;
+                pictures.push((format!("{suite}.svg"), plot::alone(&svg, &[])));
+            }
+        }
+        for lines in section.lines {
+            let Some(chart) = measured(lines, &report.rows) else { continue };
+            let svg = plot::chart(&chart).context("drawing a chart")?;
+            let names: Vec<String> = chart.series.iter().map(|one| escaped(&one.name)).collect();
+            let name = format!("{}-{}.svg", lines.suite, lines.cases.trim_end_matches('-'));
+            pictures.push((name, plot::alone(&svg, &names)));
+        }
+    }
+    Ok(pictures)
+}
+
 fn summary(report: &Report) -> String {
     let judged: Vec<Judged> = report.pairs().flat_map(|(own, peer)| judge(own, peer)).collect();
     let reached = judged.iter().filter(|one| one.is_reached()).count();

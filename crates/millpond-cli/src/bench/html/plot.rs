@@ -67,6 +67,41 @@ fn finished(svg: String) -> String {
     svg.replace(INK_WRITTEN, "currentColor")
 }
 
+/// As a file of its own, where no page gives it a colour or names its lines, whose names are escaped.
+pub fn alone(svg: &str, lines: &[String]) -> String {
+    const LINE: usize = 16;
+    // Neither black nor white: it is read on either.
+    const INK_ALONE: &str = "#808080";
+    let height: usize = svg
+        .split("height=\"")
+        .nth(1)
+        .and_then(|rest| rest.split('"').next()?.parse().ok())
+        .unwrap_or(0);
+    let mut out = svg.replacen(
+        &format!("height=\"{height}\""),
+        &format!("height=\"{}\"", height + LINE * lines.len()),
+        1,
+    );
+    out = out.replacen(
+        &format!("0 0 {WIDTH} {height}"),
+        &format!("0 0 {WIDTH} {}", height + LINE * lines.len()),
+        1,
+    );
+    let mut legend = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let top = height + LINE * index;
+        legend += &format!(
+            "<rect x=\"8\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{}\"/>\n<text x=\"24\" y=\"{}\" \
+             font-family=\"sans-serif\" font-size=\"10\" fill=\"currentColor\">{}</text>\n",
+            top + 2,
+            color(index),
+            top + 11,
+            line
+        );
+    }
+    out.replace("</svg>", &format!("{legend}</svg>")).replace("currentColor", INK_ALONE)
+}
+
 /// A name, the figure, and below them the bar, for each; 1 is where bars begin.
 pub fn ratios(ratios: &[Ratio]) -> Drawn<String> {
     const ROW: i32 = 38;

@@ -115,7 +115,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let file_system = Machine::of(&plan.dir).file_system;
     for place in [Place::Directory, Place::Loop("ext4"), Place::Loop("xfs")] {
-        let site = Site { name: place.name(&file_system), place, plan };
+        let name = place.name(&file_system);
+        let repeats = plan.quick && place == Place::Loop("ext4") && file_system.starts_with("ext");
+        let site = Site { name, place, plan, repeats };
         for block_bytes in [8 * KIB, 64 * KIB] {
             let wanted: Vec<&Case> = CASES
                 .iter()
@@ -168,7 +170,7 @@ fn group(
 
 /// Of either, a quarter fits the cache where it is beyond it.
 fn file_bytes(plan: &Plan) -> u64 {
-    plan.bytes(if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES })
+    plan.bytes_of(FILE_BYTES, FILE_BYTES_QUICK)
 }
 
 fn note_engine(engine: &Engine, outcome: &mut Outcome) {

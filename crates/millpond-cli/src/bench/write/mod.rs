@@ -135,7 +135,7 @@ fn options(mode: WriteMode, backing: Backing) -> OpenOptions {
 /// 1 MiB writes in order, of a new file or of one that is there, and one sync.
 fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 1024 * KIB;
-    let bytes = plan.bytes(if plan.quick { 256 * MIB } else { 2048 * MIB });
+    let bytes = plan.bytes_of(2048 * MIB, 128 * MIB);
     let load = Load::sequential(bytes, BLOCK_BYTES, 1);
     let named = NamedFile::create(&plan.dir, bytes)?;
     let path = &*named.path;
@@ -173,7 +173,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
 /// 4 KiB overwrites at random of a file that is cached, and one sync.
 fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 4 * KIB;
-    let bytes = plan.bytes(256 * MIB);
+    let bytes = plan.bytes_of(256 * MIB, 64 * MIB);
     let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
     // A file each: direct writes would take the kernel's peer out of its cache.
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
@@ -199,7 +199,7 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
 /// kernel's cache.
 fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     const BLOCK_BYTES: u32 = 4 * KIB;
-    let bytes = plan.bytes(256 * MIB);
+    let bytes = plan.bytes_of(256 * MIB, 64 * MIB);
     let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
     let shared = TestFile::create(&plan.dir, bytes)?;
     let path = shared.path();
