@@ -28,6 +28,29 @@ pub enum Freshness {
 }
 
 /// Options of a [`CachedStore`](crate::CachedStore); see [`CachedStore::builder`](crate::CachedStore::builder).
+///
+/// # Examples
+///
+/// ```
+/// use millpond_objects::{CachedStore, Freshness};
+/// # use std::sync::Arc;
+/// # use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
+///
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let far: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+/// let builder = CachedStore::builder(far)
+///     .memory_bytes(64 << 20)
+///     .page_bytes(16 << 10)
+///     .freshness(Freshness::MaxAge(std::time::Duration::from_secs(60)))
+///     .gap_bytes(64 << 10)
+///     .readahead_bytes_max(4 << 20);
+/// # if std::env::var_os("NO_SUCH_VARIABLE").is_some() {
+/// // With a second tier, where the directory's file system has direct I/O:
+/// let store = builder.disk(dir.path(), 1 << 30).build()?;
+/// # }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Builder {
     pub(crate) inner: Arc<dyn ObjectStore>,

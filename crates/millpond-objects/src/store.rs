@@ -32,6 +32,27 @@ const COLLECTED_BYTES_MAX: u64 = 4 << 20;
 ///
 /// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
 /// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
+///
+/// # Examples
+///
+/// ```
+/// use millpond_objects::{CachedStore, Freshness, Stats};
+/// # use std::sync::Arc;
+/// # use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
+///
+/// # let far: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+/// let store = CachedStore::builder(Arc::clone(&far)).memory_bytes(16 << 20).build()?;
+/// let path = Path::from("pond");
+/// far.put(&path, "water".into()).await?;
+/// for _ in 0..2 {
+///     assert_eq!(store.get(&path).await?.bytes().await?, "water");
+/// }
+/// store.forget(&path); // somebody said that it has changed
+/// let stats: Stats = store.stats();
+/// println!("{} requests, {} saved", stats.requests, stats.requests_saved);
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct CachedStore {
     pub(crate) inner: Arc<Inner>,

@@ -11,6 +11,19 @@ use crate::Options;
 use crate::proxy::Proxy;
 
 /// One way to a store.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+///
+/// use millpond_store_check::Endpoint;
+///
+/// let store = std::sync::Arc::new(object_store::memory::InMemory::new());
+/// let endpoint = Endpoint::new("in memory", store);
+/// assert!(endpoint.lossy.is_err(), "no connection, so no lost replies");
+/// # });
+/// ```
 #[derive(Debug)]
 pub struct Endpoint {
     pub name: String,

@@ -26,6 +26,23 @@ struct Faults {
 ///
 /// A lost reply is one that the server sent, so that it has done what was asked; the client finds its
 /// connection closed.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+///
+/// use std::time::Duration;
+/// use millpond_store_check::Proxy;
+///
+/// let proxy = Proxy::start("127.0.0.1:9000".into()).await.unwrap();
+/// println!("a client connects to port {}", proxy.port());
+/// proxy.lose(1); // the next reply
+/// proxy.lose_per_mille(50);
+/// proxy.delay(Duration::from_millis(20)); // each request
+/// assert_eq!(proxy.lost().0, 0);
+/// # });
+/// ```
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,

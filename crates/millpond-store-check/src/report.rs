@@ -71,6 +71,24 @@ impl Promise {
 }
 
 /// What a store was found to promise.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+///
+/// use millpond_store_check::{Endpoint, Options, Promise, Verdict, check};
+///
+/// let store = std::sync::Arc::new(object_store::memory::InMemory::new());
+/// let endpoints = [Endpoint::new("in memory", store)];
+/// let report = check(&endpoints, &Options { racers: 4, rounds: 5, ..Options::default() }).await.unwrap();
+/// assert!(!report.has(Verdict::Broken), "{report}");
+/// if !report.is_kept("lost_replies") {
+///     let found = report.promises.iter().find(|promise: &&Promise| promise.name == "lost_replies");
+///     println!("{:?}; {}", found.map(|promise| promise.verdict), report.notes.join(", "));
+/// }
+/// # });
+/// ```
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub endpoints: Vec<String>,

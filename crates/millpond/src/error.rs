@@ -99,6 +99,23 @@ impl fmt::Display for PersistStep {
 }
 
 /// Why an operation failed. [`Error::errno`] gives the value that POSIX has for it.
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{Engine, Error, Op, OpenOptions};
+///
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// let error = engine.open(dir.path(), &OpenOptions::new().read(true)).unwrap_err();
+/// assert!(matches!(error, Error::NotRegular { directory: true }));
+/// assert_eq!(error.errno(), libc::EISDIR);
+/// match engine.open("/no/such/file", &OpenOptions::new().read(true)) {
+///     Err(Error::Io { op: Op::Open, source, .. }) => println!("not there: {source}"),
+///     other => drop(other?),
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {

@@ -19,6 +19,16 @@ const KINDS: usize = LatencyKind::ALL.len();
 /// What is timed.
 ///
 /// Not timed are views, blobs and changes of a file's extents.
+///
+/// # Examples
+///
+/// ```
+/// use millpond::LatencyKind;
+///
+/// let names = LatencyKind::ALL.map(|kind| kind.name());
+/// assert!(names.contains(&"read_miss"));
+/// assert_eq!(LatencyKind::ReadMiss.one_in(), 1, "each is timed");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LatencyKind {
@@ -111,6 +121,16 @@ fn upper_ns(bucket: usize) -> u64 {
 /// assert!((1000..1250).contains(&one.percentile_ns(50.0)));
 /// assert!((50_000..62_500).contains(&one.percentile_ns(100.0)));
 /// ```
+///
+/// ```
+/// # let mut times = millpond::Histogram::default();
+/// times.record_ns(1000);
+/// times.record_ns(1000);
+/// for (upper_ns, count) in times.buckets() {
+///     println!("{count} took at most {upper_ns} ns");
+/// }
+/// assert_eq!(times.sum_ns() / times.count(), 1000);
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
@@ -177,6 +197,23 @@ impl std::fmt::Debug for Histogram {
 }
 
 /// A histogram of each kind of operation.
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{Engine, Latencies, LatencyKind};
+///
+/// let engines = [
+///     Engine::builder().cache_bytes(1 << 20).build()?,
+///     Engine::builder().cache_bytes(1 << 20).build()?,
+/// ];
+/// let mut all = Latencies::default();
+/// engines.iter().for_each(|engine| all.merge(&engine.stats().latencies));
+/// for kind in LatencyKind::ALL {
+///     println!("{}: p99 {} ns, of one in {}", kind.name(), all.of(kind).percentile_ns(99.0), kind.one_in());
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Latencies(Box<[Histogram]>);
 

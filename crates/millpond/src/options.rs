@@ -57,6 +57,25 @@ pub enum WriteMode {
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 20;
 
 /// Options of an [`Engine`]; see [`Engine::builder`].
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use millpond::{BackendChoice, Engine};
+///
+/// let engine = Engine::builder()
+///     .cache_bytes(256 << 20)
+///     .backend(BackendChoice::Auto)
+///     .dirty_bytes_max(64 << 20)
+///     .dirty_age_max(Duration::from_secs(5))
+///     .readahead_bytes_max(256 << 10)
+///     .reads_in_flight_max(128)
+///     .hit_path(true)
+///     .build()?;
+/// println!("{}: {}", engine.stats().back_end, engine.stats().back_end_reason);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct EngineBuilder {
     pub(crate) cache_bytes: Option<u64>,
@@ -212,6 +231,19 @@ impl EngineBuilder {
     /// The keeper that writes back what this process leaves dirty when it dies; see
     /// [`crate::keeper`]. Cached pages are then in memory that is shared with the keeper, which the
     /// system may not give huge pages, and the cache has at least 256 KiB. Default: none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::{Engine, keeper};
+    ///
+    /// # fn demo() -> Result<(), Box<dyn std::error::Error>> {
+    /// // `millpond keeper --listen /run/pond` runs somewhere.
+    /// let address: keeper::Address = "/run/pond".parse()?;
+    /// let engine = Engine::builder().cache_bytes(64 << 20).keeper(address).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn keeper(mut self, address: Address) -> Self {
         self.keeper = Some(address);
@@ -220,6 +252,30 @@ impl EngineBuilder {
 }
 
 /// How a file is opened, in the manner of [`std::fs::OpenOptions`].
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{Backing, Engine, OpenOptions, WriteMode};
+///
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir_in(".").unwrap();
+/// # let dir = dir.path();
+/// let read_write = OpenOptions::new().read(true).write(true);
+/// let table = read_write.clone().create(true).mode(0o600).page_bytes(16 << 10).write_mode(WriteMode::Back);
+/// let table = engine.open(dir.join("table"), &table)?;
+/// let log = OpenOptions::new().append(true).create_new(true).dsync(true);
+/// let log = engine.open(dir.join("log"), &log)?;
+/// log.append(b"durable when this returns")?;
+/// let scratch = read_write.clone().create(true).truncate(true).backing(Backing::Buffered);
+/// let scratch = engine.open(dir.join("scratch"), &scratch)?;
+/// // Past the cache, aligned or not:
+/// match engine.open(dir.join("table"), &read_write.direct(true).bounce(true)) {
+///     Ok(direct) => drop(direct.write_at(b"any length", 3)?),
+///     Err(error) => println!("no direct I/O here: {error}"),
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
     pub(crate) read: bool,

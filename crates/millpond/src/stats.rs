@@ -19,6 +19,24 @@ use crate::waits::{ThreadWait, Waiting};
 
 /// What an engine has done since it was built. Counts are those of single moments: read while
 /// others work, they need not fit each other exactly.
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{Engine, OpenOptions, Stats};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # let options = OpenOptions::new().read(true).write(true).create(true);
+///
+/// let file = engine.open(&path, &options)?;
+/// file.write_all_at(&[7; 4096], 0)?;
+/// file.read_at(&mut [0; 100], 0)?;
+/// let stats: Stats = engine.stats();
+/// assert_eq!((stats.hits, stats.misses), (1, 0));
+/// println!("{} of {} bytes used", stats.memory_bytes, engine.cache_bytes());
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

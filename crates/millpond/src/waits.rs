@@ -324,6 +324,20 @@ impl Drop for TaskWait {
 }
 
 /// What an engine waits for: see [`Engine::dump`](crate::Engine::dump).
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{Dump, Engine, WaitFor, Waiting};
+///
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let dump: Dump = engine.dump();
+/// let long: Vec<&Waiting> = dump.waiting.iter().filter(|one| one.since.as_secs() > 10).collect();
+/// if long.iter().any(|one| one.what == WaitFor::Sync) {
+///     eprintln!("the device is slow:\n{dump}");
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Dump {

@@ -44,6 +44,19 @@ impl Mode {
 /// assert_eq!(ByteRange::new(7, 7), Err(RangeError::Empty { start: 7 }));
 /// # Ok::<(), RangeError>(())
 /// ```
+///
+/// # Examples
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, RangeError};
+///
+/// let file = ByteRange::ALL;
+/// let tail = ByteRange::from_start(4096)?;
+/// assert!(file.contains(tail) && tail.overlaps(ByteRange::new(0, 4097)?));
+/// assert!(!tail.overlaps(ByteRange::new(0, 4096)?));
+/// assert!(matches!(ByteRange::new(8, 7), Err(RangeError::Reversed { .. })));
+/// # Ok::<(), RangeError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ByteRange {
     start: u64,

@@ -25,6 +25,19 @@ pub enum Request<H, W> {
 ///
 /// Contract: a `Held` or a `Queued` is passed back exactly once (to `release`, `cancel`,
 /// or to a `poll` that grants), with the lock, the range and the mode that it came from.
+///
+/// # Examples
+///
+/// ```
+/// use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock, Striped};
+///
+/// fn holds<L: RawRangeLock>(lock: &RangeLock<L>) -> bool {
+///     let guard = lock.lock(ByteRange::ALL, Mode::Exclusive);
+///     lock.try_lock(guard.range(), Mode::Shared).is_none()
+/// }
+///
+/// assert!(holds(&RangeLock::<Striped>::with_raw()), "{}", Striped::NAME);
+/// ```
 pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
     /// What a guard remembers about its place in the lock.
     type Held: Debug + Send + Sync + Unpin;

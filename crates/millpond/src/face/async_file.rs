@@ -62,6 +62,118 @@ use crate::workers::Outcome;
 /// # })?;
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// Several at once, and appended:
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # use std::io::{IoSlice, IoSliceMut};
+/// # use millpond::{Advice, AsyncFile, Engine, OpenOptions};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # let options = OpenOptions::new().read(true).write(true).create(true);
+///
+/// # block_on(async {
+///
+/// let file = AsyncFile::from(engine.open(&path, &options)?);
+/// file.write_all_at(b"one", 0).await?;
+/// assert_eq!(file.append(b"two").await?, 3);
+/// assert_eq!(file.append_vectored(&[IoSlice::new(b"thr"), IoSlice::new(b"ee")]).await?, 6);
+/// file.write_vectored_at(&[IoSlice::new(b"O")], 0).await?;
+/// file.advise(0, 0, Advice::Random)?;
+/// let (mut first, mut rest) = ([0; 3], [0; 8]);
+/// file.read_vectored_at(&mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut rest)], 0).await?;
+/// assert_eq!((&first, &rest), (b"One", b"twothree"));
+/// file.read_exact_at(&mut first, 3).await?;
+/// assert_eq!(file.file().len()?, 11, "what never waits is the file's");
+/// # Ok::<(), millpond::Error>(())
+/// # })?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// Buffers are lent, and come back:
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # use std::io::{IoSlice, IoSliceMut};
+/// # use millpond::{Advice, AsyncFile, Engine, OpenOptions};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # let options = OpenOptions::new().read(true).write(true).create(true);
+///
+/// # block_on(async {
+///
+/// let file = AsyncFile::from(engine.open(&path, &options)?);
+/// let mut buffers = engine.alloc_buffers(2, 4096)?;
+/// buffers[1].fill(7);
+/// let (written, buffers) = file.write_buffers_at(buffers, 0).await;
+/// assert_eq!(written?, 8192);
+/// let (read, buffers) = file.read_buffers_at(buffers, 4096).await;
+/// assert_eq!((read?, buffers[0][0]), (4096, 7));
+/// # Ok::<(), millpond::Error>(())
+/// # })?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// Extents, durability and names:
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # use std::io::{IoSlice, IoSliceMut};
+/// # use millpond::{Advice, AsyncFile, Engine, OpenOptions};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # let options = OpenOptions::new().read(true).write(true).create(true);
+///
+/// # block_on(async {
+///
+/// let file = AsyncFile::from(engine.open(&path, &options)?);
+/// # if matches!(file.allocate(0, 1).await, Err(ref e) if e.errno() == libc::EOPNOTSUPP) { return Ok(()) }
+/// file.allocate(0, 1 << 20).await?;
+/// file.truncate(1 << 20).await?;
+/// file.write_at_dsync(b"durable", 0).await?;
+/// file.zero_range(4096, 4096).await?;
+/// file.punch_hole(64 << 10, 64 << 10).await?;
+/// assert_eq!(file.seek_data(0).await?, Some(0));
+/// assert!(file.seek_hole(0).await?.is_some());
+/// file.write_back().await?;
+/// file.sync_range(0, 4096).await?;
+/// file.sync_all().await?;
+/// file.invalidate(0, 1 << 20).await?; // somebody else has written to it
+/// let current = dir.path().join("CURRENT");
+/// file.persist(&path, &current).await?;
+/// assert!(file.persist_noclobber(&current, &path).await.is_ok());
+/// # Ok::<(), millpond::Error>(())
+/// # })?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct AsyncFile {
     file: Arc<File>,

@@ -64,6 +64,29 @@ use crate::workers::Outcome;
 /// assert_eq!(bytes, [7; 10]);
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// Pages that arrive in parts, and bytes that are borrowed:
+///
+/// ```
+/// # use millpond::{BlobView, Claim, Engine, Fill};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let far = vec![7; 10_000];
+/// let blob = engine.blob(far.len() as u64, 4096)?;
+/// assert_eq!((blob.len(), blob.page_bytes()), (10_000, 4096));
+/// let mut claim: Claim = blob.claim(0..10_000);
+/// assert!(!claim.has_no_room && blob.claim(0..10_000).fills.is_empty(), "each page is given out once");
+/// let mut all: Fill = claim.fills.remove(0);
+/// // The first page has arrived, the rest has not; the last one ends with the blob.
+/// all.split_front(1).bring(&far[..4096]);
+/// assert_eq!(all.range(), 4096..10_000);
+/// all.bring_last(&far[4096..]);
+/// let view: BlobView = blob.try_view(9000..10_000).expect("it is cached");
+/// assert_eq!(view.as_ref(), &far[9000..]);
+/// drop(view);
+/// blob.forget(0..10_000);
+/// assert!(blob.try_view(9000..10_000).is_none());
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct Blob {
     cached: Arc<CachedFile>,
 }
@@ -173,6 +196,22 @@ impl Blob {
     /// Waits until no page of a range is being brought by somebody. To be used where whoever brings them
     /// does so without its caller's help: pages wait for a [`Fill`] that nobody polls as long as that
     /// lives.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::pin, task::{Context, Waker}};
+    /// # use millpond::Engine;
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let blob = engine.blob(4096, 4096)?;
+    /// let fill = blob.claim(0..4096).fills.remove(0);
+    /// let mut arrival = pin!(blob.arrival(0..4096));
+    /// let mut cx = Context::from_waker(Waker::noop());
+    /// assert!(arrival.as_mut().poll(&mut cx).is_pending());
+    /// fill.bring(&[7; 4096]);
+    /// assert!(arrival.poll(&mut cx).is_ready());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[must_use]
     pub fn arrival(&self, range: Range<u64>) -> Arrival<'_> {
         Arrival { blob: self, range, parked: None }
@@ -204,6 +243,60 @@ pub struct Claim {
 }
 
 /// Contiguous pages of a blob that nobody else brings. Dropped, they are anybody's again.
+///
+/// # Examples
+///
+/// Read in place from a file:
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # use millpond::{AsyncFile, Engine, OpenOptions};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir_in(".").unwrap();
+/// # let path = dir.path().join("tier");
+/// # std::fs::write(&path, vec![7; 8192]).unwrap();
+/// # let Ok(tier) = engine.open(&path, &OpenOptions::new().read(true).direct(true)) else {
+/// #     return Ok(()); // no direct I/O here
+/// # };
+/// // What is far away is in a file, too, 4096 bytes into it.
+/// let tier = AsyncFile::from(tier);
+/// let blob = engine.blob(4096, 4096)?;
+/// let fill = blob.claim(0..4096).fills.remove(0);
+/// # block_on(async {
+/// let (read, fill) = fill.read_direct(&tier, 4096).await;
+/// assert_eq!(read?, 4096);
+/// if fill.pages_read().all(|page| page == [7; 4096]) {
+///     fill.bring_read(); // else it is dropped, and nothing is cached
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// # })?;
+/// let mut bytes = Vec::new();
+/// assert!(blob.try_read(&mut bytes, 0..3));
+/// assert_eq!(bytes, [7; 3]);
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// Brought in parts, as they come:
+///
+/// ```
+/// # use millpond::Engine;
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let blob = engine.blob(10_000, 4096)?;
+/// let mut fill = blob.claim(0..10_000).fills.remove(0);
+/// let first = fill.split_front(1);
+/// assert_eq!((first.range(), fill.range()), (0..4096, 4096..10_000));
+/// first.bring(&[7; 4096]); // it came before the rest
+/// fill.bring_last(&[8; 5904]); // the last page is not whole, and no more will come
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct Fill {
     cached: Arc<CachedFile>,
     /// `None`: done with.

@@ -42,6 +42,28 @@ const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 /// A handle: clones are the same engine. It lives as long as a clone or an open file does. Files
 /// opened through several engines of one process share one cached file per inode, which belongs to
 /// the engine that opened it first.
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{DirectRequest, Engine, OpenOptions};
+///
+/// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// let stats = engine.stats();
+/// assert_eq!((stats.hits, stats.misses), (0, 0));
+/// assert!(!engine.has_lost_keeper(), "it has none");
+/// engine.leave_keeper(); // so nothing to leave
+/// engine.set_hit_path(false); // to compare; or in an emergency
+/// let blob = engine.blob(1 << 30, 16 << 10)?; // bytes that come from somewhere else
+/// assert_eq!(blob.len(), 1 << 30);
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # std::fs::write(&path, "pond").unwrap();
+/// let mine = std::fs::File::open(&path).expect("it is there");
+/// let file = engine.from_borrowed_fd(std::os::fd::AsFd::as_fd(&mine), &OpenOptions::new().read(true))?;
+/// assert_eq!(file.len()?, 4);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -257,6 +279,18 @@ impl Engine {
     ///
     /// [`Error::InvalidInput`]: `depth` is 0 or more than [`crate::PIPELINE_DEPTH_MAX`].
     /// [`Error::Io`]: there is no ring to be had.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, Registration};
+    /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let buffers = engine.alloc_buffers(8, 64 << 10)?; // of one region
+    /// assert!(buffers[0].same_region(&buffers[7]));
+    /// let pipeline = engine.pipeline(8)?;
+    /// assert_eq!(pipeline.registration(), Registration::default(), "none of them was used yet");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn pipeline(&self, depth: usize) -> Result<Pipeline> {
         Pipeline::new(&self.shared, depth)
     }
@@ -394,6 +428,29 @@ impl Engine {
     /// builds. A child has nothing of its parent's cache: operations on its parent's files fail
     /// with [`Error::Forked`], and views of theirs panic (on systems before Linux 4.14, and some that
     /// imitate Linux, it has a copy instead, and must not touch them).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::Engine;
+    ///
+    /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// // SAFETY: the child does no more than what is here.
+    /// match unsafe { libc::fork() } {
+    ///     0 => {
+    ///         Engine::forget_parent();
+    ///         let own = Engine::builder().cache_bytes(1 << 20).build();
+    ///         std::process::exit(i32::from(own.is_err()));
+    ///     }
+    ///     child => {
+    ///         let mut status = 0;
+    ///         // SAFETY: the status is ours.
+    ///         unsafe { libc::waitpid(child, &mut status, 0) };
+    ///         assert_eq!(status, 0);
+    ///     }
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn forget_parent() {
         crate::inode::forget_parent();
     }

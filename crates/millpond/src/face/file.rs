@@ -52,6 +52,49 @@ use crate::read::hit::TRIES_MAX;
 /// assert_eq!(&*log.view(0, 100)?, b"onetwo");
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// In several pieces of memory at once:
+///
+/// ```
+/// # use std::io::{IoSlice, IoSliceMut};
+/// # use millpond::{Engine, OpenOptions};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # let options = OpenOptions::new().read(true).write(true).create(true);
+///
+/// let file = engine.open(&path, &options)?;
+/// assert!(file.is_empty()? && !file.is_direct());
+/// file.write_vectored_at(&[IoSlice::new(b"a "), IoSlice::new(b"pond")], 0)?;
+/// assert_eq!(file.append_vectored(&[IoSlice::new(b", a "), IoSlice::new(b"mill")])?, 6);
+/// let (mut first, mut rest) = ([0; 2], [0; 4]);
+/// assert_eq!(file.read_vectored_at(&mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut rest)], 0)?, 6);
+/// assert_eq!((&first, &rest), (b"a ", b"pond"));
+/// file.close()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// What is written, and when it is durable:
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use millpond::{Engine, OpenOptions, WriteMode};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// # let options = OpenOptions::new().read(true).write(true).create(true);
+///
+/// let file = Arc::new(engine.open(&path, &options.write_mode(WriteMode::Back))?);
+/// file.write_at_dsync(b"first", 0)?; // durable, as all of these below
+/// file.write_all_at(b"second", 4096)?;
+/// file.write_back()?; // in the kernel; not yet on the device
+/// file.sync_range(4096, 6)?;
+/// file.sync_data()?;
+/// file.sync_all()?; // its times, too
+/// file.settle()?;
+/// file.close_shared()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct File {
     pub(crate) cached: Arc<CachedFile>,
     pub(crate) read: bool,

@@ -38,6 +38,41 @@ use crate::writeback::Ticket;
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
 
 /// A direct read or write, for a [`Pipeline`].
+///
+/// # Examples
+///
+/// ```
+/// use millpond::{DirectRequest, Engine, OpenOptions, SegmentList};
+/// # let dir = tempfile::tempdir_in(".").unwrap();
+/// # let path = dir.path().join("data");
+/// # std::fs::write(&path, vec![7; 8192]).unwrap();
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let options = OpenOptions::new().read(true).write(true).direct(true);
+/// # let Ok(file) = engine.open(&path, &options) else { return Ok(()) };
+/// let mut pipeline = engine.pipeline(1)?;
+/// let list = SegmentList::from_buffers(engine.alloc_buffers(2, 4096)?);
+/// let mut read = DirectRequest::read(&file, list, 4096);
+/// read.set_offset(0);
+/// assert_eq!((read.offset(), read.len(), read.is_empty()), (0, 8192, false));
+/// let (mut next, mut ended) = (Some(read), None);
+/// pipeline.run(|lane| {
+///     ended = lane.request.take().or(ended.take());
+///     *lane.request = next.take();
+///     lane.request.is_some()
+/// });
+/// let mut request = ended.expect("it has ended");
+/// assert!(request.slices().flatten().all(|&byte| byte == 7));
+/// request.slices_mut().for_each(|part| part.fill(8));
+/// let buffers = request.into_buffers();
+/// let mut next = Some(DirectRequest::write(&file, SegmentList::from_buffers(buffers), 0).durable(true));
+/// pipeline.run(|lane| {
+///     *lane.request = next.take();
+///     lane.request.is_some()
+/// });
+/// assert_eq!(std::fs::read(&path).unwrap(), [8; 8192]);
+/// println!("{} bytes registered", pipeline.registration().registered_bytes);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct DirectRequest<'a> {
     file: &'a File,
@@ -94,6 +129,34 @@ impl<'a> DirectRequest<'a> {
     /// # Safety
     ///
     /// As for [`DirectRequest::read_lent`], but the memory is only read.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::{DirectRequest, Engine, OpenOptions};
+    /// # let dir = tempfile::tempdir_in(".").unwrap();
+    /// # let path = dir.path().join("data");
+    /// # std::fs::write(&path, vec![7; 4096]).unwrap();
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let options = OpenOptions::new().read(true).write(true).direct(true);
+    /// # let Ok(file) = engine.open(&path, &options) else { return Ok(()) };
+    /// let mut buffer = engine.alloc_buffers(1, 4096)?.remove(0);
+    /// let lent = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: 4096 }];
+    /// // SAFETY: the buffer outlives both requests, which are not under way at once, and is left alone meanwhile.
+    /// let (read, write) = unsafe {
+    ///     (
+    ///         DirectRequest::read_lent(&file, &lent, 0, Some(&buffer)),
+    ///         DirectRequest::write_lent(&file, &lent, 4096, Some(&buffer)),
+    ///     )
+    /// };
+    /// let mut requests = [write, read].into_iter().collect::<Vec<_>>();
+    /// engine.pipeline(1)?.run(|lane| {
+    ///     *lane.request = requests.pop();
+    ///     lane.request.is_some()
+    /// });
+    /// assert_eq!(std::fs::read(&path).unwrap(), [7; 8192]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[must_use]
     pub unsafe fn write_lent(
         file: &'a File,
@@ -331,6 +394,16 @@ impl Pipeline {
     }
 
     /// How much of the memory used so far is registered.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::Engine;
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let registration = engine.pipeline(1)?.registration();
+    /// assert_eq!(registration.registered_bytes, 0, "it has not been used");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[must_use]
     pub fn registration(&self) -> Registration {
         match &self.carrier {

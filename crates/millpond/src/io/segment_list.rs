@@ -139,6 +139,28 @@ mod sealed {
 /// let request = DirectRequest::read(file, SegmentList::from_slice(&memory), 0);
 /// # }
 /// ```
+///
+/// # Examples
+///
+/// ```
+/// use std::io::{IoSlice, IoSliceMut};
+/// use millpond::{Access, Const, Mut, SegmentList};
+///
+/// let (mut head, mut body) = ([1u8; 4], [2u8; 8]);
+/// let mut slices = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut body)];
+/// let mut list: SegmentList<'_, Mut> = SegmentList::from_io_slices_mut(&mut slices);
+/// assert_eq!((list.len(), list.segments(), list.is_empty()), (12, 2, false));
+/// list.slices_mut().for_each(|part| part.fill(3));
+/// assert!(list.slices().flatten().all(|&byte| byte == 3));
+/// assert!(list.into_buffers().is_empty(), "it owns nothing");
+///
+/// fn bytes<A: Access>(list: &SegmentList<'_, A>) -> u64 {
+///     list.len()
+/// }
+/// let parts = [IoSlice::new(b"one"), IoSlice::new(b"two")];
+/// let list: SegmentList<'_, Const> = SegmentList::from_io_slices(&parts);
+/// assert_eq!(bytes(&list), 6);
+/// ```
 #[derive(Debug)]
 pub struct SegmentList<'a, A: Access = Const> {
     raw: RawList<'a>,

@@ -97,6 +97,47 @@ const BATCH_MAX: usize = 32;
 /// assert!(done.iter().all(|one| one.result().is_ok_and(|moved| moved == 512)));
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// Writes and syncs, a time limit, a cancellation, and a wait without a thread:
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use std::time::Duration;
+/// # use millpond::{Engine, OpenOptions, Request};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
+/// let queue = engine.queue(64)?;
+/// assert_eq!((queue.capacity(), queue.counts()), (64, (0, 0)));
+/// queue.submit(&mut vec![
+///     Request::write_buffers(&file, engine.alloc_buffers(1, 4096)?, 0).user_data(1),
+///     Request::write(&file, vec![7; 100], 8192).user_data(2),
+/// ]);
+/// // Both, if they come within 10 ms; then one is enough.
+/// let mut done = queue.wait_at_least(2, 64, Duration::from_millis(10), None)?;
+/// while done.len() < 2 {
+///     done.extend(queue.wait(1, 64, None)?);
+/// }
+/// queue.submit(&mut vec![Request::sync_data(&file).user_data(3), Request::sync_all(&file).user_data(4)]);
+/// if queue.cancel(4) {
+///     println!("it completes with ECANCELED");
+/// }
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             return out;
+/// #         }
+/// #     }
+/// # }
+/// # block_on(async {
+/// let done = queue.wait_async(2, 64)?.await;
+/// assert_eq!(done.len(), 2);
+/// # Ok::<(), millpond::Error>(())
+/// # })?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Queue {
     inner: Arc<Inner>,
@@ -324,6 +365,23 @@ impl Queue {
     /// # Errors
     ///
     /// [`Error::Io`]: there is no descriptor to be had.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
+    /// let queue = engine.queue(8)?;
+    /// let readable = queue.eventfd()?; // for poll, epoll and the like
+    /// queue.submit(&mut vec![Request::sync_data(&file)]);
+    /// let mut polled = [rustix::event::PollFd::new(&readable, rustix::event::PollFlags::IN)];
+    /// rustix::event::poll(&mut polled, None).expect("it is polled");
+    /// assert_eq!(queue.wait(0, 8, None)?.len(), 1);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn eventfd(&self) -> Result<BorrowedFd<'_>> {
         let inner = &self.inner;
         if inner.eventfd.get().is_none() {

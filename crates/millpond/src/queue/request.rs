@@ -14,6 +14,34 @@ use crate::io::segment_list::RawList;
 /// It owns its buffer, which comes back with the [`Completion`], and keeps its file open. Requests of
 /// one queue are carried out in any order, at the same time: what must come after something else is
 /// submitted after that has completed.
+///
+/// # Examples
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use millpond::{Engine, OpenOptions, Request};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
+/// # let queue = engine.queue(8)?;
+/// queue.submit(&mut vec![
+///     Request::write(&file, b"a pond".to_vec(), 0),
+///     Request::write_buffers(&file, engine.alloc_buffers(1, 4096)?, 4096),
+/// ]);
+/// assert!(queue.wait(2, 8, None)?.iter().all(|done| done.result().is_ok()));
+/// queue.submit(&mut vec![Request::sync_data(&file), Request::sync_all(&file)]);
+/// assert!(queue.wait(2, 8, None)?.iter().all(|done| done.result().is_ok()));
+/// let mut memory = [0u8; 4];
+/// let lent = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
+/// // SAFETY: the memory stays, and nobody else uses it, until the request has completed.
+/// queue.submit(&mut vec![unsafe { Request::read_lent(&file, &lent, 2) }]);
+/// assert_eq!(queue.wait(1, 8, None)?[0].result().unwrap(), 4);
+/// assert_eq!(&memory, b"pond");
+/// // SAFETY: the same.
+/// queue.submit(&mut vec![unsafe { Request::write_lent(&file, &lent, 0) }]);
+/// assert_eq!(queue.wait(1, 8, None)?.len(), 1);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Request {
@@ -277,6 +305,31 @@ impl Kind {
 }
 
 /// How a [`Request`] ended.
+///
+/// # Examples
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use millpond::{Engine, OpenOptions, Request};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
+/// # let queue = engine.queue(8)?;
+/// queue.submit(&mut vec![Request::read(&file, vec![0; 512], 0).user_data(7)]);
+/// let done = queue.wait(1, 8, None)?.remove(0);
+/// match done.result() {
+///     Ok(moved) => println!("request {}: {moved} bytes", done.user_data()),
+///     Err(error) => println!("request {}: {error}", done.user_data()),
+/// }
+/// let buffer: Vec<u8> = done.into_buffer(); // to be used again
+/// queue.submit(&mut vec![Request::write_buffers(&file, engine.alloc_buffers(2, 512)?, 0)]);
+/// let buffers = queue.wait(1, 8, None)?.remove(0).into_buffers();
+/// assert_eq!((buffer.len(), buffers.len()), (512, 2));
+/// queue.submit(&mut vec![Request::read(&file, buffer, 0)]);
+/// let (moved, buffer) = queue.wait(1, 8, None)?.remove(0).into_parts();
+/// assert_eq!((moved?, buffer.len()), (512, 512));
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Completion {
     pub(super) user_data: u64,

@@ -51,6 +51,51 @@ pub struct SimWrite {
 /// assert_eq!(device.crash(1), b"pond");
 /// # Ok::<(), millpond::Error>(())
 /// ```
+///
+/// What it was asked for, held back, and made to fail:
+///
+/// ```
+/// use std::time::Duration;
+/// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions, SimWrite};
+///
+/// let options = SimOptions::new(1);
+/// let device = options.device();
+/// let engine = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(options)).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// let file = engine.open(&path, &OpenOptions::new().read(true).write(true).create(true))?;
+/// assert!(device.is_empty() && device.files() == 1);
+/// let second = Duration::from_secs(10);
+/// std::thread::scope(|scope| {
+///     device.block_writes(true);
+///     let write = scope.spawn(|| file.write_all_at(b"pond", 0));
+///     assert!(device.wait_for_blocked_write(second));
+///     assert!(!write.is_finished());
+///     device.block_writes(false);
+///     write.join().unwrap()?;
+///     device.hold_next_sync();
+///     let sync = scope.spawn(|| file.sync_all());
+///     assert!(device.wait_for_held_sync(second));
+///     device.release_sync();
+///     sync.join().unwrap()
+/// })?;
+/// let written = SimWrite { offset: 0, len: 4, durable: false };
+/// assert_eq!(device.take_log(), [written]);
+/// assert_eq!((device.writes(), device.syncs(), device.len()), (1, 1, 4));
+/// assert_eq!((device.len_max(), device.writes_under_way_max()), (4, 1));
+/// // One file of the device fails, or hangs, and others do not.
+/// let ill = device.file(0);
+/// ill.fail_writes(libc::EIO);
+/// assert!(file.write_all_at(b"mill", 0).is_err());
+/// ill.fail_writes(0);
+/// assert_eq!((device.failed_writes(), device.failed_syncs()), (1, 0));
+/// ill.hang(true);
+/// assert_eq!(ill.hanging(), 0, "nothing was asked of it since");
+/// ill.hang(false);
+/// ill.hang_syncs(false);
+/// assert!(device.violations().is_empty());
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct SimDevice {
     shared: Arc<Shared>,

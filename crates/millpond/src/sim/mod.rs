@@ -83,6 +83,30 @@ fn file_contents(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 }
 
 /// What a simulated device does to the transfers it is given.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::atomic::Ordering::Relaxed;
+/// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions};
+///
+/// let options = SimOptions::new(7) // the same seed, the same faults
+///     .delay_us_max(100)
+///     .short_per_mille(50)
+///     .error_per_mille(10)
+///     .fail_every_kth_write(100, libc::ENOSPC)
+///     .fail_every_kth_sync(3);
+/// let (device, errors) = (options.device(), options.errors_switch());
+/// let engine = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(options)).build()?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// errors.store(false, Relaxed); // while the file is filled
+/// let file = engine.open(&path, &OpenOptions::new().write(true).create(true))?;
+/// file.write_all_at(&[7; 64 << 10], 0)?;
+/// errors.store(true, Relaxed);
+/// println!("{:?}, after {} writes", file.sync_all(), device.writes());
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct SimOptions {
     seed: u64,

@@ -90,6 +90,29 @@ impl File {
     /// # Errors
     ///
     /// As for [`File::punch_hole`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// # let options = OpenOptions::new().read(true).write(true).create(true);
+    ///
+    /// let file = engine.open(&path, &options)?;
+    /// # if matches!(file.allocate(0, 1), Err(ref e) if e.errno() == libc::EOPNOTSUPP) { return Ok(()) }
+    /// file.allocate(0, 64 << 10)?; // its blocks are there, and read as zeros
+    /// file.write_all_at(&[7; 8192], 0)?;
+    /// file.zero_range(4096, 4096)?;
+    /// let mut bytes = [7; 2];
+    /// file.read_exact_at(&mut bytes, 4095)?;
+    /// assert_eq!(bytes, [7, 0]);
+    /// file.truncate(4096)?;
+    /// assert_eq!(file.seek_data(0)?, Some(0));
+    /// assert_eq!(file.seek_hole(0)?, Some(4096), "the end counts as one");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_extent(Op::Zero, offset, len)?;
         self.cached.zero(offset, offset + len)

@@ -65,6 +65,26 @@ impl File {
     ///
     /// As for [`File::persist`]; with the step [`Rename`](crate::PersistStep::Rename) and EEXIST
     /// where there is a `to`, or with EINVAL where the file system can't tell.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// # let options = OpenOptions::new().read(true).write(true).create(true);
+    ///
+    /// let file = engine.open(&path, &options)?;
+    /// file.write_all_at(b"the lock is mine", 0)?;
+    /// # if matches!(file.persist_noclobber(&path, &path), Err(ref e) if e.errno() == libc::EINVAL) { return Ok(()) }
+    /// match file.persist_noclobber(&path, dir.path().join("LOCK")) {
+    ///     Ok(()) => {}
+    ///     Err(taken) if taken.errno() == libc::EEXIST => println!("somebody else's"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn persist_noclobber(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         persist::persist(&self.cached, from.as_ref(), to.as_ref(), false)
     }

@@ -216,6 +216,29 @@ impl File {
     /// # Safety
     ///
     /// As for [`File::read_raw_at`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// # let options = OpenOptions::new().read(true).write(true).create(true);
+    ///
+    /// let file = engine.open(&path, &options)?;
+    /// file.write_all_at(b"pond", 0)?;
+    /// file.prepare_thread(); // once a thread; then, in a signal handler, too:
+    /// let mut bytes = [0u8; 4];
+    /// // SAFETY: an array is valid for writes of its length.
+    /// let hit = unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), 0) };
+    /// if hit.is_none() {
+    ///     // SAFETY: as above.
+    ///     unsafe { file.read_raw_at(bytes.as_mut_ptr(), bytes.len(), 0)? };
+    /// }
+    /// assert_eq!(&bytes, b"pond");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[inline]
     pub unsafe fn try_read_hit_raw(&self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
         if !self.hits || !in_range(offset, len as u64) {

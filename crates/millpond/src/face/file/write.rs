@@ -170,6 +170,30 @@ impl File {
     /// # Errors
     ///
     /// As for [`File::write_raw_at`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// # let options = OpenOptions::new().read(true).write(true).create(true);
+    ///
+    /// let file = engine.open(&path, &options)?;
+    /// let mut memory = *b"pond";
+    /// let whole = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
+    /// // SAFETY: an array is valid for reads and writes of its length, and nobody else has it.
+    /// unsafe {
+    ///     assert_eq!(file.append_raw(memory.as_ptr(), memory.len())?, (0, 4));
+    ///     assert_eq!(file.append_vectored_raw(&whole)?, (4, 4));
+    ///     assert_eq!(file.write_raw_at(memory.as_ptr(), 2, 8)?, 2);
+    ///     assert_eq!(file.write_vectored_raw_at(&whole, 10)?, 4);
+    ///     assert_eq!(file.read_vectored_raw_at(&whole, 8)?, 4);
+    /// }
+    /// assert_eq!(&memory, b"popo");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub unsafe fn append_vectored_raw(&self, src: &[libc::iovec]) -> Result<(u64, usize)> {
         // SAFETY: the caller's promise; a write only reads the memory.
         let list = unsafe { RawList::from_iovecs(src) };
