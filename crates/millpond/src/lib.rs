@@ -121,4 +121,5 @@ compile_error!("Millpond needs a multi-copy atomic architecture: x86-64 or AArch
 /// The programs of the guide compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide/rust.md")]
+#[doc = include_str!("../../../docs/guide/tuning.md")]
 struct Guide;
