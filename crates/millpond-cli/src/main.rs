@@ -7,6 +7,7 @@
 //!   could not write into the file after all.
 //! - [`bench`]: measures Millpond and its peers on this machine.
 //! - [`store`]: finds out what an object store promises.
+//! - [`crash`]: what a power cut would leave of a program's files.
 //! - [`top`]: shows what running engines do.
 //! - [`manual`]: man pages and completions.
 //!
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod crash;
 mod failure;
 mod keeper;
 mod manual;
@@ -48,6 +50,7 @@ enum Command {
     Keeper(keeper::Args),
     Rescue(rescue::Args),
     Bench(bench::Args),
+    Crash(crash::Args),
     Store(store::Args),
     Top(top::Args),
     Manual(manual::Args),
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Crash(args) => crash::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),

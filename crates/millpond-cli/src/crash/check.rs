@@ -1,0 +1,98 @@
+//! Whether a state is one that the user's command can live with.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::history::History;
+use super::model::Atoms;
+use super::search::State;
+use crate::failure::{Context, Result};
+
+/// The file with what the program had said before the cut.
+const SAID: &str = "MILLPOND_CRASH_SAID";
+/// Of what a check says so much is shown. Chosen, not measured.
+const SHOWN_BYTES: u64 = 4096;
+const PAUSE: Duration = Duration::from_millis(1);
+
+pub struct Checker<'a> {
+    pub command: &'a str,
+    pub timeout: Duration,
+    pub atoms: &'a Atoms,
+    pub history: &'a History,
+    /// How much the program had said after each number of steps.
+    pub said: &'a [usize],
+}
+
+/// What a check that failed has to say.
+#[derive(Debug, Clone)]
+pub struct Complaint {
+    pub how: String,
+    pub words: String,
+}
+
+impl Checker<'_> {
+    /// The state below an empty directory, and what the program had said in a file.
+    pub fn lay_out(&self, state: &State, dir: &Path, said: &Path) -> Result<()> {
+        let tree = self.atoms.tree(state.cut, &state.lost);
+        tree.write(dir).context(format!("writing a state to {}", dir.display()))?;
+        let words = &self.history.output[..self.said[state.cut]];
+        std::fs::write(said, words).context(said.display())
+    }
+
+    pub fn check(&self, state: &State) -> Result<Option<Complaint>> {
+        let place = tempfile::tempdir().context("a directory for a state")?;
+        let (dir, said) = (place.path().join("state"), place.path().join("said"));
+        std::fs::create_dir(&dir).context(dir.display())?;
+        self.lay_out(state, &dir, &said)?;
+        let mut words = tempfile::tempfile().context("a file for what a check says")?;
+        let copy = |file: &File| file.try_clone().context("a file for what a check says");
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", self.command])
+            .current_dir(&dir)
+            .env(SAID, &said)
+            .stdin(Stdio::null())
+            .stdout(copy(&words)?)
+            .stderr(copy(&words)?)
+            // Ended with all that it started.
+            .process_group(0)
+            .spawn()
+            .context("/bin/sh")?;
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().context("waiting for a check")? {
+                break Some(status);
+            }
+            if begun.elapsed() > self.timeout {
+                let group = Pid::from_child(&child);
+                let _ = kill_process_group(group, Signal::KILL);
+                child.wait().context("waiting for a check")?;
+                break None;
+            }
+            std::thread::sleep(PAUSE);
+        };
+        let how = match status {
+            Some(status) if status.success() => return Ok(None),
+            Some(status) => ended(status),
+            None => format!("took longer than {} s", self.timeout.as_secs_f64()),
+        };
+        words.rewind().context("what a check says")?;
+        let mut said = Vec::new();
+        words.take(SHOWN_BYTES).read_to_end(&mut said).context("what a check says")?;
+        Ok(Some(Complaint { how, words: String::from_utf8_lossy(&said).into_owned() }))
+    }
+}
+
+pub fn ended(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("ended by signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}

@@ -1,0 +1,282 @@
+//! `millpond crash`: what a power cut at any moment would have left of a program's files.
+//!
+//! ```text
+//! program -> engine -> recorder (FUSE) -> history -> atoms -> states -> each laid out, and checked
+//! ```
+//!
+//! [`tree`] is a directory in memory, [`history`] what was done to it, [`mount`] shows it to the program.
+//! [`model`] says what may be lost, [`search`] chooses, [`check`] asks the user's command, [`report`] tells.
+
+mod check;
+mod history;
+mod model;
+mod mount;
+mod program;
+mod report;
+mod search;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use self::check::{Checker, Complaint};
+use self::history::{Event, History};
+use self::model::{Atoms, Model};
+use self::report::{Failed, Report};
+use self::search::State;
+use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
+
+/// What the disk writes as a whole, and with `--torn`.
+const PAGE_BYTES: u64 = 4096;
+const SECTOR_BYTES: u64 = 512;
+/// To find the shortest state that fails. Chosen, not measured.
+const CHECKS_TO_SHRINK: usize = 300;
+
+/// Runs a program, and checks what a power cut at any moment would have left of its files.
+///
+/// The program runs in DIR, which shows a copy of itself until the program ends: what was in it stays as
+/// it was. Its writes, changes of names and syncs are recorded below the engine. Then each state that a power cut could
+/// have left, or as many as --states says, is laid out in a directory of its own, and CMD is run there by
+/// /bin/sh. CMD fails if the state is one that must not be; the file $MILLPOND_CRASH_SAID has what the program had
+/// written to its standard output before the cut. All of DIR is kept in memory. Needs FUSE.
+///
+/// Exit status: 0 if no check failed, 1 if one did, or the program; 2 for arguments that can't be accepted.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The command that looks at a state
+    #[arg(long, value_name = "CMD")]
+    check: String,
+
+    /// Where the program runs, and whose files are recorded
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+
+    /// What the file system promises
+    #[arg(long, value_enum, default_value_t = Model::Strict)]
+    model: Model,
+
+    /// Writes may be torn within pages, between sectors of 512 bytes
+    #[arg(long)]
+    torn: bool,
+
+    /// States to check at most
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    states: u32,
+
+    /// Chooses them, where there are more
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Seconds that a check may take
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+
+    /// Leave the shortest state that fails here
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+
+    /// Print the report as JSON; the program's output goes to standard error
+    #[arg(long)]
+    json: bool,
+
+    /// Run the program without the engine
+    #[arg(long, conflicts_with_all = ["mode", "cache", "eager"])]
+    kernel: bool,
+
+    /// As of `millpond run`
+    #[arg(long)]
+    mode: Option<String>,
+
+    /// As of `millpond run`
+    #[arg(long)]
+    cache: Option<String>,
+
+    /// As of `millpond run`
+    #[arg(long)]
+    eager: bool,
+
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+impl Args {
+    /// The words of `millpond run` that are passed on.
+    fn engine(&self) -> Option<Vec<OsString>> {
+        if self.kernel {
+            return None;
+        }
+        let mut words = vec!["--quiet".into()];
+        for (name, value) in [("--mode", &self.mode), ("--cache", &self.cache)] {
+            words.extend(value.iter().flat_map(|value| [name.into(), value.into()]));
+        }
+        words.extend(self.eager.then(|| "--eager".into()));
+        Some(words)
+    }
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(keep) = &args.keep
+        && keep.exists()
+    {
+        let message = format!("--keep {}: it is there already", keep.display());
+        return Err(Failure::new(REFUSED, message));
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("signal handler")?;
+    }
+    let program = program::Program {
+        dir: &args.dir,
+        words: &args.program,
+        engine: args.engine(),
+        to_stderr: args.json,
+        interrupted: &interrupted,
+    };
+    let history = program.record()?;
+    let grain = if args.torn { SECTOR_BYTES } else { PAGE_BYTES };
+    let atoms = Atoms::of(&history, args.model, grain);
+    let said = said(&history);
+    let checker = Checker {
+        command: &args.check,
+        timeout: Duration::from_secs(args.timeout.into()),
+        atoms: &atoms,
+        history: &history,
+        said: &said,
+    };
+    let steps = history.steps.len();
+    let found = search::states(&atoms, steps, &said, args.states as usize, args.seed);
+    let failed = check_all(&checker, &found.states, &interrupted)?;
+    let shortest = match failed.iter().min_by_key(|(state, _)| (state.lost.len(), state.cut)) {
+        Some((state, complaint)) => Some(shrunk(&checker, state, complaint, &interrupted)?),
+        None => None,
+    };
+    let report = Report {
+        history: &history,
+        atoms: &atoms,
+        states: found.states.len(),
+        is_all: found.is_all,
+        seed: args.seed,
+        failed: failed.len(),
+        shortest,
+    };
+    if let (Some(keep), Some(Failed { state, .. })) = (&args.keep, &report.shortest) {
+        let dir = keep.join("state");
+        std::fs::create_dir_all(&dir).context(dir.display())?;
+        checker.lay_out(state, &dir, &keep.join("said"))?;
+        std::fs::write(keep.join("report"), report.to_string()).context(keep.display())?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report.json()).context("report")?);
+    } else {
+        print!("{report}");
+    }
+    Ok(if report.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How many bytes the program had said after each number of steps.
+fn said(history: &History) -> Vec<usize> {
+    let mut so_far = vec![0];
+    for step in &history.steps {
+        let before = so_far[so_far.len() - 1];
+        so_far.push(if let Event::Said(bytes) = step.event { bytes } else { before });
+    }
+    so_far
+}
+
+fn interruption() -> Failure {
+    Failure::new(FAILED, "interrupted")
+}
+
+/// Those that fail, by as many threads as there are processors.
+fn check_all(
+    checker: &Checker<'_>,
+    states: &[State],
+    interrupted: &AtomicBool,
+) -> Result<Vec<(State, Complaint)>> {
+    let work = Mutex::new((states.iter().enumerate(), Ok(Vec::new())));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let is_shown = std::io::stderr().is_terminal();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let (number, state) = {
+                        let mut work = locked(&work);
+                        if interrupted.load(Relaxed) {
+                            work.1 = Err(interruption());
+                        }
+                        match work.0.next() {
+                            Some(next) if work.1.is_ok() => next,
+                            _ => return,
+                        }
+                    };
+                    if is_shown {
+                        eprint!("\r{} of {} states", number + 1, states.len());
+                    }
+                    let checked = checker.check(state);
+                    let mut work = locked(&work);
+                    match (checked, &mut work.1) {
+                        (Ok(Some(complaint)), Ok(failed)) => {
+                            failed.push((state.clone(), complaint))
+                        }
+                        (Err(failure), failed @ Ok(_)) => *failed = Err(failure),
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    if is_shown {
+        eprintln!();
+    }
+    work.into_inner().expect("no panic under the lock").1
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no panic under the lock")
+}
+
+/// The same failure with less lost, as far as one after the other can be had back.
+fn shrunk(
+    checker: &Checker<'_>,
+    state: &State,
+    complaint: &Complaint,
+    interrupted: &AtomicBool,
+) -> Result<Failed> {
+    let mut failed = Failed { state: state.clone(), complaint: complaint.clone() };
+    let mut checks = 0;
+    loop {
+        let lost = &failed.state.lost;
+        let may_return = |number: &&usize| {
+            checker.atoms.all[**number].needs.iter().all(|need| !lost.contains(need))
+        };
+        let mut less = None;
+        for number in lost.iter().filter(may_return) {
+            checks += 1;
+            if checks > CHECKS_TO_SHRINK || interrupted.load(Relaxed) {
+                return Ok(failed);
+            }
+            let mut lost = lost.clone();
+            lost.remove(number);
+            let state = State { lost, ..failed.state.clone() };
+            if let Some(complaint) = checker.check(&state)? {
+                less = Some(Failed { state, complaint });
+                break;
+            }
+        }
+        match less {
+            Some(less) => failed = less,
+            None => return Ok(failed),
+        }
+    }
+}

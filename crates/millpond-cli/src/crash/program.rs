@@ -1,0 +1,121 @@
+//! The program, and the recorder below it.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::history::{History, Recorder};
+use super::mount::{Shared, mount};
+use super::tree::Tree;
+use super::{check, interruption};
+use crate::failure::{Context, FAILED, Failure, Result};
+
+const PAUSE: Duration = Duration::from_millis(2);
+
+pub struct Program<'a> {
+    pub dir: &'a Path,
+    pub words: &'a [OsString],
+    /// Words of `millpond run`; `None`: without it.
+    pub engine: Option<Vec<OsString>>,
+    pub to_stderr: bool,
+    pub interrupted: &'a AtomicBool,
+}
+
+impl Program<'_> {
+    /// Runs it to its end.
+    pub fn record(&self) -> Result<History> {
+        let dir = self.dir.canonicalize().context(self.dir.display())?;
+        let before = Tree::read(&dir).context(format!("reading {}", dir.display()))?;
+        let recorder: Shared = Arc::new(Mutex::new(Some(Recorder::new(before))));
+        let session = mount(Arc::clone(&recorder), &dir)?;
+        let ended = self.run(&dir, &recorder);
+        // Where something still uses it, it is out of everybody's way at least.
+        if session.umount_and_join().is_err() {
+            let _ = unmount(&dir, UnmountFlags::DETACH);
+        }
+        let recorder = recorder.lock().expect("no panic under the lock").take();
+        let history = recorder.expect("taken here alone").end();
+        let status = ended?;
+        if self.interrupted.load(Relaxed) {
+            return Err(interruption());
+        }
+        if !status.success() {
+            let how = check::ended(status);
+            return Err(Failure::new(FAILED, format!("the program failed: {how}")));
+        }
+        Ok(history)
+    }
+
+    fn run(&self, dir: &Path, recorder: &Shared) -> Result<ExitStatus> {
+        let (first, rest) = self.words.split_first().expect("clap wants one");
+        let mut command = match &self.engine {
+            None => {
+                let mut command = Command::new(first);
+                command.args(rest);
+                command
+            }
+            Some(words) => {
+                let own = std::env::current_exe().context("finding this program")?;
+                let mut command = Command::new(own);
+                command.arg("run").args(words).arg("--path").arg(dir).arg("--").args(self.words);
+                command
+            }
+        };
+        let mut child = command
+            .current_dir(dir)
+            .stdout(Stdio::piped())
+            .spawn()
+            .context(format!("starting {}", Path::new(first).display()))?;
+        let output = child.stdout.take().expect("piped");
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.listen(output, recorder));
+            self.wait(&mut child)
+        })
+    }
+
+    fn wait(&self, child: &mut Child) -> Result<ExitStatus> {
+        loop {
+            if let Some(status) = child.try_wait().context("waiting for the program")? {
+                return Ok(status);
+            }
+            if self.interrupted.load(Relaxed) {
+                // From a terminal it has had the signal itself.
+                let _ = child.kill();
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Notes what it says, among what it does, and passes it on.
+    fn listen(&self, mut output: impl Read, recorder: &Shared) {
+        let mut words = [0; 4096];
+        loop {
+            match output.read(&mut words) {
+                Ok(0) => return,
+                Ok(len) => {
+                    let said = &words[..len];
+                    if let Some(recorder) =
+                        recorder.lock().expect("no panic under the lock").as_mut()
+                    {
+                        recorder.said(said);
+                    }
+                    // Nobody may be listening.
+                    let _ = if self.to_stderr {
+                        io::stderr().write_all(said)
+                    } else {
+                        io::stdout().write_all(said).and_then(|()| io::stdout().flush())
+                    };
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+}

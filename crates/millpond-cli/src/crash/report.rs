@@ -1,0 +1,115 @@
+//! What was found, for readers and for programs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::check::Complaint;
+use super::history::History;
+use super::model::Atoms;
+use super::search::State;
+use super::tree::Change;
+
+/// Of the steps before the cut so many are shown. Chosen, not measured.
+const STEPS_SHOWN: usize = 40;
+
+pub struct Failed {
+    pub state: State,
+    pub complaint: Complaint,
+}
+
+pub struct Report<'a> {
+    pub history: &'a History,
+    pub atoms: &'a Atoms,
+    pub states: usize,
+    pub is_all: bool,
+    pub seed: u64,
+    pub failed: usize,
+    pub shortest: Option<Failed>,
+}
+
+#[derive(Serialize)]
+pub struct Json {
+    steps: Vec<String>,
+    states: usize,
+    all_states: bool,
+    seed: u64,
+    failed: usize,
+    shortest: Option<JsonFailed>,
+}
+
+#[derive(Serialize)]
+struct JsonFailed {
+    /// So many steps were done.
+    cut: usize,
+    lost: Vec<String>,
+    how: String,
+    words: String,
+}
+
+impl Report<'_> {
+    pub fn json(&self) -> Json {
+        Json {
+            steps: self.history.steps.iter().map(|step| step.text.clone()).collect(),
+            states: self.states,
+            all_states: self.is_all,
+            seed: self.seed,
+            failed: self.failed,
+            shortest: self.shortest.as_ref().map(|failed| JsonFailed {
+                cut: failed.state.cut,
+                lost: failed.state.lost.iter().map(|number| self.told(*number)).collect(),
+                how: failed.complaint.how.clone(),
+                words: failed.complaint.words.clone(),
+            }),
+        }
+    }
+
+    /// An atom, and of which step it is.
+    fn told(&self, number: usize) -> String {
+        let atom = &self.atoms.all[number];
+        let text = &self.history.steps[atom.step].text;
+        let is_part = self.atoms.all.iter().filter(|other| other.step == atom.step).count() > 1;
+        match &atom.change {
+            Change::Write { offset, data, .. } if is_part => {
+                format!("{text}: of it {} bytes at {offset}", data.len())
+            }
+            _ => text.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = self.history.steps.len();
+        let which = if self.is_all {
+            "all there are".into()
+        } else {
+            format!("of more; seed {}", self.seed)
+        };
+        writeln!(f, "{steps} steps, {} states ({which}), {} failed", self.states, self.failed)?;
+        let Some(Failed { state, complaint }) = &self.shortest else { return Ok(()) };
+        writeln!(f, "\nThe least that must be lost: the power goes after step {}", state.cut)?;
+        let first = state.cut.saturating_sub(STEPS_SHOWN);
+        if first > 0 {
+            writeln!(f, "         {first} steps before")?;
+        }
+        for (number, step) in self.history.steps.iter().enumerate().take(state.cut).skip(first) {
+            let of_step = |lost: &&usize| self.atoms.all[**lost].step == number;
+            let lost: Vec<_> = state.lost.iter().filter(of_step).collect();
+            let parts = self.atoms.all.iter().filter(|atom| atom.step == number).count();
+            let mark = match lost.len() {
+                0 => "    ",
+                lost if lost == parts => "LOST",
+                _ => "part",
+            };
+            writeln!(f, "  {mark} {:4}. {}", number + 1, step.text)?;
+            if mark == "part" {
+                for number in lost {
+                    writeln!(f, "  LOST        {}", self.told(*number))?;
+                }
+            }
+        }
+        writeln!(f, "  The check: {}", complaint.how)?;
+        complaint.words.lines().try_for_each(|line| writeln!(f, "    {line}"))
+    }
+}
