@@ -33,7 +33,7 @@ use self::history::{Event, History};
 use self::model::{Atoms, Model};
 use self::report::{Failed, Report};
 use self::search::State;
-use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
+use crate::failure::{Context, Failure, REFUSED, Result};
 
 /// What the disk writes as a whole, and with `--torn`.
 const PAGE_BYTES: u64 = 4096;
@@ -193,10 +193,6 @@ fn said(history: &History) -> Vec<usize> {
     so_far
 }
 
-fn interruption() -> Failure {
-    Failure::new(FAILED, "interrupted")
-}
-
 /// Those that fail, by as many threads as there are processors.
 fn check_all(
     checker: &Checker<'_>,
@@ -213,7 +209,7 @@ fn check_all(
                     let (number, state) = {
                         let mut work = locked(&work);
                         if interrupted.load(Relaxed) {
-                            work.1 = Err(interruption());
+                            work.1 = Err(program::interruption());
                         }
                         match work.0.next() {
                             Some(next) if work.1.is_ok() => next,

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 
+use super::check;
 use super::history::{History, Recorder};
 use super::mount::{Shared, mount};
 use super::tree::Tree;
-use super::{check, interruption};
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -26,6 +26,10 @@ pub struct Program<'a> {
     pub engine: Option<Vec<OsString>>,
     pub to_stderr: bool,
     pub interrupted: &'a AtomicBool,
+}
+
+pub fn interruption() -> Failure {
+    Failure::new(FAILED, "interrupted")
 }
 
 impl Program<'_> {
