@@ -6,6 +6,7 @@
 //! - [`keeper`]: writes back what other processes left dirty when they died; [`rescue`]: puts what it
 //!   could not write into the file after all.
 //! - [`bench`]: measures Millpond and its peers on this machine.
+//! - [`soak`]: loads that check themselves, for hours.
 //! - [`store`]: finds out what an object store promises.
 //! - [`crash`]: what a power cut would leave of a program's files.
 //! - [`top`]: shows what running engines do.
@@ -23,6 +24,7 @@ mod keeper;
 mod manual;
 mod rescue;
 mod run;
+mod soak;
 mod store;
 mod top;
 
@@ -51,6 +53,9 @@ enum Command {
     Rescue(rescue::Args),
     Bench(bench::Args),
     Crash(crash::Args),
+    Soak(soak::Args),
+    #[command(hide = true)]
+    SoakWorker(soak::WorkerArgs),
     Store(store::Args),
     Top(top::Args),
     Manual(manual::Args),
@@ -63,6 +68,8 @@ fn main() -> ExitCode {
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Crash(args) => crash::run(&args),
+        Command::Soak(args) => soak::run(&args),
+        Command::SoakWorker(args) => soak::work(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),

@@ -13,47 +13,52 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// All but reads, as the store below has it.
-macro_rules! delegate {
-    () => {
-        async fn put_opts(
-            &self,
-            at: &Path,
-            bytes: PutPayload,
-            options: PutOptions,
-        ) -> Result<PutResult> {
-            self.store.put_opts(at, bytes, options).await
-        }
+/// A store whose reads are its own; all else the store below does.
+macro_rules! implement {
+    ($store:ty, $($reads:tt)*) => {
+        #[async_trait]
+        impl ObjectStore for $store {
+            $($reads)*
 
-        async fn put_multipart_opts(
-            &self,
-            at: &Path,
-            options: PutMultipartOptions,
-        ) -> Result<Box<dyn MultipartUpload>> {
-            self.store.put_multipart_opts(at, options).await
-        }
+            async fn put_opts(
+                &self,
+                at: &Path,
+                bytes: PutPayload,
+                options: PutOptions,
+            ) -> Result<PutResult> {
+                self.store.put_opts(at, bytes, options).await
+            }
 
-        fn delete_stream(
-            &self,
-            at: BoxStream<'static, Result<Path>>,
-        ) -> BoxStream<'static, Result<Path>> {
-            self.store.delete_stream(at)
-        }
+            async fn put_multipart_opts(
+                &self,
+                at: &Path,
+                options: PutMultipartOptions,
+            ) -> Result<Box<dyn MultipartUpload>> {
+                self.store.put_multipart_opts(at, options).await
+            }
 
-        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-            self.store.list(prefix)
-        }
+            fn delete_stream(
+                &self,
+                at: BoxStream<'static, Result<Path>>,
+            ) -> BoxStream<'static, Result<Path>> {
+                self.store.delete_stream(at)
+            }
 
-        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-            self.store.list_with_delimiter(prefix).await
-        }
+            fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+                self.store.list(prefix)
+            }
 
-        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-            self.store.copy_opts(from, to, options).await
+            async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+                self.store.list_with_delimiter(prefix).await
+            }
+
+            async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+                self.store.copy_opts(from, to, options).await
+            }
         }
     };
 }
-pub(crate) use delegate;
+pub(crate) use implement;
 
 /// Requests for bytes or metadata, and the bytes that were asked for.
 #[derive(Debug, Clone, Copy, Default)]
@@ -93,8 +98,8 @@ impl fmt::Display for Counted {
     }
 }
 
-#[async_trait]
-impl ObjectStore for Counted {
+implement! {
+    Counted,
     async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
         self.requests.fetch_add(1, Relaxed);
         let is_head = options.head;
@@ -104,6 +109,4 @@ impl ObjectStore for Counted {
         }
         Ok(answer)
     }
-
-    delegate!();
 }

@@ -18,7 +18,7 @@ use object_store::{
     ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-use crate::counted::delegate;
+use crate::counted::implement;
 
 const PAGE_BYTES: u64 = 16 << 10;
 
@@ -86,8 +86,8 @@ impl fmt::Display for Foyer {
     }
 }
 
-#[async_trait]
-impl ObjectStore for Foyer {
+implement! {
+    Foyer,
     async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
         let Some(GetRange::Bounded(range)) = options.range.clone() else {
             return self.store.get_opts(at, options).await;
@@ -121,6 +121,4 @@ impl ObjectStore for Foyer {
         let payload = GetResultPayload::Stream(stream::iter(pieces).boxed());
         Ok(GetResult { payload, meta, range, attributes: Default::default() })
     }
-
-    delegate!();
 }

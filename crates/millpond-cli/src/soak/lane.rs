@@ -1,0 +1,383 @@
+//! One kind of load, round after round: workers are started, killed or not, and what they have left is looked at.
+//!
+//! ```text
+//! round: keeper? -> worker -> killed, or its keeper is, or both, or neither -> keeper ends -> check -> repair
+//! ```
+//!
+//! What must be in the kernel's file after a round, of each slot:
+//!
+//! | | at least | at most |
+//! |---|---|---|
+//! | the worker has ended; or was killed in mode through, or with a keeper that lived | what was done | what was begun |
+//! | it was killed in mode back, and had no keeper, or one that was killed before | what was synced | what was begun |
+//!
+//! A slot that was being written may be of both versions, page by page.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::data::{Random, SHAPES, Shape};
+use super::ledger::{Count, Ledger, Word};
+use super::verdict::Tally;
+use crate::failure::{Context, FAILED, Failure, Result};
+
+/// After its time, a worker that has not ended hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(3);
+/// Beside the cache: the program, stacks, the allocator. Chosen, not measured.
+const BESIDE_CACHE_BYTES: u64 = 64 << 20;
+const LEDGER: &str = "ledger";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The library; words of the worker, and whether it has a keeper.
+    Library { words: &'static [&'static str], has_keeper: bool },
+    /// A program under `millpond run`, with these words.
+    Program { words: &'static [&'static str], random_adoption: bool },
+    /// A load that knows by itself what is right, and is not killed.
+    Alone { words: &'static [&'static str] },
+}
+
+/// Whose reads are atomic says `--atomic`; under `run` those of a file that is served from its open on.
+pub const LANES: &[(&str, Kind)] = &[
+    ("through", Kind::Library { words: &["--library", "through", "--atomic"], has_keeper: false }),
+    ("back", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
+    ("keeper", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: true }),
+    ("direct", Kind::Library { words: &["--library", "direct", "--atomic"], has_keeper: true }),
+    ("run", Kind::Program { words: &["--eager"], random_adoption: false }),
+    ("run-back", Kind::Program { words: &["--eager", "--mode", "back"], random_adoption: false }),
+    ("run-random", Kind::Program { words: &["--mode", "back"], random_adoption: true }),
+    ("extents", Kind::Alone { words: &["extents"] }),
+    ("faults", Kind::Alone { words: &["faults"] }),
+];
+
+pub struct Lane<'s> {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub dir: PathBuf,
+    pub seed: u64,
+    pub cache_bytes: u64,
+    pub end: Instant,
+    pub is_over: &'s AtomicBool,
+    pub tally: &'s Tally,
+}
+
+/// What happens to a worker and its keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Fate {
+    worker_dies: bool,
+    keeper_dies: bool,
+}
+
+/// Killed when dropped, so that nothing is left behind.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process(Pid::from_child(&self.0), signal);
+    }
+}
+
+impl Lane<'_> {
+    /// Until the time is up, or something is wrong.
+    pub fn run(&self) -> Result<()> {
+        let data = self.dir.join("data");
+        std::fs::create_dir_all(&data).context(data.display())?;
+        let mut random = Random(self.seed);
+        let checked = match self.kind {
+            Kind::Alone { .. } => None,
+            _ => Some(self.begin(&data)?),
+        };
+        while Instant::now() < self.end && !self.is_over.load(Relaxed) {
+            let seed = (random.next() << 32) | (self.seed & 0xFFFF_FFFF);
+            let outcome = match &checked {
+                None => self.alone(&data, seed),
+                Some(ledger) => self.round(&data, ledger, seed, &mut random),
+            };
+            outcome.map_err(|failure| {
+                let message = format!("lane {}, seed {seed}: {}", self.name, failure.message);
+                Failure::new(FAILED, message)
+            })?;
+            self.tally.rounds.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn begin(&self, data: &Path) -> Result<Ledger> {
+        for shape in &SHAPES {
+            let path = data.join(shape.name);
+            let file = File::create_new(&path).context(path.display())?;
+            file.set_len((shape.slots * shape.slot_bytes) as u64).context(path.display())?;
+        }
+        Ledger::create(&self.dir.join(LEDGER)).context("the ledger")
+    }
+
+    fn said(&self) -> PathBuf {
+        self.dir.join("said")
+    }
+
+    /// The command of a worker, after that which it runs under.
+    fn worker(&self, under: &[&str], words: &[&str], data: &Path, seed: u64) -> Result<Command> {
+        let own = std::env::current_exe().context("finding this program")?;
+        let mut command = Command::new(&own);
+        if !under.is_empty() {
+            let cache = self.cache_bytes.to_string();
+            command.args(["run", "--quiet", "--cache", &cache]).args(under);
+            command.arg("--path").arg(data).arg("--").arg(&own);
+        }
+        command.arg("soak-worker").args(words).arg("--data").arg(data);
+        command.arg("--seed").arg(seed.to_string());
+        let said = File::options().create(true).append(true).open(self.said());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(said.context("a file for what a worker says")?);
+        Ok(command)
+    }
+
+    fn alone(&self, data: &Path, seed: u64) -> Result<()> {
+        let Kind::Alone { words } = self.kind else { unreachable!("looked at") };
+        let millis = self.millis(&mut Random(seed));
+        let mut command = self.worker(&[], words, data, seed)?;
+        command.args(["--millis", &millis.to_string()]);
+        let mut worker = Process(command.spawn().context("a worker")?);
+        let (status, _) = self.await_end(&mut worker, millis, &mut |_| Ok(()))?;
+        self.well(status, false)
+    }
+
+    fn millis(&self, random: &mut Random) -> u64 {
+        let left = self.end.saturating_duration_since(Instant::now()).as_millis() as u64;
+        (200 + random.below(4000) as u64).min(left.max(100))
+    }
+
+    fn fate(&self, random: &mut Random) -> Fate {
+        let has_keeper = matches!(self.kind, Kind::Library { has_keeper: true, .. });
+        Fate { worker_dies: random.below(10) < 7, keeper_dies: has_keeper && random.below(10) < 3 }
+    }
+
+    fn round(&self, data: &Path, ledger: &Ledger, seed: u64, random: &mut Random) -> Result<()> {
+        let (fate, millis) = (self.fate(random), self.millis(random));
+        let address = self.dir.join("keeper");
+        let mut keeper = match self.kind {
+            Kind::Library { has_keeper: true, .. } => Some(self.keeper(&address)?),
+            _ => None,
+        };
+        let mut command = match self.kind {
+            Kind::Library { words, has_keeper } => {
+                let mut command = self.worker(&[], &[&["load"], words].concat(), data, seed)?;
+                if has_keeper {
+                    command.arg("--keeper").arg(&address);
+                }
+                command
+            }
+            Kind::Program { words, random_adoption } => {
+                let atomic: &[&str] = if random_adoption { &[] } else { &["--atomic"] };
+                let mut command = self.worker(words, &[&["load"], atomic].concat(), data, seed)?;
+                if random_adoption {
+                    command.env("MILLPOND_ADOPT", format!("random:{}", seed >> 32));
+                }
+                command
+            }
+            Kind::Alone { .. } => unreachable!("these have no rounds"),
+        };
+        command.arg("--ledger").arg(self.dir.join(LEDGER));
+        command.args(["--millis", &millis.to_string()]);
+        command.args(["--cache-bytes", &self.cache_bytes.to_string()]);
+        ledger.set_count(Count::Pid, 0).context("the ledger")?;
+        let mut worker = Process(command.spawn().context("a worker")?);
+        let begun = Instant::now();
+        let moment =
+            |random: &mut Random| Duration::from_millis(random.below(millis as usize) as u64);
+        let (worker_at, keeper_at) = (moment(random), moment(random));
+        let (mut keeper_died, mut worker_killed) = (None, false);
+        let (status, resident) = self.await_end(&mut worker, millis, &mut |worker| {
+            let elapsed = begun.elapsed();
+            if fate.keeper_dies && keeper_died.is_none() && elapsed >= keeper_at {
+                drop(keeper.take());
+                keeper_died = Some(elapsed);
+                self.tally.keeper_kills.fetch_add(1, Relaxed);
+            }
+            if fate.worker_dies && !worker_killed && elapsed >= worker_at {
+                worker_killed = self.kill(worker, ledger)?;
+            }
+            Ok(())
+        })?;
+        self.well(status, worker_killed)?;
+        if let Kind::Library { .. } = self.kind {
+            self.tally.resident(resident);
+            if resident > self.cache_bytes + BESIDE_CACHE_BYTES {
+                let message =
+                    format!("{resident} bytes resident, of a cache of {}", self.cache_bytes);
+                return Err(Failure::new(FAILED, message));
+            }
+        }
+        let kept = keeper.is_some();
+        if let Some(mut keeper) = keeper.take() {
+            // It ends when it has written what was left.
+            keeper.signal(Signal::TERM);
+            keeper.0.wait().context("the keeper's end")?;
+        }
+        let _ = std::fs::remove_file(&address);
+        let survives = match self.kind {
+            Kind::Library { words, .. } => kept || words.contains(&"through"),
+            _ => true,
+        };
+        let least = if survives || !worker_killed { Word::Done } else { Word::Synced };
+        self.check(data, ledger, least)
+    }
+
+    fn keeper(&self, address: &Path) -> Result<Process> {
+        let _ = std::fs::remove_file(address);
+        let own = std::env::current_exe().context("finding this program")?;
+        let mut command = Command::new(own);
+        command.arg("keeper").arg(address).stderr(Stdio::null());
+        let keeper = Process(command.spawn().context("a keeper")?);
+        let begun = Instant::now();
+        while !address.exists() {
+            if begun.elapsed() > PATIENCE {
+                return Err(Failure::new(FAILED, "the keeper does not listen"));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(keeper)
+    }
+
+    /// False: it has not begun yet.
+    fn kill(&self, worker: &Process, ledger: &Ledger) -> Result<bool> {
+        let pid = ledger.count(Count::Pid).context("the ledger")?;
+        let Some(pid) = Pid::from_raw(pid as i32) else { return Ok(false) };
+        // Under `run` it may be a child of the child.
+        if let Kind::Library { .. } = self.kind {
+            worker.signal(Signal::KILL);
+        } else {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        self.tally.kills.fetch_add(1, Relaxed);
+        Ok(true)
+    }
+
+    /// How it ended, and what was resident at most.
+    fn await_end(
+        &self,
+        worker: &mut Process,
+        millis: u64,
+        each_time: &mut dyn FnMut(&Process) -> Result<()>,
+    ) -> Result<(ExitStatus, u64)> {
+        let limit = Instant::now() + Duration::from_millis(millis) + PATIENCE;
+        let mut resident = 0;
+        loop {
+            if let Some(status) = worker.0.try_wait().context("waiting for a worker")? {
+                return Ok((status, resident));
+            }
+            resident = resident.max(resident_bytes(worker.0.id()).unwrap_or(0));
+            each_time(worker)?;
+            if Instant::now() > limit {
+                let words = self.last_words();
+                return Err(Failure::new(FAILED, format!("a worker HANGS\n{words}")));
+            }
+            if self.is_over.load(Relaxed) && Instant::now() + PATIENCE > limit {
+                return Err(super::interruption());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let said = std::fs::read(self.said()).unwrap_or_default();
+        let from = said.len().saturating_sub(4096);
+        String::from_utf8_lossy(&said[from..]).trim_end().to_string()
+    }
+
+    fn well(&self, status: ExitStatus, was_killed: bool) -> Result<()> {
+        use std::os::unix::process::ExitStatusExt;
+        // `run` ends as its program has.
+        let is_killed = was_killed && status.signal() == Some(Signal::KILL.as_raw());
+        if status.success() || is_killed {
+            return Ok(());
+        }
+        let words = self.last_words();
+        Err(Failure::new(FAILED, format!("a worker failed, {status}\n{words}")))
+    }
+
+    /// Each slot is as it must be; those that were being written, or lost, are written anew.
+    fn check(&self, data: &Path, ledger: &Ledger, least: Word) -> Result<()> {
+        for (number, shape) in SHAPES.iter().enumerate() {
+            let path = data.join(shape.name);
+            let file = File::options().read(true).write(true).open(&path);
+            let file = file.context(path.display())?;
+            let mut all = vec![0; shape.slots * shape.slot_bytes];
+            file.read_exact_at(&mut all, 0).context(path.display())?;
+            for (slot, bytes) in all.chunks(shape.slot_bytes).enumerate() {
+                let word = |word| ledger.get(number, slot, word);
+                let versions = (|| io::Result::Ok((word(least)?, word(Word::Begun)?)))();
+                let (least, begun) = versions.context("the ledger")?;
+                self.slot(shape, slot, least, begun, bytes)?;
+                if shape.version(self.seed & 0xFFFF_FFFF, slot, bytes) != Ok(begun)
+                    || least != begun
+                {
+                    self.repair(&file, ledger, number, slot, begun + 1).context(path.display())?;
+                }
+            }
+        }
+        self.tally.checks.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn slot(&self, shape: &Shape, slot: usize, least: u64, begun: u64, bytes: &[u8]) -> Result<()> {
+        let seed = self.seed & 0xFFFF_FFFF;
+        let place = format!("MISMATCH in {}, slot {slot}", shape.name);
+        let wanted = format!("wanted {least} to {begun}");
+        match shape.version(seed, slot, bytes) {
+            Ok(version) if (least..=begun).contains(&version) => Ok(()),
+            Ok(version) => {
+                let at = shape.offset(slot);
+                Err(Failure::new(FAILED, format!("{place}, at {at}: version {version}, {wanted}")))
+            }
+            Err(_) => shape.torn(seed, slot, least..=begun, bytes).map_err(|wrong| {
+                let at = wrong.offset;
+                Failure::new(
+                    FAILED,
+                    format!("{place}: the page at {at} is of no version, {wanted}"),
+                )
+            }),
+        }
+    }
+
+    fn repair(
+        &self,
+        file: &File,
+        ledger: &Ledger,
+        number: usize,
+        slot: usize,
+        version: u64,
+    ) -> io::Result<()> {
+        let shape = &SHAPES[number];
+        let mut bytes = vec![0; shape.slot_bytes];
+        shape.fill(self.seed & 0xFFFF_FFFF, slot, version, &mut bytes);
+        file.write_all_at(&bytes, shape.offset(slot))?;
+        for word in [Word::Begun, Word::Done, Word::Synced] {
+            ledger.set(number, slot, word, version)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel says of a process's memory.
+fn resident_bytes(pid: u32) -> io::Result<u64> {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0u64);
+    Ok(pages * rustix::param::page_size() as u64)
+}

@@ -1,0 +1,217 @@
+//! `millpond soak`: loads that check themselves, for hours, through the library and under `millpond run`.
+//!
+//! ```text
+//! lane (a thread, a directory) -> rounds -> worker, a process: `millpond soak-worker` -> ledger
+//!                                        -> kills, of it and of its keeper -> check
+//! ```
+//!
+//! [`data`] knows what is right, [`ledger`] what was begun and done, [`worker`] reads and writes, [`alone`] has loads
+//! that know by themselves, [`lane`] starts, kills and checks, [`verdict`] sums up.
+
+mod alone;
+mod data;
+mod lane;
+mod ledger;
+mod verdict;
+mod worker;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use self::lane::{LANES, Lane};
+use self::ledger::{Count, Ledger};
+use self::verdict::{Operations, Tally, Verdict};
+use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
+use crate::run::parse_size;
+
+/// Mixed loads that check themselves, with evictions, kills and faults, for as long as you say.
+///
+/// Through the library in both modes, with keepers and without, direct, and by programs under `millpond run`; with
+/// changes of extents and on a simulated device that fails. Workers and keepers are killed at random. All that is
+/// read is looked at, and after each round what the kernel has. Ends at once when something is wrong, and leaves
+/// the files then.
+///
+/// Exit status: 0 if nothing was wrong, 1 if something was, 2 for arguments that can't be accepted.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How long
+    #[arg(long, default_value_t = 0.5, conflicts_with = "seconds")]
+    hours: f64,
+
+    /// The same in seconds
+    #[arg(long)]
+    seconds: Option<u64>,
+
+    /// Where files are made, in a directory that goes in the end
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+
+    /// Decides what is done and killed when; the machine's timing has a say, too
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// The cache of each worker: the files of one are 9 MiB
+    #[arg(long, value_name = "SIZE", default_value = "2m", value_parser = parse_size)]
+    cache: u64,
+
+    /// Print the verdict as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A worker of `millpond soak`.
+#[derive(Debug, clap::Args)]
+pub struct WorkerArgs {
+    #[command(subcommand)]
+    load: Load,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Load {
+    Load(worker::Worker),
+    Extents(alone::Alone),
+    Faults(alone::Alone),
+}
+
+pub fn work(args: &WorkerArgs) -> Result<()> {
+    match &args.load {
+        Load::Load(worker) => worker::run(worker),
+        Load::Extents(alone) => alone::extents(alone),
+        Load::Faults(alone) => alone::faults(alone),
+    }
+}
+
+fn interruption() -> Failure {
+    Failure::new(FAILED, "interrupted")
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.cache < 512 << 10 {
+        return Err(Failure::new(REFUSED, "--cache: at least 512k"));
+    }
+    let is_wanted = args.hours > 0.0 && args.hours < 10_000.0;
+    if !is_wanted {
+        return Err(Failure::new(REFUSED, "--hours: more than 0, and less than 10,000"));
+    }
+    let length = match args.seconds {
+        Some(seconds) => Duration::from_secs(seconds),
+        None => Duration::from_secs_f64(args.hours * 3600.0),
+    };
+    let parent = args.dir.canonicalize().context(args.dir.display())?;
+    let dir = tempfile::Builder::new()
+        .prefix("millpond-soak-")
+        .tempdir_in(&parent)
+        .context(parent.display())?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("signal handler")?;
+    }
+    let (is_over, tally) = (AtomicBool::new(false), Tally::default());
+    let begun = Instant::now();
+    let mut failures = Vec::new();
+    std::thread::scope(|scope| {
+        let mut lanes = Vec::new();
+        for (number, (name, kind)) in LANES.iter().enumerate() {
+            let lane = Lane {
+                name,
+                kind: *kind,
+                dir: dir.path().join(name),
+                seed: args.seed.wrapping_mul(1_000_003).wrapping_add(number as u64),
+                cache_bytes: args.cache,
+                end: begun + length,
+                is_over: &is_over,
+                tally: &tally,
+            };
+            lanes.push(scope.spawn(move || {
+                let outcome = lane.run();
+                if outcome.is_err() {
+                    lane.is_over.store(true, Relaxed);
+                }
+                outcome
+            }));
+        }
+        progress(begun, length, &interrupted, &is_over, dir.path(), &tally, || {
+            lanes.iter().all(|lane| lane.is_finished())
+        });
+        for lane in lanes {
+            failures.extend(lane.join().expect("no panic").err());
+        }
+    });
+    // Those that were told to end are no news.
+    let failures: Vec<String> = failures
+        .into_iter()
+        .map(|failure| failure.message)
+        .filter(|message| !message.ends_with(&interruption().message))
+        .collect();
+    let operations = operations(dir.path());
+    let mut verdict = Verdict::new(begun.elapsed().as_secs(), args.seed, &tally, operations);
+    verdict.interrupted = interrupted.load(Relaxed);
+    verdict.kept = (!failures.is_empty()).then(|| dir.path().to_owned());
+    verdict.failures = failures;
+    if verdict.kept.is_some() {
+        let _ = dir.keep();
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&verdict).context("the verdict")?);
+    } else {
+        print!("{verdict}");
+    }
+    Ok(if verdict.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Says how far it is: a line that changes on a terminal, else one a minute. Returns when all lanes have ended.
+fn progress(
+    begun: Instant,
+    length: Duration,
+    interrupted: &AtomicBool,
+    is_over: &AtomicBool,
+    dir: &Path,
+    tally: &Tally,
+    have_ended: impl Fn() -> bool,
+) {
+    let is_terminal = std::io::stderr().is_terminal();
+    let period = Duration::from_secs(if is_terminal { 1 } else { 60 });
+    let mut next = period;
+    while !have_ended() {
+        if interrupted.load(Relaxed) {
+            is_over.store(true, Relaxed);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        let elapsed = begun.elapsed();
+        if elapsed < next {
+            continue;
+        }
+        next += period;
+        let Operations { reads, writes, syncs } = operations(dir);
+        let (elapsed, length) = (elapsed.as_secs(), length.as_secs());
+        let (kills, checks) = (tally.kills.load(Relaxed), tally.checks.load(Relaxed));
+        let line = format!(
+            "{elapsed} of {length} s: {reads} reads, {writes} writes, {syncs} syncs, {kills} kills, {checks} checks"
+        );
+        if is_terminal {
+            eprint!("\r{line}");
+        } else {
+            eprintln!("{line}");
+        }
+    }
+    if is_terminal {
+        eprintln!();
+    }
+}
+
+fn operations(dir: &Path) -> Operations {
+    let mut all = Operations::default();
+    for (name, _) in LANES {
+        let Ok(ledger) = Ledger::open(&dir.join(name).join("ledger")) else { continue };
+        let count = |count| ledger.count(count).unwrap_or(0);
+        all.reads += count(Count::Reads);
+        all.writes += count(Count::Writes);
+        all.syncs += count(Count::Syncs);
+    }
+    all
+}
