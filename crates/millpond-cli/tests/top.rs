@@ -153,6 +153,35 @@ fn an_engine_is_told_as_text_as_json_and_to_prometheus() {
 }
 
 #[test]
+fn a_store_of_objects_is_told() {
+    use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
+
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let far = std::sync::Arc::new(InMemory::new());
+    let builder = millpond_objects::CachedStore::builder(far).memory_bytes(16 << 20);
+    let builder = builder.freshness(millpond_objects::Freshness::Immutable);
+    let store = builder.published(true).build().unwrap();
+    let path = Path::from("pond");
+    runtime.block_on(async {
+        store.put(&path, "water".into()).await.unwrap();
+        for _ in 0..5 {
+            assert_eq!(store.get_range(&path, 0..5).await.unwrap(), "water");
+        }
+    });
+    let stats = store.stats();
+    assert_eq!((stats.requests, stats.requests_saved), (1, 4));
+    let own = std::process::id().to_string();
+    await_some("such numbers", || {
+        let text = top(&[&own, "--once"]);
+        if text.contains("1 objects: 1 requests, 4 saved, 5 B received") {
+            Ok(())
+        } else {
+            Err(text)
+        }
+    });
+}
+
+#[test]
 fn a_killed_process_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (run, pid, child) = program(dir.path());

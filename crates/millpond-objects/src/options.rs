@@ -44,7 +44,8 @@ pub enum Freshness {
 ///     .page_bytes(16 << 10)
 ///     .freshness(Freshness::MaxAge(std::time::Duration::from_secs(60)))
 ///     .gap_bytes(64 << 10)
-///     .readahead_bytes_max(4 << 20);
+///     .readahead_bytes_max(4 << 20)
+///     .published(true);
 /// # if std::env::var_os("NO_SUCH_VARIABLE").is_some() {
 /// // With a second tier, where the directory's file system has direct I/O:
 /// let store = builder.disk(dir.path(), 1 << 30).build()?;
@@ -60,6 +61,7 @@ pub struct Builder {
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) disk: Option<DiskOptions>,
+    pub(crate) published: bool,
 }
 
 impl Builder {
@@ -72,6 +74,7 @@ impl Builder {
             gap_bytes: 1 << 20,
             readahead_bytes_max: 4 << 20,
             disk: None,
+            published: false,
         }
     }
 
@@ -114,6 +117,15 @@ impl Builder {
     #[must_use]
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Builder {
         self.readahead_bytes_max = bytes;
+        self
+    }
+
+    /// Whether [`Stats`](crate::Stats) are told to other processes of the same user, four times a second: to
+    /// `millpond top`. Takes a thread and a descriptor; [`build`](Builder::build) fails where the system gives
+    /// neither. Not unless said.
+    #[must_use]
+    pub fn published(mut self, on: bool) -> Builder {
+        self.published = on;
         self
     }
 

@@ -48,6 +48,28 @@ pub struct Stats {
     pub disk_is_off: bool,
 }
 
+impl Stats {
+    /// A name and a number each, of what the engine does not count itself.
+    pub(crate) fn lines(&self) -> String {
+        let counts = [
+            ("requests", self.requests),
+            ("not_modified", self.not_modified),
+            ("requests_saved", self.requests_saved),
+            ("bytes_from_store", self.bytes_from_store),
+            ("count", self.objects),
+            ("disk_hits", self.disk_hits),
+            ("disk_bytes_read", self.bytes_from_disk),
+            ("disk_bytes_written", self.disk_bytes_written),
+            ("disk_pages_dropped", self.disk_pages_dropped),
+            ("disk_errors", self.disk_errors),
+            ("disk_is_off", self.disk_is_off.into()),
+        ];
+        counts
+            .iter()
+            .fold(String::new(), |text, (name, count)| text + &format!("objects_{name} {count}\n"))
+    }
+}
+
 impl fmt::Display for Stats {
     /// A line for each tier, and one for the disk if there is one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -88,6 +88,11 @@ impl CachedStore {
         stats
     }
 
+    /// What `millpond top` is told beside what the engine has done.
+    fn lines(&self) -> String {
+        self.stats().lines()
+    }
+
     /// Drops an object from the cache, after others have changed it.
     pub fn forget(&self, location: &Path) {
         self.inner.directory.forget(location.as_ref());
@@ -362,6 +367,16 @@ impl Builder {
         });
         let tier =
             tier.transpose().map_err(|source| Error::Generic { store: crate::NAME, source })?;
-        Ok(CachedStore { inner: Arc::new(Inner::new(self, engine, directory_bytes, tier)) })
+        let published = self.published;
+        let inner = Arc::new(Inner::new(self, engine, directory_bytes, tier));
+        let store = CachedStore { inner };
+        if published {
+            let inner = Arc::downgrade(&store.inner);
+            let lines = move || {
+                inner.upgrade().map_or(String::new(), |inner| CachedStore { inner }.lines())
+            };
+            store.inner.places.engine().publish_with(lines).map_err(failed)?;
+        }
+        Ok(store)
     }
 }

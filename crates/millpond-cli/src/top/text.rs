@@ -23,6 +23,13 @@ pub const METRICS: &[(&str, &str, bool, &str)] = &[
     ("unsynced_bytes", "millpond_unsynced_bytes", false, "Bytes written that no sync has covered."),
     ("waiting_reads", "millpond_waiting_reads", false, "Reads that wait for one to end."),
     ("waiting_writers", "millpond_waiting_writers", false, "Writers that wait for write-back."),
+    ("objects_requests", "millpond_objects_requests_total", true, "Requests to an object store."),
+    ("objects_requests_saved", "millpond_objects_requests_saved_total", true, "Calls without one."),
+    ("objects_bytes_from_store", "millpond_objects_received_bytes_total", true, "Bytes it sent."),
+    ("objects_count", "millpond_objects", false, "Objects of which something is known."),
+    ("objects_disk_hits", "millpond_objects_disk_hits_total", true, "Pages read from the disk."),
+    ("objects_disk_bytes_written", "millpond_objects_disk_written_bytes_total", true, "Written."),
+    ("objects_disk_errors", "millpond_objects_disk_errors_total", true, "Errors of the disk."),
     ("files", "millpond_files_total", true, "Files that processes of a run opened."),
     ("served_files", "millpond_files_served_total", true, "Of these, files that were adopted."),
     ("adoptions", "millpond_adoptions_total", true, "Adoptions of files."),
@@ -109,6 +116,18 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Of an engine that caches objects.
+pub fn objects(one: &Watched) -> Option<String> {
+    let requests = one.values.get("objects_requests")?;
+    let [saved, count, disk_hits] =
+        ["requests_saved", "count", "disk_hits"].map(|name| one.value(&format!("objects_{name}")));
+    let received = size(one.value("objects_bytes_from_store"));
+    let off = if one.value("objects_disk_is_off") > 0 { "; the disk is off" } else { "" };
+    Some(format!(
+        "{count} objects: {requests} requests, {saved} saved, {received} received, {disk_hits} pages from the disk{off}"
+    ))
+}
+
 /// All of it, once.
 pub fn people(all: &[Watched]) -> String {
     let mut text = String::new();
@@ -131,6 +150,9 @@ pub fn people(all: &[Watched]) -> String {
             );
             let (reads, writers) = (one.value("waiting_reads"), one.value("waiting_writers"));
             let _ = writeln!(text, "  waiting: {reads} reads, {writers} writers");
+            if let Some(line) = objects(one) {
+                let _ = writeln!(text, "  {line}");
+            }
         }
         for (kind, latency) in one.latencies.iter().filter(|(_, latency)| latency.count > 0) {
             let [p50, p99, max] = [latency.p50_ns, latency.p99_ns, latency.max_ns].map(duration);

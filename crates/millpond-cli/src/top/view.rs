@@ -17,7 +17,7 @@ use ratatui::widgets::{Block, Row, Table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::engines::{self, Watched};
-use super::text::{duration, hit_rate, printable, size};
+use super::text::{duration, hit_rate, objects, printable, size};
 
 /// How often it looks. Engines write four times a second.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -148,12 +148,12 @@ impl View {
             Row::new([printable(kind), latency.count.to_string(), p50, p99, max])
         });
         let title = match timed {
-            Some(one) => format!(
-                "latencies of {}; waiting: {} reads, {} writers",
-                one.pid,
-                one.value("waiting_reads"),
-                one.value("waiting_writers")
-            ),
+            Some(one) => {
+                let (reads, writers) = (one.value("waiting_reads"), one.value("waiting_writers"));
+                let waiting = format!("waiting: {reads} reads, {writers} writers");
+                let objects = objects(one).map_or(String::new(), |line| format!("; {line}"));
+                format!("latencies of {}; {waiting}{objects}", one.pid)
+            }
             None => "latencies".into(),
         };
         let widths = [14, 12, 10, 10].map(Constraint::Length);

@@ -124,9 +124,9 @@ impl Engine {
         };
         match published {
             Published::No => {}
-            Published::Yes => engine.publish(0).map_err(failed)?,
+            Published::Yes => engine.publish(0, || "").map_err(failed)?,
             // The program can do without.
-            Published::IfPossible(fd_min) => _ = engine.publish(fd_min),
+            Published::IfPossible(fd_min) => _ = engine.publish(fd_min, || ""),
         }
         let backend = &engine.shared.backend;
         let (back_end, reason) = (backend.name(), &backend.reason);
@@ -137,9 +137,22 @@ impl Engine {
         Ok(engine)
     }
 
-    fn publish(&self, fd_min: RawFd) -> io::Result<()> {
+    fn publish<S: AsRef<str>>(
+        &self,
+        fd_min: RawFd,
+        more: impl Fn() -> S + Send + 'static,
+    ) -> io::Result<()> {
         let shared = Arc::downgrade(&self.shared);
-        publish::begin(fd_min, move || shared.upgrade().map(|shared| Engine { shared }.text()))
+        publish::begin(fd_min, move || {
+            shared.upgrade().map(|shared| Engine { shared }.text() + more().as_ref())
+        })
+    }
+
+    /// [`EngineBuilder::published`] of an engine that is built already, and with it what its owner counts: lines
+    /// of a name and a number.
+    #[doc(hidden)]
+    pub fn publish_with(&self, more: impl Fn() -> String + Send + 'static) -> Result<()> {
+        self.publish(0, more).map_err(|error| Error::io(Op::Build, 0, 0, error))
     }
 
     /// What others are told.

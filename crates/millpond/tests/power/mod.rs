@@ -1,4 +1,4 @@
-//! ext4 on a disk whose power can be cut.
+//! A file system on a disk whose power can be cut: ext4, or what `MILLPOND_TEST_FS` says, xfs or btrfs.
 //!
 //! [`Disk`] is a file system over a [`recorder`]; [`Disk::cut`] takes what the disk
 //! would hold if the power went now, and mounts a copy of that, with the journal's recovery. The
@@ -20,7 +20,58 @@ use std::time::Duration;
 
 use recorder::{CONTROL, DEVICE, IMAGE, ROLE};
 
-const DISK_BYTES: u64 = 32 << 20;
+/// What makes a file system, on how large a disk, and how it is mounted: to be used, and after a cut.
+struct FileSystem {
+    name: &'static str,
+    mkfs: &'static [&'static str],
+    package: &'static str,
+    disk_bytes: u64,
+    /// Nothing that the kernel commits by and by may make a test pass.
+    used: &'static str,
+    survived: &'static str,
+}
+
+const FILE_SYSTEMS: [FileSystem; 3] = [
+    FileSystem {
+        name: "ext4",
+        mkfs: &[
+            "mkfs.ext4",
+            "-q",
+            "-F",
+            "-b",
+            "4096",
+            "-E",
+            "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
+        ],
+        package: "e2fsprogs",
+        disk_bytes: 32 << 20,
+        used: "commit=3600",
+        survived: "errors=remount-ro",
+    },
+    // Smaller than it wants to be, and two of one UUID.
+    FileSystem {
+        name: "xfs",
+        mkfs: &["mkfs.xfs", "-q", "-f", "-K", "--unsupported"],
+        package: "xfsprogs",
+        disk_bytes: 64 << 20,
+        used: "nouuid",
+        survived: "nouuid",
+    },
+    FileSystem {
+        name: "btrfs",
+        mkfs: &["mkfs.btrfs", "-q", "-f", "-K", "-M", "-m", "single", "-d", "single"],
+        package: "btrfs-progs",
+        disk_bytes: 64 << 20,
+        used: "commit=3600,nodiscard",
+        survived: "nodiscard",
+    },
+];
+
+fn file_system() -> &'static FileSystem {
+    let name = std::env::var("MILLPOND_TEST_FS").unwrap_or_else(|_| "ext4".into());
+    let known = FILE_SYSTEMS.iter().find(|known| known.name == name);
+    known.unwrap_or_else(|| panic!("MILLPOND_TEST_FS={name}: ext4, xfs or btrfs"))
+}
 
 /// What happens to writes that the disk has said it has, but was not asked to flush.
 #[derive(Clone, Copy, Debug)]
@@ -30,11 +81,12 @@ pub enum Unflushed {
     Some(u64),
 }
 
-/// An ext4 that can be cut off.
+/// A file system that can be cut off.
 pub struct Disk {
     dir: tempfile::TempDir,
     recorder: Child,
     control: BufReader<UnixStream>,
+    cuts: u32,
 }
 
 /// The file system as it is found after a power cut.
@@ -54,12 +106,14 @@ fn missing() -> Option<String> {
         return Some(format!("there is no {path}"));
     }
     let file_systems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    let is_known = |name| file_systems.lines().any(|line| line.ends_with(name));
-    if let Some(name) = ["\text4", "\tfuse"].into_iter().find(|name| !is_known(*name)) {
-        return Some(format!("the kernel has no {}", name.trim()));
+    let is_known = |name: &str| file_systems.lines().any(|line| line.ends_with(name));
+    let FileSystem { name, mkfs, package, .. } = file_system();
+    if let Some(name) = [*name, "fuse"].into_iter().find(|name| !is_known(&format!("\t{name}"))) {
+        return Some(format!("the kernel has no {name}"));
     }
-    if command("mkfs.ext4").arg("-V").stderr(Stdio::null()).status().is_err() {
-        return Some("mkfs.ext4 is missing: install the package e2fsprogs".into());
+    let version = command(mkfs[0]).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if version.is_err() {
+        return Some(format!("{} is missing: install the package {package}", mkfs[0]));
     }
     let Ok(free) = command("losetup").arg("-f").output() else {
         return Some("losetup is missing: install the package mount".into());
@@ -100,7 +154,7 @@ fn mount(image: &Path, mount_point: &Path, options: &str) {
     fs::create_dir(mount_point).unwrap();
     let options = format!("loop,noatime,{options}");
     let (image, mount_point) = (image.to_str().unwrap(), mount_point.to_str().unwrap());
-    run("mount", &["-t", "ext4", "-o", &options, image, mount_point]);
+    run("mount", &["-t", file_system().name, "-o", &options, image, mount_point]);
 }
 
 /// What another thread of the tests forks has our descriptors until it calls exec, so the first try
@@ -129,10 +183,9 @@ impl Disk {
         }
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let image = dir.path().join(IMAGE);
-        fs::File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
-        let extended = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        let image = image.to_str().unwrap();
-        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", extended, image]);
+        let FileSystem { mkfs, disk_bytes, used, .. } = file_system();
+        fs::File::create(&image).unwrap().set_len(*disk_bytes).unwrap();
+        run(mkfs[0], &[&mkfs[1..], &[image.to_str().unwrap()]].concat());
         fs::File::create(dir.path().join(DEVICE)).unwrap();
 
         let listener = UnixListener::bind(dir.path().join(CONTROL)).unwrap();
@@ -155,10 +208,9 @@ impl Disk {
             }
         };
         control.set_nonblocking(false).unwrap();
-        let mut disk = Disk { dir, recorder, control: BufReader::new(control) };
+        let mut disk = Disk { dir, recorder, control: BufReader::new(control), cuts: 0 };
         assert_eq!(disk.answer(), "ready");
-        // Nothing that the kernel commits by and by may make a test pass.
-        mount(&disk.dir.path().join(DEVICE), &disk.mount_point(), "commit=3600");
+        mount(&disk.dir.path().join(DEVICE), &disk.mount_point(), used);
         Some(disk)
     }
 
@@ -197,13 +249,16 @@ impl Disk {
         };
         self.tell(&format!("cut {}{seed}", image.display()));
         let mount_point = self.dir.path().join("survivor");
-        mount(&image, &mount_point, "errors=remount-ro");
+        mount(&image, &mount_point, file_system().survived);
+        self.cuts += 1;
         Survivor { mount_point }
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
+        // `scripts/long` adds them up.
+        println!("power cuts on {}: {}", file_system().name, self.cuts);
         unmount(&self.mount_point());
         unmount(&self.dir.path().join(DEVICE));
         let _ = self.control.get_ref().shutdown(std::net::Shutdown::Both);
