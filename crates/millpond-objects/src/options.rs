@@ -104,7 +104,7 @@ impl Builder {
     }
 
     /// Of missing bytes no further apart than this, one request is made, and what lies between is
-    /// transferred for nothing: what the store sends in the time that a request takes. 1 MiB unless said,
+    /// transferred, and cached, with them: what the store sends in the time that a request takes. 1 MiB unless said,
     /// as in `object_store`'s own `get_ranges`.
     #[must_use]
     pub fn gap_bytes(mut self, bytes: u64) -> Builder {

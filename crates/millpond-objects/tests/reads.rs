@@ -95,6 +95,14 @@ async fn near_ranges_are_one_request_and_far_ones_are_not() {
     let ranges = [PAGE..PAGE + 1, 4 * PAGE..4 * PAGE + 1];
     store.get_ranges(&path, &ranges).await.unwrap();
     assert_eq!(far.gets(), [bounded(4 * PAGE..5 * PAGE)]);
+    // What lies between is cached with them.
+    let ranges = [6 * PAGE..6 * PAGE + 1, 8 * PAGE..8 * PAGE + 1];
+    store.get_ranges(&path, &ranges).await.unwrap();
+    assert_eq!(far.gets(), [bounded(6 * PAGE..9 * PAGE)]);
+    let between = 7 * PAGE..8 * PAGE;
+    let whole = &bytes[between.start as usize..between.end as usize];
+    assert_eq!(store.get_range(&path, between).await.unwrap(), whole);
+    assert!(far.gets().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
