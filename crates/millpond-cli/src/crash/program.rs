@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -9,6 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::check;
@@ -18,6 +22,8 @@ use super::tree::Tree;
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const PAUSE: Duration = Duration::from_millis(2);
+/// How long an interruption may go unseen.
+const LISTENED: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 pub struct Program<'a> {
     pub dir: &'a Path,
@@ -68,6 +74,9 @@ impl Program<'_> {
             Some(words) => {
                 let own = std::env::current_exe().context("finding this program")?;
                 let mut command = Command::new(own);
+                // Only the program changes what is below the mount, and it has leases.
+                let device = std::fs::metadata(dir).context(dir.display())?.dev();
+                command.env("MILLPOND_LOCAL_DEVICE", device.to_string());
                 command.arg("run").args(words).arg("--path").arg(dir).arg("--").args(self.words);
                 command
             }
@@ -98,9 +107,16 @@ impl Program<'_> {
     }
 
     /// Notes what it says, among what it does, and passes it on.
-    fn listen(&self, mut output: impl Read, recorder: &Shared) {
+    ///
+    /// Once interrupted it waits no more for those that the program has left with its standard output.
+    fn listen(&self, mut output: impl Read + AsFd, recorder: &Shared) {
         let mut words = [0; 4096];
-        loop {
+        while !self.interrupted.load(Relaxed) {
+            match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&LISTENED)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(_) => return,
+            }
             match output.read(&mut words) {
                 Ok(0) => return,
                 Ok(len) => {

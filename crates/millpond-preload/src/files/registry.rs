@@ -216,7 +216,8 @@ impl Registry {
         if flags & libc::O_DIRECT != 0 {
             return Some(Reason::Direct);
         }
-        if !*self.devices.entry(id.0).or_insert_with(|| identity::is_local(fd)) {
+        let is_local = || config::get().local_device == Some(id.0) || identity::is_local(fd);
+        if !*self.devices.entry(id.0).or_insert_with(is_local) {
             return Some(Reason::FileSystem);
         }
         if access.append && !identity::can_ignore_append(fd) {

@@ -8,6 +8,7 @@
 //! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
 //! | `MILLPOND_PRESSURE_FILE` | for tests: a file in place of `/proc/pressure/memory` |
+//! | `MILLPOND_LOCAL_DEVICE` | the number of a device whose files are served though its kind of file system is not known to be local: whoever sets it knows that it is, and that it has leases |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
 //! | `MILLPOND_EAGER` | `1`: files are served from their open on, not only when they show use |
 //! | `MILLPOND_ADOPT` | for tests: after how many reads of what was read before a file is adopted; or `random:SEED`: adopted and given back at random moments |
@@ -30,6 +31,8 @@ pub struct Config {
     pub is_cache_shared: bool,
     pub backing: Backing,
     pub mode: WriteMode,
+    /// Served, whatever its file system says of itself.
+    pub local_device: Option<u64>,
     pub keeper: Option<String>,
     pub hit_path: bool,
     /// In place of the kernel's, for tests.
@@ -134,6 +137,7 @@ fn read() -> Config {
             Some(b"back") => WriteMode::Back,
             _ => WriteMode::Through,
         },
+        local_device: number(c"MILLPOND_LOCAL_DEVICE"),
         keeper: variable(c"MILLPOND_KEEPER")
             .and_then(|text| std::str::from_utf8(text).ok())
             .filter(|text| !text.is_empty())
