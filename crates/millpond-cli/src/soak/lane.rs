@@ -93,6 +93,11 @@ impl Process {
     }
 }
 
+/// What is no news, as all lanes are told.
+pub fn interruption() -> Failure {
+    Failure::new(FAILED, "interrupted")
+}
+
 impl Lane<'_> {
     /// Until the time is up, or something is wrong.
     pub fn run(&self) -> Result<()> {
@@ -177,7 +182,7 @@ impl Lane<'_> {
         };
         let mut command = match self.kind {
             Kind::Library { words, has_keeper } => {
-                let mut command = self.worker(&[], &[&["load"], words].concat(), data, seed)?;
+                let mut command = self.worker(&[], &[&["slots"], words].concat(), data, seed)?;
                 if has_keeper {
                     command.arg("--keeper").arg(&address);
                 }
@@ -185,7 +190,7 @@ impl Lane<'_> {
             }
             Kind::Program { words, random_adoption } => {
                 let atomic: &[&str] = if random_adoption { &[] } else { &["--atomic"] };
-                let mut command = self.worker(words, &[&["load"], atomic].concat(), data, seed)?;
+                let mut command = self.worker(words, &[&["slots"], atomic].concat(), data, seed)?;
                 if random_adoption {
                     command.env("MILLPOND_ADOPT", format!("random:{}", seed >> 32));
                 }
@@ -289,7 +294,7 @@ impl Lane<'_> {
                 return Err(Failure::new(FAILED, format!("a worker HANGS\n{words}")));
             }
             if self.is_over.load(Relaxed) && Instant::now() + PATIENCE > limit {
-                return Err(super::interruption());
+                return Err(interruption());
             }
             std::thread::sleep(PAUSE);
         }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use self::lane::{LANES, Lane};
 use self::ledger::{Count, Ledger};
 use self::verdict::{Operations, Tally, Verdict};
-use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
+use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
 /// Mixed loads that check themselves, with evictions, kills and faults, for as long as you say.
@@ -73,21 +73,17 @@ pub struct WorkerArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum Load {
-    Load(worker::Worker),
+    Slots(worker::Worker),
     Extents(alone::Alone),
     Faults(alone::Alone),
 }
 
 pub fn work(args: &WorkerArgs) -> Result<()> {
     match &args.load {
-        Load::Load(worker) => worker::run(worker),
+        Load::Slots(worker) => worker::run(worker),
         Load::Extents(alone) => alone::extents(alone),
         Load::Faults(alone) => alone::faults(alone),
     }
-}
-
-fn interruption() -> Failure {
-    Failure::new(FAILED, "interrupted")
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -146,7 +142,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let failures: Vec<String> = failures
         .into_iter()
         .map(|failure| failure.message)
-        .filter(|message| !message.ends_with(&interruption().message))
+        .filter(|message| !message.ends_with(&lane::interruption().message))
         .collect();
     let operations = operations(dir.path());
     let mut verdict = Verdict::new(begun.elapsed().as_secs(), args.seed, &tally, operations);

@@ -21,11 +21,15 @@ use std::time::Duration;
 use recorder::{CONTROL, DEVICE, IMAGE, ROLE};
 
 /// What makes a file system, on how large a disk, and how it is mounted: to be used, and after a cut.
-struct FileSystem {
+pub struct FileSystem {
     name: &'static str,
     mkfs: &'static [&'static str],
     package: &'static str,
     disk_bytes: u64,
+    /// What is written in place goes to the place, not to another first.
+    pub overwrites: bool,
+    /// It can be read when its journal can't be written.
+    pub outlives_errors: bool,
     /// Nothing that the kernel commits by and by may make a test pass.
     used: &'static str,
     survived: &'static str,
@@ -45,6 +49,8 @@ const FILE_SYSTEMS: [FileSystem; 3] = [
         ],
         package: "e2fsprogs",
         disk_bytes: 32 << 20,
+        overwrites: true,
+        outlives_errors: true,
         used: "commit=3600",
         survived: "errors=remount-ro",
     },
@@ -54,6 +60,8 @@ const FILE_SYSTEMS: [FileSystem; 3] = [
         mkfs: &["mkfs.xfs", "-q", "-f", "-K", "--unsupported"],
         package: "xfsprogs",
         disk_bytes: 64 << 20,
+        overwrites: true,
+        outlives_errors: false,
         used: "nouuid",
         survived: "nouuid",
     },
@@ -62,12 +70,14 @@ const FILE_SYSTEMS: [FileSystem; 3] = [
         mkfs: &["mkfs.btrfs", "-q", "-f", "-K", "-M", "-m", "single", "-d", "single"],
         package: "btrfs-progs",
         disk_bytes: 64 << 20,
+        overwrites: false,
+        outlives_errors: true,
         used: "commit=3600,nodiscard",
         survived: "nodiscard",
     },
 ];
 
-fn file_system() -> &'static FileSystem {
+pub fn file_system() -> &'static FileSystem {
     let name = std::env::var("MILLPOND_TEST_FS").unwrap_or_else(|_| "ext4".into());
     let known = FILE_SYSTEMS.iter().find(|known| known.name == name);
     known.unwrap_or_else(|| panic!("MILLPOND_TEST_FS={name}: ext4, xfs or btrfs"))
