@@ -955,6 +955,19 @@ int millpond_engine_back_end(struct millpond_engine engine,
                              char *text,
                              size_t bytes);
 
+/**
+ * Writes what waits in the engine now, for what and since when, to `text`, as `millpond_error_text` does: a line
+ * with the memory in use, and one for each operation that waits, the longest first. For people, when
+ * something hangs; any thread may ask. Takes locks for moments, and waits for no operation.
+ *
+ * Returns the length of the text, or
+ * -EBADF       there is no such engine
+ * -EFAULT      `text` is NULL and `bytes` is not 0
+ */
+int millpond_engine_dump(struct millpond_engine engine,
+                         char *text,
+                         size_t bytes);
+
 /** The version of the library, as MILLPOND_VERSION is that of the header. A string that stays. */
 const char *millpond_version(void);
 

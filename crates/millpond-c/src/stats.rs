@@ -124,3 +124,27 @@ pub unsafe extern "C" fn millpond_engine_back_end(
         unsafe { write_text(&format!("{}: {}", now.back_end, now.back_end_reason), text, bytes) }
     }) as c_int
 }
+
+/// Writes what waits in the engine now, for what and since when, to `text`, as `millpond_error_text` does: a line
+/// with the memory in use, and one for each operation that waits, the longest first. For people, when
+/// something hangs; any thread may ask. Takes locks for moments, and waits for no operation.
+///
+/// Returns the length of the text, or
+/// -EBADF       there is no such engine
+/// -EFAULT      `text` is NULL and `bytes` is not 0
+///
+/// # Safety
+///
+/// `text` is valid for writes of `bytes` bytes, or NULL and `bytes` 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_engine_dump(
+    engine: millpond_engine,
+    text: *mut c_char,
+    bytes: usize,
+) -> c_int {
+    call(|| {
+        let now = ENGINES.get(engine.id)?.dump();
+        // SAFETY: our caller's promise.
+        unsafe { write_text(&now.to_string(), text, bytes) }
+    }) as c_int
+}

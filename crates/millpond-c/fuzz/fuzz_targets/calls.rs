@@ -89,6 +89,7 @@ unsafe extern "C" {
     fn millpond_engine_set_hit_path(engine: Id, on: c_int) -> c_int;
     fn millpond_engine_leave_keeper(engine: Id) -> c_int;
     fn millpond_engine_back_end(engine: Id, text: *mut c_char, bytes: usize) -> c_int;
+    fn millpond_engine_dump(engine: Id, text: *mut c_char, bytes: usize) -> c_int;
     fn millpond_engine_stats(engine: Id, stats: *mut [u64; 17]) -> c_int;
     fn millpond_open(
         engine: Id,
@@ -276,8 +277,14 @@ fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<(
     let mut stats = [0u64; 17];
     // SAFETY: all memory is there, and as long as is said.
     let result = unsafe {
-        match u8::arbitrary(input)? % 10 {
+        match u8::arbitrary(input)? % 11 {
             0 => millpond_engine_cache_bytes(id),
+            10 => millpond_engine_dump(
+                id,
+                MEMORY.0.get().cast(),
+                usize::from(u8::arbitrary(input)?),
+            )
+            .into(),
             1 => millpond_engine_set_hit_path(id, c_int::from(bool::arbitrary(input)?)).into(),
             2 => millpond_engine_leave_keeper(id).into(),
             3 => millpond_engine_back_end(

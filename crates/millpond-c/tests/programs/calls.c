@@ -49,6 +49,8 @@ static void engines(void) {
     RETURNS(0, millpond_engine_leave_keeper(other));
     RETURNS(0, millpond_engine_has_lost_keeper(other));
     CHECK(millpond_engine_back_end(other, text, sizeof text) > 0 && strncmp(text, "threads", 7) == 0);
+    CHECK(millpond_engine_dump(other, text, sizeof text) > 0 && strstr(text, "0 operations wait"));
+    RETURNS(-EFAULT, millpond_engine_dump(other, NULL, 1));
 
     memset(&stats, 0, sizeof stats);
     RETURNS(-EINVAL, millpond_engine_stats(other, &stats));
@@ -63,6 +65,7 @@ static void engines(void) {
     RETURNS(-EBADF, millpond_engine_leave_keeper(other));
     RETURNS(-EBADF, millpond_engine_has_lost_keeper(other));
     RETURNS(-EBADF, millpond_engine_back_end(other, text, sizeof text));
+    RETURNS(-EBADF, millpond_engine_dump(other, text, sizeof text));
 
     /* Of a newer program, which wants nothing new, or does. */
     memset(longer, 0, sizeof longer);
