@@ -131,9 +131,12 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// A clock that costs a few nanoseconds, and goes on by milliseconds.
+/// A clock that costs a few nanoseconds, and goes on by milliseconds. The C library's: rustix's reads the auxiliary
+/// vector, which ends the process under valgrind.
 fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` has room for what is written. It can't fail: every Linux has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

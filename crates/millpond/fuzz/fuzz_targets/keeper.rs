@@ -20,7 +20,9 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use millpond::keeper::{Address, Server};
 use millpond::{BackendChoice, Engine, OpenOptions, WriteMode};
-use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
+};
 
 /// In the environment of the program that lies: where its keeper is and its files are.
 const ROLE: &str = "MILLPOND_FUZZ_LIAR";
@@ -61,7 +63,8 @@ fn lie(role: &str) -> ! {
     let file = engine.open(path, &options).unwrap();
     file.write_all_at(&[7; 3 * PAGE], 0).unwrap();
     scribble(&lies);
-    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+        .unwrap();
     unreachable!("killed");
 }
 
@@ -74,7 +77,7 @@ fn scribble(lies: &[u8]) {
     let memory = File::options().write(true).open("/proc/self/mem").unwrap();
     for lie in lies.chunks_exact(3 + WORD) {
         // The header, op slots, entries and the first records are in the first 64 KiB.
-        let word = u64::from(u16::from_le_bytes([lie[0], lie[1]]) % (64 << 10 >> 3));
+        let word = u64::from(u16::from_le_bytes([lie[0], lie[1]])) % ((64 << 10) / WORD as u64);
         let place = start + word * WORD as u64;
         let mut value = u64::from_le_bytes(lie[3..].try_into().unwrap());
         // Few numbers are near the truth by chance.
@@ -110,7 +113,10 @@ fn send(bench: &Bench, message: &[u8], stranger: &File) {
     let memory = File::from(memory);
     memory.write_all_at(rest, 0).unwrap();
     memory.set_len((usize::from(how) * PAGE) as u64).unwrap();
-    let own = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+    let own = rustix::process::pidfd_open(
+        rustix::process::getpid(),
+        rustix::process::PidfdFlags::empty(),
+    );
     let own = own.unwrap();
     let all: [BorrowedFd<'_>; 3] = [memory.as_fd(), own.as_fd(), stranger.as_fd()];
     let fds = &all[..usize::from(how >> 4) % 4];
@@ -123,7 +129,11 @@ fn send(bench: &Bench, message: &[u8], stranger: &File) {
     let _ = rustix::net::sendmsg(&socket, &parts, &mut ancillary, SendFlags::NOSIGNAL);
     // An answer, or the end of the connection; a message that is none has neither at once.
     let limit = Some(Duration::from_millis(20));
-    let _ = rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, limit);
+    let _ = rustix::net::sockopt::set_socket_timeout(
+        &socket,
+        rustix::net::sockopt::Timeout::Recv,
+        limit,
+    );
     let _ = rustix::net::recv(&socket, &mut [0; 64][..], rustix::net::RecvFlags::empty());
 }
 

@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use millpond::{BackendChoice, Engine, File, OpenOptions, DirectRequest, SegmentList};
+use millpond::{BackendChoice, DirectRequest, Engine, File, OpenOptions, SegmentList};
 
 const FILE_BYTES: usize = 64 << 10;
 
