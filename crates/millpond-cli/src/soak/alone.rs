@@ -20,12 +20,18 @@ pub struct Alone {
     pub data: PathBuf,
     #[arg(long)]
     pub seed: u64,
-    #[arg(long)]
+    #[arg(long, default_value_t = 1000)]
     pub millis: u64,
+    /// Only the round of this seed, as a failure names it.
+    #[arg(long)]
+    pub round: Option<u64>,
 }
 
 /// Rounds until the time is up. Returns how many operations there were.
 fn rounds(alone: &Alone, mut round: impl FnMut(u64, &mut Random) -> Result<()>) -> Result<()> {
+    if let Some(seed) = alone.round {
+        return round(seed, &mut Random(seed));
+    }
     let mut random = Random(alone.seed);
     let end = Instant::now() + Duration::from_millis(alone.millis);
     while Instant::now() < end {
@@ -203,26 +209,33 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
     file.truncate((SLOTS * SLOT_BYTES) as u64).context("truncate")?;
     errors.store(true, Relaxed);
     let mut slots = vec![Slot::Is(0); SLOTS];
+    // After a sync that failed what has left the cache may be older, until a sync succeeds, or it is written anew.
+    let mut doubted = vec![false; SLOTS];
     let mut is_lost = false;
     for number in 0..400 {
         let slot = random.below(SLOTS);
         let offset = (slot * SLOT_BYTES) as u64;
         match random.below(10) {
             0 => match file.sync_data() {
-                Ok(()) => durable(&slots, &device.durable())?,
-                Err(Error::Lost { .. }) => is_lost = true,
-                Err(_) => {}
+                Ok(()) => {
+                    durable(&slots, &device.durable())?;
+                    doubted.fill(false);
+                }
+                Err(error) => {
+                    is_lost |= matches!(error, Error::Lost { .. });
+                    doubted.fill(true);
+                }
             },
             1..=4 => {
                 let byte = number as u8 | 1;
                 let written = file.write_all_at(&[byte; SLOT_BYTES], offset);
                 slots[slot] = if written.is_ok() { Slot::Is(byte) } else { Slot::Unknown };
+                doubted[slot] = false;
             }
             _ => {
                 let mut bytes = [0xA5; SLOT_BYTES];
-                // What a sync has told to be lost may be older.
                 if file.read_exact_at(&mut bytes, offset).is_ok()
-                    && !is_lost
+                    && !doubted[slot]
                     && let Slot::Is(byte) = slots[slot]
                 {
                     same("read", &bytes, &[byte; SLOT_BYTES], slot * SLOT_BYTES)?;
