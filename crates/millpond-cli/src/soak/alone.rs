@@ -210,7 +210,7 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
     errors.store(true, Relaxed);
     let mut slots = vec![Slot::Is(0); SLOTS];
     // After a sync that failed what has left the cache may be older, until a sync succeeds, or it is written anew.
-    let mut doubted = vec![false; SLOTS];
+    let mut doubted = [false; SLOTS];
     let mut is_lost = false;
     for number in 0..400 {
         let slot = random.below(SLOTS);
