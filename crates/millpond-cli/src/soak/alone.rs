@@ -209,8 +209,9 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
     file.truncate((SLOTS * SLOT_BYTES) as u64).context("truncate")?;
     errors.store(true, Relaxed);
     let mut slots = vec![Slot::Is(0); SLOTS];
-    // After a sync that failed what has left the cache may be older, until a sync succeeds, or it is written anew.
-    let mut doubted = [false; SLOTS];
+    // How many syncs had failed when it was written, the engine's own among them: after one more what has left the
+    // cache may be older, as the next sync tells, until one succeeds or it is written anew.
+    let mut written = [0; SLOTS];
     let mut is_lost = false;
     for number in 0..400 {
         let slot = random.below(SLOTS);
@@ -219,23 +220,20 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
             0 => match file.sync_data() {
                 Ok(()) => {
                     durable(&slots, &device.durable())?;
-                    doubted.fill(false);
+                    written.fill(device.failed_syncs());
                 }
-                Err(error) => {
-                    is_lost |= matches!(error, Error::Lost { .. });
-                    doubted.fill(true);
-                }
+                Err(error) => is_lost |= matches!(error, Error::Lost { .. }),
             },
             1..=4 => {
                 let byte = number as u8 | 1;
-                let written = file.write_all_at(&[byte; SLOT_BYTES], offset);
-                slots[slot] = if written.is_ok() { Slot::Is(byte) } else { Slot::Unknown };
-                doubted[slot] = false;
+                written[slot] = device.failed_syncs();
+                let outcome = file.write_all_at(&[byte; SLOT_BYTES], offset);
+                slots[slot] = if outcome.is_ok() { Slot::Is(byte) } else { Slot::Unknown };
             }
             _ => {
                 let mut bytes = [0xA5; SLOT_BYTES];
                 if file.read_exact_at(&mut bytes, offset).is_ok()
-                    && !doubted[slot]
+                    && device.failed_syncs() == written[slot]
                     && let Slot::Is(byte) = slots[slot]
                 {
                     same("read", &bytes, &[byte; SLOT_BYTES], slot * SLOT_BYTES)?;
