@@ -210,7 +210,8 @@ impl Lane<'_> {
         let (mut keeper_died, mut worker_killed) = (None, false);
         let (status, resident) = self.await_end(&mut worker, millis, &mut |worker| {
             let elapsed = begun.elapsed();
-            if fate.keeper_dies && keeper_died.is_none() && elapsed >= keeper_at {
+            let has_begun = ledger.count(Count::Pid).context("the ledger")? != 0;
+            if fate.keeper_dies && keeper_died.is_none() && has_begun && elapsed >= keeper_at {
                 drop(keeper.take());
                 keeper_died = Some(elapsed);
                 self.tally.keeper_kills.fetch_add(1, Relaxed);

@@ -137,7 +137,6 @@ struct Work<'w> {
 pub fn run(worker: &Worker) -> Result<()> {
     let ledger = Ledger::open(&worker.ledger).context(worker.ledger.display())?;
     let note = "the ledger";
-    ledger.set_count(Count::Pid, u64::from(std::process::id())).context(note)?;
     let engine = match worker.library {
         None => None,
         Some(_) => {
@@ -161,6 +160,8 @@ pub fn run(worker: &Worker) -> Result<()> {
         };
         known.push((0..shape.slots).map(of_slot).collect::<io::Result<_>>().context(note)?);
     }
+    // From now on it, and its keeper, may be killed.
+    ledger.set_count(Count::Pid, u64::from(std::process::id())).context(note)?;
     let counts = [Count::Reads, Count::Writes, Count::Syncs];
     let counted = counts.map(|count| ledger.count(count).unwrap_or(0)).map(AtomicU64::new);
     let work =
