@@ -252,7 +252,7 @@ impl Lane<'_> {
         command.arg("keeper").arg(address).stderr(Stdio::null());
         let keeper = Process(command.spawn().context("a keeper")?);
         let begun = Instant::now();
-        while !address.exists() {
+        while !is_listened_to(address) {
             if begun.elapsed() > PATIENCE {
                 return Err(Failure::new(FAILED, "the keeper does not listen"));
             }
@@ -379,6 +379,14 @@ impl Lane<'_> {
         }
         Ok(())
     }
+}
+
+/// The socket is there some time before somebody listens at it.
+fn is_listened_to(address: &Path) -> bool {
+    const LISTENS: &str = " 00010000 ";
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let address = address.to_string_lossy();
+    sockets.lines().any(|line| line.ends_with(&*address) && line.contains(LISTENS))
 }
 
 /// What the kernel says of a process's memory.
