@@ -53,7 +53,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let end = launcher.len() - 1;
     launcher.splice(end..end, ["--backing", "direct"].map(OsString::from));
     let subject = job(MILLPOND, launcher, false);
-    let length = plan.slice(1000, 200).max(LENGTH_MIN);
+    let length = plan.slice(1000, 100).max(LENGTH_MIN);
     for peer in [job(KERNEL, Vec::new(), false), job(DIRECT, Vec::new(), true)] {
         // What fio can't do on the kernel is a gap; what fails later, or under Millpond, an error.
         if let Err(error) = peer.slice(&load, length) {

@@ -182,7 +182,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             Err(error) => outcome.skip(case, LIBAIO, error),
         }
         for (peer_name, peer) in peers {
-            let length = plan.slice(200, 50);
+            let length = plan.slice(200, 30);
             let threads = minima.len() as u32;
             let block_bytes = Some(BLOCK_BYTES);
             let pair = Pair { case, threads, block_bytes, subject: BATCHED, peer: peer_name };

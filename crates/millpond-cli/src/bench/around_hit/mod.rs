@@ -40,6 +40,7 @@ const PWRITE: &str = "kernel pwrite";
 const CACHES: u64 = 16;
 const MISS_BYTES: u64 = 256 * MIB;
 const WRITTEN_BYTES: u64 = 32 * MIB;
+const WRITTEN_BYTES_QUICK: u64 = 8 * MIB;
 const SMALL_FILES: u32 = 1000;
 
 /// Whether threads share a file.
@@ -165,11 +166,12 @@ fn overwrites(
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
+    let written_bytes = plan.bytes_of(WRITTEN_BYTES, WRITTEN_BYTES_QUICK);
     let bytes_each = match files {
-        Files::One => plan.bytes(WRITTEN_BYTES) * u64::from(threads),
-        Files::Each => plan.bytes(WRITTEN_BYTES),
+        Files::One => written_bytes * u64::from(threads),
+        Files::Each => written_bytes,
     };
-    let bytes = plan.bytes(WRITTEN_BYTES) * u64::from(threads);
+    let bytes = written_bytes * u64::from(threads);
     let count = bytes / bytes_each;
     let make = || -> Result<Vec<NamedFile>> {
         let made = (0..count).map(|_| NamedFile::create(&plan.dir, bytes_each));

@@ -57,7 +57,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     if cases.is_empty() {
         return Ok(());
     }
-    let bytes = plan.bytes(1024 * MIB);
+    let bytes = plan.bytes_of(1024 * MIB, 256 * MIB);
     let named = NamedFile::create(&plan.dir, bytes)?;
     let engine =
         Engine::builder().cache_bytes(16 * MIB).build().context("building a Millpond engine")?;
@@ -95,7 +95,7 @@ fn measure(
     let flow = Flow::new(engine, &file, depth, 1, block_bytes, offsets.collect());
     let mut flow = flow.context(case.name)?;
     flow.writes = matches!(case.moved, Moved::Written);
-    let length = plan.slice(1000, 150).max(Duration::from_millis(50));
+    let length = plan.slice(1000, 80).max(Duration::from_millis(50));
     flow.slice(length, 0).context(case.name)?;
     outcome.note(format!("{}: {:?}", case.name, flow.registration()));
     let pair = Pair {

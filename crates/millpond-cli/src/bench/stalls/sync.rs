@@ -64,7 +64,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         return Ok(());
     }
     plan.tell(CASE);
-    let bytes = plan.bytes_of(FILE_BYTES, FILE_BYTES / 2);
+    let bytes = plan.bytes_of(FILE_BYTES, FILE_BYTES / 4);
     let limit = DIRTY_BYTES_MAX * bytes / FILE_BYTES;
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
     let engine = Engine::builder()
