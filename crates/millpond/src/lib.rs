@@ -34,6 +34,10 @@
 #![deny(missing_docs)]
 #![cfg_attr(loom, allow(dead_code, reason = "what the models use alone"))]
 
+// One scheduler decides who runs, by a seed.
+#[cfg(scheduled)]
+extern crate millpond_schedule as std;
+
 mod face;
 
 mod preload;

@@ -1,4 +1,5 @@
-//! The atomics and locks of the protocols that loom explores; std's everywhere else.
+//! The atomics and locks of the protocols that loom explores; std's everywhere else. And futexes, which are not
+//! the kernel's where one scheduler decides who runs.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
@@ -6,6 +7,10 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsiz
 pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[cfg(loom)]
 pub(crate) use loom::thread_local;
+#[cfg(not(scheduled))]
+pub(crate) use rustix::thread::futex;
+#[cfg(scheduled)]
+pub(crate) use std::futex;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
 #[cfg(not(loom))]

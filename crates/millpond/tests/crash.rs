@@ -6,16 +6,23 @@
 //! sequence is shrunk and printed, and kept in `crash.proptest-regressions` beside this file;
 //! `PROPTEST_RNG_SEED` fixes all others. `MILLPOND_TEST_SCALE` makes the tests longer.
 
+#[cfg(not(scheduled))]
 mod common;
+#[cfg(scheduled)]
+use crate::common;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use millpond::{BackendChoice, Engine, Error, File, OpenOptions, SimDevice, SimOptions, WriteMode};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-use common::{Random, cache_for, read_write, scaled, temp_dir};
+#[cfg(not(scheduled))]
+use common::scaled;
+use common::{Random, cache_for, read_write, temp_dir};
 
 /// As much as a file of a model may have.
 const FILE_BYTES: usize = 24 * BLOCK;
@@ -49,6 +56,8 @@ enum Step {
     Crashes(u64),
     /// Goes on with what one has left.
     Restart(u64),
+    /// Goes on with a new engine on what the last one left when it was closed.
+    Reopen,
 }
 
 fn spans() -> impl Strategy<Value = Span> {
@@ -82,6 +91,7 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => any::<bool>().prop_map(Step::Faults),
         8 => any::<u64>().prop_map(Step::Crashes),
         3 => any::<u64>().prop_map(Step::Restart),
+        3 => Just(Step::Reopen),
     ]
 }
 
@@ -387,10 +397,11 @@ impl Run<'_> {
             }
             Step::Wait => std::thread::sleep(Duration::from_millis(6)),
             Step::Faults(on) => {
-                self.sim.errors_switch().store(on, std::sync::atomic::Ordering::SeqCst);
+                self.sim.errors_switch().store(on, SeqCst);
             }
             Step::Crashes(seed) => self.crashes(seed),
             Step::Restart(seed) => self.restart(seed),
+            Step::Reopen => self.reopen(),
         }
         self.look_for_failures();
         self.model.learn_len(self.file.len().unwrap());
@@ -448,6 +459,7 @@ impl Run<'_> {
     fn crashes(&self, seed: u64) {
         let mut random = Random(seed);
         for _ in 0..4 {
+            CUTS.fetch_add(1, Relaxed);
             self.model.check_crash(&self.device.crash(random.next()));
         }
     }
@@ -455,20 +467,45 @@ impl Run<'_> {
     /// A power cut, and a new engine on what it left.
     fn restart(&mut self, seed: u64) {
         let left = self.device.crash(seed);
+        CUTS.fetch_add(1, Relaxed);
         self.model.check_crash(&left);
+        self.go_on_with(&left);
+        self.model = Model::new(&left);
+        self.read(0, FILE_BYTES);
+    }
+
+    /// All is closed, and opened again by a new engine. Where closing fails, the old ones stay.
+    fn reopen(&mut self) {
+        let closed = self.file.write_back();
+        self.look_for_failures();
+        if !self.synced(closed) || self.model.unsettled {
+            return;
+        }
+        let left = self.device.image();
+        self.model.learn_len(left.len() as u64);
+        self.model.check(0, &left, "left by the engine before");
+        let was = std::mem::replace(&mut self.model, Model::new(&[]));
+        self.go_on_with(&left);
+        // Of a byte that may have had several values there is one now.
+        let now = left.iter().map(|&byte| only(byte)).chain(was.now[left.len()..].iter().copied());
+        self.model = Model { now: now.collect(), ..was };
+        self.model.synced();
+        self.read(0, FILE_BYTES);
+    }
+
+    /// A new engine, on a file with these bytes.
+    fn go_on_with(&mut self, left: &[u8]) {
         let path = self.dir.path().join(self.files.to_string());
         self.files += 1;
-        std::fs::write(&path, &left).unwrap();
+        std::fs::write(&path, left).unwrap();
         let (engine, file) = open(self.case, &self.sim, &path);
         (self.engine, self.file) = (engine, file);
-        self.model = Model::new(&left);
         self.has_passed = false;
-        self.read(0, FILE_BYTES);
     }
 
     /// With the faults gone, a sync succeeds, or there was something that only the device had.
     fn finish(mut self) {
-        self.sim.errors_switch().store(false, std::sync::atomic::Ordering::SeqCst);
+        self.sim.errors_switch().store(false, SeqCst);
         let synced = self.file.sync_all().or_else(|_| self.file.sync_all());
         let may_have_lost =
             (self.case.sync_k > 0 || self.device.failed_writes() > 0) && self.has_passed;
@@ -509,18 +546,44 @@ fn open(case: &Case, sim: &SimOptions, path: &PathBuf) -> (Engine, File) {
     (engine, file)
 }
 
+/// Carries out a case.
+fn carry_out(case: &Case) {
+    let mut run = Run::new(case);
+    for step in &case.steps {
+        run.step(step);
+    }
+    run.finish();
+}
+
+/// Power cuts that were looked at in this process.
+static CUTS: AtomicU64 = AtomicU64::new(0);
+
 /// Goal: what a successful sync covered survives a power cut; of what it did not, any part may be
 /// there, and nothing else; failures lose nothing that can still be synced.
 /// Method: random sequences in both write modes over a device that loses power, and whose every
 /// k-th write and sync fails, switched off and on at random.
 #[test]
+#[cfg(not(scheduled))]
 fn crashes_leave_what_was_synced() {
     let config = Config { cases: scaled(250), max_shrink_iters: 2000, ..Config::default() };
-    proptest!(config, |(case in cases())| {
-        let mut run = Run::new(&case);
-        for step in &case.steps {
-            run.step(step);
-        }
-        run.finish();
-    });
+    proptest!(config, |(case in cases())| carry_out(&case));
+    println!("power cuts: {}", CUTS.load(Relaxed));
+}
+
+/// The same where one scheduler decides who runs: how many steps there are, and those that are kept of them
+/// carried out.
+#[cfg(scheduled)]
+pub fn carry_out_kept(seed: u64, keep: impl Fn(usize) -> bool) -> usize {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let random = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(Config::default(), random);
+    let mut case = cases().new_tree(&mut runner).expect("no filter").current();
+    let count = case.steps.len();
+    let mut numbers = 0..;
+    case.steps.retain(|_| keep(numbers.next().expect("no end")));
+    carry_out(&case);
+    count
 }

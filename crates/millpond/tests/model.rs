@@ -138,7 +138,8 @@ impl<'v> Run<'v> {
         let page = self.page_bytes() as i64;
         let at = span.page as i64 * page + i64::from(span.within) * page / 256;
         let at = (at + i64::from(span.nudge)).clamp(0, self.model.limit() as i64) as usize;
-        (at, (span.len as usize).min(self.model.limit() - at))
+        let len = (span.len as usize).min(self.case.bytes_max);
+        (at, len.min(self.model.limit() - at))
     }
 
     fn handle(&mut self, number: usize) -> &File {
@@ -549,4 +550,66 @@ fn errors_leave_what_was_acknowledged() {
         let sim = sim(&case).error_per_mille(per_mille);
         run(&case, BackendChoice::Sim(sim.clone()), Some(&sim));
     });
+}
+
+/// Steps of one engine, of those that are long.
+const STEPS_LONG: usize = 20_000;
+
+/// As long as `fsx` runs: MILLPOND_OPERATIONS on each back end, in sequences of many thousand on one engine each.
+/// MILLPOND_TEST_SEED: where they begin.
+fn long(name: &str, backend: impl Fn(&Case) -> BackendChoice) {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+
+    let operations = std::env::var("MILLPOND_OPERATIONS").ok().and_then(|count| count.parse().ok());
+    let operations = operations.unwrap_or(scaled(STEPS_LONG as u32) as usize);
+    let mut random = common::Random::from_environment();
+    let (cases, steps) = (cases(), case::steps());
+    let mut done = 0;
+    while done < operations {
+        let seed = random.0;
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&random.next().to_le_bytes());
+        let source = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        let mut runner = TestRunner::new_with_rng(Config::default(), source);
+        let mut some = || steps.new_tree(&mut runner).unwrap().current();
+        let all = (0..STEPS_LONG.min(operations - done)).map(|_| some()).collect();
+        let mut case = cases.new_tree(&mut runner).unwrap().current();
+        // Most of the time is to go into operations, not into bytes.
+        (case.page_shift, case.bytes_max, case.steps) = (case.page_shift.min(13), 16 << 10, all);
+        case.delays &= seed.is_multiple_of(8);
+        let backend = backend(&case);
+        let act = std::panic::AssertUnwindSafe(|| run(&case, backend, None));
+        let ended = std::panic::catch_unwind(act);
+        if let Err(panic) = ended {
+            println!("{name}: MILLPOND_TEST_SEED={seed} begins with it");
+            std::panic::resume_unwind(panic);
+        }
+        done += case.steps.len();
+    }
+    println!("operations on {name}: {done}, 0 mismatches");
+}
+
+/// Goal: as above, of a file that is changed for long.
+/// Method: thousands of steps on one engine and one file, more of them with MILLPOND_OPERATIONS.
+#[test]
+fn long_sequences_over_uring() {
+    if has_uring() {
+        long("uring", |_| BackendChoice::Uring);
+    }
+}
+
+#[test]
+fn long_sequences_over_threads() {
+    long("threads", |_| BackendChoice::Threads);
+}
+
+#[test]
+fn long_sequences_over_memory() {
+    long("memory", |_| BackendChoice::Memory);
+}
+
+#[test]
+fn long_sequences_over_sim() {
+    long("sim", |case| BackendChoice::Sim(sim(case)));
 }

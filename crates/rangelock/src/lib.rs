@@ -59,6 +59,10 @@
 //! that grows with the number held.)
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks, missing_docs)]
 
+// One scheduler decides who runs, by a seed.
+#[cfg(scheduled)]
+extern crate millpond_schedule as std;
+
 mod budget;
 mod face;
 mod front;

@@ -11,8 +11,11 @@ mod imp {
     use std::time::Duration;
 
     use atomic::AtomicU32;
+    #[cfg(not(scheduled))]
     use rustix::thread::futex;
     use rustix::time::Timespec;
+    #[cfg(scheduled)]
+    use std::futex;
 
     /// Sleeps while `word` is `expected`; may return early for no reason.
     pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::task::Waker;
 
 #[cfg(not(loom))]
-use rustix::thread::futex;
+use crate::sync::futex;
 use smallvec::SmallVec;
 
 use crate::cache::page::{PageWord, Sleepers, State, Word};

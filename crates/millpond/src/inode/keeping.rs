@@ -39,6 +39,7 @@ impl CachedFile {
     pub(crate) fn keep(&self) -> bool {
         let Some(survival) = self.survival() else { return true };
         if !survival.has_keeper() {
+            survival.tell_lost();
             return false;
         }
         if self.kept.slot.load(Acquire) != 0 {
@@ -60,7 +61,11 @@ impl CachedFile {
                 survival.set_size(slot, self.core().size.get());
                 true
             }
-            Err(_) => false,
+            Err(error) => {
+                let inode = self.id.inode;
+                tracing::debug!(target: "millpond", inode, %error, "a file without a keeper: its writes go through");
+                false
+            }
         }
     }
 

@@ -136,7 +136,7 @@ impl Signal {
     /// Sleeps while SLEEPING; may return early.
     #[cfg(not(loom))]
     fn futex_wait(&self, left: Option<std::time::Duration>) {
-        use rustix::thread::futex;
+        use crate::sync::futex;
         let left = left.map(|left| rustix::fs::Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
@@ -147,7 +147,7 @@ impl Signal {
 
     #[cfg(not(loom))]
     fn futex_wake(&self) {
-        use rustix::thread::futex;
+        use crate::sync::futex;
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
     }
 

@@ -53,6 +53,8 @@ pub(crate) struct Survival {
     is_over: AtomicBool,
     /// It did not answer in time, and is not asked for anything more under a guard.
     is_silent: AtomicBool,
+    /// It was told that the keeper is dead.
+    told_lost: AtomicBool,
 }
 
 // SAFETY: the mapping lives as long as the value, and its tables are of atomics.
@@ -76,6 +78,7 @@ impl Survival {
         survival.id = answer.value;
         survival.keeper = Some((Trust::Peer(answer.keeper), Seen::new(life)?));
         survival.said_goodbye = AtomicBool::new(false);
+        tracing::debug!(target: "millpond", keeper = %address, "a keeper has the cache");
         Ok(survival)
     }
 
@@ -106,6 +109,7 @@ impl Survival {
             keeper: None,
             is_over: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
+            told_lost: AtomicBool::new(false),
         };
         // A child of fork is another process: what it did to our tables would count as ours.
         // SAFETY: our own mapping; the advice does not change its contents here.
@@ -130,6 +134,14 @@ impl Survival {
     // Argued: as in `has_keeper`.
     pub(crate) fn has_lost_keeper(&self) -> bool {
         !self.said_goodbye.load(Acquire) && !self.is_alive()
+    }
+
+    /// Says once that the keeper is dead, if it is.
+    pub(crate) fn tell_lost(&self) {
+        // Relaxed: who is first says it.
+        if self.has_lost_keeper() && !self.told_lost.swap(true, Relaxed) {
+            tracing::warn!(target: "millpond", keeper = %self.address, "the keeper is lost: writes go through from now on");
+        }
     }
 
     fn is_alive(&self) -> bool {

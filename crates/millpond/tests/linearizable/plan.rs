@@ -11,6 +11,7 @@ pub const STEPS_MAX: usize = 8;
 
 /// One history to be made.
 pub struct Plan {
+    pub seed: u64,
     pub page_bytes: usize,
     pub cell_bytes: usize,
     pub cells: usize,
@@ -53,7 +54,8 @@ pub enum How {
 
 impl Plan {
     /// Operations of `faces`.
-    pub fn new(random: &mut Random, page_bytes: usize, faces: &[Face]) -> Plan {
+    pub fn new(seed: u64, page_bytes: usize, faces: &[Face]) -> Plan {
+        let random = &mut Random(seed);
         // Of a page, or with no relation to pages.
         let eighths = [1, 1, 2, 4, 8][random.below(5) as usize];
         let odd = if random.chance(400) { random.below(200) as usize + 1 } else { 0 };
@@ -130,7 +132,7 @@ impl Plan {
             }
             threads.push(all);
         }
-        Plan { page_bytes, cell_bytes, cells, threads }
+        Plan { seed, page_bytes, cell_bytes, cells, threads }
     }
 }
 

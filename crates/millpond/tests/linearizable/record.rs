@@ -13,6 +13,9 @@ use crate::faces::{Acted, Faces, Handles, act_alone};
 use crate::history::{Call, History, Op, Outcome, stamp};
 use crate::plan::{Face, HANDLES, How, Plan, STEPS_MAX, Step, THREADS};
 
+/// For how long threads wait for each other; where a scheduler decides who runs, each time is a turn.
+const SPINS: u64 = if cfg!(scheduled) { 10 } else { 1000 };
+
 /// What the histories of one engine have in common.
 pub struct Setup {
     engine: Engine,
@@ -118,7 +121,7 @@ impl Setup {
                     |one: &Step, other: &Step| one.face == other.face && one.face.is_batched();
                 for steps in steps.chunk_by(are_together) {
                     meet(&met);
-                    for _ in 0..steps[0].spins {
+                    for _ in 0..steps[0].spins * SPINS / 1000 {
                         std::hint::spin_loop();
                     }
                     for acted in faces.act(steps, plan.cell_bytes, &handles, &clock) {
@@ -222,15 +225,21 @@ impl Setup {
 
     /// Makes histories and has them explained. Returns the number of operations.
     pub fn run(&self, random: &mut Random, histories: u32, dir: &Path) -> usize {
-        let seeds: Vec<u64> = (0..histories).map(|_| random.next()).collect();
-        let plan = |&seed: &u64| Plan::new(&mut Random(seed), self.page_bytes, self.faces);
-        let plans: Vec<Plan> = seeds.iter().map(plan).collect();
+        self.run_plans(&self.plans(random, histories), dir)
+    }
+
+    pub fn plans(&self, random: &mut Random, histories: u32) -> Vec<Plan> {
+        (0..histories).map(|_| Plan::new(random.next(), self.page_bytes, self.faces)).collect()
+    }
+
+    /// Makes these.
+    pub fn run_plans(&self, plans: &[Plan], dir: &Path) -> usize {
         let path = dir.join("file");
-        let recorded = self.record(&plans, &path);
+        let recorded = self.record(plans, &path);
         let _ = std::fs::remove_file(&path);
-        for ((history, plan), &seed) in recorded.iter().zip(&plans).zip(&seeds) {
+        for (history, plan) in recorded.iter().zip(plans) {
             if let Some(calls) = history.violation() {
-                explain(&self.name, plan, seed, history, &calls);
+                explain(&self.name, plan, history, &calls);
             }
         }
         recorded.iter().map(|history| history.calls.len()).sum()
@@ -241,7 +250,7 @@ impl Setup {
 /// of a busy machine seldom run at once by themselves.
 fn meet(met: &AtomicUsize) {
     let mine = met.fetch_add(1, SeqCst) + 1;
-    for _ in 0..1000 {
+    for _ in 0..SPINS {
         if met.load(SeqCst) != mine {
             return;
         }
@@ -282,13 +291,13 @@ fn pieces(call: &Call, cell_bytes: usize) -> Vec<Call> {
     (0..cells.len().div_ceil(count).max(1)).map(piece).collect()
 }
 
-fn explain(name: &str, plan: &Plan, seed: u64, history: &History, calls: &[Call]) -> ! {
+fn explain(name: &str, plan: &Plan, history: &History, calls: &[Call]) -> ! {
     println!("the whole history:");
     history.calls.iter().for_each(|call| println!("  {call}"));
     println!("what no order explains of it:");
     calls.iter().for_each(|call| println!("  {call}"));
     panic!(
-        "not linearizable: {name}; {} cells of {} bytes at first, pages of {}; seed {seed}",
-        plan.cells, plan.cell_bytes, plan.page_bytes
+        "not linearizable: {name}; {} cells of {} bytes at first, pages of {}; seed {}",
+        plan.cells, plan.cell_bytes, plan.page_bytes, plan.seed
     );
 }

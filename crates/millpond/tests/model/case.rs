@@ -114,6 +114,8 @@ pub struct Case {
     pub seed: u64,
     pub delays: bool,
     pub short_per_mille: u64,
+    /// No operation is longer.
+    pub bytes_max: usize,
     pub steps: Vec<Step>,
 }
 
@@ -140,6 +142,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             seed,
             delays,
             short_per_mille,
+            bytes_max: usize::MAX,
             steps,
         },
     )

@@ -118,7 +118,8 @@ fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::
     outcome
 }
 
-/// Binds to a path that the user has chosen.
+/// Binds to a path that the user has chosen. The socket comes there when it is listened to: a client that finds it
+/// may connect. Others that would take the place of a dead one wait until this has, or not.
 fn bind_at(
     listener: &OwnedFd,
     path: &Path,
@@ -126,14 +127,33 @@ fn bind_at(
     made: &mut Vec<PathBuf>,
 ) -> io::Result<()> {
     let at = address.socket_address()?;
-    let mut bound = rustix::net::bind(listener, &at);
-    if bound == Err(Errno::ADDRINUSE) && is_dead_socket(path, &at)? {
-        std::fs::remove_file(path)?;
-        bound = rustix::net::bind(listener, &at);
-    }
-    bound?;
-    made.push(path.to_owned());
-    Ok(())
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    let turn = std::fs::File::open(directory)?;
+    // Where there are no such locks, others are just not waited for.
+    let _ = rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive);
+    let random = RandomState::new().hash_one(std::process::id()) as u32;
+    let early = directory.join(format!(".{random:08x}"));
+    let Ok(early_at) = SocketAddrUnix::new(early.as_os_str().as_bytes()) else {
+        // A path so long that there is only just room for it.
+        rustix::net::bind(listener, &at)?;
+        made.push(path.to_owned());
+        return Ok(());
+    };
+    rustix::net::bind(listener, &early_at)?;
+    let outcome = (|| {
+        rustix::net::listen(listener, BACKLOG)?;
+        let mut linked = rustix::fs::link(&early, path);
+        if linked == Err(Errno::EXIST) && is_dead_socket(path, &at)? {
+            std::fs::remove_file(path)?;
+            linked = rustix::fs::link(&early, path);
+        }
+        linked.map_err(|error| if error == Errno::EXIST { Errno::ADDRINUSE } else { error })?;
+        made.push(path.to_owned());
+        Ok(())
+    })();
+    let removed = std::fs::remove_file(&early);
+    outcome.and(removed)
 }
 
 /// Whether a socket is there at which nobody listens.
