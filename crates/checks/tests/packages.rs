@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PUBLISHED: [(&str, &str); 4] = [
+const PUBLISHED: [(&str, &str); 5] = [
+    ("millpond-schedule", "schedule"),
     ("millpond-rangelock", "rangelock"),
     ("millpond", "millpond"),
     ("millpond-objects", "millpond-objects"),

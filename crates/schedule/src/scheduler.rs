@@ -10,7 +10,7 @@ use std::thread as real;
 /// Of a thread that is in no run.
 const NOBODY: usize = usize::MAX;
 /// Turns after which a run is taken for one that will not end.
-const TURNS_MAX: u64 = 200_000_000;
+const TURNS_MAX: u64 = 3_000_000;
 /// How much time a turn takes.
 const TURN_NS: u64 = 1_000;
 /// How much time threads have to end in after the first one.

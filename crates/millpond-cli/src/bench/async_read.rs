@@ -71,8 +71,8 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let bytes = if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES };
     let file = TestFile::create(&plan.dir, plan.bytes(bytes))?;
     // Each block once before any comes again: no read hits, on either side.
-    let load = Load::shuffled(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(500, 20));
-    let length = plan.slice(300, 30);
+    let load = Load::shuffled(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(300, 20));
+    let length = plan.slice(250, 30);
     let builder = millpond::Engine::builder().cache_bytes(file.bytes / CACHE_SHARE);
     let engine = builder.build().context("building an engine")?;
     let options = OpenOptions::new().read(true);

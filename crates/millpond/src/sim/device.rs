@@ -141,6 +141,7 @@ struct Ills {
     hung_syncs: HashSet<usize>,
     waiting: HashMap<usize, usize>,
     failing: HashMap<usize, i32>,
+    bad_ranges: HashMap<usize, (Range<u64>, i32)>,
 }
 
 fn set(files: &mut HashSet<usize>, file: usize, on: bool) {
@@ -333,6 +334,38 @@ impl SimDevice {
         };
     }
 
+    /// Lets each read and write of the one file that touches `bytes` fail with `errno`, after having moved any part
+    /// of them, for as long as the [switch for the errors](crate::SimOptions::errors_switch) is on: a place that has
+    /// gone bad. In place of the last one; 0: none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions};
+    ///
+    /// let options = SimOptions::new(1);
+    /// let device = options.device();
+    /// let engine = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(options)).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// let file = engine.open(&path, &OpenOptions::new().read(true).write(true).create(true))?;
+    /// device.fail_range(8192..8704, libc::EIO);
+    /// assert!(file.write_all_at(&[7; 20_000], 0).is_err());
+    /// file.write_all_at(&[7; 4096], 20_480)?;
+    /// device.fail_range(0..0, 0);
+    /// file.write_all_at(&[7; 20_000], 0)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn fail_range(&self, bytes: Range<u64>, errno: i32) {
+        let index = self.index();
+        let bad = &mut self.ills().bad_ranges;
+        if errno == 0 {
+            bad.remove(&index)
+        } else {
+            bad.insert(index, (bytes, errno))
+        };
+    }
+
     /// What the engine did that it must not: transfers that overlap in space and time and are not
     /// all reads; a cut or a hole in what is being written; a write of memory that
     /// changes meanwhile.
@@ -472,6 +505,13 @@ impl SimDevice {
     }
 
     /// The errno of all writes to the file, if they are to fail.
+    /// The errno of a transfer of these bytes, if it is to fail.
+    pub(super) fn bad_range(&self, file: usize, bytes: Range<u64>) -> Option<i32> {
+        let ills = self.ills();
+        let (bad, errno) = ills.bad_ranges.get(&file)?;
+        (bad.start < bytes.end && bytes.start < bad.end).then_some(*errno)
+    }
+
     pub(super) fn failing_file(&self, file: usize) -> Option<i32> {
         self.ills().failing.get(&file).copied()
     }

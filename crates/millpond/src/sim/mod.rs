@@ -303,6 +303,10 @@ impl SimFile {
         if self.is_struck() {
             failing = Some(libc::EIO);
         }
+        if self.options.device.is_watched() && self.options.errors_on.load(Relaxed) {
+            let bytes = transfer.offset..transfer.offset.saturating_add(total as u64);
+            failing = failing.or_else(|| self.options.device.bad_range(self.number, bytes));
+        }
         // What a write moved before it failed is not durable, even where it was to be.
         let volatile = Transfer { durable: false, error: None, ..*transfer };
         if let Some(errno) = failing {

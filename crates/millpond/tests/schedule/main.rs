@@ -69,7 +69,13 @@ fn histories(kind: Kind, spec: &Spec) -> usize {
     if errors {
         sim = sim.error_per_mille(1 + random.below(200));
     }
-    let faces: &[Face] = match kind {
+    let device = sim.device();
+    if errors && random.chance(500) {
+        // A place that is bad for as long as there are errors.
+        let at = random.below(96 << 10);
+        device.file(0).fail_range(at..at + 1 + random.below(20_000), libc::EIO);
+    }
+    let faces: &'static [Face] = match kind {
         Kind::Faces | Kind::FacesErrors => &Face::ALL,
         _ => &[Face::File],
     };
@@ -81,6 +87,7 @@ fn histories(kind: Kind, spec: &Spec) -> usize {
     let steps = plans.iter_mut().flat_map(|plan: &mut Plan| &mut plan.threads);
     steps.for_each(|steps| steps.retain(|_| spec.keeps(numbers.next().expect("no end"))));
     setup.run_plans(&plans, temp_dir().path());
+    assert_eq!(device.violations(), [""; 0]);
     count
 }
 

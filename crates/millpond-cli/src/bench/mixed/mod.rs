@@ -104,7 +104,7 @@ impl Case {
             ramp: match self.cache {
                 Cache::Warm => Duration::ZERO,
                 // Until as much is dirty as may be: what the cache takes in is not what it can move on.
-                Cache::Beyond => plan.slice(500, 40),
+                Cache::Beyond => plan.slice(400, 40),
             },
         }
     }
@@ -205,8 +205,8 @@ fn warm(
 fn pair<'a>(site: &Site<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
     let rounds = rounds(site.plan, case.barred);
     let length = match case.cache {
-        Cache::Warm => site.plan.slice(250, 30),
-        Cache::Beyond => site.plan.slice(350, 50),
+        Cache::Warm => site.plan.slice(200, 30),
+        Cache::Beyond => site.plan.slice(250, 50),
     };
     Pair { names: case.names, work: [work; 2], rounds, length }
 }

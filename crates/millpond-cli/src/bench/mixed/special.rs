@@ -60,7 +60,7 @@ fn hammer(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
     let mut subject = Side::new(site.own(), |work, length| work::slice(&file, &file, work, length));
     let mut peer =
         Side::new(site.kernel(), |work, length| work::slice(&kernel, &kernel, work, length));
-    let (rounds, length) = (rounds(site.plan, true), site.plan.slice(250, 50));
+    let (rounds, length) = (rounds(site.plan, true), site.plan.slice(200, 50));
     Pair { names: HAMMER, work: [&work; 2], rounds, length }.measure(
         &mut subject,
         &mut peer,
@@ -103,7 +103,7 @@ fn extents(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
     let mut unchanged = Side::new(format!("{MILLPOND}, nothing is changed"), |work, length| {
         work::slice(&file, &file, work, length)
     });
-    let length = site.plan.slice(250, 60);
+    let length = site.plan.slice(200, 60);
     let full = Pair { names: EXTENTS, work: [&work; 2], rounds: rounds(site.plan, true), length };
     full.measure(&mut subject, &mut elsewhere, outcome)?;
     Pair { work: [&work, &quiet], rounds: rounds(site.plan, false), ..full }.measure(
@@ -131,7 +131,7 @@ fn synced(site: &Site<'_>, outcome: &mut Outcome) -> Result<Option<String>> {
     let kernel = others.open(OFlags::empty()).context(&site.name)?;
     warm_up(&file, &work).context(site.own())?;
     warm_up(&kernel, &work).context(site.kernel())?;
-    let (rounds, length) = (rounds(site.plan, true), site.plan.slice(250, 60));
+    let (rounds, length) = (rounds(site.plan, true), site.plan.slice(200, 60));
     let pair = Pair { names: SYNCED, work: [&work, &quiet], rounds, length };
     let from = outcome.rows.len();
     for kernels in [false, true] {
