@@ -13,8 +13,9 @@ const NOBODY: usize = usize::MAX;
 const TURNS_MAX: u64 = 3_000_000;
 /// How much time a turn takes.
 const TURN_NS: u64 = 1_000;
-/// How much time threads have to end in after the first one.
+/// How much time threads have to end in after the first one, and how often that is given to those that do something.
 const GRACE_NS: u64 = 60_000_000_000;
+const GRACES: usize = 100;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 /// Whose turn it is (B1). Release: what it did until it gave the turn away is seen by the next.
@@ -452,8 +453,18 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     ME.set(number);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     if outcome.is_ok() {
-        // By then nobody can do anything any more, save what is done time and again.
-        block(end_of(number), "all others", Some(now() + GRACE_NS));
+        // In the end nobody can do anything any more, save what is done time and again.
+        let does_something = |thread: &Thread| match thread.being {
+            Being::Ready => true,
+            Being::Blocked { until, .. } => until.is_some(),
+            Being::Done => false,
+        };
+        for _ in 0..GRACES {
+            block(end_of(number), "all others", Some(now() + GRACE_NS));
+            if !with(|state| state.threads[1..].iter().any(does_something)) {
+                break;
+            }
+        }
     } else {
         eprintln!("schedule: seed {seed} panicked");
     }

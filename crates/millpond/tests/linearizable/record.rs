@@ -75,6 +75,10 @@ impl Setup {
         }
     }
 
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     fn errors(&self, on: bool) {
         if let Some(errors) = &self.errors {
             errors.store(on, SeqCst);

@@ -36,9 +36,12 @@ mod spec;
 
 mod tried;
 
-use millpond::{BackendChoice, SimOptions};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use common::{Random, scaled, temp_dir};
+use millpond::{BackendChoice, Engine, File, SimOptions, WriteMode};
+
+use common::{Random, read_write, scaled, temp_dir, then_stop};
 use plan::{Face, Plan};
 use record::Setup;
 use spec::{Kind, Spec};
@@ -86,9 +89,50 @@ fn histories(kind: Kind, spec: &Spec) -> usize {
     let mut numbers = 0..;
     let steps = plans.iter_mut().flat_map(|plan: &mut Plan| &mut plan.threads);
     steps.for_each(|steps| steps.retain(|_| spec.keeps(numbers.next().expect("no end"))));
-    setup.run_plans(&plans, temp_dir().path());
+    let (dir, over) = (temp_dir(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        if random.chance(500) {
+            let (dir, over, random) = (dir.path(), &over, random.fork());
+            scope.spawn(|| disturb(setup.engine(), dir, over, random));
+        }
+        then_stop(&over, || setup.run_plans(&plans, dir.path()));
+    });
     assert_eq!(device.violations(), [""; 0]);
     count
+}
+
+/// What else may be done to an engine and to other files of it: none of it may be noticed.
+fn disturb(engine: &Engine, dir: &Path, over: &AtomicBool, mut random: Random) {
+    let limit = engine.cache_bytes();
+    let mut others: Vec<File> = Vec::new();
+    while !over.load(Relaxed) {
+        match random.below(7) {
+            0 => drop(engine.set_cache_bytes(limit / (1 + random.below(4)))),
+            1 => drop(engine.set_cache_bytes(limit)),
+            2 if others.len() < 3 => {
+                let mode = [WriteMode::Back, WriteMode::Through][random.below(2) as usize];
+                let path = dir.join(format!("other {}", random.below(2)));
+                others.extend(engine.open(path, &read_write().write_mode(mode)));
+            }
+            2 | 3 => drop(others.pop()),
+            4 => engine.set_hit_path(random.chance(700)),
+            5 => drop((engine.stats(), engine.dump())),
+            _ => {
+                let Some(other) = others.last() else { continue };
+                let at = random.below(60_000);
+                let mut bytes = vec![7; random.below(20_000) as usize];
+                let _ = other.write_at(&bytes, at);
+                if let Ok(moved) = other.read_at(&mut bytes, at) {
+                    let known = |byte: &u8| matches!(byte, 0 | 7);
+                    assert!(bytes[..moved].iter().all(known), "bytes of another file");
+                }
+            }
+        }
+        for _ in 0..random.below(20) {
+            std::hint::spin_loop();
+        }
+    }
+    let _ = engine.set_cache_bytes(limit);
 }
 
 /// Goal: whatever the order in which threads of a program and of the engine run, there is an order of the operations
