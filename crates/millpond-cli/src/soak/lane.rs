@@ -250,9 +250,12 @@ impl Lane<'_> {
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(own);
         command.arg("keeper").arg(address).stderr(Stdio::null());
+        // That of one that was killed.
+        let _ = std::fs::remove_file(address);
         let keeper = Process(command.spawn().context("a keeper")?);
         let begun = Instant::now();
-        while !is_listened_to(address) {
+        // The socket has its name when it is listened to.
+        while !address.exists() {
             if begun.elapsed() > PATIENCE {
                 return Err(Failure::new(FAILED, "the keeper does not listen"));
             }
@@ -379,14 +382,6 @@ impl Lane<'_> {
         }
         Ok(())
     }
-}
-
-/// The socket is there some time before somebody listens at it.
-fn is_listened_to(address: &Path) -> bool {
-    const LISTENS: &str = " 00010000 ";
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let address = address.to_string_lossy();
-    sockets.lines().any(|line| line.ends_with(&*address) && line.contains(LISTENS))
 }
 
 /// What the kernel says of a process's memory.
