@@ -15,11 +15,12 @@
 //!   used since they were looked at last (CLOCK).
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
+use foldhash::quality::RandomState;
 use object_store::{Attributes, ObjectMeta};
 
 use crate::place::Place;
@@ -106,7 +107,8 @@ struct Shard {
 
 #[derive(Debug)]
 pub(crate) struct Directory {
-    map: papaya::HashMap<Box<str>, Arc<Known>>,
+    map: papaya::HashMap<Box<str>, Arc<Known>, RandomState>,
+    /// Seeded at random, and fast: each hit hashes a name.
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
     /// How often something was forgotten, of each shard.
@@ -116,9 +118,10 @@ pub(crate) struct Directory {
 
 impl Directory {
     pub(crate) fn new(bytes_max: u64) -> Directory {
+        let hasher = RandomState::default();
         Directory {
-            map: papaya::HashMap::new(),
-            hasher: RandomState::new(),
+            map: papaya::HashMap::with_hasher(hasher.clone()),
+            hasher,
             shards: std::array::from_fn(|_| Mutex::default()),
             forgotten: std::array::from_fn(|_| AtomicU64::new(0)),
             shard_bytes_max: bytes_max / SHARDS as u64,

@@ -34,10 +34,18 @@ use crate::stats::Counters;
 /// The first window of read-ahead, in multiples of what was asked for. Chosen, not measured.
 const WINDOW_FACTOR: u64 = 4;
 
+/// What of some ranges is cached, and fresh.
+pub(crate) enum Cached {
+    All(Vec<Bytes>),
+    /// Of that version.
+    Some(Arc<Known>, Vec<Piece>),
+    Unknown,
+}
+
 /// What is known of an object when its bytes are asked for.
 enum Opened {
-    /// Its version, which nobody had to be asked for.
-    Fresh(Arc<Known>),
+    /// Its version, which nobody had to be asked for, and bytes of it that are at hand.
+    Fresh(Arc<Known>, Vec<Piece>),
     /// Its version, and bytes of it that are at hand.
     Known(Arc<Known>, Vec<Piece>),
     /// An answer that can't be cached.
@@ -47,19 +55,46 @@ enum Opened {
 }
 
 impl Inner {
+    /// What of some ranges is cached; where all is, that is found without a lock or a shared write.
+    pub(crate) fn look_up(&self, path: &Path, ranges: &[Range<u64>]) -> Cached {
+        let look = |known: &Arc<Known>| {
+            let size = known.meta.size;
+            if !self.is_fresh(known) || ranges.iter().any(|range| range.start >= size) {
+                return Cached::Unknown;
+            }
+            let mut pieces = Vec::with_capacity(ranges.len());
+            for range in ranges {
+                let range = range.start..range.end.min(size);
+                pieces.extend(known.cached(&range).map(|bytes| Piece { range, bytes }));
+            }
+            if pieces.len() < ranges.len() {
+                return Cached::Some(Arc::clone(known), pieces);
+            }
+            known.note_use();
+            self.counters.saved.add();
+            Cached::All(pieces.into_iter().map(|piece| piece.bytes).collect())
+        };
+        self.directory.with(path.as_ref(), look).unwrap_or(Cached::Unknown)
+    }
+
     /// Ranges of an object, each as far as it lies within it; `None`: the store itself has to be asked, be it
     /// for its error.
     pub(crate) async fn ranges(
         self: &Arc<Self>,
         path: &Path,
         ranges: &[Range<u64>],
+        mut found: Option<(Arc<Known>, Vec<Piece>)>,
     ) -> Result<Option<(Head, Vec<Bytes>)>> {
         let key = path.as_ref();
         let mut may_wait = self.home.may_claim() && self.home.may_wait();
         let (mut versions, mut has_asked) = (0, false);
         while versions < VERSIONS_MAX {
-            let (known, pieces) = match self.open(path, key, ranges, may_wait).await? {
-                Opened::Fresh(known) => (known, Vec::new()),
+            let opened = match found.take() {
+                Some((known, pieces)) => Opened::Fresh(known, pieces),
+                None => self.open(path, key, ranges, may_wait).await?,
+            };
+            let (known, pieces) = match opened {
+                Opened::Fresh(known, pieces) => (known, pieces),
                 Opened::Known(known, pieces) => {
                     has_asked = true;
                     (known, pieces)
@@ -104,7 +139,7 @@ impl Inner {
         let stamp = self.directory.stamp(key);
         if let Some(known) = self.directory.find(key) {
             if self.is_fresh(&known) {
-                return Ok(Opened::Fresh(known));
+                return Ok(Opened::Fresh(known, Vec::new()));
             }
             return self.check(path, key, stamp, known, ranges).await;
         }

@@ -59,6 +59,8 @@ mod directory;
 mod disk;
 mod fetch;
 mod get;
+#[cfg(test)]
+mod hits_tests;
 mod home;
 mod inner;
 mod opening;

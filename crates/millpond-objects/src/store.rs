@@ -19,6 +19,7 @@ use object_store::{
 use crate::answer::{answer_of, collected};
 use crate::directory::Known;
 use crate::disk::{DiskOptions, Tier};
+use crate::get::Cached;
 use crate::inner::Inner;
 use crate::options::Builder;
 use crate::stats::{Counters, Stats};
@@ -164,16 +165,25 @@ impl ObjectStore for CachedStore {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.get(location, options).await
+        if let Some(answer) = self.inner.hit(location, &options) {
+            return Ok(answer);
+        }
+        // Its future is kilobytes, which a hit shall not allocate.
+        Box::pin(self.get(location, options)).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let is_odd = |range: &Range<u64>| range.start >= range.end;
-        if !ranges.is_empty()
-            && !ranges.iter().any(is_odd)
-            && let Some((_, bytes)) = self.inner.ranges(location, ranges).await?
-        {
-            return Ok(bytes);
+        if !ranges.is_empty() && !ranges.iter().any(is_odd) {
+            let found = match self.inner.look_up(location, ranges) {
+                Cached::All(bytes) => return Ok(bytes),
+                Cached::Some(known, pieces) => Some((known, pieces)),
+                Cached::Unknown => None,
+            };
+            let answer = Box::pin(self.inner.ranges(location, ranges, found)).await?;
+            if let Some((_, bytes)) = answer {
+                return Ok(bytes);
+            }
         }
         self.inner.store.get_ranges(location, ranges).await
     }
@@ -233,16 +243,6 @@ impl CachedStore {
     async fn get(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
         let (inner, key) = (&self.inner, location.as_ref());
         let pass = |options| async { inner.store.get_opts(location, options).await };
-        if plain(&options)
-            && !options.head
-            && let Some(GetRange::Bounded(range)) = &options.range
-        {
-            // The hit of a whole range, without a lock or a shared write.
-            let hit = inner.directory.with(key, |known| inner.hit_of(known, range));
-            if let Some(answer) = hit.flatten() {
-                return Ok(answer);
-            }
-        }
         if options.version.is_some() || !options.extensions.is_empty() {
             return pass(options).await;
         }
@@ -268,7 +268,7 @@ impl CachedStore {
             range.start < range.end && range.end - range.start <= COLLECTED_BYTES_MAX
         };
         if let Some(range) = range.filter(is_short) {
-            return match inner.ranges(location, std::slice::from_ref(&range)).await? {
+            return match inner.ranges(location, std::slice::from_ref(&range), None).await? {
                 Some((head, mut bytes)) => {
                     let bytes = bytes.pop().expect("one for each range");
                     let range = range.start..range.start + bytes.len() as u64;
@@ -282,7 +282,15 @@ impl CachedStore {
 }
 
 impl Inner {
-    /// The answer for a range that is cached, and fresh.
+    /// The answer to a plain read of a range that is cached, and fresh; without a lock or a shared write.
+    fn hit(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
+        let Some(GetRange::Bounded(range)) = &options.range else { return None };
+        if options.head || !plain(options) {
+            return None;
+        }
+        self.directory.with(location.as_ref(), |known| self.hit_of(known, range)).flatten()
+    }
+
     fn hit_of(&self, known: &Arc<Known>, range: &Range<u64>) -> Option<GetResult> {
         if !self.is_fresh(known) || range.end > known.meta.size || range.start >= range.end {
             return None;

@@ -1,0 +1,64 @@
+//! Hits count no owners: what would be a write to memory that all threads share.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use futures_util::FutureExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+use crate::{CachedStore, Freshness};
+
+/// Goal: a range, or ranges, of an object that are cached are read without a change to what others look at, the
+/// count of the entry's owners included.
+/// Method: two threads read; a third one looks at that count all the time. One owner more at any of some 10^5 moments
+/// would be seen; that it would be is tried, too, by owning it.
+#[tokio::test]
+async fn cached_ranges_have_no_owner_more() {
+    let far = Arc::new(InMemory::new());
+    let path = Path::from("object");
+    let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 9) as u8).collect();
+    far.put(&path, bytes.clone().into()).await.unwrap();
+    let store = CachedStore::builder(far).memory_bytes(4 << 20).freshness(Freshness::Immutable);
+    let store = store.build().unwrap();
+    store.get_range(&path, 0..100_000).await.unwrap();
+    let directory = &store.inner.directory;
+    let owners = || directory.with(path.as_ref(), Arc::strong_count).unwrap();
+    let (expected, is_over) = (owners(), AtomicBool::new(false));
+    let requests = store.stats().requests;
+    let most = |read: &(dyn Fn(u64) + Sync)| {
+        is_over.store(false, Relaxed);
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut most = 0;
+                while !is_over.load(Relaxed) {
+                    most = most.max(owners());
+                }
+                most
+            });
+            let read = |seed| move || (0..20_000u64).for_each(|number| read(number * 2 + seed));
+            let readers = [0, 1].map(|seed| scope.spawn(read(seed)));
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            is_over.store(true, Relaxed);
+            watch.join().unwrap()
+        })
+    };
+    let read = |number: u64| {
+        let range = |number: u64| {
+            let start = number * 977 % 90_000;
+            start..start + 5000
+        };
+        let one = store.get_range(&path, range(number)).now_or_never().expect("a hit").unwrap();
+        let at = range(number).start as usize;
+        assert_eq!(one, bytes[at..at + 5000]);
+        let ranges = [range(number + 1), range(number + 5)];
+        let some = store.get_ranges(&path, &ranges).now_or_never().expect("hits").unwrap();
+        let at = ranges[1].start as usize;
+        assert_eq!(some[1], bytes[at..at + 5000]);
+    };
+    assert_eq!(most(&read), expected, "reads own the entry");
+    assert_eq!(store.stats().requests, requests, "all were hits");
+    assert!(most(&|_| drop(directory.find(path.as_ref()))) > expected, "not seen");
+}
