@@ -18,10 +18,13 @@ use millpond::keeper::{Address, Server};
 pub use skip::skip;
 
 /// The preload library, built with the profile of this test: cargo does not build a cdylib for
-/// the tests of its own package.
+/// the tests of its own package. `MILLPOND_TEST_LIBRARY`: another one, and what is to be loaded before it.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
+        if let Some(other) = std::env::var_os("MILLPOND_TEST_LIBRARY") {
+            return other.into();
+        }
         let this = std::env::current_exe().unwrap();
         let profile_dir = this.parent().and_then(Path::parent).unwrap();
         let mut build = Command::new(env!("CARGO"));
