@@ -29,6 +29,8 @@ const FILE_BYTES: usize = 24 * BLOCK;
 const BLOCK: usize = 4096;
 /// No more than there are values that a byte can have, each of one write only.
 const STEPS_MAX: usize = 60;
+/// More than it takes to be known for a log.
+const LOGGED: usize = 7;
 
 /// A range: where in which block it starts, and its length.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +45,8 @@ enum Step {
     Write(Span),
     DurableWrite(Span),
     Append(usize),
+    /// Some appends, each of which is synced.
+    Log(usize),
     Truncate(Span),
     Read(Span),
     WriteBack,
@@ -81,6 +85,7 @@ fn steps() -> impl Strategy<Value = Step> {
         30 => spans().prop_map(Step::Write),
         5 => spans().prop_map(Step::DurableWrite),
         5 => (0usize..6000).prop_map(Step::Append),
+        2 => (1usize..3000).prop_map(Step::Log),
         6 => spans().prop_map(Step::Truncate),
         8 => spans().prop_map(Step::Read),
         6 => Just(Step::WriteBack),
@@ -351,6 +356,12 @@ impl Run<'_> {
                     }
                 }
                 self.note_where(at, len, before);
+            }
+            Step::Log(len) => {
+                for _ in 0..LOGGED {
+                    self.step(&Step::Append(len));
+                    self.step(&Step::SyncData);
+                }
             }
             Step::Truncate(span) => {
                 let (len, _) = place(span);

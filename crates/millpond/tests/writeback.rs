@@ -405,3 +405,37 @@ fn close_cuts_off_nothing_of_others() {
         }
     }
 }
+
+/// Goal: writes that make a file longer and are synced one by one go to the device at once, which the sync wants them
+/// to; what is written otherwise waits, of the same file, too.
+/// Method: the device counts writes.
+#[test]
+fn a_log_is_written_at_once() {
+    let sim = Simulated::new(SimOptions::new(1), 4 << 20, &write_back());
+    let mut expected = Expected::default();
+    let waits = |at: usize, len: usize, expected: &mut Expected| {
+        let before = sim.device.writes();
+        expected.write(&sim.file, at, len, at / 100 + len);
+        sim.device.writes() == before
+    };
+    let mut end = 0;
+    for number in 0..12 {
+        let len = 700 * number + 100;
+        let waited = waits(end, len, &mut expected);
+        assert_eq!(waited, number < 4, "write {number}");
+        sim.file.sync_data().unwrap();
+        same(&sim.device.durable(), &expected.0, "synced");
+        end += len;
+    }
+    assert!(waits(100, 5000, &mut expected), "it makes nothing longer");
+    assert!(waits(end, 5000, &mut expected), "something waits");
+    assert!(waits(end + 5000, 5000, &mut expected), "no sync came before");
+    sim.file.sync_data().unwrap();
+    end += 10_000;
+    for number in 0..8 {
+        assert!(waits(end, 10, &mut expected) && waits(end + 10, 10, &mut expected), "{number}");
+        sim.file.sync_data().unwrap();
+        end += 20;
+    }
+    sim.settles(&expected.0);
+}

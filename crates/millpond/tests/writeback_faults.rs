@@ -219,6 +219,11 @@ fn kth_write(k: u64, errno: i32, options: OpenOptions, random: Random) {
                 Ok(()) => {}
                 Err(error) => subject.is_injected(&error),
             },
+            // As logs grow, which are written at once.
+            4 => (0..6).for_each(|_| {
+                subject.write(subject.expected.bytes.len(), 1 + at % 900);
+                subject.sync();
+            }),
             _ => {}
         }
         if subject.sim.device.failed_writes() >= wanted && number > 50 {

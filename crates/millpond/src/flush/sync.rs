@@ -46,6 +46,9 @@ pub(crate) fn sync(
     let one = file.writeback.syncing.lock().expect("no panic under the lock");
     let outcome = sync_locked(file, Some((first, last)), data_only, Blocking::Wait, &one);
     drop(one);
+    if outcome.is_ok() {
+        file.writeback.log.synced();
+    }
     file.writeback.count_heap(file.cache());
     file.cache().counters.mine().took(LatencyKind::Sync, begun);
     tell(file, outcome)

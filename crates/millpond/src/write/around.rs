@@ -76,7 +76,7 @@ impl Write<'_> {
         let Written { moved, error, epoch, durability } = written;
         let file = self.file;
         let end = if around.is_cached { self.acknowledged(moved) } else { self.offset + moved };
-        let size = match file.write_mode() {
+        let size = match self.mode {
             WriteMode::Through => self.size_after(moved),
             WriteMode::Back => self.size_trimmed(moved, end),
         };

@@ -200,12 +200,14 @@ fn write_locked(
     may_wait: bool,
 ) -> Result<Moved> {
     let len = src.left();
-    let write = Write::new(file, src, offset, size, how);
+    let mut write = Write::new(file, src, offset, size, how);
     let (first, last) = (write.first, write.last);
     let fits = last - first < file.chunk_pages(CHUNK_PAGES) as u64;
     let pages = (last - first + 1) as usize;
-    // Asked again under the guard.
-    let mode = file.write_mode();
+    if write.mode == WriteMode::Back && write.is_of_log() {
+        write.mode = WriteMode::Through;
+    }
+    let mode = write.mode;
     let counters = &file.cache().counters;
     let waits = fits && may_wait && mode == WriteMode::Back && write.back(pages)?;
     let moved = if waits {
@@ -293,6 +295,8 @@ pub(crate) struct Write<'a> {
     first: PageIndex,
     last: PageIndex,
     how: How,
+    /// Asked for under the guard.
+    mode: WriteMode,
 }
 
 impl<'a> Write<'a> {
@@ -305,7 +309,8 @@ impl<'a> Write<'a> {
     ) -> Write<'a> {
         let len = src.left();
         let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
-        Write { file, src, len, offset, size, first, last, how }
+        let mode = file.write_mode();
+        Write { file, src, len, offset, size, first, last, how, mode }
     }
 
     /// A write that somebody else hands to the back end, between [`Write::begin_around`] and
@@ -319,7 +324,18 @@ impl<'a> Write<'a> {
     ) -> Write<'a> {
         let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
         let how = How { durable, is_constant: false };
-        Write { file, src: SegmentIter::EMPTY, len, offset, size, first, last, how }
+        let (src, mode) = (SegmentIter::EMPTY, file.write_mode());
+        Write { file, src, len, offset, size, first, last, how, mode }
+    }
+
+    /// Whether it makes the file longer as logs become longer (writeback.log), and all else is in the back end,
+    /// as if no write had waited.
+    fn is_of_log(&self) -> bool {
+        let file = self.file;
+        self.offset + self.len > self.size
+            && file.writeback.log.grows()
+            && !file.is_kept()
+            && !file.owes()
     }
 
     /// Gives up the guard of a write that is over.
@@ -336,7 +352,7 @@ impl<'a> Write<'a> {
         drop(guard);
         let done = *outcome.as_ref().unwrap_or(&0) as u64;
         let extends = self.offset + self.len > self.size;
-        done < self.len && extends && self.file.write_mode() == WriteMode::Through
+        done < self.len && extends && self.mode == WriteMode::Through
     }
 
     /// Whether there are bytes in the page, below the size, that the write leaves alone.
@@ -355,7 +371,7 @@ impl<'a> Write<'a> {
         let whole = to - from == self.file.core().page_bytes() as u64;
         let far = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
         // The kernel may copy it from there at once: not out of the processor's caches then.
-        let goes_on = self.file.write_mode() == WriteMode::Through && !self.goes_from_source();
+        let goes_on = self.mode == WriteMode::Through && !self.goes_from_source();
         let away = far && (!goes_on || self.file.backing.is_direct());
         for piece in self.src.slice(from - self.offset, to - from) {
             // SAFETY: within our frame; the source is the caller's promise.

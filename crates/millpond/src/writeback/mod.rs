@@ -36,6 +36,7 @@
 pub(crate) mod dirty;
 pub(crate) mod failure;
 pub(crate) mod generations;
+pub(crate) mod log;
 
 pub(crate) mod stream;
 pub(crate) mod untold;
@@ -61,6 +62,7 @@ use crate::io::backend::BackingFile;
 use crate::units::PageIndex;
 use crate::writeback::dirty::{Dirty, FlushNumber};
 use crate::writeback::generations::Generations;
+use crate::writeback::log::LogPattern;
 use crate::writeback::stream::Stream;
 
 pub(crate) use crate::writeback::failure::Failure;
@@ -85,6 +87,7 @@ pub(crate) struct Writeback {
     /// What the sets of the state take, and those of the generations.
     pub(crate) dirty_heap: HeapCharge,
     pub(crate) owed_heap: HeapCharge,
+    pub(crate) log: LogPattern,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     pub(crate) begun: AtomicBool,
 }
