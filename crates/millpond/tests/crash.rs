@@ -320,6 +320,25 @@ impl Run<'_> {
         self.model.unsettled |= failures > std::mem::replace(&mut self.failures, failures);
     }
 
+    fn append(&mut self, src: &[u8]) {
+        let at = self.model.len;
+        let src = &src[..src.len().min(FILE_BYTES - at)];
+        let (len, before) = (src.len(), self.engine.stats().bytes_passed);
+        match self.file.append(src) {
+            Ok(offset) => {
+                assert_eq!(offset, at as u64);
+                self.model.write(at, len, self.stamp);
+            }
+            Err(error) => {
+                let part = matches!(&error, Error::Io { source, .. }
+                    if source.kind() == std::io::ErrorKind::WriteZero);
+                assert!(part || error.errno() == libc::EIO, "{error}");
+                self.model.write_failed(at, len, self.stamp);
+            }
+        }
+        self.note_where(at, len, before);
+    }
+
     fn step(&mut self, step: &Step) {
         match *step {
             Step::Write(span) => {
@@ -340,26 +359,14 @@ impl Run<'_> {
                 }
             }
             Step::Append(len) => {
-                let at = self.model.len;
-                let len = len.min(FILE_BYTES - at);
-                let (src, before) = (self.content(len), self.engine.stats().bytes_passed);
-                match self.file.append(&src) {
-                    Ok(offset) => {
-                        assert_eq!(offset, at as u64);
-                        self.model.write(at, len, self.stamp);
-                    }
-                    Err(error) => {
-                        let part = matches!(&error, Error::Io { source, .. }
-                            if source.kind() == std::io::ErrorKind::WriteZero);
-                        assert!(part || error.errno() == libc::EIO, "{error}");
-                        self.model.write_failed(at, len, self.stamp);
-                    }
-                }
-                self.note_where(at, len, before);
+                let src = self.content(len);
+                self.append(&src);
             }
             Step::Log(len) => {
+                // One stamp for all: there are no more than a model can tell apart.
+                let src = self.content(len);
                 for _ in 0..LOGGED {
-                    self.step(&Step::Append(len));
+                    self.append(&src);
                     self.step(&Step::SyncData);
                 }
             }
