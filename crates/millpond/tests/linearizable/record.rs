@@ -75,6 +75,7 @@ impl Setup {
         }
     }
 
+    #[cfg(scheduled)]
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
