@@ -19,6 +19,7 @@
 
 mod bench;
 mod crash;
+mod descendants;
 mod failure;
 mod keeper;
 mod manual;

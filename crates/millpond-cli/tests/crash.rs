@@ -270,7 +270,7 @@ fn an_interrupt_leaves_nothing_behind() {
     crash.args(["crash", "--kernel", "--check", "true", "--dir"]).arg(dir.path());
     // What it leaves has its standard output, too.
     let begins = dir.path().with_extension("begun");
-    let leaves = format!("sleep 20 & echo >{}; wait", begins.display());
+    let leaves = format!("sleep 20 & echo $! >{0}.part; mv {0}.part {0}; wait", begins.display());
     let mut crash = crash.args(["--", "sh", "-c", &leaves]).spawn().unwrap();
     let mounted =
         || fs::read_to_string("/proc/mounts").unwrap().contains(dir.path().to_str().unwrap());
@@ -280,6 +280,7 @@ fn an_interrupt_leaves_nothing_behind() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert!(mounted());
+    let left = fs::read_to_string(&begins).unwrap();
     fs::remove_file(begins).unwrap();
     rustix::process::kill_process(
         rustix::process::Pid::from_child(&crash),
@@ -290,4 +291,7 @@ fn an_interrupt_leaves_nothing_behind() {
     assert_eq!(crash.wait().unwrap().code(), Some(1));
     assert!(interrupted.elapsed().as_secs() < 10, "it waited for what the program left");
     assert!(!mounted());
+    // Its name is in its command line as long as it is no zombie.
+    let command = fs::read(format!("/proc/{}/cmdline", left.trim())).unwrap_or_default();
+    assert!(!command.starts_with(b"sleep"), "what it started goes on");
 }

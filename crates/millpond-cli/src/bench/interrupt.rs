@@ -9,12 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::gate::gate;
 use super::loop_mount::LoopMount;
+use crate::descendants::end_children;
 use crate::failure::{Context, Result};
 
 /// From now on a signal that ends the process cleans up in `dir` first.
@@ -31,20 +31,6 @@ pub fn watch(dir: &Path) -> Result<()> {
         }
     });
     Ok(())
-}
-
-/// Ends the processes below `parent`, from the leaves up: fio, programs, and `millpond run`.
-fn end_children(parent: u32) {
-    let tasks = fs::read_dir(format!("/proc/{parent}/task"));
-    for task in tasks.into_iter().flatten().flatten() {
-        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        for child in children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()) {
-            end_children(child);
-            if let Some(pid) = Pid::from_raw(child as i32) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
-    }
 }
 
 fn clean(dir: &Path) {

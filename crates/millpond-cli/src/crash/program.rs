@@ -14,11 +14,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{getpid, set_child_subreaper};
 
 use super::check;
 use super::history::{History, Recorder};
 use super::mount::{Shared, mount};
 use super::tree::Tree;
+use crate::descendants::end_children;
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -81,6 +83,8 @@ impl Program<'_> {
                 command
             }
         };
+        // What it leaves behind can be ended by an interruption, too.
+        set_child_subreaper(Some(getpid())).context("becoming a subreaper")?;
         let mut child = command
             .current_dir(dir)
             .stdout(Stdio::piped())
@@ -96,11 +100,15 @@ impl Program<'_> {
     fn wait(&self, child: &mut Child) -> Result<ExitStatus> {
         loop {
             if let Some(status) = child.try_wait().context("waiting for the program")? {
+                if self.interrupted.load(Relaxed) {
+                    // What it had started is ours by now.
+                    end_children(std::process::id());
+                }
                 return Ok(status);
             }
             if self.interrupted.load(Relaxed) {
                 // From a terminal it has had the signal itself.
-                let _ = child.kill();
+                end_children(std::process::id());
             }
             std::thread::sleep(PAUSE);
         }
