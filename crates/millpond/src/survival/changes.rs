@@ -189,6 +189,10 @@ impl BackingFile for ToldFile {
         self.inner.verify()
     }
 
+    fn is_intact(&self) -> bool {
+        self.inner.is_intact()
+    }
+
     fn set_plain(&self, on: bool) {
         self.inner.set_plain(on);
     }

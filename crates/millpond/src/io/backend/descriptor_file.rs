@@ -87,6 +87,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.verify()
     }
 
+    fn is_intact(&self) -> bool {
+        self.descriptors.are_intact()
+    }
+
     fn set_plain(&self, on: bool) {
         self.descriptors.set_plain(on);
     }

@@ -276,6 +276,13 @@ impl Descriptors {
         self.direct_write.get().map_or(Ok(()), |fd| self.check(fd))
     }
 
+    /// Whether all that are used for transfers are still the file's.
+    pub(crate) fn are_intact(&self) -> bool {
+        let own = [self.direct_read.get(), self.direct_write.get()].into_iter().flatten();
+        let shared = [self.read.get(), self.write.get()].into_iter().flatten();
+        shared.map(Arc::as_ref).chain(own).all(|fd| self.check(fd).is_ok())
+    }
+
     /// EBADF unless `fd` is the file.
     fn check(&self, fd: impl AsFd) -> io::Result<()> {
         let stat = rustix::fs::fstat(fd)?;

@@ -22,13 +22,13 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::{opcode, types};
 use rustix::event::EventfdFlags;
 
 use crate::io::backend::read_ring::{BELL, ReadRing, RingRead, Untaken, Use};
-use crate::io::backend::ring::{PAUSE, new_ring};
+use crate::io::backend::ring::{LOOK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::transfer::BackgroundRead;
@@ -189,7 +189,7 @@ impl Driver {
             if ring.is_broken() && was_idle {
                 std::thread::sleep(if ring.is_idle() { PAUSE_IDLE } else { PAUSE });
             }
-            self.read(ring.submit(1));
+            self.read(self.submit_and_wait(ring));
             let reaped = ring.reap(|| is_armed = false);
             let batch = batch::open();
             reaped.ended.into_iter().for_each(|(job, outcome)| self.finish(job, outcome));
@@ -215,6 +215,20 @@ impl Driver {
                 self.read(ring.start(job).unwrap_or_else(|job| vec![job]));
             }
         }
+    }
+
+    /// Submits what is queued, and waits for a completion; while reads are in flight, for so long that their files
+    /// should be looked at (ring.R4).
+    fn submit_and_wait(&self, ring: &ReadRing) -> Untaken {
+        if ring.is_idle() || ring.is_broken() || !ring.can_sleep() {
+            return ring.submit(1);
+        }
+        let begun = Instant::now();
+        let mut untaken = ring.sleep(LOOK_AFTER);
+        if begun.elapsed() >= LOOK_AFTER {
+            untaken.append(&mut ring.look_at_files());
+        }
+        untaken
     }
 
     fn arm(&self, ring: &ReadRing, rung: &mut [u8; 8]) {

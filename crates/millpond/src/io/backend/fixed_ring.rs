@@ -130,7 +130,7 @@ impl FixedRing {
     /// Submits what is queued, waits until `min` requests have ended, and tells of all that have.
     pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<Ended>) {
         self.unsubmitted = 0;
-        self.ring.wait(min, |number, outcome| ended.push_back((number, outcome)));
+        self.ring.wait(min, None, |number, outcome| ended.push_back((number, outcome)));
     }
 
     /// Forgets the files; none of their requests may be under way.

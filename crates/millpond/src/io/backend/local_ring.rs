@@ -8,11 +8,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
+use std::time::Instant;
 
 use io_uring::{IoUring, Submitter, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 
-use crate::io::backend::ring::{PAUSE, is_broken, new_ring, outcome};
+use crate::io::backend::ring::{LOOK_AFTER, PAUSE, is_broken, new_ring, outcome};
+
+/// The user data of a request to cancel all others.
+const CANCEL: u64 = u64::MAX;
 
 pub(crate) struct LocalRing {
     ring: ManuallyDrop<IoUring>,
@@ -68,7 +72,24 @@ impl LocalRing {
     /// Submits what is queued, and waits until `min` have ended; or finds that the ring is broken.
     #[inline]
     pub(crate) fn enter(&mut self, min: usize) {
-        match self.ring.submit_and_wait(min) {
+        let entered = self.ring.submit_and_wait(min);
+        self.note(entered);
+    }
+
+    /// The same; returns after [`LOOK_AFTER`] at the latest, where the kernel can wait so (Linux 5.11).
+    fn enter_for_a_while(&mut self, min: usize) {
+        if !self.ring.params().is_feature_ext_arg() {
+            return self.enter(min);
+        }
+        let limit = types::Timespec::from(LOOK_AFTER);
+        let args = types::SubmitArgs::new().timespec(&limit);
+        let entered = self.ring.submitter().submit_with_args(min, &args);
+        self.note(entered);
+    }
+
+    #[inline]
+    fn note(&mut self, entered: io::Result<usize>) {
+        match entered {
             Err(error) if is_broken(&error) => self.broken = error.raw_os_error(),
             // Another error says that submitting or waiting was interrupted, or that memory was short for
             // a moment: what is queued or under way stays so (ring.R1).
@@ -82,14 +103,28 @@ impl LocalRing {
 
     /// Submits what is queued, waits until `min` have ended, and tells of all that have. What a broken ring
     /// has not taken ends as cancelled, to be tried elsewhere; for what is under way it is looked.
-    pub(crate) fn wait(&mut self, min: usize, mut end: impl FnMut(u32, io::Result<usize>)) {
-        let mut ended = 0;
+    ///
+    /// `is_intact` (ring.R4): whether no entry's descriptor is somebody else's by now. Where one is, and nothing
+    /// ends for long, all end as cancelled. `None`: they have been registered.
+    pub(crate) fn wait(
+        &mut self,
+        min: usize,
+        is_intact: Option<&dyn Fn() -> bool>,
+        mut end: impl FnMut(u32, io::Result<usize>),
+    ) {
+        let (mut ended, mut waits_since) = (0, None);
         loop {
-            if self.broken.is_none() {
-                // Requests that have ended are off the queue, and the kernel counts those on it.
-                self.enter(min - ended);
+            // Requests that have ended are off the queue, and the kernel counts those on it.
+            match (self.broken, is_intact) {
+                (Some(_), _) => {}
+                (None, Some(_)) if min > ended => self.enter_for_a_while(min - ended),
+                (None, _) => self.enter(min - ended),
             }
             for done in self.ring.completion() {
+                if done.user_data() == CANCEL {
+                    continue;
+                }
+                waits_since = None;
                 end(done.user_data() as u32, outcome(done.result()));
                 ended += 1;
             }
@@ -106,8 +141,23 @@ impl LocalRing {
             }
             if self.broken.is_some() {
                 std::thread::sleep(PAUSE);
+            } else if waits_since.get_or_insert_with(Instant::now).elapsed() >= LOOK_AFTER {
+                waits_since = None;
+                if is_intact.is_some_and(|is_intact| !is_intact()) {
+                    self.cancel_all();
+                }
             }
         }
+    }
+}
+
+impl LocalRing {
+    /// ring.R4. Before Linux 5.19 the kernel refuses that.
+    #[cold]
+    fn cancel_all(&mut self) {
+        let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
+        // SAFETY: it names no memory. Without room the queue has not been taken; then it is tried again.
+        let _ = unsafe { self.ring.submission().push(&cancel.user_data(CANCEL)) };
     }
 }
 
@@ -124,7 +174,7 @@ pub(crate) fn probe() -> io::Result<()> {
     // SAFETY: ring.R1: `byte` and `file` live until `wait` has seen the end of it.
     unsafe { ring.push(0, read) };
     let mut outcome = Ok(0);
-    ring.wait(1, |_, it| outcome = it);
+    ring.wait(1, None, |_, it| outcome = it);
     // It was made just now: its descriptor is nobody else's.
     match (ring.broken.take(), outcome) {
         (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
@@ -171,7 +221,8 @@ mod tests {
                 unsafe { ring.push(number as u32, read) };
             }
             let mut ended = Vec::new();
-            ring.wait(2, |number, outcome| ended.push((number, outcome.unwrap())));
+            let end = |number, outcome: io::Result<usize>| ended.push((number, outcome.unwrap()));
+            ring.wait(2, None, end);
             tell.send(ended).unwrap();
         });
         first_in.write_all(b"1").unwrap();
@@ -186,5 +237,49 @@ mod tests {
         let ended = told.recv_timeout(deadline - std::time::Instant::now());
         assert_eq!(ended.expect("it waits for a third"), [(0, 1), (1, 1)]);
         waiter.join().unwrap();
+    }
+
+    /// Goal: an entry whose descriptor is a pipe's by now, which nobody writes to, is not waited for for ever; one
+    /// that only takes long is waited for (ring.R4).
+    /// Method: reads of a pipe. (A program closed all of its descriptors; a ring that was made then had the number of
+    /// a file that was just being read, and the read waited for that ring.)
+    #[test]
+    fn what_waits_for_somebody_else_is_cancelled() {
+        if let Err(error) = probe() {
+            return crate::skip::skip(format_args!("no io_uring: {error}"));
+        }
+        for is_intact in [false, true] {
+            let (pipe, mut writer) = std::io::pipe().unwrap();
+            let (tell, told) = mpsc::channel();
+            let waiter = std::thread::spawn(move || {
+                let mut ring = LocalRing::new(2).unwrap();
+                let mut byte = 0u8;
+                let read = opcode::Read::new(types::Fd(pipe.as_raw_fd()), &raw mut byte, 1).build();
+                // SAFETY: ring.R1: pipe and byte outlive the wait.
+                unsafe { ring.push(0, read) };
+                let looks = std::cell::Cell::new(0);
+                let look = || {
+                    looks.set(looks.get() + 1);
+                    is_intact
+                };
+                let mut ended = None;
+                ring.wait(1, Some(&look), |_, outcome| ended = Some(outcome));
+                tell.send((ended.unwrap(), looks.get())).unwrap();
+            });
+            if is_intact {
+                std::thread::sleep(3 * LOOK_AFTER);
+                writer.write_all(b"1").unwrap();
+            }
+            let (outcome, looks) = told.recv_timeout(Duration::from_secs(60)).expect("it waits");
+            match outcome {
+                Ok(moved) => assert!(is_intact && moved == 1),
+                Err(error) => {
+                    assert!(!is_intact, "{error}");
+                    assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
+                }
+            }
+            assert!(looks > 0, "nobody looked");
+            waiter.join().unwrap();
+        }
     }
 }

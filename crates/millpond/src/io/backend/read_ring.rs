@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use io_uring::{EnterFlags, IoUring, squeue, types};
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 use slab::Slab;
 use smallvec::SmallVec;
 
@@ -285,6 +285,11 @@ impl ReadRing {
         }
     }
 
+    /// Whether [`ReadRing::sleep`] can be used (Linux 5.11).
+    pub(crate) fn can_sleep(&self) -> bool {
+        self.ring.params().is_feature_ext_arg()
+    }
+
     /// Submits what is queued, and sleeps until something has completed, or for so long; may return early.
     /// One thread at a time.
     pub(crate) fn sleep(&self, limit: Duration) -> Untaken {
@@ -308,6 +313,22 @@ impl ReadRing {
             self.broken.store(true, Release);
         }
         if mine.is_empty() { Untaken::new() } else { self.put_back(mine, end) }
+    }
+
+    /// Has reads end as cancelled whose files' descriptors are others' by now (ring.R4).
+    pub(crate) fn look_at_files(&self) -> Untaken {
+        let jobs = self.jobs();
+        let files = jobs.places.iter().map(|(number, job)| (number, Arc::clone(&job.file)));
+        let files: Vec<_> = files.collect();
+        drop(jobs);
+        let mut untaken = Untaken::new();
+        for (number, _) in files.into_iter().filter(|(_, file)| !file.is_intact()) {
+            // Of another read by now: then that is read again.
+            let cancel = opcode::AsyncCancel::new(number as u64).build().user_data(POKE);
+            // SAFETY: it names no memory.
+            untaken.append(&mut unsafe { self.push(&cancel, 0) });
+        }
+        untaken
     }
 
     /// B4, of `mine`, behind which so many were pushed.
@@ -385,8 +406,6 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc;
 
-    use io_uring::opcode;
-
     use super::*;
     use crate::io::backend::{OpenedFor, Seek, ring};
     use crate::io::segment::Segment;
@@ -396,12 +415,17 @@ mod tests {
     struct Piped {
         reader: PipeReader,
         asked: AtomicUsize,
+        is_anothers: AtomicBool,
     }
 
     impl BackingFile for Piped {
         fn route(&self, _: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
             self.asked.fetch_add(1, Relaxed);
             Some(Ok((self.reader.as_raw_fd(), 0)))
+        }
+
+        fn is_intact(&self) -> bool {
+            !self.is_anothers.load(Relaxed)
         }
 
         fn try_all(&self, _: &mut [Transfer<'_>]) {
@@ -468,7 +492,14 @@ mod tests {
 
     fn piped() -> (Arc<Piped>, std::io::PipeWriter) {
         let (reader, writer) = std::io::pipe().unwrap();
-        (Arc::new(Piped { reader, asked: AtomicUsize::new(0) }), writer)
+        (
+            Arc::new(Piped {
+                reader,
+                asked: AtomicUsize::new(0),
+                is_anothers: AtomicBool::new(false),
+            }),
+            writer,
+        )
     }
 
     /// Goal: a read that the kernel has cancelled, as it does when a thread ends, is read again.
@@ -498,6 +529,39 @@ mod tests {
         assert_eq!(told.recv().unwrap().unwrap(), 1);
         assert!(ring.is_idle());
         assert_eq!(byte, b'x');
+    }
+
+    /// Goal: a read whose descriptor is somebody else's by now is cancelled, and its way asked for again; others are
+    /// left alone (ring.R4).
+    /// Method: reads of two pipes, of which one is said to be no file of ours.
+    #[test]
+    fn a_read_of_somebody_elses_descriptor_is_cancelled() {
+        let Some(ring) = ring_for(2) else { return };
+        let (mine, mut to_mine) = piped();
+        let (anothers, mut to_anothers) = piped();
+        let mut bytes = [0; 2];
+        let [first, second] = &mut bytes;
+        let (job, told) = read_of(&mine, first);
+        assert!(ring.start(job).is_ok());
+        let (job, also_told) = read_of(&anothers, second);
+        assert!(ring.start(job).is_ok());
+        assert!(ring.submit(0).is_empty());
+        anothers.is_anothers.store(true, Relaxed);
+        assert!(ring.look_at_files().is_empty());
+        // The read's end, and the cancellation's.
+        assert!(ring.submit(2).is_empty());
+        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 0);
+        assert_eq!([&mine, &anothers].map(|file| file.asked.load(Relaxed)), [1, 2]);
+        to_mine.write_all(b"x").unwrap();
+        to_anothers.write_all(b"y").unwrap();
+        while !ring.is_idle() {
+            assert!(ring.submit(1).is_empty());
+            for (job, outcome) in ring.reap(|| unreachable!("there is no bell")).ended {
+                job.finish(outcome);
+            }
+        }
+        assert_eq!([told, also_told].map(|told| told.recv().unwrap().unwrap()), [1, 1]);
+        assert_eq!(&bytes, b"xy");
     }
 
     /// Goal: a ring that is full, or retired, gives a read back as it was: it goes another way, and is

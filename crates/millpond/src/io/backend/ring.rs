@@ -11,6 +11,11 @@
 //!   by itself, and its completions are found in memory, so no ring has its completions deferred
 //!   until its thread asks for them (`DEFER_TASKRUN`): nobody could ask. A broken ring is not
 //!   closed, as its descriptor may be somebody else's by now.
+//! - **R4** Nor does an entry wait for ever that the kernel took with a number that was not the file's any more,
+//!   but a pipe's, a socket's or a ring's, which it waits for to become readable: after [`LOOK_AFTER`] without a
+//!   completion the descriptors are looked at, and where they are not the file's its entries are cancelled. They end
+//!   as R2 has it, and the next attempt finds out. (Between the look before each transfer and the kernel's own
+//!   lie microseconds; a program that closes what it does not know met them in one of fifty runs.)
 
 use std::io;
 use std::time::Duration;
@@ -19,6 +24,9 @@ use io_uring::IoUring;
 
 /// Between two looks at a broken ring.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
+
+/// R4. Chosen, not measured.
+pub(crate) const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// A ring to which one thread submits, and which that one reaps.
 pub(crate) fn new_ring(entries: u32, completions: u32) -> io::Result<IoUring> {

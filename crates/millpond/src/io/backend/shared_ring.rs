@@ -37,6 +37,7 @@ use crate::copy::ask_for;
 use crate::io::backend::BackingFile;
 use crate::io::backend::driver::{AbortOnUnwind, Driver, Ward};
 use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
+use crate::io::backend::ring::LOOK_AFTER;
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::reaping::{Reaping, Ring};
@@ -275,8 +276,13 @@ impl Ring for Led {
     }
 
     fn sleep(&self, deadline: Option<Instant>) {
-        let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
-        self.hand_over(self.reads.sleep(left.min(SLEEP_MAX)));
+        let begun = Instant::now();
+        let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(begun));
+        let most = if self.reads.is_idle() { SLEEP_MAX } else { LOOK_AFTER };
+        self.hand_over(self.reads.sleep(left.min(most)));
+        if !self.has_completions() && begun.elapsed() >= LOOK_AFTER {
+            self.hand_over(self.reads.look_at_files());
+        }
     }
 
     fn poke(&self) {

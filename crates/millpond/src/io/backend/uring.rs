@@ -95,7 +95,7 @@ fn try_all_in(ring: &mut LocalRing, descriptors: &Descriptors, batch: &mut [Tran
         }
         // A few at a time: a system call for each would cost more than a gap in the line.
         let min = if next < batch.len() { under_way.div_ceil(4) } else { under_way };
-        ring.wait(min, |number, outcome| {
+        ring.wait(min, Some(&|| descriptors.are_intact()), |number, outcome| {
             under_way -= 1;
             match outcome {
                 // As where the ring has broken, and not taken it.
