@@ -11,6 +11,7 @@ mod calls;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
@@ -69,6 +70,8 @@ pub(crate) struct Descriptors {
     id: (u64, u64),
     /// The last batch of which a read found `direct_read` to be the file.
     checked_in: AtomicU64,
+    /// One of them is somebody else's by now. A hint: then transfers go to no ring, which could wait for that.
+    is_lost: AtomicBool,
 }
 
 impl Descriptors {
@@ -90,6 +93,7 @@ impl Descriptors {
             uncached: AtomicBool::new(backing == Backing::Uncached),
             id: (stat.st_dev, stat.st_ino),
             checked_in: AtomicU64::new(0),
+            is_lost: AtomicBool::new(false),
             read: OnceLock::new(),
             write: OnceLock::new(),
             direct_read: OnceLock::new(),
@@ -280,7 +284,16 @@ impl Descriptors {
     pub(crate) fn are_intact(&self) -> bool {
         let own = [self.direct_read.get(), self.direct_write.get()].into_iter().flatten();
         let shared = [self.read.get(), self.write.get()].into_iter().flatten();
-        shared.map(Arc::as_ref).chain(own).all(|fd| self.check(fd).is_ok())
+        let are_intact = shared.map(Arc::as_ref).chain(own).all(|fd| self.check(fd).is_ok());
+        if !are_intact {
+            self.is_lost.store(true, Relaxed);
+        }
+        are_intact
+    }
+
+    /// Whether one was found to be somebody else's.
+    pub(crate) fn are_lost(&self) -> bool {
+        self.is_lost.load(Relaxed)
     }
 
     /// EBADF unless `fd` is the file.

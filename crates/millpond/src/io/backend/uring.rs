@@ -32,7 +32,7 @@ impl Carrier for Arc<Driver> {
     const TRANSFER_BYTES: u64 = 1 << 20;
 
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
-        if batch.len() > 1 && try_in_ring(descriptors, batch).is_some() {
+        if batch.len() > 1 && !descriptors.are_lost() && try_in_ring(descriptors, batch).is_some() {
             return;
         }
         descriptors.try_each(batch);

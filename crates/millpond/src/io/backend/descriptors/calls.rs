@@ -50,9 +50,11 @@ impl Descriptors {
     }
 
     /// The same for a transfer in a ring; `None` if it can't be in one: the kernel looks at the flags of a
-    /// description when it gets round to the transfer, which are to be the ones that it needs.
+    /// description when it gets round to the transfer, which are to be the ones that it needs; and it could wait
+    /// for what the number leads to by now (ring.R4).
     pub(crate) fn ring_route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
-        (transfer.direct || self.in_place.is_none()).then(|| self.route(transfer))
+        let is_safe = transfer.direct || self.in_place.is_none();
+        (is_safe && !self.are_lost()).then(|| self.route(transfer))
     }
 
     /// The same, by the caller's descriptors.
