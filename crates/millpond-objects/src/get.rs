@@ -38,7 +38,7 @@ const WINDOW_FACTOR: u64 = 4;
 pub(crate) enum Cached {
     All(Vec<Bytes>),
     /// Of that version.
-    Some(Arc<Known>, Vec<Piece>),
+    Part(Arc<Known>, Vec<Piece>),
     Unknown,
 }
 
@@ -68,7 +68,7 @@ impl Inner {
                 pieces.extend(known.cached(&range).map(|bytes| Piece { range, bytes }));
             }
             if pieces.len() < ranges.len() {
-                return Cached::Some(Arc::clone(known), pieces);
+                return Cached::Part(Arc::clone(known), pieces);
             }
             known.note_use();
             self.counters.saved.add();

@@ -177,7 +177,7 @@ impl ObjectStore for CachedStore {
         if !ranges.is_empty() && !ranges.iter().any(is_odd) {
             let found = match self.inner.look_up(location, ranges) {
                 Cached::All(bytes) => return Ok(bytes),
-                Cached::Some(known, pieces) => Some((known, pieces)),
+                Cached::Part(known, pieces) => Some((known, pieces)),
                 Cached::Unknown => None,
             };
             let answer = Box::pin(self.inner.ranges(location, ranges, found)).await?;

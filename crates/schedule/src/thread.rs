@@ -202,30 +202,38 @@ pub struct JoinHandle<T> {
     handle: real::JoinHandle<T>,
 }
 
-impl<T> JoinHandle<T> {
-    /// As std's.
-    ///
-    /// # Errors
-    ///
-    /// As std's.
-    pub fn join(self) -> real::Result<T> {
-        scheduler::wait_for_end(self.number);
-        self.handle.join()
-    }
+/// What both kinds of handles do.
+macro_rules! handle {
+    ($handle:ty) => {
+        impl<T> $handle {
+            /// As std's.
+            ///
+            /// # Errors
+            ///
+            /// As std's.
+            pub fn join(self) -> real::Result<T> {
+                scheduler::wait_for_end(self.number);
+                self.handle.join()
+            }
 
-    /// As std's.
-    #[must_use]
-    pub fn thread(&self) -> &Thread {
-        &self.thread
-    }
+            /// As std's.
+            #[must_use]
+            pub fn thread(&self) -> &Thread {
+                &self.thread
+            }
 
-    /// As std's.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        scheduler::point();
-        scheduler::is_done(self.number)
-    }
+            /// As std's.
+            #[must_use]
+            pub fn is_finished(&self) -> bool {
+                scheduler::point();
+                scheduler::is_done(self.number)
+            }
+        }
+    };
 }
+
+handle!(JoinHandle<T>);
+handle!(ScopedJoinHandle<'_, T>);
 
 impl<T> std::fmt::Debug for JoinHandle<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -258,31 +266,6 @@ pub struct ScopedJoinHandle<'scope, T> {
     number: usize,
     thread: Thread,
     handle: real::ScopedJoinHandle<'scope, T>,
-}
-
-impl<T> ScopedJoinHandle<'_, T> {
-    /// As std's.
-    ///
-    /// # Errors
-    ///
-    /// As std's.
-    pub fn join(self) -> real::Result<T> {
-        scheduler::wait_for_end(self.number);
-        self.handle.join()
-    }
-
-    /// As std's.
-    #[must_use]
-    pub fn thread(&self) -> &Thread {
-        &self.thread
-    }
-
-    /// As std's.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        scheduler::point();
-        scheduler::is_done(self.number)
-    }
 }
 
 /// As std's.

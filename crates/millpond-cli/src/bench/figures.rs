@@ -5,7 +5,8 @@
 //! <!-- end of figures -->
 //! ```
 //!
-//! Text around the markers is people's. A marker that no report has figures for keeps what it has.
+//! Text around the markers is people's. A marker that no report has figures for keeps what it has; so each suite says of
+//! which commit its figures are.
 
 use std::fs;
 use std::path::PathBuf;
@@ -56,8 +57,8 @@ pub fn run(args: &Args) -> Result<()> {
     for file in &args.into {
         let text = fs::read_to_string(file).context(file.display())?;
         let text = filled(&text, |name| match name {
-            "machine" => Some(machine(&reports, &args.commit)),
-            name => suite(&reports, name),
+            "machine" => Some(machine(&reports)),
+            name => suite(&reports, name).map(|text| format!("Commit {}.\n\n{text}", args.commit)),
         });
         let text =
             text.map_err(|what| Failure::new(REFUSED, format!("{}: {what}", file.display())))?;
@@ -102,9 +103,8 @@ fn filled(
     Ok(out)
 }
 
-fn machine(reports: &[Report], commit: &str) -> String {
-    let mut text =
-        format!("Commit {commit}; all in one run on this machine:\n\n| | |\n|---|---|\n");
+fn machine(reports: &[Report]) -> String {
+    let mut text = "Each suite in one run, of the commit that it names, on this machine:\n\n| | |\n|---|---|\n".to_owned();
     for (name, value) in reports[0].machine.properties() {
         text += &format!("| {name} | {value} |\n");
     }

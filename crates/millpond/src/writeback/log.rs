@@ -1,8 +1,9 @@
 //! Whether a file is written to as logs are: a write that makes it longer, a sync, and again.
 //!
 //! Such a write goes to the back end at once, in mode back, too: the sync wants it there in a moment, and nothing comes
-//! in between that it could be written with. So no space has to be reserved for the time until then, which takes as
-//! long as half of the write on ext4: blocks that were reserved have to be made ones that were written.
+//! in between that it could be written with. So no space has to be reserved for the time until then: on ext4, where blocks
+//! that were reserved have to be made ones that were written, a write and sync of 4 KiB took 176 µs with that, and 137
+//! without.
 //!
 //! Locks: none; the holder of the guard over the end of the file asks.
 

@@ -149,9 +149,7 @@ impl LocalRing {
             }
         }
     }
-}
 
-impl LocalRing {
     /// ring.R4. Before Linux 5.19 the kernel refuses that.
     #[cold]
     fn cancel_all(&mut self) {
