@@ -52,10 +52,14 @@
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cache::admission::{Admission, Fates};
 use crate::cache::class::Class;
-use crate::cache::fifo::{KEPT, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of};
+use crate::cache::fifo::{
+    KEPT, MISSED, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of,
+};
 use crate::cache::frame::{FrameMeta, Frames};
 use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
@@ -88,6 +92,8 @@ pub(crate) struct Queues {
     young_bytes_max: u64,
     small_bytes_max: u64,
     readahead: ReadaheadUse,
+    admission: Arc<Admission>,
+    fates: Fates,
     /// For how many evictions each queue rests still, by its name.
     rests: [u32; 4],
     /// What the ledger said was released when a whole turn was in vain (E3).
@@ -143,7 +149,7 @@ struct Looks {
 
 impl Queues {
     /// The ghost stays as large as for this limit.
-    pub(crate) fn new(limit_bytes: u64) -> Queues {
+    pub(crate) fn new(limit_bytes: u64, admission: Arc<Admission>) -> Queues {
         Queues {
             young: Queue::default(),
             small: Queue::default(),
@@ -152,6 +158,8 @@ impl Queues {
             young_bytes_max: limit_bytes / YOUNG_PART,
             small_bytes_max: limit_bytes / SMALL_PART,
             readahead: ReadaheadUse::default(),
+            admission,
+            fates: Fates::default(),
             rests: [0; 4],
             barren: None,
             #[cfg(test)]
@@ -213,7 +221,8 @@ impl Queues {
     fn insert(&mut self, frames: &Frames, seat: FrameIndex) {
         let meta = frames.meta(seat);
         let file = meta.owner.load(Relaxed).addr();
-        let remembered = self.ghost.take(file, meta.page());
+        let remembered = self.ghost.take(file, meta.page())
+            || meta.tags() & MISSED != 0 && self.admission.remembers(file, meta.page());
         let queue = if remembered { QueueName::Main } else { QueueName::Young };
         self.push(frames, queue, seat);
         self.trim_young(frames);
@@ -309,6 +318,7 @@ impl Queues {
     fn next_queue(&self, looks: &Looks) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
         let nothing_used = looks.first_used.is_none();
+        let small_bytes_max = self.admission.small_bytes_max(self.small_bytes_max);
         let awake = |may_rest: bool| {
             let can = |name: QueueName, queue: &Queue| {
                 let at = name as usize;
@@ -318,7 +328,7 @@ impl Queues {
             let (young, small, main) =
                 (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
             let young = young.filter(|_| nothing_used);
-            if self.small.bytes > self.small_bytes_max {
+            if self.small.bytes > small_bytes_max {
                 small.or(main.filter(|_| nothing_used)).or(young)
             } else {
                 main.or(small).or(young)
@@ -401,6 +411,9 @@ impl Queues {
             // The first reads of a page that read-ahead brought too early for the young queue.
             let first_use = prefetched || name == QueueName::Young;
             let to = if first_use { QueueName::Small } else { QueueName::Main };
+            if name == QueueName::Small && !first_use {
+                self.note_fate(meta, true);
+            }
             return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
         }
         if !word.try_evict(seen, &core.epoch) {
@@ -408,10 +421,22 @@ impl Queues {
         }
         // E5
         drop(Held::of_emptied(frames, core, leaf, page));
+        if name == QueueName::Small {
+            self.note_fate(meta, false);
+        }
         if name != QueueName::Main {
             self.ghost.remember(ptr::from_ref(core).addr(), page);
         }
         Verdict::Evicted(seen.frame())
+    }
+
+    /// A page leaves the small queue.
+    fn note_fate(&mut self, meta: &FrameMeta, read_again: bool) {
+        let tags = meta.tags();
+        if tags & MISSED != 0 {
+            meta.set_tags(tags & !MISSED);
+            self.admission.note(&mut self.fates, read_again);
+        }
     }
 
     /// Moves pages whose first time is over to the small queue, and forgets their first reads.

@@ -16,6 +16,8 @@ pub(super) const PREFETCHED: u32 = 1 << 2;
 pub(super) const NEWCOMER: u32 = 1 << 3;
 /// Of a newcomer: write-back keeps it.
 pub(super) const KEPT: u32 = 1 << 4;
+/// A read brought it that missed it, and it did not leave the small queue yet (see `admission`).
+pub(super) const MISSED: u32 = 1 << 5;
 
 /// The name of a queue, in the tags of its seats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,9 +73,29 @@ pub(crate) struct Arrival<'a> {
     pub(crate) frame: FrameIndex,
     pub(crate) core: &'a FileCore,
     pub(crate) page: PageIndex,
-    pub(crate) prefetched: bool,
-    /// By write-back.
-    pub(crate) kept: bool,
+    pub(crate) origin: Origin,
+}
+
+/// How a page came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    Missed,
+    Prefetched,
+    /// Whole, and the back end has it.
+    Written,
+    /// Whole, and write-back keeps it.
+    Dirty,
+}
+
+impl Origin {
+    fn tags(self) -> u32 {
+        match self {
+            Origin::Missed => MISSED,
+            Origin::Prefetched => PREFETCHED,
+            Origin::Written => 0,
+            Origin::Dirty => KEPT,
+        }
+    }
 }
 
 impl Arrival<'_> {
@@ -83,9 +105,7 @@ impl Arrival<'_> {
         let meta = frames.seat(self.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
         let class = Class::page(self.core.page_shift);
-        let prefetched = if self.prefetched { PREFETCHED } else { 0 };
-        let kept = if self.kept { KEPT } else { 0 };
-        let tags = u32::from(class.tag()) << CLASS_SHIFT | NEWCOMER | prefetched | kept;
+        let tags = u32::from(class.tag()) << CLASS_SHIFT | NEWCOMER | self.origin.tags();
         meta.describe(self.page, tags);
         class
     }

@@ -5,6 +5,7 @@
 //! what is older than the number of pages that the main queue can hold, and the oldest of a
 //! bucket; a false match (chance about 2^-30) only misplaces a page.
 
+use crate::cache::admission::hash;
 use crate::units::PageIndex;
 
 /// Half a line of the processor's caches.
@@ -66,11 +67,7 @@ impl Ghost {
     }
 
     fn place(&self, file: usize, page: PageIndex) -> (u32, usize) {
-        // The finalizer of SplitMix64 (Steele et al., OOPSLA 2014).
-        let mut hash = (file as u64).rotate_left(32) ^ page.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        hash ^= hash >> 31;
+        let hash = hash(file, page);
         let buckets = self.entries.len() / WAYS;
         ((hash >> 32) as u32, (hash as usize & (buckets - 1)) * WAYS)
     }

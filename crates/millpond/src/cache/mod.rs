@@ -18,6 +18,7 @@ pub(crate) mod frame;
 
 pub(crate) mod class;
 
+pub(crate) mod admission;
 mod alloc;
 
 pub(crate) mod magazine;
@@ -66,10 +67,11 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
+use crate::cache::admission::Admission;
 use crate::cache::class::Class;
 use crate::cache::evict::{Go, Queues, ReadaheadUse};
 use crate::cache::fifo::Arrival;
@@ -98,6 +100,7 @@ pub(crate) struct Cache {
     pub(crate) counters: Counters,
     pub(crate) slab: Slab,
     pub(crate) ledger: Ledger,
+    pub(crate) admission: Arc<Admission>,
     queues: Mutex<Queues>,
     newcomers: Lists,
     /// What the tables of range locks take (counted against the limit, too).
@@ -114,13 +117,15 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Cache> {
         let frames = Frames::new(limit_bytes, keeper)?;
-        let queues = Queues::new(limit_bytes);
-        frames.try_charge(queues.ghost_bytes());
+        let admission = Arc::new(Admission::new(limit_bytes));
+        let queues = Queues::new(limit_bytes, Arc::clone(&admission));
+        frames.try_charge(queues.ghost_bytes() + admission.bytes());
         Ok(Cache {
             frames,
             counters: Counters::new(),
             slab: Slab::default(),
             ledger: Ledger::default(),
+            admission,
             queues: Mutex::new(queues),
             newcomers: Lists::new(),
             locks_bytes: AtomicU64::new(0),
@@ -424,6 +429,7 @@ impl Cache {
         // An evictor that emptied a page of ours just before may still be on its way out of the
         // table. It works under the lock all the time, and a later one finds no frame of ours.
         drop(self.queues());
+        self.admission.admit_all();
         core.tear_down(&self.frames);
     }
 }

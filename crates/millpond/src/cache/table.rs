@@ -116,6 +116,16 @@ impl FileCore {
         self.epoch.is_unchanged(begun).then_some((leaf, word, seen))
     }
 
+    /// Whether `page` was not cached, nor about to be, at the time of this look; false also where
+    /// a node was recycled meanwhile.
+    pub(crate) fn is_absent(&self, frames: &Frames, page: PageIndex) -> bool {
+        let begun = self.epoch.begin();
+        let word = self.leaf_link(frames, page).and_then(|link| words(frames, link.node()));
+        let is_empty = word.is_none_or(|words| words[slot_of(page, 0)].load().state() == State::Empty);
+        // As in `lookup_leaf`.
+        is_empty && self.epoch.is_unchanged(begun)
+    }
+
     /// Has the processor fetch what a lookup of `page` will want.
     #[inline]
     pub(crate) fn ask_for(&self, frames: &Frames, page: PageIndex) {

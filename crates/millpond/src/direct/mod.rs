@@ -25,7 +25,6 @@ use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile};
-use crate::io::backend::Alignment;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
@@ -182,7 +181,7 @@ impl<'f> Extent<'f> {
         if self.len == 0 {
             return Ok(());
         }
-        match first_misaligned(self.offset, memory, self.file.backing.alignment(true)) {
+        match self.file.backing.alignment(true).first_misaligned(self.offset, memory) {
             None => Ok(()),
             Some((what, limit_bytes)) => {
                 let &Extent { offset, len, .. } = self;
@@ -333,26 +332,6 @@ impl<'a> Operation<'a> {
         self.extent.file.carry_out(&mut batch);
         let [transfer] = batch;
         (transfer.moved, transfer.error)
-    }
-}
-
-/// What is not aligned, and what it must be aligned to, in bytes.
-#[inline]
-fn first_misaligned(
-    offset: u64,
-    found: Misalignment,
-    alignment: Alignment,
-) -> Option<(&'static str, u32)> {
-    let Alignment { memory_bytes, offset_bytes } = alignment;
-    let is_off = |bits: u32, limit_bytes: u32| bits & (limit_bytes - 1) != 0;
-    if is_off(offset as u32, offset_bytes) {
-        Some(("offset", offset_bytes))
-    } else if is_off(found.len, offset_bytes) {
-        Some(("length of a segment", offset_bytes))
-    } else if is_off(found.base, memory_bytes) {
-        Some(("memory of a segment", memory_bytes))
-    } else {
-        None
     }
 }
 

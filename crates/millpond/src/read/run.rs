@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Release;
 use smallvec::SmallVec;
 
 use crate::cache::class::Class;
-use crate::cache::fifo::Arrival;
+use crate::cache::fifo::{Arrival, Origin};
 use crate::cache::page::{PageWord, Shown, State};
 use crate::cache::table::Held;
 use crate::copy;
@@ -271,14 +271,9 @@ impl Run {
         }
         file.cache().counters.mine().filled(ready as u64);
         let shown = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
-        let (core, prefetched) = (file.core(), self.prefetched);
-        file.cache().arrived(shown.map(|(page, frame)| Arrival {
-            frame,
-            core,
-            page,
-            prefetched,
-            kept: false,
-        }));
+        let core = file.core();
+        let origin = if self.prefetched { Origin::Prefetched } else { Origin::Missed };
+        file.cache().arrived(shown.map(|(page, frame)| Arrival { frame, core, page, origin }));
         end
     }
 }

@@ -1,7 +1,7 @@
 //! Putting the pages of a write in place together.
 
 use crate::cache::class::Class;
-use crate::cache::fifo::Arrival;
+use crate::cache::fifo::{Arrival, Origin};
 use crate::cache::page::{PageWord, Shown, State, Word};
 use crate::cache::step::Hiding;
 use crate::flush;
@@ -123,7 +123,8 @@ impl Write<'_> {
                 self.file.note(change);
                 word.wake(change.sleepers());
                 if *old == FrameIndex::NONE {
-                    let arrival = Arrival { frame, core, page, prefetched: false, kept: dirty };
+                    let origin = if dirty { Origin::Dirty } else { Origin::Written };
+                    let arrival = Arrival { frame, core, page, origin };
                     cache.arrived(std::iter::once(arrival));
                 }
             } else {

@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
+use crate::io::segment::Misalignment;
+
 /// What direct I/O needs; 1 where nothing needs to be aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alignment {
@@ -14,6 +16,25 @@ pub(crate) struct Alignment {
 
 impl Alignment {
     pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
+
+    /// Of a transfer: what is not aligned, and what it must be aligned to, in bytes.
+    #[inline]
+    pub(crate) fn first_misaligned(
+        self,
+        offset: u64,
+        found: Misalignment,
+    ) -> Option<(&'static str, u32)> {
+        let is_off = |bits: u32, limit_bytes: u32| bits & (limit_bytes - 1) != 0;
+        if is_off(offset as u32, self.offset_bytes) {
+            Some(("offset", self.offset_bytes))
+        } else if is_off(found.len, self.offset_bytes) {
+            Some(("length of a segment", self.offset_bytes))
+        } else if is_off(found.base, self.memory_bytes) {
+            Some(("memory of a segment", self.memory_bytes))
+        } else {
+            None
+        }
+    }
 }
 
 /// That of a file, as its file system tells.
