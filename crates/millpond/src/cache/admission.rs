@@ -9,7 +9,8 @@
 //!             of 256 that left, 16 or fewer were read again
 //!   admitting --------------------------------------------> around
 //!             <--------------------------------------------
-//!       32 or more were; the limit changes; pages are dropped
+//!       32 or more were, or what went around comes back; the limit
+//!       changes; pages are dropped
 //! ```
 //!
 //! - **AD1** While reads go around, what is missed a second time is admitted, and goes to the main queue as
@@ -26,24 +27,39 @@
 //!   otherwise. So they are after the limit has changed.
 //! - **AD5** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //!
+//! - **AD6** Where three eighths of what is missed had gone around before, pages are read again after fewer
+//!   misses than the cache has pages, and reads are admitted.
+//!
 //! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
 //! is right. So all is Relaxed.
 
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
 
 use crossbeam_utils::CachePadded;
 
 use crate::cache::table::FileCore;
 use crate::units::PageIndex;
 
-/// Pages that left the small queue, for one decision.
+/// Pages that left the small queue, for a decision to go around.
 const FATES: u32 = 256;
-/// So few of them that were read again turn reads away from the cache.
-const AROUND_MAX: u32 = FATES / 16;
-/// So many of them bring them back.
-const ADMITTED_MIN: u32 = FATES / 8;
+/// So few of them that were read again say so.
+const AROUND_MAX: u32 = FATES / 32;
+/// For a decision about going on so.
+const FATES_AROUND: u32 = 128;
+/// So many of them that were read again are against it.
+const ADMITTED_MIN: u32 = FATES_AROUND / 16;
+/// So many decisions in a row are asked for, at most, where the last ones were wrong (AD7).
+const PATIENCE_MAX: u32 = 16;
+/// So many that were not wrong make up for one.
+const LONG: u32 = 64;
+/// So many misses that the door remembers bring them back, too.
+const CAME_BACK_MIN: u32 = FATES * 3 / 8;
+/// Of one region in so many it is counted.
+const ASKED_PART: u32 = 4;
+/// Of the two counts in a word.
+const FATE_BITS: u32 = 16;
 /// One region in so many is of the sample.
 const SAMPLE_PART: u32 = 16;
 /// Pages of a region: what programs read at once. Chosen, not measured.
@@ -54,6 +70,10 @@ const SHORTER: u64 = 8;
 
 pub(crate) struct Admission {
     is_around: CachePadded<AtomicBool>,
+    /// Of the reads of one region in four while reads go around: how many missed, and in the high half
+    /// how many the door remembered.
+    came_back: CachePadded<AtomicU32>,
+    patience: AtomicU32,
     /// Empty where all are admitted.
     door: Box<[AtomicU16]>,
 }
@@ -63,15 +83,21 @@ pub(crate) struct Admission {
 pub(super) struct Fates {
     left: u32,
     read_again: u32,
+    /// Decisions to go around.
+    in_a_row: u32,
 }
 
 impl Admission {
     /// For a cache of at most `limit_bytes`.
     pub(crate) fn new(limit_bytes: u64) -> Admission {
-        let places = if limit_bytes < LIMIT_BYTES_MIN { 0 } else { limit_bytes / 4096 };
-        let places = places.checked_next_power_of_two().filter(|_| places > 0).unwrap_or(0);
+        let places = match limit_bytes {
+            ..LIMIT_BYTES_MIN => 0,
+            // No more than there are pages: what it remembers much longer is of no use.
+            _ => 1 << (limit_bytes / 4096).ilog2(),
+        };
         let door = (0..places).map(|_| AtomicU16::new(0)).collect();
-        Admission { is_around: CachePadded::new(AtomicBool::new(false)), door }
+        let patience = AtomicU32::new(1);
+        Admission { is_around: Default::default(), came_back: Default::default(), patience, door }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -92,7 +118,8 @@ impl Admission {
         }
         let file = ptr::from_ref(core).addr();
         let region = |page: PageIndex| PageIndex(page.0 / REGION_PAGES);
-        if hash(file, region(first)) as u32 % SAMPLE_PART == 0 {
+        let sample = hash(file, region(first)) as u32 % SAMPLE_PART;
+        if sample == 0 {
             return false;
         }
         let mut is_first_miss = true;
@@ -101,7 +128,22 @@ impl Admission {
             is_first_miss &= place.load(Relaxed) != fingerprint;
             place.store(fingerprint, Relaxed);
         }
+        if sample % ASKED_PART == 1 {
+            self.note_miss(!is_first_miss);
+        }
         is_first_miss
+    }
+
+    /// AD6.
+    fn note_miss(&self, came_back: bool) {
+        let one = 1 | u32::from(came_back) << FATE_BITS;
+        let sum = self.came_back.fetch_add(one, Relaxed) + one;
+        if sum & (1 << FATE_BITS) - 1 >= FATES {
+            self.came_back.store(0, Relaxed);
+            if sum >> FATE_BITS >= CAME_BACK_MIN {
+                self.was_wrong();
+            }
+        }
     }
 
     /// Whether a page that was admitted had gone around before (AD1).
@@ -126,14 +168,36 @@ impl Admission {
         }
         fates.left += 1;
         fates.read_again += u32::from(read_again);
-        if fates.left < FATES {
+        let is_around = self.is_around();
+        if fates.left < if is_around { FATES_AROUND } else { FATES } {
             return;
         }
-        let Fates { read_again, .. } = std::mem::take(fates);
-        if read_again <= AROUND_MAX {
+        fates.left = 0;
+        let read_again = std::mem::take(&mut fates.read_again);
+        if is_around && read_again >= ADMITTED_MIN {
+            self.was_wrong();
+        }
+        if read_again > AROUND_MAX {
+            fates.in_a_row = 0;
+            return;
+        }
+        fates.in_a_row += 1;
+        let patience = self.patience.load(Relaxed);
+        if is_around {
+            if fates.in_a_row.is_multiple_of(LONG) {
+                self.patience.store((patience / 2).max(1), Relaxed);
+            }
+        } else if fates.in_a_row >= patience {
             self.is_around.store(true, Relaxed);
-        } else if read_again >= ADMITTED_MIN {
-            self.admit_all();
+        }
+    }
+
+    /// What goes around is read again.
+    fn was_wrong(&self) {
+        if self.is_around() {
+            self.is_around.store(false, Relaxed);
+            let patience = self.patience.load(Relaxed);
+            self.patience.store((2 * patience).min(PATIENCE_MAX), Relaxed);
         }
     }
 
