@@ -165,7 +165,7 @@ typedef struct millpond_engine_options {
     uint64_t cache_bytes;
     /**
      * How much may wait to be written back, in bytes (`MILLPOND_WRITE_BACK`); beyond it, writers write
-     * back themselves. Default, and at most: half of the cache.
+     * back themselves. Default, and at most: three quarters of it.
      */
     uint64_t dirty_bytes_max;
     /** How long a written page may wait to be written back, in milliseconds. Default 30,000. */

@@ -43,7 +43,7 @@ pub struct millpond_engine_options {
     /// whichever is less.
     pub cache_bytes: u64,
     /// How much may wait to be written back, in bytes (`MILLPOND_WRITE_BACK`); beyond it, writers write
-    /// back themselves. Default, and at most: half of the cache.
+    /// back themselves. Default, and at most: three quarters of it.
     pub dirty_bytes_max: u64,
     /// How long a written page may wait to be written back, in milliseconds. Default 30,000.
     pub dirty_age_max_ms: u64,

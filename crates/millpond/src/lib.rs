@@ -106,7 +106,8 @@ pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
 pub use io::segment_list::{Access, Const, Mut, SegmentList};
 pub use latency::{Histogram, Latencies, LatencyKind};
 pub use options::{
-    BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN, WriteMode,
+    Admission, BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
+    WriteMode,
 };
 #[doc(hidden)]
 pub use preload::{Aside, ReadDone};

@@ -40,6 +40,26 @@ pub enum BackendChoice {
     Null,
 }
 
+/// Which pages are cached when a read misses them; see [`EngineBuilder::admission`].
+///
+/// A read of up to 16 pages, none of which is cached, may go *around* the cache: its bytes are read into
+/// the caller's memory, in one transfer, and no page is kept. It is as atomic as any other. Read-ahead,
+/// longer reads and writes cache their pages in any case, and so do reads that are not aligned as the file's
+/// back end wants it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Admission {
+    /// All, until pages leave the cache before they are read again: then, for as long as that is
+    /// so, those that are missed a second time before long, and some others by which it is seen whether it is
+    /// so still. For caches of 4 MiB and more.
+    #[default]
+    Adaptive,
+    /// All.
+    Always,
+    /// None.
+    Never,
+}
+
 /// When a write reaches the back end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -84,6 +104,7 @@ pub struct EngineBuilder {
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) backend: BackendChoice,
     pub(crate) hit_path: bool,
+    pub(crate) admission: Admission,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) reads_in_flight_max: usize,
     pub(crate) dirty_bytes_max: Option<u64>,
@@ -108,6 +129,7 @@ impl Default for EngineBuilder {
             cache_bytes: None,
             backend: BackendChoice::Auto,
             hit_path: true,
+            admission: Admission::Adaptive,
             readahead_bytes_max: READAHEAD_BYTES_MAX,
             reads_in_flight_max: flight::READS_MAX,
             dirty_bytes_max: None,
@@ -196,6 +218,21 @@ impl EngineBuilder {
         self
     }
 
+    /// Which pages are cached when a read misses them. Default: [`Admission::Adaptive`].
+    ///
+    /// ```
+    /// use millpond::{Admission, Engine};
+    ///
+    /// // To read all of many files once, and keep what others have cached.
+    /// let engine = Engine::builder().cache_bytes(64 << 20).admission(Admission::Never).build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
+    }
+
     /// The largest read-ahead window, in bytes; 0 turns read-ahead off. Default 1 MiB, and never
     /// more than 1/128 of the cache.
     #[must_use]
@@ -215,8 +252,8 @@ impl EngineBuilder {
     }
 
     /// How much of the cache may be waiting to be written back, in bytes; beyond it, writers write
-    /// back themselves before they go on. Default, and at most: half of the cache. One file alone may
-    /// have four fifths of it, and each of several less, so that there is room beside a file that can't
+    /// back themselves before they go on. Default, and at most: three quarters of the cache. One file
+    /// alone may have four fifths of it, and each of several less, so that there is room beside a file that can't
     /// be written back.
     #[must_use]
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {

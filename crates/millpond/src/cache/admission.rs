@@ -2,36 +2,40 @@
 //!
 //! A page that leaves the cache before it is read again has cost a frame, an eviction and a second copy for
 //! nothing. Where nearly all do, reads *go around*: their bytes are read into the reader's memory, and
-//! nothing else happens. The evictor tells when: of the pages that a read brought and that left the
-//! small queue (see `evict`), a sixteenth at most had been read again.
+//! no page is brought. The evictor tells when: of the pages that a read brought and that left the
+//! queues of newcomers (see `evict`), hardly any had been read again.
 //!
 //! ```text
-//!             of 256 that left, 16 or fewer were read again
-//!   admitting --------------------------------------------> around
-//!             <--------------------------------------------
-//!       32 or more were, or what went around comes back; the limit
-//!       changes; pages are dropped
+//!             of 256 that left, 8 or fewer were read again; more
+//!             than once, if that was wrong of late (AD6)
+//!   admitting --------------------------------------------------> around
+//!             <--------------------------------------------------
+//!             of 128 that left, 8 or more were read again (AD2);
+//!             or what went around comes back (AD4); or there is
+//!             room (AD5)
 //! ```
 //!
 //! - **AD1** While reads go around, what is missed a second time is admitted, and goes to the main queue as
 //!   what the ghost remembers does. The *door* remembers what went around: a fingerprint of file and
-//!   page in a table with as many places as the cache has pages, each with what came there last. So a
-//!   page that becomes hot is missed twice. Two threads may write a place at once: then one of
+//!   page in a table with as many places as the cache has pages, or fewer, each with what came there last.
+//!   So a page that becomes hot is missed twice. Two threads may write a place at once: then one of
 //!   their pages is forgotten.
 //! - **AD2** One region of [`REGION_PAGES`] in sixteen is admitted all the same, always the same ones: the
-//!   *sample*. By what becomes of it the evictor sees that pages are read again after more misses than the
+//!   *sample*. By what becomes of it the evictor sees pages that are read again after more misses than the
 //!   door remembers: those of a loop.
 //! - **AD3** The small queue is an eighth as long then, as few pages come into it: so a page has about
 //!   as many misses' time to be read again as it had.
-//! - **AD4** Where pages are dropped, there is room for others: reads are admitted until the evictor says
-//!   otherwise. So they are after the limit has changed.
-//! - **AD5** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
-//!
-//! - **AD6** Where three eighths of what is missed had gone around before, pages are read again after fewer
+//! - **AD4** Where three eighths of what is missed had gone around before, pages are read again after fewer
 //!   misses than the cache has pages, and reads are admitted.
+//! - **AD5** So they are where pages that were admitted met free frames: some had been dropped. And
+//!   when a file is closed for good, or the limit changes.
+//! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
+//!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
+//! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //!
 //! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
-//! is right. So all is Relaxed.
+//! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes
+//! to one of many places, and one in four to a line that all share.
 
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -40,45 +44,48 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
 use crossbeam_utils::CachePadded;
 
 use crate::cache::table::FileCore;
-use crate::units::PageIndex;
+use crate::options::Admission;
+use crate::units::{PAGE_BYTES_MIN, PageIndex};
 
-/// Pages that left the small queue, for a decision to go around.
-const FATES: u32 = 256;
+/// Pages that left the queues of newcomers, for a decision to go around; and misses, for one of AD4 or AD5.
+const WINDOW: u32 = 256;
 /// So few of them that were read again say so.
-const AROUND_MAX: u32 = FATES / 32;
+const AROUND_MAX: u32 = WINDOW / 32;
 /// For a decision about going on so.
-const FATES_AROUND: u32 = 128;
+const WINDOW_AROUND: u32 = 128;
 /// So many of them that were read again are against it.
-const ADMITTED_MIN: u32 = FATES_AROUND / 16;
-/// So many decisions in a row are asked for, at most, where the last ones were wrong (AD7).
+const ADMITTED_MIN: u32 = WINDOW_AROUND / 16;
+/// The shares of these four, and of AD4, were chosen by the traces of `tests/hit_rates`.
+const CAME_BACK_MIN: u32 = WINDOW * 3 / 8;
 const PATIENCE_MAX: u32 = 16;
-/// So many that were not wrong make up for one.
 const LONG: u32 = 64;
-/// So many misses that the door remembers bring them back, too.
-const CAME_BACK_MIN: u32 = FATES * 3 / 8;
-/// Of one region in so many it is counted.
-const ASKED_PART: u32 = 4;
-/// Of the two counts in a word.
-const FATE_BITS: u32 = 16;
 /// One region in so many is of the sample.
 const SAMPLE_PART: u32 = 16;
+/// Of one region in so many it is counted what comes back.
+const COUNTED_PART: u32 = 4;
 /// Pages of a region: what programs read at once. Chosen, not measured.
 const REGION_PAGES: u64 = 16;
 const LIMIT_BYTES_MIN: u64 = 4 << 20;
 /// By so much the small queue is shorter (AD3).
 const SHORTER: u64 = 8;
+/// Of the two counts in [`Gate::missed`].
+const COUNT_BITS: u32 = 16;
 
-pub(crate) struct Admission {
+/// Whether reads that miss are admitted.
+pub(crate) struct Gate {
+    /// Read by each miss, seldom written.
     is_around: CachePadded<AtomicBool>,
-    /// Of the reads of one region in four while reads go around: how many missed, and in the high half
-    /// how many the door remembered.
-    came_back: CachePadded<AtomicU32>,
+    /// While reads go around: how many missed, of some regions, and in the high half how many of them
+    /// the door remembered.
+    missed: CachePadded<AtomicU32>,
+    /// Pages were evicted in this window.
+    is_full: AtomicBool,
     patience: AtomicU32,
-    /// Empty where all are admitted.
+    /// Empty where the policy is not [`Admission::Adaptive`], or the cache is small.
     door: Box<[AtomicU16]>,
 }
 
-/// What became of pages that left the small queue; under the queues' lock.
+/// What became of pages that left the queues of newcomers; under the queues' lock.
 #[derive(Default)]
 pub(super) struct Fates {
     left: u32,
@@ -87,20 +94,26 @@ pub(super) struct Fates {
     in_a_row: u32,
 }
 
-impl Admission {
+impl Gate {
     /// For a cache of at most `limit_bytes`.
-    pub(crate) fn new(limit_bytes: u64) -> Admission {
-        let places = match limit_bytes {
-            ..LIMIT_BYTES_MIN => 0,
-            // No more than there are pages: what it remembers much longer is of no use.
-            _ => 1 << (limit_bytes / 4096).ilog2(),
+    pub(super) fn new(policy: Admission, limit_bytes: u64) -> Gate {
+        let places = match policy {
+            Admission::Adaptive if limit_bytes >= LIMIT_BYTES_MIN => {
+                // What it remembers much longer is of no use.
+                1 << (limit_bytes / u64::from(PAGE_BYTES_MIN)).ilog2()
+            }
+            _ => 0,
         };
-        let door = (0..places).map(|_| AtomicU16::new(0)).collect();
-        let patience = AtomicU32::new(1);
-        Admission { is_around: Default::default(), came_back: Default::default(), patience, door }
+        Gate {
+            is_around: CachePadded::new(AtomicBool::new(policy == Admission::Never)),
+            missed: CachePadded::default(),
+            is_full: AtomicBool::new(false),
+            patience: AtomicU32::new(1),
+            door: (0..places).map(|_| AtomicU16::new(0)).collect(),
+        }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         size_of_val(&*self.door) as u64
     }
 
@@ -110,45 +123,57 @@ impl Admission {
         self.is_around.load(Relaxed)
     }
 
-    /// Whether a read that misses pages `first` to `last` goes around the cache. If so, they
-    /// are remembered.
+    /// Whether a read that misses pages `first` to `last`, and finds none of them, goes around the
+    /// cache. If so, they are remembered.
     pub(crate) fn goes_around(&self, core: &FileCore, first: PageIndex, last: PageIndex) -> bool {
         if !self.is_around() {
             return false;
         }
+        if self.door.is_empty() {
+            return true;
+        }
         let file = ptr::from_ref(core).addr();
-        let region = |page: PageIndex| PageIndex(page.0 / REGION_PAGES);
-        let sample = hash(file, region(first)) as u32 % SAMPLE_PART;
-        if sample == 0 {
+        let region = hash(file, PageIndex(first.0 / REGION_PAGES)) as u32;
+        if region.is_multiple_of(SAMPLE_PART) {
             return false;
         }
-        let mut is_first_miss = true;
+        let mut is_new = true;
         for page in first.to(last) {
             let (place, fingerprint) = self.place(file, page);
-            is_first_miss &= place.load(Relaxed) != fingerprint;
+            is_new &= place.load(Relaxed) != fingerprint;
             place.store(fingerprint, Relaxed);
         }
-        if sample % ASKED_PART == 1 {
-            self.note_miss(!is_first_miss);
+        if region % COUNTED_PART == 1 {
+            self.note_miss(!is_new);
         }
-        is_first_miss
+        is_new
     }
 
-    /// AD6.
+    /// AD4, AD5.
     fn note_miss(&self, came_back: bool) {
-        let one = 1 | u32::from(came_back) << FATE_BITS;
-        let sum = self.came_back.fetch_add(one, Relaxed) + one;
-        if sum & (1 << FATE_BITS) - 1 >= FATES {
-            self.came_back.store(0, Relaxed);
-            if sum >> FATE_BITS >= CAME_BACK_MIN {
-                self.was_wrong();
-            }
+        let one = 1 | u32::from(came_back) << COUNT_BITS;
+        let sum = self.missed.fetch_add(one, Relaxed) + one;
+        if sum & ((1 << COUNT_BITS) - 1) < WINDOW {
+            return;
+        }
+        self.missed.store(0, Relaxed);
+        if sum >> COUNT_BITS >= CAME_BACK_MIN {
+            self.was_wrong();
+        } else if !self.is_full.swap(false, Relaxed) {
+            self.admit();
+        }
+    }
+
+    /// Pages were evicted.
+    pub(super) fn note_full(&self) {
+        if self.is_around() && !self.is_full.load(Relaxed) {
+            self.is_full.store(true, Relaxed);
         }
     }
 
     /// Whether a page that was admitted had gone around before (AD1).
     pub(super) fn remembers(&self, file: usize, page: PageIndex) -> bool {
-        if !self.is_around() {
+        if !self.is_around() || self.door.is_empty() {
             return false;
         }
         let (place, fingerprint) = self.place(file, page);
@@ -160,16 +185,15 @@ impl Admission {
         (&self.door[hash as usize & (self.door.len() - 1)], (hash >> 48) as u16 | 1)
     }
 
-    /// A page that a read had brought left the small queue; `read_again`: for main. Caller: has the
-    /// queues' lock.
-    pub(super) fn note(&self, fates: &mut Fates, read_again: bool) {
+    /// A page that a read had brought left the queues of newcomers. Caller: has the queues' lock.
+    pub(super) fn note_fate(&self, fates: &mut Fates, read_again: bool) {
         if self.door.is_empty() {
             return;
         }
         fates.left += 1;
         fates.read_again += u32::from(read_again);
         let is_around = self.is_around();
-        if fates.left < if is_around { FATES_AROUND } else { FATES } {
+        if fates.left < if is_around { WINDOW_AROUND } else { WINDOW } {
             return;
         }
         fates.left = 0;
@@ -188,29 +212,30 @@ impl Admission {
                 self.patience.store((patience / 2).max(1), Relaxed);
             }
         } else if fates.in_a_row >= patience {
+            self.is_full.store(true, Relaxed);
             self.is_around.store(true, Relaxed);
         }
     }
 
-    /// What goes around is read again.
+    /// AD6.
     fn was_wrong(&self) {
         if self.is_around() {
-            self.is_around.store(false, Relaxed);
             let patience = self.patience.load(Relaxed);
             self.patience.store((2 * patience).min(PATIENCE_MAX), Relaxed);
+            self.admit();
         }
     }
 
-    /// AD4.
-    pub(crate) fn admit_all(&self) {
-        if self.is_around() {
+    /// There is room.
+    pub(super) fn admit(&self) {
+        if self.is_around() && !self.door.is_empty() {
             self.is_around.store(false, Relaxed);
         }
     }
 
-    /// The share of the small queue (AD3).
+    /// The share of the small queue, of what it is usually (AD3).
     pub(super) fn small_bytes_max(&self, usually: u64) -> u64 {
-        if self.is_around() { usually / SHORTER } else { usually }
+        if self.is_around() && !self.door.is_empty() { usually / SHORTER } else { usually }
     }
 }
 
@@ -220,4 +245,76 @@ pub(super) fn hash(file: usize, page: PageIndex) -> u64 {
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     hash ^ (hash >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn core() -> FileCore {
+        FileCore::new(1 << 40, 12)
+    }
+
+    fn leave(gate: &Gate, fates: &mut Fates, windows: u32, read_again: u32) {
+        for n in 0..windows * WINDOW {
+            gate.note_fate(fates, n % WINDOW < read_again);
+        }
+    }
+
+    /// How many of the pages from `first` on go around.
+    fn around(gate: &Gate, core: &FileCore, first: u64, pages: u64) -> u64 {
+        let page = |n| PageIndex(first + n * REGION_PAGES);
+        (0..pages).filter(|&n| gate.goes_around(core, page(n), page(n))).count() as u64
+    }
+
+    #[test]
+    fn pages_that_nobody_reads_again_are_not_cached() {
+        let (gate, core, mut fates) =
+            (Gate::new(Admission::Adaptive, 16 << 20), core(), Fates::default());
+        assert_eq!(around(&gate, &core, 0, 100), 0);
+        leave(&gate, &mut fates, 1, AROUND_MAX + 1);
+        assert_eq!(around(&gate, &core, 0, 100), 0);
+        leave(&gate, &mut fates, 1, AROUND_MAX);
+        let most = around(&gate, &core, 0, 1000);
+        assert!((900..970).contains(&most), "all but the sample: {most}");
+        gate.note_full();
+        let again = around(&gate, &core, 0, 1000);
+        assert_eq!(again, 0, "what is missed again is admitted");
+        leave(&gate, &mut fates, 1, WINDOW);
+        assert!(!gate.is_around(), "pages are read again");
+        leave(&gate, &mut fates, 1, 0);
+        assert!(!gate.is_around(), "it was wrong");
+        leave(&gate, &mut fates, 1, 0);
+        assert!(gate.is_around());
+    }
+
+    #[test]
+    fn where_there_is_room_reads_are_admitted() {
+        let (gate, core, mut fates) =
+            (Gate::new(Admission::Adaptive, 16 << 20), core(), Fates::default());
+        leave(&gate, &mut fates, 1, 0);
+        let window = u64::from(WINDOW * COUNTED_PART);
+        assert!(
+            around(&gate, &core, 0, window * 9 / 8) > 0 && gate.is_around(),
+            "the first is on trust"
+        );
+        gate.note_full();
+        around(&gate, &core, 1 << 20, window);
+        assert!(gate.is_around());
+        around(&gate, &core, 2 << 20, window);
+        assert!(!gate.is_around());
+    }
+
+    #[test]
+    fn who_asks_for_it_has_all_cached_or_none() {
+        let (core, mut fates) = (core(), Fates::default());
+        for (policy, expected) in [(Admission::Always, 0), (Admission::Never, 100)] {
+            let gate = Gate::new(policy, 16 << 20);
+            for read_again in [0, WINDOW] {
+                leave(&gate, &mut fates, 20, read_again);
+                gate.admit();
+                assert_eq!(around(&gate, &core, 0, 100), expected);
+            }
+        }
+    }
 }

@@ -55,7 +55,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::admission::{Admission, Fates};
+use crate::cache::admission::{Fates, Gate};
 use crate::cache::class::Class;
 use crate::cache::fifo::{
     KEPT, MISSED, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of,
@@ -92,7 +92,7 @@ pub(crate) struct Queues {
     young_bytes_max: u64,
     small_bytes_max: u64,
     readahead: ReadaheadUse,
-    admission: Arc<Admission>,
+    gate: Arc<Gate>,
     fates: Fates,
     /// For how many evictions each queue rests still, by its name.
     rests: [u32; 4],
@@ -149,7 +149,7 @@ struct Looks {
 
 impl Queues {
     /// The ghost stays as large as for this limit.
-    pub(crate) fn new(limit_bytes: u64, admission: Arc<Admission>) -> Queues {
+    pub(crate) fn new(limit_bytes: u64, gate: Arc<Gate>) -> Queues {
         Queues {
             young: Queue::default(),
             small: Queue::default(),
@@ -158,7 +158,7 @@ impl Queues {
             young_bytes_max: limit_bytes / YOUNG_PART,
             small_bytes_max: limit_bytes / SMALL_PART,
             readahead: ReadaheadUse::default(),
-            admission,
+            gate,
             fates: Fates::default(),
             rests: [0; 4],
             barren: None,
@@ -222,7 +222,7 @@ impl Queues {
         let meta = frames.meta(seat);
         let file = meta.owner.load(Relaxed).addr();
         let remembered = self.ghost.take(file, meta.page())
-            || meta.tags() & MISSED != 0 && self.admission.remembers(file, meta.page());
+            || meta.tags() & MISSED != 0 && self.gate.remembers(file, meta.page());
         let queue = if remembered { QueueName::Main } else { QueueName::Young };
         self.push(frames, queue, seat);
         self.trim_young(frames);
@@ -318,7 +318,7 @@ impl Queues {
     fn next_queue(&self, looks: &Looks) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
         let nothing_used = looks.first_used.is_none();
-        let small_bytes_max = self.admission.small_bytes_max(self.small_bytes_max);
+        let small_bytes_max = self.gate.small_bytes_max(self.small_bytes_max);
         let awake = |may_rest: bool| {
             let can = |name: QueueName, queue: &Queue| {
                 let at = name as usize;
@@ -421,21 +421,19 @@ impl Queues {
         }
         // E5
         drop(Held::of_emptied(frames, core, leaf, page));
-        if name == QueueName::Small {
-            self.note_fate(meta, false);
-        }
         if name != QueueName::Main {
+            self.note_fate(meta, false);
             self.ghost.remember(ptr::from_ref(core).addr(), page);
         }
         Verdict::Evicted(seen.frame())
     }
 
-    /// A page leaves the small queue.
+    /// A page leaves the queues of newcomers.
     fn note_fate(&mut self, meta: &FrameMeta, read_again: bool) {
         let tags = meta.tags();
         if tags & MISSED != 0 {
             meta.set_tags(tags & !MISSED);
-            self.admission.note(&mut self.fates, read_again);
+            self.gate.note_fate(&mut self.fates, read_again);
         }
     }
 

@@ -71,7 +71,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use crate::cache::admission::Admission;
+use crate::cache::admission::Gate;
 use crate::cache::class::Class;
 use crate::cache::evict::{Go, Queues, ReadaheadUse};
 use crate::cache::fifo::Arrival;
@@ -81,6 +81,7 @@ use crate::cache::magazine::BATCH_MAX;
 use crate::cache::newcomers::{Lists, NEWCOMERS_MAX};
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
+use crate::options::Admission;
 use crate::stats::Counters;
 use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
@@ -100,7 +101,8 @@ pub(crate) struct Cache {
     pub(crate) counters: Counters,
     pub(crate) slab: Slab,
     pub(crate) ledger: Ledger,
-    pub(crate) admission: Arc<Admission>,
+    /// Which pages get a frame.
+    pub(crate) gate: Arc<Gate>,
     queues: Mutex<Queues>,
     newcomers: Lists,
     /// What the tables of range locks take (counted against the limit, too).
@@ -115,17 +117,21 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Cache> {
+    pub(crate) fn new(
+        limit_bytes: u64,
+        admission: Admission,
+        keeper: Option<&Address>,
+    ) -> io::Result<Cache> {
         let frames = Frames::new(limit_bytes, keeper)?;
-        let admission = Arc::new(Admission::new(limit_bytes));
-        let queues = Queues::new(limit_bytes, Arc::clone(&admission));
-        frames.try_charge(queues.ghost_bytes() + admission.bytes());
+        let gate = Arc::new(Gate::new(admission, limit_bytes));
+        let queues = Queues::new(limit_bytes, Arc::clone(&gate));
+        frames.try_charge(queues.ghost_bytes() + gate.bytes());
         Ok(Cache {
             frames,
             counters: Counters::new(),
             slab: Slab::default(),
             ledger: Ledger::default(),
-            admission,
+            gate,
             queues: Mutex::new(queues),
             newcomers: Lists::new(),
             locks_bytes: AtomicU64::new(0),
@@ -289,6 +295,7 @@ impl Cache {
     /// Frees the frames of pages that were evicted.
     fn evicted(&self, victims: &Victims, wanted: Option<Class>) {
         self.counters.mine().evicted(victims.len() as u64);
+        self.gate.note_full();
         for same in victims.chunk_by(|(_, one), (_, other)| one == other) {
             let class = same[0].1;
             let mut frames: SmallVec<[FrameIndex; BATCH_MAX]> =
@@ -429,7 +436,7 @@ impl Cache {
         // An evictor that emptied a page of ours just before may still be on its way out of the
         // table. It works under the lock all the time, and a later one finds no frame of ours.
         drop(self.queues());
-        self.admission.admit_all();
+        self.gate.admit();
         core.tear_down(&self.frames);
     }
 }

@@ -41,7 +41,7 @@ impl Cache {
     fn settle_limit(&self, limit_bytes: u64) -> u64 {
         self.frames.set_limit(limit_bytes);
         self.queues().set_limit(limit_bytes);
-        self.admission.admit_all();
+        self.gate.admit();
         limit_bytes
     }
 }

@@ -121,7 +121,8 @@ impl FileCore {
     pub(crate) fn is_absent(&self, frames: &Frames, page: PageIndex) -> bool {
         let begun = self.epoch.begin();
         let word = self.leaf_link(frames, page).and_then(|link| words(frames, link.node()));
-        let is_empty = word.is_none_or(|words| words[slot_of(page, 0)].load().state() == State::Empty);
+        let is_empty =
+            word.is_none_or(|words| words[slot_of(page, 0)].load().state() == State::Empty);
         // As in `lookup_leaf`.
         is_empty && self.epoch.is_unchanged(begun)
     }

@@ -112,7 +112,8 @@ impl Engine {
         let engine = Engine {
             shared: Arc::new(Shared {
                 flusher: Flusher::new(limits),
-                cache: Cache::new(cache_bytes, options.keeper.as_ref()).map_err(failed)?,
+                cache: Cache::new(cache_bytes, options.admission, options.keeper.as_ref())
+                    .map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend,
                 readahead_bytes_max: options.readahead_bytes_max,

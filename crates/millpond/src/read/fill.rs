@@ -116,11 +116,11 @@ fn read_around(
 ) -> Option<Came> {
     let (cache, core) = (file.cache(), file.core());
     let alignment = || file.backing.alignment(false);
-    let goes_around = cache.admission.is_around()
+    let goes_around = cache.gate.is_around()
         && last.0 - first.0 < AROUND_PAGES_MAX
         && alignment().first_misaligned(offset, dst.misalignment()).is_none()
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && cache.admission.goes_around(core, first, last);
+        && cache.gate.goes_around(core, first, last);
     if !goes_around {
         return None;
     }

@@ -22,7 +22,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// For a cache of `cache_bytes`; `dirty_bytes_max`, if somebody asked for less than half of it.
+    /// For a cache of `cache_bytes`; `dirty_bytes_max`, if somebody asked for less than three quarters of it.
     pub(crate) fn new(dirty_bytes_max: Option<u64>, age_max: Duration, cache_bytes: u64) -> Limits {
         let dirty_bytes_asked = dirty_bytes_max.unwrap_or(u64::MAX);
         Limits { dirty_bytes_asked, cache_bytes: AtomicU64::new(cache_bytes), age_max }
@@ -33,11 +33,11 @@ impl Limits {
     }
 
     pub(crate) fn dirty_bytes_max(&self) -> u64 {
-        self.dirty_bytes_asked.min(self.cache_bytes.load(Relaxed) / 2)
+        self.dirty_bytes_asked.min(self.cache_bytes.load(Relaxed) / 4 * 3)
     }
 
     pub(crate) fn unstable_bytes_max(&self) -> u64 {
-        self.cache_bytes.load(Relaxed) / 4
+        self.cache_bytes.load(Relaxed) / 8
     }
 }
 
