@@ -140,6 +140,7 @@ impl Run {
         let pages = 4 + random.below(40);
         let page_bytes = BLOCK as u64 * (1 << random.below(3));
         let builder = Engine::builder()
+            .admission(common::admission())
             .cache_bytes(cache_for(pages, page_bytes))
             .dirty_bytes_max((1 + random.below(pages)) * page_bytes)
             .dirty_age_max(Duration::from_millis(1 + random.below(8)));

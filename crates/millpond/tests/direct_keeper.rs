@@ -31,7 +31,8 @@ fn child(dir: &Path, address: &str) {
         true => BackendChoice::Uring,
         false => BackendChoice::Threads,
     };
-    let builder = Engine::builder().cache_bytes(1 << 20).backend(backend);
+    let builder =
+        Engine::builder().admission(common::admission()).cache_bytes(1 << 20).backend(backend);
     let engine = builder.keeper(address.parse::<Address>().unwrap()).build().unwrap();
     let path = dir.join("file");
     let cached = engine.open(&path, &write_back()).unwrap();

@@ -185,7 +185,7 @@ fn trace(name: &str, random: &mut Random) -> Vec<u64> {
     out
 }
 
-/// Goal: evictions that look at few pages each cost no hits.
+/// Goal: evictions that look at few pages each cost no hits, and reads that go around the cache few.
 /// Method: traces, and for each the rate of the policy without that bound (E4 of `cache::evict`), which
 /// was measured before there was one. It varies with addresses by less than 0.001.
 #[test]
@@ -209,8 +209,9 @@ fn looking_at_few_pages_costs_no_hits() {
         println!(
             "{name}: {ours:.4}; without a bound {unbounded:.4}; LRU {lru:.4}; quick_cache {quick:.4}"
         );
-        // A loop that nearly fits is read again as a whole: 1.8 points of 63.
-        let less = if name.starts_with("loop") { 0.025 } else { 0.005 };
+        // Of the mixture, what is missed while scans are under way goes around the cache the first time
+        // (`cache::admission`): 1 point of 49.
+        let less = if name == "mixture" { 0.015 } else { 0.005 };
         if ours < unbounded - less {
             failed.push((name, ours, unbounded));
         }

@@ -31,7 +31,10 @@ impl Pond {
     fn new(files: usize, age: Duration) -> Pond {
         let sim = SimOptions::new(1);
         let device = sim.device();
-        let builder = Engine::builder().cache_bytes(4 << 20).backend(BackendChoice::Sim(sim));
+        let builder = Engine::builder()
+            .admission(common::admission())
+            .cache_bytes(4 << 20)
+            .backend(BackendChoice::Sim(sim));
         let builder = builder.dirty_bytes_max((DIRTY_PAGES * PAGE) as u64).dirty_age_max(age);
         let (engine, dir) = (builder.build().unwrap(), common::temp_dir());
         let mut pond = Pond { engine, device, files: Vec::new(), dir };
@@ -259,7 +262,8 @@ fn who_needs_memory_does_not_wait_for_another_file() {
         let cache_pages = 512;
         let sim = SimOptions::new(1);
         let device = sim.device();
-        let builder = Engine::builder().cache_bytes(cache_pages * PAGE as u64);
+        let builder =
+            Engine::builder().admission(common::admission()).cache_bytes(cache_pages * PAGE as u64);
         let engine = builder.backend(BackendChoice::Sim(sim)).build().unwrap();
         let dir = common::temp_dir();
         let mut pond = Pond { engine, device, files: Vec::new(), dir };
@@ -306,7 +310,8 @@ fn hung_syncs_leave_room_in_the_cache() {
         const CACHE_PAGES: u64 = 512;
         let sim = SimOptions::new(1);
         let device = sim.device();
-        let builder = Engine::builder().cache_bytes(CACHE_PAGES * PAGE as u64);
+        let builder =
+            Engine::builder().admission(common::admission()).cache_bytes(CACHE_PAGES * PAGE as u64);
         let builder = builder.readahead_bytes_max(0).backend(BackendChoice::Sim(sim));
         let (engine, dir) = (builder.build().unwrap(), common::temp_dir());
         let mut pond = Pond { engine, device, files: Vec::new(), dir };

@@ -157,7 +157,10 @@ fn tail_of(file: &File, sim: &Simulated, len: usize) {
 /// writes under way at once.
 #[test]
 fn dirty_pages_in_a_row_are_written_together() {
-    let builder = Engine::builder().cache_bytes(16 << 20).dirty_bytes_max(8 << 20);
+    let builder = Engine::builder()
+        .admission(common::admission())
+        .cache_bytes(16 << 20)
+        .dirty_bytes_max(8 << 20);
     let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
     let mut expected = Expected::default();
     const PAGES: usize = 256;
@@ -199,7 +202,10 @@ fn a_page_is_written_once_however_often_it_was_dirtied() {
 #[test]
 fn writers_stop_at_the_dirty_limit() {
     for dirty_pages in [16, 100] {
-        let builder = Engine::builder().cache_bytes(4 << 20).dirty_bytes_max(dirty_pages * 4096);
+        let builder = Engine::builder()
+            .admission(common::admission())
+            .cache_bytes(4 << 20)
+            .dirty_bytes_max(dirty_pages * 4096);
         let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
         sim.device.block_writes(true);
         let written = AtomicU64::new(0);
@@ -235,6 +241,7 @@ fn the_dirty_limit_holds_at_every_moment() {
     const DIRTY_PAGES: usize = 8;
     const PAGES: usize = 48;
     let builder = Engine::builder()
+        .admission(common::admission())
         .cache_bytes(cache_for(PAGES as u64 * 2, PAGE as u64))
         .dirty_bytes_max((DIRTY_PAGES * PAGE) as u64);
     let sim = Simulated::with(SimOptions::new(1).delay_us_max(200), &builder, &write_back());
@@ -260,7 +267,8 @@ fn the_dirty_limit_holds_at_every_moment() {
 #[test]
 fn old_pages_are_written_back_by_themselves() {
     const AGE: Duration = Duration::from_millis(200);
-    let builder = Engine::builder().cache_bytes(4 << 20).dirty_age_max(AGE);
+    let builder =
+        Engine::builder().admission(common::admission()).cache_bytes(4 << 20).dirty_age_max(AGE);
     let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
     let mut expected = Expected::default();
     for round in 0..3 {

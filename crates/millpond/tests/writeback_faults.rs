@@ -290,8 +290,10 @@ fn writers_are_told_when_the_device_takes_nothing() {
     within(LIMIT * 2, "writers to a device that takes nothing", || {
         for errno in [libc::EIO, libc::ENOSPC] {
             for (cache_bytes, dirty_bytes) in [(64 << 10, 1 << 30), (1 << 20, 128 << 10)] {
-                let builder =
-                    Engine::builder().cache_bytes(cache_bytes).dirty_bytes_max(dirty_bytes);
+                let builder = Engine::builder()
+                    .admission(common::admission())
+                    .cache_bytes(cache_bytes)
+                    .dirty_bytes_max(dirty_bytes);
                 let sim = SimOptions::new(1).fail_every_kth_write(1, errno);
                 let sim = Simulated::with(sim, &builder, &write_back());
                 takes_nothing(sim, errno);
@@ -362,7 +364,10 @@ fn every_handle_is_told_of_a_failure() {
 /// the bytes have reached the device meanwhile.
 #[test]
 fn failures_in_the_background_are_told() {
-    let builder = Engine::builder().cache_bytes(1 << 20).dirty_age_max(Duration::from_millis(20));
+    let builder = Engine::builder()
+        .admission(common::admission())
+        .cache_bytes(1 << 20)
+        .dirty_age_max(Duration::from_millis(20));
     let sim = SimOptions::new(1).fail_every_kth_write(1, libc::EIO);
     let sim = Simulated::with(sim, &builder, &write_back());
     sim.file.write_all_at(&[7; 9000], 100).unwrap();

@@ -131,6 +131,7 @@ fn many_threads(cut: bool) {
             let device =
                 SimOptions::new(random.next()).delay_us_max(delay_us).short_per_mille(short);
             let builder = Engine::builder()
+                .admission(common::admission())
                 .cache_bytes(cache_for(cache_pages, PAGE as u64))
                 .dirty_age_max(Duration::from_millis(30));
             let sim = Simulated::with(device, &builder, &write_back());

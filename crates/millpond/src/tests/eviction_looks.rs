@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::evict::LOOKS_OF_A_GO_MAX;
-use crate::{Advice, BackendChoice, Engine, File, OpenOptions, Stats, WriteMode};
+use crate::{Admission, Advice, BackendChoice, Engine, File, OpenOptions, Stats, WriteMode};
 
 const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 32 << 20;
@@ -24,7 +24,11 @@ impl Case {
     fn new() -> Case {
         let dir = tempfile::tempdir().unwrap();
         let engine = Engine::builder().cache_bytes(CACHE_BYTES).backend(BackendChoice::Null);
-        let engine = engine.dirty_age_max(Duration::from_secs(3600)).build().unwrap();
+        let engine = engine
+            .admission(Admission::Always)
+            .dirty_age_max(Duration::from_secs(3600))
+            .build()
+            .unwrap();
         let path = dir.path().join("file");
         std::fs::File::create(&path).unwrap().set_len(FILE_BYTES).unwrap();
         let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);

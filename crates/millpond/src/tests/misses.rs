@@ -1,6 +1,6 @@
 //! What a miss shares with others.
 
-use crate::{Advice, BackendChoice, Engine, OpenOptions};
+use crate::{Admission, Advice, BackendChoice, Engine, OpenOptions};
 
 const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 64 << 20;
@@ -15,7 +15,7 @@ const FILE_BYTES: u64 = 8 * CACHE_BYTES;
 fn of_a_batch_of_misses_one_takes_the_shared_locks() {
     let dir = tempfile::tempdir().unwrap();
     let builder = Engine::builder().cache_bytes(CACHE_BYTES).backend(BackendChoice::Null);
-    let engine = builder.build().unwrap();
+    let engine = builder.admission(Admission::Always).build().unwrap();
     let path = dir.path().join("file");
     std::fs::File::create(&path).unwrap().set_len(FILE_BYTES).unwrap();
     let file = engine.open(&path, &OpenOptions::new().read(true)).unwrap();

@@ -15,7 +15,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use millpond::{
-    BackendChoice, Engine, EngineBuilder, File, OpenOptions, SimDevice, SimOptions, WriteMode,
+    Admission, BackendChoice, Engine, EngineBuilder, File, OpenOptions, SimDevice, SimOptions,
+    WriteMode,
 };
 
 pub use skip::skip;
@@ -142,7 +143,18 @@ pub fn engine(cache_bytes: u64, backend: BackendChoice) -> Engine {
 }
 
 pub fn builder(cache_bytes: u64, backend: BackendChoice) -> EngineBuilder {
-    Engine::builder().cache_bytes(cache_bytes).backend(backend)
+    Engine::builder().cache_bytes(cache_bytes).backend(backend).admission(admission())
+}
+
+/// What the engines of tests cache of what they miss: as by default, unless `MILLPOND_TEST_ADMISSION` says
+/// otherwise.
+pub fn admission() -> Admission {
+    match std::env::var("MILLPOND_TEST_ADMISSION").as_deref() {
+        Ok("never") => Admission::Never,
+        Ok("always") => Admission::Always,
+        Ok(other) => panic!("MILLPOND_TEST_ADMISSION={other}: never or always"),
+        Err(_) => Admission::Adaptive,
+    }
 }
 
 pub fn write_back() -> OpenOptions {

@@ -166,7 +166,10 @@ fn what_was_cut_off_during_a_failing_sync_is_not_lost() {
 #[test]
 fn after_a_failed_sync_pages_are_written_again_by_age() {
     for options in [write_back(), read_write()] {
-        let builder = Engine::builder().cache_bytes(1 << 20).dirty_age_max(LIMIT / 100);
+        let builder = Engine::builder()
+            .admission(crate::common::admission())
+            .cache_bytes(1 << 20)
+            .dirty_age_max(LIMIT / 100);
         let sim = SimOptions::new(1).fail_every_kth_sync(1);
         let sim = Simulated::with(sim, &builder, &options);
         sim.file.write_all_at(&[7; 9000], 100).unwrap();
@@ -184,7 +187,7 @@ fn after_a_failed_sync_pages_are_written_again_by_age() {
 /// Incident: at once, as the pages were over the limit again; at the expense of a whole processor.
 #[test]
 fn failing_syncs_in_the_background_are_retried_with_pauses() {
-    let builder = Engine::builder().cache_bytes(1 << 20);
+    let builder = Engine::builder().admission(crate::common::admission()).cache_bytes(1 << 20);
     let sim = SimOptions::new(1).fail_every_kth_sync(1);
     let sim = Simulated::with(sim, &builder, &write_back());
     let expected = vec![7; 450_000];

@@ -1,0 +1,164 @@
+//! Reads that go around the cache (`EngineBuilder::admission`).
+
+mod common;
+
+use std::io::IoSliceMut;
+use std::os::unix::fs::FileExt;
+
+use millpond::{Admission, Advice, BackendChoice, Backing, Engine, File, WriteMode};
+
+use common::{Random, builder, read_write, temp_dir};
+
+const PAGE: usize = 4096;
+const CACHE_BYTES: u64 = 8 << 20;
+
+fn contents(pages: usize) -> Vec<u8> {
+    (0..pages * PAGE + 1000).map(|at| (at / 5 + at / PAGE) as u8).collect()
+}
+
+fn open(engine: &Engine, bytes: &[u8], mode: WriteMode) -> (File, tempfile::TempDir) {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, bytes).unwrap();
+    let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+    file.advise(0, 0, Advice::Random).unwrap();
+    (file, dir)
+}
+
+/// Goal: where reads go around, they have the bytes that are there: what was written and is cached, DIRTY or
+/// not, in part or as a whole, and the back end's; up to the end of the file, into any memory.
+/// Method: a model; reads and writes at random, on every back end, in both modes.
+#[test]
+fn what_goes_around_is_what_is_there() {
+    let mut random = Random::from_environment();
+    for backend in [BackendChoice::Threads, BackendChoice::Auto, BackendChoice::Memory] {
+        for mode in [WriteMode::Back, WriteMode::Through] {
+            let engine =
+                builder(CACHE_BYTES, backend.clone()).admission(Admission::Never).build().unwrap();
+            let mut model = contents(300);
+            let (file, _dir) = open(&engine, &model, mode);
+            for _ in 0..3000 {
+                let offset = random.below(model.len() as u64 + 2000);
+                let len = 1 + random.below(20 * PAGE as u64) as usize;
+                let at = offset as usize;
+                match random.below(8) {
+                    0 if at < model.len() => {
+                        let end = (at + len).min(model.len());
+                        let byte = random.below(256) as u8;
+                        model[at..end].fill(byte);
+                        file.write_all_at(&vec![byte; end - at], offset).unwrap();
+                    }
+                    1..=3 => file.advise(0, 0, Advice::DontNeed).unwrap(),
+                    _ => {
+                        let expected = &model[at.min(model.len())..(at + len).min(model.len())];
+                        let mut bytes = vec![0; len];
+                        let (head, tail) = bytes.split_at_mut(random.below(len as u64) as usize);
+                        let mut parts = [IoSliceMut::new(head), IoSliceMut::new(tail)];
+                        let moved = file.read_vectored_at(&mut parts, offset).unwrap();
+                        assert!(bytes[..moved] == *expected, "{len} at {offset}");
+                        assert!(bytes[moved..].iter().all(|&byte| byte == 0));
+                    }
+                }
+            }
+            let stats = engine.stats();
+            assert!(stats.bytes_passed > 1 << 20 && stats.hits > 0, "{stats:?}");
+        }
+    }
+}
+
+/// Goal: a read that goes around and finds less than there should be, as somebody else cut the file, ends
+/// there; one that finds more later has that.
+#[test]
+fn it_ends_where_somebody_else_has_cut_the_file() {
+    let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
+    let engine = engine.build().unwrap();
+    let bytes = contents(8);
+    let (file, dir) = open(&engine, &bytes, WriteMode::Through);
+    let other = std::fs::OpenOptions::new().write(true).open(dir.path().join("file")).unwrap();
+    let cut = 3 * PAGE + 17;
+    other.set_len(cut as u64).unwrap();
+    let mut dst = vec![9; 2 * PAGE];
+    assert_eq!(file.read_at(&mut dst, 2 * PAGE as u64).unwrap(), PAGE + 17);
+    assert_eq!(dst[..PAGE + 17], bytes[2 * PAGE..cut]);
+    assert_eq!(file.read_at(&mut dst, 5 * PAGE as u64).unwrap(), 0);
+    assert_eq!(file.len().unwrap(), cut as u64);
+}
+
+/// Goal: with direct I/O below, what is aligned goes around, and what is not is cached.
+#[test]
+fn direct_reads_are_aligned_or_cached() {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let bytes = contents(64);
+    std::fs::write(&path, &bytes).unwrap();
+    let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
+    let engine = engine.build().unwrap();
+    let Ok(file) = engine.open(&path, &read_write().backing(Backing::Direct)) else {
+        return common::skip("no direct I/O here");
+    };
+    file.advise(0, 0, Advice::Random).unwrap();
+    let mut dst = vec![0; 4 * PAGE];
+    let start = dst.as_ptr().align_offset(PAGE);
+    for (from, at, len, cached) in [
+        (start, 3 * PAGE, 2 * PAGE, 0),
+        (start, 10 * PAGE, PAGE, 0),
+        (start + 1, 20 * PAGE, PAGE, 1),
+        (start, 30 * PAGE + 1, 100, 1),
+        (start, 64 * PAGE, 1000, 1),
+    ] {
+        let before = engine.stats().fills;
+        assert_eq!(file.read_at(&mut dst[from..from + len], at as u64).unwrap(), len);
+        assert_eq!(dst[from..from + len], bytes[at..at + len]);
+        assert_eq!(engine.stats().fills - before, cached, "{len} at {at}");
+    }
+}
+
+/// Goal: of its own accord, a cache whose pages leave before they are read again turns reads away, keeps
+/// what is hot, and takes up what becomes hot.
+#[test]
+fn what_is_read_once_goes_around_and_what_is_hot_stays() {
+    let engine = builder(CACHE_BYTES, BackendChoice::Null).admission(Admission::Adaptive);
+    let engine = engine.build().unwrap();
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::File::create(&path).unwrap().set_len(64 * CACHE_BYTES).unwrap();
+    let file = engine.open(&path, &read_write()).unwrap();
+    file.advise(0, 0, Advice::Random).unwrap();
+    let read = |page: u64| file.read_at(&mut [0; PAGE], page * PAGE as u64).unwrap();
+    let mut once = (0..64 * CACHE_BYTES / PAGE as u64).map(|n| n.wrapping_mul(7919) % (1 << 17));
+    let hits_of = |first: u64, once: &mut dyn Iterator<Item = u64>| {
+        let before = engine.stats();
+        for (n, page) in (0..4000).zip(once) {
+            read(page);
+            read((1 << 16) + first + n % 500);
+        }
+        engine.stats().hits - before.hits
+    };
+    hits_of(0, &mut once);
+    for first in [0, 1000] {
+        hits_of(first, &mut once);
+        let before = engine.stats();
+        let hits = hits_of(first, &mut once);
+        let after = engine.stats();
+
+        assert!(hits > 3900, "{hits} of 4000 reads of a hot set hit");
+        let (fills, misses) = (after.fills - before.fills, after.misses - before.misses);
+        assert!(fills < misses / 2, "{fills} of {misses} pages were cached");
+    }
+}
+
+/// Goal: what another process writes to the file is found by a read that goes around, as it caches nothing.
+#[test]
+fn nothing_is_kept_of_what_goes_around() {
+    let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
+    let engine = engine.build().unwrap();
+    let (file, dir) = open(&engine, &contents(8), WriteMode::Through);
+    let other = std::fs::OpenOptions::new().write(true).open(dir.path().join("file")).unwrap();
+    for byte in [1, 2] {
+        other.write_all_at(&[byte; PAGE], 0).unwrap();
+        let mut dst = [0; PAGE];
+        file.read_exact_at(&mut dst, 0).unwrap();
+        assert_eq!(dst, [byte; PAGE]);
+    }
+    assert_eq!(engine.stats().fills, 0);
+}
