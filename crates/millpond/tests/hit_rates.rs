@@ -210,8 +210,8 @@ fn looking_at_few_pages_costs_no_hits() {
             "{name}: {ours:.4}; without a bound {unbounded:.4}; LRU {lru:.4}; quick_cache {quick:.4}"
         );
         // Of the mixture, what is missed while scans are under way goes around the cache the first time
-        // (`cache::admission`): 1 point of 49.
-        let less = if name == "mixture" { 0.015 } else { 0.005 };
+        // (`cache::admission`): half a point of 49.
+        let less = if name == "mixture" { 0.01 } else { 0.005 };
         if ours < unbounded - less {
             failed.push((name, ours, unbounded));
         }
