@@ -2,12 +2,22 @@
 
 mod common;
 
+use std::future::Future;
 use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
 
-use millpond::{Admission, Advice, BackendChoice, Backing, Engine, File, WriteMode};
+use millpond::{
+    Admission, Advice, AsyncFile, BackendChoice, Backing, Engine, File, Request, SimOptions,
+    WriteMode,
+};
 
-use common::{Random, builder, read_write, temp_dir};
+use common::{Random, block_on, builder, read_write, temp_dir};
 
 const PAGE: usize = 4096;
 const CACHE_BYTES: u64 = 8 << 20;
@@ -37,6 +47,7 @@ fn what_goes_around_is_what_is_there() {
                 builder(CACHE_BYTES, backend.clone()).admission(Admission::Never).build().unwrap();
             let mut model = contents(300);
             let (file, _dir) = open(&engine, &model, mode);
+            let file = AsyncFile::from(file);
             for _ in 0..3000 {
                 let offset = random.below(model.len() as u64 + 2000);
                 let len = 1 + random.below(20 * PAGE as u64) as usize;
@@ -46,15 +57,18 @@ fn what_goes_around_is_what_is_there() {
                         let end = (at + len).min(model.len());
                         let byte = random.below(256) as u8;
                         model[at..end].fill(byte);
-                        file.write_all_at(&vec![byte; end - at], offset).unwrap();
+                        file.file().write_all_at(&vec![byte; end - at], offset).unwrap();
                     }
-                    1..=3 => file.advise(0, 0, Advice::DontNeed).unwrap(),
+                    1..=3 => file.file().advise(0, 0, Advice::DontNeed).unwrap(),
                     _ => {
                         let expected = &model[at.min(model.len())..(at + len).min(model.len())];
                         let mut bytes = vec![0; len];
                         let (head, tail) = bytes.split_at_mut(random.below(len as u64) as usize);
                         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(tail)];
-                        let moved = file.read_vectored_at(&mut parts, offset).unwrap();
+                        let moved = match random.below(3) {
+                            0 => block_on(file.read_vectored_at(&mut parts, offset)).unwrap(),
+                            _ => file.file().read_vectored_at(&mut parts, offset).unwrap(),
+                        };
                         assert!(bytes[..moved] == *expected, "{len} at {offset}");
                         assert!(bytes[moved..].iter().all(|&byte| byte == 0));
                     }
@@ -161,4 +175,83 @@ fn nothing_is_kept_of_what_goes_around() {
         assert_eq!(dst, [byte; PAGE]);
     }
     assert_eq!(engine.stats().fills, 0);
+}
+
+struct Counting(AtomicUsize);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// Goal: a task that reads aside is woken by the waker of its last call; one that is dropped leaves nothing
+/// behind: neither guard nor frames.
+/// Method: a device that takes its time; each read is polled by two wakers in turn, and each second
+/// one is dropped while it is under way.
+#[test]
+fn a_read_aside_wakes_who_called_last_and_can_be_dropped() {
+    let device = BackendChoice::Sim(SimOptions::new(5).delay_us_max(3000));
+    let engine = builder(CACHE_BYTES, device).admission(Admission::Never).build().unwrap();
+    let bytes = contents(200);
+    let (file, _dir) = open(&engine, &bytes, WriteMode::Back);
+    let file = AsyncFile::from(file);
+    let memory_bytes = engine.stats().memory_bytes;
+    for n in 0..100 {
+        let (first, second) = (Arc::new(Counting(0.into())), Arc::new(Counting(0.into())));
+        let mut dst = vec![0; PAGE * (1 + n % 3)];
+        let offset = (n * PAGE + 100) as u64;
+        let mut future = pin!(file.read_at(&mut dst, offset));
+        let mut poll = |by: &Arc<Counting>| {
+            let waker = Waker::from(Arc::clone(by));
+            future.as_mut().poll(&mut Context::from_waker(&waker))
+        };
+        let mut polled = poll(&first);
+        if polled.is_pending() {
+            polled = poll(&second);
+        }
+        if n % 2 == 1 {
+            continue;
+        }
+        while polled.is_pending() {
+            let begun = Instant::now();
+            while second.0.swap(0, SeqCst) == 0 {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody woke the task");
+                std::thread::yield_now();
+            }
+            polled = poll(&second);
+        }
+        let len = dst.len();
+        assert_eq!(dst, bytes[offset as usize..offset as usize + len]);
+    }
+    assert_eq!(engine.stats().fills, 0);
+    // Nobody has a guard any more.
+    file.file().write_all_at(&bytes, 0).unwrap();
+    file.file().sync_all().unwrap();
+    file.file().advise(0, 0, Advice::DontNeed).unwrap();
+    assert!(engine.stats().memory_bytes < memory_bytes + (2 << 20), "{:?}", engine.stats());
+}
+
+/// Goal: requests of a queue go around, too.
+#[test]
+fn a_queue_reads_around() {
+    for backend in [BackendChoice::Threads, BackendChoice::Auto] {
+        let engine = builder(CACHE_BYTES, backend).admission(Admission::Never).build().unwrap();
+        let bytes = contents(400);
+        let (file, _dir) = open(&engine, &bytes, WriteMode::Through);
+        let file = Arc::new(file);
+        let queue = engine.queue(64).unwrap();
+        let request = |n: u64| {
+            let buffer = vec![0; PAGE + 50];
+            Request::read(&file, buffer, n * 2 * PAGE as u64).user_data(n)
+        };
+        let mut requests: Vec<Request> = (0..64).map(request).collect();
+        assert_eq!(queue.submit(&mut requests), 64);
+        for completion in queue.wait(64, 64, None).unwrap() {
+            let at = completion.user_data() as usize * 2 * PAGE;
+            assert_eq!(completion.result().unwrap(), PAGE + 50);
+            assert_eq!(completion.into_buffer(), bytes[at..at + PAGE + 50]);
+        }
+        assert_eq!(engine.stats().fills, 0);
+    }
 }

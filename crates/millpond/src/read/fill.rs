@@ -23,9 +23,6 @@
 //!   of its own transfer is a page's error.
 //! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
 //!   Nobody waits for frames, so nobody deadlocks over them.
-//! - **F5** So do those of a read none of whose pages is cached, and none worth it (`cache::admission`):
-//!   it is one transfer, without a slot, as it is for memory of the caller's (flight.L2). Under the
-//!   guard a page that is EMPTY has no bytes but the back end's.
 
 use std::iter;
 
@@ -50,9 +47,6 @@ use crate::waits::WaitFor;
 
 /// Pages that are claimed and read in one go. Chosen, not measured: of small pages, 1 MiB.
 const CHUNK_PAGES: usize = 256;
-
-/// The most pages of a read that goes around the cache as they are not worth it. Chosen, not measured.
-const AROUND_PAGES_MAX: u64 = 16;
 
 /// Why a read ended before its end.
 pub(crate) enum Stopped {
@@ -85,9 +79,6 @@ pub(crate) fn read(
     size: u64,
 ) -> Came {
     let (first, last) = (file.page_of(offset), file.page_of(end - 1));
-    if let Some(came) = read_around(file, dst.limited(end - offset), offset, first, last) {
-        return came;
-    }
     let (reached, touched) = (offset, offset);
     let mut reader = Reader { file, dst, offset, end, size, reached, touched, faulted: false };
     let step = file.chunk_pages(CHUNK_PAGES) as u64;
@@ -104,42 +95,6 @@ pub(crate) fn read(
         return Came { moved: 0, touched, stopped: Some(Stopped::Failed(fault)) };
     }
     Came { moved: reader.reached - offset, touched, stopped }
-}
-
-/// Has the back end read into the reader's memory, where no page is cached and none is to be (F5).
-fn read_around(
-    file: &CachedFile,
-    dst: SegmentIter<'_>,
-    offset: u64,
-    first: PageIndex,
-    last: PageIndex,
-) -> Option<Came> {
-    let (cache, core) = (file.cache(), file.core());
-    let alignment = || file.backing.alignment(false);
-    let goes_around = cache.gate.is_around()
-        && last.0 - first.0 < AROUND_PAGES_MAX
-        && alignment().first_misaligned(offset, dst.misalignment()).is_none()
-        && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && cache.gate.goes_around(core, first, last);
-    if !goes_around {
-        return None;
-    }
-    let len = dst.left();
-    let counts = cache.counters.mine();
-    counts.missed(last.0 - first.0 + 1);
-    let mut batch = [Transfer::new(Direction::Read, offset, dst)];
-    file.carry_out(&mut batch);
-    let [Transfer { moved, error, .. }] = batch;
-    counts.passed(moved);
-    let (moved, stopped) = match error {
-        _ if moved == len => (len, None),
-        None => (moved, Some(Stopped::Shrunk)),
-        Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-            (0, Some(Stopped::Failed(Error::Fault { op: Op::Read, offset, len })))
-        }
-        Some(error) => (moved, Some(Stopped::Failed(Error::io(Op::Read, offset, len, error)))),
-    };
-    Some(Came { moved, touched: len, stopped })
 }
 
 /// A read under way.

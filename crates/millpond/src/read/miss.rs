@@ -15,6 +15,7 @@
 //!         |           all pages by one read --------------------------> [READ]
 //!         |           else on to "a page is FILLING"                       ^
 //!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
+//!         +-> none is cached, nor worth it: one read aside ----------> [ASIDE] done
 //!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
 //! ```
 //!
@@ -37,6 +38,8 @@
 //!   (`io::flight`), on the thread of a read that has ended and let go of all it had, and then
 //!   wakes the task: so under the limit, too, reads follow each other without another thread,
 //!   whether or not tasks are polled.
+//! - **M9** What goes around the cache is read into frames that nobody else knows (`around`): its step copies
+//!   and is done, whatever became of the pages meanwhile. If a byte is missing, a worker reads.
 
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -58,6 +61,7 @@ use crate::io::flight::{Flight, Offer, Slot, Ticket};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::latency::LatencyKind;
 use crate::read::ahead::Readahead;
+use crate::read::around::Aside;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::run::{Claims, Next, Progress};
 use crate::read::{self};
@@ -104,6 +108,7 @@ enum Wait {
     Page(Parked),
     /// The read that it has started brings all, and wakes.
     Read,
+    Aside(Arc<Aside>),
     Guard(GuardRequest),
     Room(Arc<Shared>, Ticket),
     Worker(Outcome<Result<Vec<u8>>>),
@@ -220,7 +225,7 @@ impl Miss {
     /// Says what it waits for.
     fn tell(&mut self, wanted: &Wanted<'_>) {
         let what = match self.wait {
-            Wait::Nothing | Wait::Read => WaitFor::Read,
+            Wait::Nothing | Wait::Read | Wait::Aside(_) => WaitFor::Read,
             Wait::Page(_) => WaitFor::Page,
             Wait::Guard(_) => WaitFor::Range,
             Wait::Room(..) => WaitFor::Slot,
@@ -240,6 +245,7 @@ impl Miss {
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),
             Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
+            Wait::Aside(aside) => return self.take_aside(aside, wanted, waker, pace),
             other => other.leave(),
         }
         loop {
@@ -281,8 +287,16 @@ impl Miss {
             let Some(guard) = self.guard(request.take(), wanted, waker) else {
                 return Step::Pending;
             };
+            let ring = SharedRing::of_this_batch(wanted.ring);
+            let guard = match Aside::start(wanted.file, guard, &pages, waker, ring) {
+                Ok(aside) => {
+                    self.wait = Wait::Aside(aside);
+                    return Step::Pending;
+                }
+                Err(guard) => guard,
+            };
             let progress = self.progress.get_or_insert_default();
-            let reads = Reads { progress, waker, ring: SharedRing::of_this_batch(wanted.ring) };
+            let reads = Reads { progress, waker, ring };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
                 // Acquire: pairs with the release in `Telling`. Argued: there.
                 Started::All if progress.ended.load(Acquire) => {}
@@ -330,6 +344,28 @@ impl Miss {
                 // Asking is no round: the task is in the queue then.
                 self.rounds -= 1;
                 None
+            }
+        }
+    }
+
+    /// Goes on with a read aside (M9).
+    fn take_aside(
+        &mut self,
+        aside: Arc<Aside>,
+        wanted: &Wanted<'_>,
+        waker: &Waker,
+        pace: Pace,
+    ) -> Step {
+        if !aside.has_ended_or_wakes(waker) {
+            self.wait = Wait::Aside(aside);
+            return Step::Pending;
+        }
+        match aside.take(wanted.dst, wanted.offset) {
+            Some(result) => Step::Done(result),
+            None if pace == Pace::Full => self.hand_over(wanted, waker),
+            None => {
+                self.wait = Wait::Aside(aside);
+                Step::Work
             }
         }
     }
@@ -386,7 +422,7 @@ impl Wait {
         match self {
             Wait::Page(parked) => parking().leave(&parked),
             Wait::Room(shared, ticket) => shared.flight.leave(ticket),
-            Wait::Nothing | Wait::Read | Wait::Guard(_) | Wait::Worker(_) => {}
+            Wait::Nothing | Wait::Read | Wait::Aside(_) | Wait::Guard(_) | Wait::Worker(_) => {}
         }
     }
 }

@@ -4,6 +4,7 @@
 //!   hit    lock-free, of what is cached
 //!   run    pages that are claimed, read and shown together
 //!   fill   shared guard: claim what is missing, read it, copy            (a thread waits)
+//!   around as much, of pages that are not worth a frame
 //!   miss   the same without a thread: a state machine, called again
 //!   ahead  what is read before anybody asks
 //! ```
@@ -19,6 +20,8 @@ pub(crate) mod hit;
 pub(crate) mod run;
 
 pub(crate) mod fill;
+
+pub(crate) mod around;
 
 pub(crate) mod miss;
 
@@ -65,7 +68,10 @@ fn read_guarded(
         if end <= offset {
             return Ok(0);
         }
-        let Came { moved, touched: came_to, stopped } = fill::read(file, dst, offset, end, size);
+        let (first, last) = (file.page_of(offset), file.page_of(end - 1));
+        let came = around::read(file, dst.limited(end - offset), offset, first, last)
+            .unwrap_or_else(|| fill::read(file, dst, offset, end, size));
+        let Came { moved, touched: came_to, stopped } = came;
         drop(guard);
         *touched = (*touched).max(came_to);
         file.cache().counters.mine().moved_slowly(moved);

@@ -1,0 +1,204 @@
+//! Reads that bring no page, as none is worth it (`cache::admission`).
+//!
+//! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
+//! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
+//! memory, without a slot, as it is for memory of a caller's (flight.L2); of a task, which owns no memory that may
+//! be lent, into frames that no word has (*aside*). Its bytes are copied from there when the task is called
+//! again, and then the frames are free again.
+//!
+//! - **A1** The end of a read aside lets go of guard and slot, says how much arrived, and then takes the
+//!   waker, under its lock; a task that is called leaves its waker there and then looks whether it has ended.
+//!   So a task that finds it under way is woken, by the waker of its last call.
+
+use std::ops::RangeInclusive;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+
+use millpond_rangelock::OwnedGuard;
+use smallvec::SmallVec;
+
+use crate::cache::class::Class;
+use crate::copy::Source;
+use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
+use crate::io::backend::shared_ring::{self, SharedRing};
+use crate::io::flight::Flight;
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::read::fill::{Came, Stopped};
+use crate::read::hit::copy_out;
+use crate::units::{FrameIndex, PageIndex};
+
+/// The most pages of a read that goes around the cache. Chosen, not measured.
+const PAGES_MAX: u64 = 16;
+/// Of [`Aside::arrived`]: the read is under way.
+const UNDER_WAY: u64 = u64::MAX;
+
+/// Whether a read of these pages goes around. Caller: has a guard over them.
+fn goes_around(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
+    let (cache, core) = (file.cache(), file.core());
+    last.0 - first.0 < PAGES_MAX
+        && first.to(last).all(|page| core.is_absent(&cache.frames, page))
+        && cache.gate.goes_around(core, first, last)
+}
+
+/// Reads bytes from `offset` on, which lie in these pages and below the size, into the reader's memory.
+/// `None`: they are to be filled.
+pub(crate) fn read(
+    file: &CachedFile,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    first: PageIndex,
+    last: PageIndex,
+) -> Option<Came> {
+    let is_aligned = || {
+        let alignment = file.backing.alignment(false);
+        alignment.first_misaligned(offset, dst.misalignment()).is_none()
+    };
+    if !file.cache().gate.is_around() || !is_aligned() || !goes_around(file, first, last) {
+        return None;
+    }
+    let len = dst.left();
+    let counts = file.cache().counters.mine();
+    counts.missed(last.0 - first.0 + 1);
+    let mut batch = [Transfer::new(Direction::Read, offset, dst)];
+    file.carry_out(&mut batch);
+    let [Transfer { moved, error, .. }] = batch;
+    counts.passed(moved);
+    let (moved, stopped) = match error {
+        _ if moved == len => (len, None),
+        None => (moved, Some(Stopped::Shrunk)),
+        Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+            (0, Some(Stopped::Failed(Error::Fault { op: Op::Read, offset, len })))
+        }
+        Some(error) => (moved, Some(Stopped::Failed(Error::io(Op::Read, offset, len, error)))),
+    };
+    Some(Came { moved, touched: len, stopped })
+}
+
+/// A read of a task's, into frames of its own.
+pub(crate) struct Aside {
+    file: Arc<CachedFile>,
+    first: PageIndex,
+    frames: SmallVec<[FrameIndex; 2]>,
+    /// Of the file, while the guard was held.
+    size: u64,
+    /// Bytes from the first page's start on.
+    arrived: AtomicU64,
+    /// Woken at the end, which takes it (A1).
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Aside {
+    /// Starts a read of `pages`, under a guard over all, which wakes when it has ended and let go of all that
+    /// it had. The guard comes back where the pages are to be filled.
+    pub(crate) fn start(
+        file: &Arc<CachedFile>,
+        guard: OwnedGuard,
+        pages: &RangeInclusive<PageIndex>,
+        waker: &Waker,
+        ring: Option<&Arc<SharedRing>>,
+    ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
+        let (first, last, cache) = (*pages.start(), *pages.end(), file.cache());
+        // Stable under the guard, as far as it concerns these pages (write.W5).
+        let size = file.core().size.get();
+        if !cache.gate.is_around() || file.start_of(last) >= size || !goes_around(file, first, last)
+        {
+            return Err(guard);
+        }
+        let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
+        let class = Class::page(file.core().page_shift);
+        let mut aside = Aside {
+            file: Arc::clone(file),
+            first,
+            frames: SmallVec::new(),
+            size,
+            arrived: AtomicU64::new(UNDER_WAY),
+            waker: Mutex::new(Some(waker.clone())),
+        };
+        for _ in first.to(last) {
+            let Some(frame) = cache.take_frame(class) else { return Err(guard) };
+            aside.frames.push(frame);
+        }
+        cache.counters.mine().missed(aside.frames.len() as u64);
+        let aside = Arc::new(aside);
+        let page_bytes = file.core().page_bytes();
+        let memory = aside.frames.iter().map(|&frame| cache.frames.bytes(frame));
+        // SAFETY: frames that no word has, which `aside` keeps, and `done` keeps that.
+        let segments = memory.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect();
+        let reading = Arc::clone(&aside);
+        let done = Box::new(move |outcome: std::io::Result<usize>| {
+            drop((guard, slot));
+            let moved = outcome.unwrap_or(0) as u64;
+            // Release: who sees it sees the bytes.
+            reading.arrived.store(moved, Release);
+            let waker = reading.waker().take();
+            drop(reading);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        });
+        let offset = file.start_of(first);
+        let read = BackgroundRead { offset, wanted: true, direct: false, segments, done };
+        if let Err(read) = shared_ring::start_read(ring, Arc::clone(&file.backing), read) {
+            read.done.end(Ok(0));
+        }
+        Ok(aside)
+    }
+
+    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().expect("no panic under the lock")
+    }
+
+    /// Whether the read has ended; else `waker` is woken when it has (A1).
+    pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
+        if !self.has_ended() {
+            let mut told = self.waker();
+            if told.as_ref().is_some_and(|told| !told.will_wake(waker)) {
+                *told = Some(waker.clone());
+            }
+        }
+        self.has_ended()
+    }
+
+    fn has_ended(&self) -> bool {
+        // Acquire: pairs with the store by the end.
+        self.arrived.load(Acquire) != UNDER_WAY
+    }
+
+    /// Of a read that has ended: copies the bytes from `offset` on to its task. `None`: some are missing.
+    pub(crate) fn take(&self, dst: SegmentIter<'_>, offset: u64) -> Option<Result<usize>> {
+        let (file, start) = (&*self.file, self.file.start_of(self.first));
+        let end = (offset + dst.left()).min(self.size);
+        // Acquire: as above.
+        if start + self.arrived.load(Acquire) < end {
+            return None;
+        }
+        let page_bytes = file.core().page_bytes() as u64;
+        let mut faulted = false;
+        for (page, &frame) in self.first.onwards().zip(&self.frames) {
+            let page_start = file.start_of(page);
+            let (from, to) = (page_start.max(offset), (page_start + page_bytes).min(end));
+            let bytes = file.cache().frames.bytes(frame);
+            // SAFETY: within the frame, which is ours, and the part of `dst` for it, which its
+            // maker vouched for.
+            faulted |= unsafe {
+                let part = dst.slice(from - offset, to - from);
+                copy_out(part, bytes.add((from - page_start) as usize), Source::Near).is_err()
+            };
+        }
+        let len = end - offset;
+        file.cache().counters.mine().passed(len);
+        let fault = Error::Fault { op: Op::Read, offset, len };
+        Some(if faulted { Err(fault) } else { Ok(len as usize) })
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let class = Class::page(self.file.core().page_shift);
+        self.frames.iter().for_each(|&frame| self.file.cache().frames.free(frame, class));
+    }
+}
