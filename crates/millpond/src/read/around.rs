@@ -61,12 +61,10 @@ pub(crate) fn read(
         return None;
     }
     let len = dst.left();
-    let counts = file.cache().counters.mine();
-    counts.missed(last.0 - first.0 + 1);
+    file.cache().counters.mine().missed(last.0 - first.0 + 1);
     let mut batch = [Transfer::new(Direction::Read, offset, dst)];
     file.carry_out(&mut batch);
     let [Transfer { moved, error, .. }] = batch;
-    counts.passed(moved);
     let (moved, stopped) = match error {
         _ if moved == len => (len, None),
         None => (moved, Some(Stopped::Shrunk)),

@@ -69,12 +69,22 @@ fn read_guarded(
             return Ok(0);
         }
         let (first, last) = (file.page_of(offset), file.page_of(end - 1));
-        let came = around::read(file, dst.limited(end - offset), offset, first, last)
-            .unwrap_or_else(|| fill::read(file, dst, offset, end, size));
+        let wanted = dst.limited(end - offset);
+        let counts = file.cache().counters.mine();
+        let came = match around::read(file, wanted, offset, first, last) {
+            Some(came) => {
+                counts.passed(came.moved);
+                came
+            }
+            None => {
+                let came = fill::read(file, dst, offset, end, size);
+                counts.moved_slowly(came.moved);
+                came
+            }
+        };
         let Came { moved, touched: came_to, stopped } = came;
         drop(guard);
         *touched = (*touched).max(came_to);
-        file.cache().counters.mine().moved_slowly(moved);
         tries += 1;
         match stopped {
             Some(Stopped::Failed(error)) if moved == 0 => return Err(error),

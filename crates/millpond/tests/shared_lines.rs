@@ -1,0 +1,226 @@
+//! How many cache lines an operation writes that others write, too: docs/scaling.md.
+
+mod common;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use millpond::{Admission, Advice, BackendChoice, Engine, File, WriteMode};
+
+use common::{builder, read_write, temp_dir};
+
+const PAGE: u64 = 4096;
+const FILE_PAGES: u64 = 4096;
+const LINE_BYTES: u64 = 64;
+
+/// Written before and after an operation, whose place in the trace they tell.
+static MARKS: [AtomicU64; 4 * CASES.len()] = [const { AtomicU64::new(0) }; 4 * CASES.len()];
+
+#[derive(Clone, Copy)]
+enum What {
+    Hit,
+    Miss,
+    Around,
+    /// Dirty already, in mode back.
+    OverwriteDirty,
+    /// Written back, in mode back.
+    OverwriteClean,
+    OverwriteThrough,
+}
+
+struct Case {
+    name: &'static str,
+    what: What,
+    /// Both threads use one, each other leaves of it.
+    one_file: bool,
+    /// Lines that both threads write, at most.
+    shared_max: usize,
+}
+
+const fn case(name: &'static str, what: What, one_file: bool, shared_max: usize) -> Case {
+    Case { name, what, one_file, shared_max }
+}
+
+const CASES: [Case; 12] = [
+    case("hit, one file", What::Hit, true, 0),
+    case("hit, a file each", What::Hit, false, 0),
+    case("miss, one file", What::Miss, true, 6),
+    case("miss, a file each", What::Miss, false, 3),
+    case("miss that goes around, one file", What::Around, true, 2),
+    case("miss that goes around, a file each", What::Around, false, 0),
+    case("overwrite, dirty already, one file", What::OverwriteDirty, true, 4),
+    case("overwrite, dirty already, a file each", What::OverwriteDirty, false, 0),
+    case("overwrite, written back, one file", What::OverwriteClean, true, 9),
+    case("overwrite, written back, a file each", What::OverwriteClean, false, 4),
+    case("overwrite, through, one file", What::OverwriteThrough, true, 6),
+    case("overwrite, through, a file each", What::OverwriteThrough, false, 2),
+];
+
+/// Goal: operations in files of their own, and in leaves of their own of one file, write to so many lines of
+/// the processor's caches in common, and hits to none: that is what decides how many processors they
+/// can use.
+/// Method: two threads, one after the other, do the same in different places; valgrind's lackey says what
+/// each wrote to. The lines that both did are the shared ones. What each has done before is not looked
+/// at: the frames are at hand, the counters are there.
+#[test]
+fn operations_write_few_shared_lines() {
+    if std::env::var_os("MILLPOND_TRACED").is_some() {
+        return traced();
+    }
+    let Ok(mut traced) = Command::new("valgrind")
+        .args(["--tool=lackey", "--trace-mem=yes", "--log-fd=1"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "operations_write_few_shared_lines", "--nocapture"])
+        .env("MILLPOND_TRACED", "1")
+        .stdout(Stdio::piped())
+        .spawn()
+    else {
+        return common::skip("there is no valgrind");
+    };
+    let mut written = Written::default();
+    for line in BufReader::new(traced.stdout.take().unwrap()).split(b'\n') {
+        written.line(&line.unwrap());
+    }
+    assert!(traced.wait().unwrap().success());
+    let mut failed = Vec::new();
+    for (number, case) in CASES.iter().enumerate() {
+        let [one, other] = [0, 1].map(|who| &written.lines[&(2 * number + who)]);
+        let shared = one.intersection(other).count();
+        println!("{}: {shared} shared of {} and {} lines", case.name, one.len(), other.len());
+        if shared > case.shared_max {
+            failed.push((case.name, shared, case.shared_max));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// What a trace says was written to between marks.
+#[derive(Default)]
+struct Written {
+    marks_at: Option<u64>,
+    /// Between the marks of which operation.
+    within: Option<usize>,
+    lines: BTreeMap<usize, HashSet<u64>>,
+}
+
+impl Written {
+    fn line(&mut self, line: &[u8]) {
+        // " S 04222cac,4": a store; M: a load and a store at once.
+        let [b' ', b'S' | b'M', b' ', place @ ..] = line else {
+            if self.marks_at.is_none()
+                && let Ok(text) = std::str::from_utf8(line)
+                && let Some(at) = text.split("marks at ").nth(1)
+            {
+                self.marks_at = at.trim().parse().ok();
+            }
+            return;
+        };
+        let Some(marks_at) = self.marks_at else { return };
+        let mut parts = place.split(|&byte| byte == b',');
+        let number = |part: Option<&[u8]>, radix| {
+            u64::from_str_radix(std::str::from_utf8(part.unwrap()).unwrap(), radix).unwrap()
+        };
+        let at = number(parts.next(), 16);
+        let len = number(parts.next(), 10);
+        if (marks_at..marks_at + size_of_val(&MARKS) as u64).contains(&at) {
+            let mark = ((at - marks_at) / 8) as usize;
+            self.within = mark.is_multiple_of(2).then_some(mark / 2);
+            self.lines.entry(mark / 2).or_default();
+        } else if let Some(operation) = self.within {
+            let lines = at / LINE_BYTES..=(at + len - 1) / LINE_BYTES;
+            self.lines.get_mut(&operation).unwrap().extend(lines);
+        }
+    }
+}
+
+/// The operations, each by both threads.
+fn traced() {
+    let marks = MARKS.as_ptr().expose_provenance();
+    println!("marks at {marks}");
+    let dir = temp_dir();
+    let engine = |admission| {
+        let builder = builder(32 << 20, BackendChoice::Null).admission(admission);
+        // Nothing is written back by itself.
+        builder.dirty_age_max(std::time::Duration::from_secs(3600)).build().unwrap()
+    };
+    let engines = [engine(Admission::Always), engine(Admission::Never)];
+    let open = |engine: &Engine, mode, number: usize| {
+        let path = dir.path().join(format!("{mode:?} {number}"));
+        let made = std::fs::File::create(&path).unwrap();
+        made.set_len(FILE_PAGES * PAGE).unwrap();
+        let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
+        file.advise(0, 0, Advice::Random).unwrap();
+        file
+    };
+    let files = CASES.each_ref().map(|case| {
+        let engine = &engines[usize::from(matches!(case.what, What::Around))];
+        let mode = match case.what {
+            What::OverwriteThrough => WriteMode::Through,
+            _ => WriteMode::Back,
+        };
+        [0, 1].map(|who| open(engine, mode, who))
+    });
+    let files = &files;
+    std::thread::scope(|scope| {
+        let turns = [0u64, 1].map(|who| {
+            let (go, goes): (Sender<(usize, bool)>, Receiver<_>) = channel();
+            let (done, is_done) = channel();
+            scope.spawn(move || {
+                for (number, is_marked) in goes {
+                    let case = &CASES[number];
+                    let file = &files[number][if case.one_file { 0 } else { who as usize }];
+                    // In leaves of their own.
+                    let page = 1000 + 2000 * who;
+                    prepare(case.what, file, page);
+                    let marks = &MARKS[4 * number + 2 * who as usize..][..2];
+                    if is_marked {
+                        marks[0].store(1, SeqCst);
+                    }
+                    operate(case.what, file, page);
+                    if is_marked {
+                        marks[1].store(1, SeqCst);
+                    }
+                    done.send(()).unwrap();
+                }
+            });
+            (go, is_done)
+        });
+        for number in 0..CASES.len() {
+            for is_marked in [false, false, true] {
+                for (go, is_done) in &turns {
+                    go.send((number, is_marked)).unwrap();
+                    is_done.recv().unwrap();
+                }
+            }
+        }
+    });
+}
+
+fn prepare(what: What, file: &File, page: u64) {
+    let (at, mut bytes) = (page * PAGE, [0; PAGE as usize]);
+    match what {
+        What::Hit | What::OverwriteThrough => file.read_exact_at(&mut bytes, at).unwrap(),
+        // A page beside it keeps the leaf.
+        What::Miss | What::Around => {
+            file.write_all_at(&bytes, at + PAGE).unwrap();
+            file.advise(at, PAGE, Advice::DontNeed).unwrap();
+        }
+        What::OverwriteDirty => file.write_all_at(&bytes, at).unwrap(),
+        What::OverwriteClean => {
+            file.write_all_at(&bytes, at).unwrap();
+            file.sync_data().unwrap();
+        }
+    }
+}
+
+fn operate(what: What, file: &File, page: u64) {
+    let (at, mut bytes) = (page * PAGE, [1; PAGE as usize]);
+    match what {
+        What::Hit | What::Miss | What::Around => file.read_exact_at(&mut bytes, at).unwrap(),
+        _ => file.write_all_at(&bytes, at).unwrap(),
+    }
+}
