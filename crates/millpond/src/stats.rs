@@ -42,7 +42,8 @@ use crate::waits::{ThreadWait, Waiting};
 pub struct Stats {
     /// Pages that were read on the lock-free hit path.
     pub hits: u64,
-    /// Pages that a read did not find cached.
+    /// Pages that a read did not find cached. Those of reads that went around the cache, as they were
+    /// not worth a frame ([`Admission`](crate::Admission)), are not among `fills`.
     pub misses: u64,
     /// Pages brought into the cache, read-ahead included.
     pub fills: u64,

@@ -49,14 +49,14 @@ const CASES: [Case; 12] = [
     case("hit, one file", What::Hit, true, 0),
     case("hit, a file each", What::Hit, false, 0),
     case("miss, one file", What::Miss, true, 6),
-    case("miss, a file each", What::Miss, false, 3),
-    case("miss that goes around, one file", What::Around, true, 2),
-    case("miss that goes around, a file each", What::Around, false, 0),
-    case("overwrite, dirty already, one file", What::OverwriteDirty, true, 4),
-    case("overwrite, dirty already, a file each", What::OverwriteDirty, false, 0),
-    case("overwrite, written back, one file", What::OverwriteClean, true, 9),
-    case("overwrite, written back, a file each", What::OverwriteClean, false, 4),
-    case("overwrite, through, one file", What::OverwriteThrough, true, 6),
+    case("miss, a file each", What::Miss, false, 4),
+    case("miss that goes around, one file", What::Around, true, 3),
+    case("miss that goes around, a file each", What::Around, false, 1),
+    case("overwrite, dirty already, one file", What::OverwriteDirty, true, 6),
+    case("overwrite, dirty already, a file each", What::OverwriteDirty, false, 2),
+    case("overwrite, written back, one file", What::OverwriteClean, true, 17),
+    case("overwrite, written back, a file each", What::OverwriteClean, false, 5),
+    case("overwrite, through, one file", What::OverwriteThrough, true, 7),
     case("overwrite, through, a file each", What::OverwriteThrough, false, 2),
 ];
 
@@ -67,6 +67,7 @@ const CASES: [Case; 12] = [
 /// each wrote to. The lines that both did are the shared ones. What each has done before is not looked
 /// at: the frames are at hand, the counters are there.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "of optimized code: run by ./test at full speed")]
 fn operations_write_few_shared_lines() {
     if std::env::var_os("MILLPOND_TRACED").is_some() {
         return traced();
@@ -148,8 +149,8 @@ fn traced() {
         builder.dirty_age_max(std::time::Duration::from_secs(3600)).build().unwrap()
     };
     let engines = [engine(Admission::Always), engine(Admission::Never)];
-    let open = |engine: &Engine, mode, number: usize| {
-        let path = dir.path().join(format!("{mode:?} {number}"));
+    let open = |engine: &Engine, mode, name: &str, who: usize| {
+        let path = dir.path().join(format!("{name} {who}"));
         let made = std::fs::File::create(&path).unwrap();
         made.set_len(FILE_PAGES * PAGE).unwrap();
         let file = engine.open(&path, &read_write().write_mode(mode)).unwrap();
@@ -162,7 +163,7 @@ fn traced() {
             What::OverwriteThrough => WriteMode::Through,
             _ => WriteMode::Back,
         };
-        [0, 1].map(|who| open(engine, mode, who))
+        [0, 1].map(|who| open(engine, mode, case.name, who))
     });
     let files = &files;
     std::thread::scope(|scope| {
