@@ -42,8 +42,8 @@ pub enum BackendChoice {
 
 /// Which pages are cached when a read misses them; see [`EngineBuilder::admission`].
 ///
-/// A read of up to 16 pages, none of which is cached, may go *around* the cache: its bytes are read into
-/// the caller's memory, in one transfer, and no page is kept. It is as atomic as any other. Read-ahead,
+/// A read of 1 to 16 whole pages, none of which is cached, may go *around* the cache: its bytes are read
+/// in one transfer, into the caller's memory if it waits, and no page is kept. It is as atomic as any other. Read-ahead,
 /// longer reads and writes cache their pages in any case, and so do reads that are not aligned as the file's
 /// back end wants it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

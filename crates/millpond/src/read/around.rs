@@ -10,7 +10,6 @@
 //!   waker, under its lock; a task that is called leaves its waker there and then looks whether it has ended.
 //!   So a task that finds it under way is woken, by the waker of its last call.
 
-use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -36,32 +35,39 @@ const PAGES_MAX: u64 = 16;
 /// Of [`Aside::arrived`]: the read is under way.
 const UNDER_WAY: u64 = u64::MAX;
 
-/// Whether a read of these pages goes around. Caller: has a guard over them.
-fn goes_around(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
+/// Whether a read of bytes `offset..end` of a file of `size` bytes goes around: it has whole pages, since the
+/// rest of others is mostly wanted next. Caller: has a guard over them.
+fn goes_around(file: &CachedFile, offset: u64, end: u64, size: u64) -> bool {
     let (cache, core) = (file.cache(), file.core());
-    last.0 - first.0 < PAGES_MAX
+    let is_bound = |at: u64| at.is_multiple_of(core.page_bytes() as u64);
+    let (first, last) = (file.page_of(offset), file.page_of(end - 1));
+    is_bound(offset)
+        && (end == size || is_bound(end))
+        && last.0 - first.0 < PAGES_MAX
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
         && cache.gate.goes_around(core, first, last)
 }
 
-/// Reads bytes from `offset` on, which lie in these pages and below the size, into the reader's memory.
-/// `None`: they are to be filled.
+/// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: their pages are to be
+/// filled.
 pub(crate) fn read(
     file: &CachedFile,
     dst: SegmentIter<'_>,
     offset: u64,
-    first: PageIndex,
-    last: PageIndex,
+    end: u64,
+    size: u64,
 ) -> Option<Came> {
+    let dst = dst.limited(end - offset);
     let is_aligned = || {
         let alignment = file.backing.alignment(false);
         alignment.first_misaligned(offset, dst.misalignment()).is_none()
     };
-    if !file.cache().gate.is_around() || !is_aligned() || !goes_around(file, first, last) {
+    if !file.cache().gate.is_around() || !is_aligned() || !goes_around(file, offset, end, size) {
         return None;
     }
     let len = dst.left();
-    file.cache().counters.mine().missed(last.0 - first.0 + 1);
+    let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
+    file.cache().counters.mine().missed(pages);
     let mut batch = [Transfer::new(Direction::Read, offset, dst)];
     file.carry_out(&mut batch);
     let [Transfer { moved, error, .. }] = batch;
@@ -90,22 +96,23 @@ pub(crate) struct Aside {
 }
 
 impl Aside {
-    /// Starts a read of `pages`, under a guard over all, which wakes when it has ended and let go of all that
-    /// it had. The guard comes back where the pages are to be filled.
+    /// Starts a read of `len` bytes at `offset`, under a guard over all, which wakes when it has ended and let go
+    /// of all that it had. The guard comes back where the pages are to be filled.
     pub(crate) fn start(
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
-        pages: &RangeInclusive<PageIndex>,
+        (offset, len): (u64, u64),
         waker: &Waker,
         ring: Option<&Arc<SharedRing>>,
     ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
-        let (first, last, cache) = (*pages.start(), *pages.end(), file.cache());
+        let cache = file.cache();
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
-        if !cache.gate.is_around() || file.start_of(last) >= size || !goes_around(file, first, last)
-        {
+        let end = (offset + len).min(size);
+        if !cache.gate.is_around() || end <= offset || !goes_around(file, offset, end, size) {
             return Err(guard);
         }
+        let (first, last) = (file.page_of(offset), file.page_of(end - 1));
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = Class::page(file.core().page_shift);
         let mut aside = Aside {
@@ -138,7 +145,6 @@ impl Aside {
                 waker.wake();
             }
         });
-        let offset = file.start_of(first);
         let read = BackgroundRead { offset, wanted: true, direct: false, segments, done };
         if let Err(read) = shared_ring::start_read(ring, Arc::clone(&file.backing), read) {
             read.done.end(Ok(0));

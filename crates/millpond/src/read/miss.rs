@@ -288,7 +288,8 @@ impl Miss {
                 return Step::Pending;
             };
             let ring = SharedRing::of_this_batch(wanted.ring);
-            let guard = match Aside::start(wanted.file, guard, &pages, waker, ring) {
+            let range = (wanted.offset, wanted.dst.left());
+            let guard = match Aside::start(wanted.file, guard, range, waker, ring) {
                 Ok(aside) => {
                     self.wait = Wait::Aside(aside);
                     return Step::Pending;

@@ -68,10 +68,8 @@ fn read_guarded(
         if end <= offset {
             return Ok(0);
         }
-        let (first, last) = (file.page_of(offset), file.page_of(end - 1));
-        let wanted = dst.limited(end - offset);
         let counts = file.cache().counters.mine();
-        let came = match around::read(file, wanted, offset, first, last) {
+        let came = match around::read(file, dst, offset, end, size) {
             Some(came) => {
                 counts.passed(came.moved);
                 came
