@@ -37,13 +37,13 @@
 //! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes
 //! to one of many places, and one in four to a line that all share.
 
-use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crossbeam_utils::CachePadded;
 
-use crate::cache::table::FileCore;
+#[cfg(doc)]
+use crate::cache::frame::Frames;
 use crate::options::Admission;
 use crate::units::{PAGE_BYTES_MIN, PageIndex};
 
@@ -127,15 +127,14 @@ impl Gate {
     }
 
     /// Whether a read that misses pages `first` to `last`, and finds none of them, goes around the
-    /// cache. If so, they are remembered.
-    pub(crate) fn goes_around(&self, core: &FileCore, first: PageIndex, last: PageIndex) -> bool {
+    /// cache. If so, they are remembered. `file`: [`Frames::file_number`].
+    pub(crate) fn goes_around(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
         if !self.is_around() {
             return false;
         }
         if self.door.is_empty() {
             return true;
         }
-        let file = ptr::from_ref(core).addr();
         let region = hash(file, PageIndex(first.0 / REGION_PAGES)) as u32;
         if region.is_multiple_of(SAMPLE_PART) {
             return false;
@@ -263,10 +262,6 @@ pub(super) fn hash(file: usize, page: PageIndex) -> u64 {
 mod tests {
     use super::*;
 
-    fn core() -> FileCore {
-        FileCore::new(1 << 40, 12)
-    }
-
     fn leave(gate: &Gate, fates: &mut Fates, windows: u32, read_again: u32) {
         for n in 0..windows * WINDOW {
             gate.note_fate(fates, n % WINDOW < read_again);
@@ -274,22 +269,21 @@ mod tests {
     }
 
     /// How many of the pages from `first` on go around.
-    fn around(gate: &Gate, core: &FileCore, first: u64, pages: u64) -> u64 {
+    fn around(gate: &Gate, first: u64, pages: u64) -> u64 {
         let page = |n| PageIndex(first + n * REGION_PAGES);
-        (0..pages).filter(|&n| gate.goes_around(core, page(n), page(n))).count() as u64
+        (0..pages).filter(|&n| gate.goes_around(64, page(n), page(n))).count() as u64
     }
 
     #[test]
     fn pages_that_nobody_reads_again_are_not_cached() {
-        let (gate, core, mut fates) =
-            (Gate::new(Admission::Adaptive, 1 << 30), core(), Fates::default());
-        assert_eq!(around(&gate, &core, 0, 100), 0);
+        let (gate, mut fates) = (Gate::new(Admission::Adaptive, 1 << 30), Fates::default());
+        assert_eq!(around(&gate, 0, 100), 0);
         leave(&gate, &mut fates, 1, AROUND_MAX + 1);
-        assert_eq!(around(&gate, &core, 0, 100), 0);
+        assert_eq!(around(&gate, 0, 100), 0);
         leave(&gate, &mut fates, 1, AROUND_MAX);
-        let most = around(&gate, &core, 0, 400);
+        let most = around(&gate, 0, 400);
         assert!((340..400).contains(&most), "all but the sample: {most}");
-        let again = around(&gate, &core, 0, 400);
+        let again = around(&gate, 0, 400);
         assert!(gate.is_around() && again < 10, "what is missed again is admitted: {again}");
         leave(&gate, &mut fates, 1, WINDOW);
         assert!(!gate.is_around(), "pages are read again");
@@ -302,30 +296,26 @@ mod tests {
 
     #[test]
     fn where_there_is_room_reads_are_admitted() {
-        let (gate, core, mut fates) =
-            (Gate::new(Admission::Adaptive, 1 << 30), core(), Fates::default());
+        let (gate, mut fates) = (Gate::new(Admission::Adaptive, 1 << 30), Fates::default());
         leave(&gate, &mut fates, 1, 0);
         let window = u64::from(WINDOW * COUNTED_PART);
-        assert!(
-            around(&gate, &core, 0, window * 9 / 8) > 0 && gate.is_around(),
-            "the first is on trust"
-        );
+        assert!(around(&gate, 0, window * 9 / 8) > 0 && gate.is_around(), "the first is on trust");
         gate.note_full();
-        around(&gate, &core, 1 << 20, window);
+        around(&gate, 1 << 20, window);
         assert!(gate.is_around());
-        around(&gate, &core, 2 << 20, window);
+        around(&gate, 2 << 20, window);
         assert!(!gate.is_around());
     }
 
     #[test]
     fn who_asks_for_it_has_all_cached_or_none() {
-        let (core, mut fates) = (core(), Fates::default());
+        let mut fates = Fates::default();
         for (policy, expected) in [(Admission::Always, 0), (Admission::Never, 100)] {
             let gate = Gate::new(policy, 16 << 20);
             for read_again in [0, WINDOW] {
                 leave(&gate, &mut fates, 20, read_again);
                 gate.admit();
-                assert_eq!(around(&gate, &core, 0, 100), expected);
+                assert_eq!(around(&gate, 0, 100), expected);
             }
         }
     }

@@ -220,7 +220,7 @@ impl Queues {
     /// Puts a page into the queue that it begins in.
     fn insert(&mut self, frames: &Frames, seat: FrameIndex) {
         let meta = frames.meta(seat);
-        let file = meta.owner.load(Relaxed).addr();
+        let file = frames.file_number(meta.owner.load(Relaxed));
         let remembered = self.ghost.take(file, meta.page())
             || meta.tags() & MISSED != 0 && self.gate.remembers(file, meta.page());
         let queue = if remembered { QueueName::Main } else { QueueName::Young };
@@ -423,7 +423,7 @@ impl Queues {
         drop(Held::of_emptied(frames, core, leaf, page));
         if name != QueueName::Main {
             self.note_fate(meta, false);
-            self.ghost.remember(ptr::from_ref(core).addr(), page);
+            self.ghost.remember(frames.file_number(ptr::from_ref(core).cast()), page);
         }
         Verdict::Evicted(seen.frame())
     }

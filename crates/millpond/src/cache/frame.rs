@@ -223,6 +223,12 @@ unsafe impl Send for Frames {}
 unsafe impl Sync for Frames {}
 
 impl Frames {
+    /// A number for the file with this [`FileCore`], from where it lies: the same in each run of a program, whatever
+    /// the kernel chooses for addresses, so that so are decisions by its hash.
+    pub(crate) fn file_number(&self, core: *const ()) -> usize {
+        core.addr().wrapping_sub(self.base.addr())
+    }
+
     /// With a keeper, pages survive the death of this process.
     pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Frames> {
         // Every class may in turn fill the limit, and chunks do not change class.

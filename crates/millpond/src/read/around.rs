@@ -10,6 +10,7 @@
 //!   waker, under its lock; a task that is called leaves its waker there and then looks whether it has ended.
 //!   So a task that finds it under way is woken, by the waker of its last call.
 
+use std::ptr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -45,7 +46,7 @@ fn goes_around(file: &CachedFile, offset: u64, end: u64, size: u64) -> bool {
         && (end == size || is_bound(end))
         && last.0 - first.0 < PAGES_MAX
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && cache.gate.goes_around(core, first, last)
+        && cache.gate.goes_around(cache.frames.file_number(ptr::from_ref(core).cast()), first, last)
 }
 
 /// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: their pages are to be
