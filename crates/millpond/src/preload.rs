@@ -11,8 +11,11 @@
 //!
 //! The back end and the kernel never have the memory: each step copies what is cached (`read::miss`).
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Waker;
+
+use millpond_rangelock::Mode;
 
 use crate::error::Result;
 use crate::face::file::File;
@@ -158,6 +161,31 @@ impl File {
     #[doc(hidden)]
     pub fn start_now() {
         batch::tell_now();
+    }
+}
+
+impl File {
+    /// Maps the file, at `fd`: until something changes it, reads that find no page here copy what the kernel has
+    /// cached (`inode::mapped`). Whether they do from here on; not if it was so before. The file is opened
+    /// with `Backing::Buffered`.
+    ///
+    /// # Safety
+    ///
+    /// Until [`File::end_mapping`], nobody but this process's engines changes the file; and a handler of
+    /// SIGBUS consults [`crate::fault`].
+    #[doc(hidden)]
+    pub unsafe fn map(&self, fd: BorrowedFd<'_>) -> bool {
+        let file = &self.cached;
+        let guard = file.lock(0, u64::MAX, Mode::Exclusive);
+        let is_mapped = !file.owes() && file.mapped.map(fd, file.core().size.get());
+        drop(guard);
+        is_mapped
+    }
+
+    /// Before something else than this process's engines changes the file. Does not block.
+    #[doc(hidden)]
+    pub fn end_mapping(&self) {
+        self.cached.mapped.end();
     }
 }
 

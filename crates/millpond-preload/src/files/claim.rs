@@ -1,8 +1,10 @@
 //! What an adoption does under the registry's lock, and what undoes it: see `adoption`.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use millpond::{Backing, File};
 
 use crate::files::description::{Access, Description};
 use crate::files::hand_over::end_locks;
@@ -14,6 +16,7 @@ use crate::files::table::{self, Known};
 use crate::files::watch::{self, LOCKED, MAPPED, PROCESS_LOCKED, SHARED, WRITABLE};
 use crate::files::{lingering, mode_back, process_locks};
 use crate::report::reason::Reason;
+use crate::runtime::config;
 use crate::runtime::sys::sys;
 use crate::runtime::thread::{self, Snapshot};
 
@@ -86,6 +89,7 @@ impl Registry {
         }
         let opened = Opened { fd, id, access, is_late: is_wanted(), is_first, waits: false };
         let (internal_fd, file) = self.serve(&opened)?;
+        map(&file, internal_fd, access);
         // Asked again: it may be the first file, and no keeper there.
         let is_late = opened.is_late && is_wanted();
         let description = Description::acquire(id, access, offset, internal_fd, Ok(Arc::new(file)));
@@ -214,6 +218,16 @@ impl Registry {
                 watch::of(fd).inspect(|watch| watch.note(SHARED));
             }
         }
+    }
+}
+
+/// Until it is changed, what the kernel has cached of the file need not be copied to be hit.
+fn map(file: &File, fd: RawFd, access: Access) {
+    if access.read && config::get().backing == Backing::Buffered {
+        // SAFETY: `fd` is open, and `file` its only user beside us. Nobody but this process changes the file
+        // while there is the lease, which is given up after `File::invalidate`; what this process has the kernel
+        // change comes after `File::end_mapping`. Faults are handled since there is an engine (`fault`).
+        unsafe { file.map(BorrowedFd::borrow_raw(fd)) };
     }
 }
 

@@ -5,7 +5,7 @@
 //! do: a file is adopted when its reads *would have* made up for that.
 //!
 //! - **U1** Adopted is after so many reads: those that are wanted, and for each page where one began one for
-//!   itself and [`FILL`] for filling it. What is read once, in order or not, never comes so far. Who
+//!   itself and [`FILL`] for filling it, or [`FILL_MAPPED`]. What is read once, in order or not, never comes so far. Who
 //!   goes on as before has lost as much again as he would have spent on the kernel, at most.
 //! - **U2** A write takes one of the reads back where it costs more here than in the kernel (mode
 //!   through), as long as there is one of a page that was read before; it counts as a read does where
@@ -16,9 +16,12 @@
 //!   often a page was read.
 //! - **U4** Counts are approximate: plain loads and stores, by whichever threads use the number, and
 //!   only when they change something. Nothing but the moment of the adoption depends on them.
+//! - **U5** Where pages need not be filled, a read that goes on within a page where the last one ended is
+//!   the same reading of it: what is read once in order, in pieces of half a page, is the kernel's, which reads
+//!   ahead.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 
 /// U1: reads that would have hit, for each page that is to be filled. Measured (4 KiB at random from 64 MiB,
 /// processor time, memory at hand, a busy machine): the kernel's read 1.1 us, a miss 3.5, a hit 0.45. So
@@ -26,7 +29,12 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 /// with four, whoever reads eight times over would never gain. Of what is read in order, in pieces of 2
 /// KiB and more the kernel is cheaper, with less the engine is (0.8 of its time at 1 KiB).
 const FILL: u32 = 2;
+/// The same of a file that nobody has written to: hits copy what the kernel has cached (`claim`), which
+/// takes no frames. One, as U3 may find 0.6 of the pages (the least of some orders of 200,000
+/// that were tried), and what is read once must not come so far.
+const FILL_MAPPED: u32 = 1;
 const PAGE_SHIFT: u32 = 12;
+const PAGE_MASK: u64 = (1 << PAGE_SHIFT) - 1;
 /// U3.
 const PARTS: usize = 32;
 const PART_SHIFT: u32 = 64 - PARTS.trailing_zeros();
@@ -44,8 +52,12 @@ pub struct Evidence {
     need: AtomicU32,
     /// About so many pages reads began on.
     pages: AtomicU32,
+    /// Pages would have to be filled: [`FILL`].
+    fills: AtomicBool,
     /// Where the description's offset should be.
     position: AtomicU64,
+    /// Where the last read ended.
+    end: AtomicU64,
     /// The greatest hash of each part.
     greatest: [AtomicU16; PARTS],
 }
@@ -57,14 +69,18 @@ impl Evidence {
             enough: AtomicU32::new(0),
             need: AtomicU32::new(0),
             pages: AtomicU32::new(0),
+            fills: AtomicBool::new(false),
             position: AtomicU64::new(0),
+            end: AtomicU64::new(0),
             greatest: [const { AtomicU16::new(NONE) }; PARTS],
         }
     }
 
-    /// Counts afresh; `need` reads that would have hit will be enough, beside what filling takes.
-    pub fn reset(&self, need: u32) {
+    /// Counts afresh; `need` reads that would have hit will be enough, beside what filling takes. `fills`: it
+    /// takes that, whether the file is written to or not.
+    pub fn reset(&self, need: u32, fills: bool) {
         self.position.store(0, Relaxed);
+        self.fills.store(fills, Relaxed);
         self.start(need);
     }
 
@@ -92,6 +108,13 @@ impl Evidence {
             }
             return false;
         }
+        if !self.fills.load(Relaxed) {
+            let goes_on = start == self.end.load(Relaxed) && start & PAGE_MASK != 0;
+            self.end.store(start.saturating_add(bytes), Relaxed);
+            if goes_on {
+                return false;
+            }
+        }
         let reads = reads.wrapping_add(1);
         self.reads.store(reads, Relaxed);
         let hash = mix(start >> PAGE_SHIFT);
@@ -108,7 +131,8 @@ impl Evidence {
     fn note_page(&self) {
         let pages = self.estimate();
         self.pages.store(pages, Relaxed);
-        let taken = pages.saturating_mul(1 + FILL);
+        let fill = if self.fills.load(Relaxed) { FILL } else { FILL_MAPPED };
+        let taken = pages.saturating_mul(1 + fill);
         self.enough.store(self.need().saturating_add(taken), Relaxed);
     }
 
@@ -123,6 +147,15 @@ impl Evidence {
         }
         let sum: u64 = greatest.iter().map(|greatest| (1 << 16) - u64::from(*greatest)).sum();
         ((parts * (parts - 1)) << 16).div_euclid(sum) as u32
+    }
+
+    /// The program has written to the file.
+    #[inline]
+    pub fn note_write(&self) {
+        if !self.fills.load(Relaxed) {
+            self.fills.store(true, Relaxed);
+            self.note_page();
+        }
     }
 
     /// The program has set the offset.

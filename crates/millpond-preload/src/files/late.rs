@@ -121,8 +121,11 @@ pub fn settle_all() {
     });
 }
 
-/// L2: has the kernel change the file behind `fd`.
+/// L2: has the kernel change the file behind `fd`. Hits copy nothing of the kernel's from here on, in whatever mode.
 pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
+    if matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside() {
+        section::run(|_| Pin::of(fd).and_then(|pin| pin.file().map(File::end_mapping)));
+    }
     let begin = |file: &File| drop(file.begin_through());
     let end = |file: &File| {
         let _ = file.invalidate(0, i64::MAX as u64);

@@ -13,6 +13,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
+use millpond::Backing;
+
 use crate::files::evidence::Evidence;
 use crate::files::identity;
 use crate::files::table::{self, Known};
@@ -152,7 +154,7 @@ impl Watch {
     }
 
     fn reset(&self, flags: u32, need: u32) {
-        self.evidence.reset(need);
+        self.evidence.reset(need, config::get().backing != Backing::Buffered);
         self.flags.store(flags, Relaxed);
         self.group.store(0, Relaxed);
         self.reason.store(Reason::Once as u32, Relaxed);
@@ -162,6 +164,9 @@ impl Watch {
     /// file is to be adopted.
     #[inline]
     pub fn count(&self, at: Option<u64>, bytes: u64, writes: bool) -> bool {
+        if writes {
+            self.evidence.note_write();
+        }
         let is_useful = self.evidence.count(at, bytes, writes && !config::writes_wait());
         if config::is_looked_at() {
             return self.look(bytes, writes) || is_useful;

@@ -436,6 +436,7 @@ fn truncate_open(fd: c_int, len: Off) -> isize {
             }
             Err(_) => {
                 let _ = file.begin_through();
+                file.end_mapping();
                 let result = by_kernel();
                 if file.invalidate(0, i64::MAX as u64).is_err() {
                     pin.stop_hits();

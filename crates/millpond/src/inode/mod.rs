@@ -20,6 +20,8 @@ pub(crate) mod turns;
 
 pub(crate) mod kept;
 
+pub(crate) mod mapped;
+
 pub(crate) mod keeping;
 
 use std::ptr::NonNull;
@@ -37,6 +39,7 @@ use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
 use crate::inode::kept::Kept;
+use crate::inode::mapped::Mapped;
 use crate::inode::registry::Registry;
 use crate::inode::space::Space;
 use crate::inode::turns::{Turn, Turns};
@@ -121,6 +124,7 @@ pub(crate) struct CachedFile {
     pub(crate) opened_mode: WriteMode,
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
     pub(crate) through: AtomicUsize,
+    pub(crate) mapped: Mapped,
     pub(crate) writeback: Writeback,
     pub(crate) space: Space,
     pub(crate) kept: Kept,
@@ -200,6 +204,7 @@ impl CachedFile {
             attaching: Mutex::new(()),
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
+            mapped: Mapped::default(),
             writeback: Writeback::default(),
             space: Space::default(),
             kept,
@@ -266,10 +271,24 @@ impl CachedFile {
     /// Waits for a guard over the pages of the bytes from `start` to `end`.
     pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
         let pages = self.pages(start, end);
-        self.ranges.try_lock(pages, mode).unwrap_or_else(|| {
+        let guard = self.ranges.try_lock(pages, mode).unwrap_or_else(|| {
             let _waits = self.waits(WaitFor::Range, start, end.saturating_sub(start));
             self.ranges.lock(pages, mode)
-        })
+        });
+        self.locked(guard)
+    }
+
+    /// [`CachedFile::lock`], if nobody is in the way.
+    pub(crate) fn try_lock(&self, start: u64, end: u64, mode: Mode) -> Option<Guard<'_>> {
+        self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
+    }
+
+    /// Who may change the file ends that it is mapped (mapped.MP1).
+    fn locked<'g>(&self, guard: Guard<'g>) -> Guard<'g> {
+        if guard.mode() == Mode::Exclusive {
+            self.mapped.end();
+        }
+        guard
     }
 
     pub(crate) fn turn_to_append(&self) -> Turn<'_> {

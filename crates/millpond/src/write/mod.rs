@@ -149,7 +149,7 @@ pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> 
     let seen = file.core().size.get();
     // Mostly nobody is there; and what lies beyond the append is left to others.
     if let Ok(to) = check(seen)
-        && let Some(guard) = file.ranges.try_lock(file.pages(seen, to), Mode::Exclusive)
+        && let Some(guard) = file.try_lock(seen, to, Mode::Exclusive)
         && file.core().size.get() == seen
     {
         return Ok((guard, seen));
@@ -179,7 +179,7 @@ pub(crate) fn lock_for_write(
         let start = if end > size { offset.min(size) } else { offset };
         let guard = match blocking {
             Blocking::Wait => file.lock(start, end, Mode::Exclusive),
-            Blocking::Try => file.ranges.try_lock(file.pages(start, end), Mode::Exclusive)?,
+            Blocking::Try => file.try_lock(start, end, Mode::Exclusive)?,
         };
         size = file.core().size.get();
         if end <= size || guard.range().start() <= offset.min(size) {
