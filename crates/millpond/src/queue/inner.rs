@@ -1,8 +1,10 @@
 //! What a queue shares with the operations that are under way: the table of them, and those that have
 //! just ended (rules queue.U1 to queue.U4 [queue](crate::queue)).
 
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use slab::Slab;
@@ -12,6 +14,11 @@ use crate::io::batch;
 use crate::queue::request::{Completion, Request};
 use crate::queue::waiting::Waiting;
 
+/// Completions that a batch has room for at first.
+const TOGETHER: usize = 32;
+/// Completions that a thread keeps room for. Chosen, not measured.
+const SPARE_MAX: usize = 256;
+
 /// What a queue shares with the operations that are under way.
 pub(super) struct Inner {
     pub(super) waiting: Waiting<Completion>,
@@ -20,8 +27,16 @@ pub(super) struct Inner {
     pub(super) capacity: usize,
     pub(super) eventfd: Arc<OnceLock<OwnedFd>>,
     pub(super) pending: Mutex<Slab<Pending>>,
-    /// Complete, and to be told of at the end of a batch (queue.U4).
-    pub(super) arrived: Mutex<VecDeque<Completion>>,
+}
+
+thread_local! {
+    /// What completed in the batch that this thread has open, and is to be told of at its end (queue.U4):
+    /// seldom of more than one queue.
+    static ARRIVED: RefCell<Vec<(Arc<Inner>, VecDeque<Completion>)>> =
+        const { RefCell::new(Vec::new()) };
+
+    /// Room for the next batch.
+    static SPARE: Cell<VecDeque<Completion>> = const { Cell::new(VecDeque::new()) };
 }
 
 /// A read that is under way.
@@ -74,28 +89,45 @@ impl Inner {
         if !batch::is_open() {
             return self.waiting.complete(completion);
         }
-        let mut arrived = self.arrived();
-        arrived.push_back(completion);
-        let first = arrived.len() == 1;
-        drop(arrived);
-        if first {
+        let mut completion = Some(completion);
+        let is_first = ARRIVED.try_with(|arrived| {
+            let mut arrived = arrived.borrow_mut();
+            let completion = completion.take().expect("told of once");
+            let mine = arrived.iter_mut().find(|(queue, _)| Arc::ptr_eq(queue, self));
+            if let Some((_, list)) = mine {
+                list.push_back(completion);
+                return false;
+            }
+            let mut list = SPARE.try_with(Cell::take).unwrap_or_default();
+            list.reserve(TOGETHER);
+            list.push_back(completion);
+            arrived.push((Arc::clone(self), list));
+            true
+        });
+        if is_first == Ok(true) {
             let queue = Arc::clone(self);
             batch::at_end(Box::new(move || queue.tell_arrived()));
         }
+        if let Some(completion) = completion {
+            // The thread is ending, and has no such list any more.
+            self.waiting.complete(completion);
+        }
     }
 
-    pub(super) fn arrived(&self) -> MutexGuard<'_, VecDeque<Completion>> {
-        self.arrived.lock().expect("no panic under the lock")
-    }
-
-    /// Completes what arrived in the batches of threads that end fills (queue.U4).
-    pub(super) fn tell_arrived(&self) {
-        let mut arrived = std::mem::take(&mut *self.arrived());
-        self.waiting.complete_all(&mut arrived);
-        // Its memory serves again.
-        let mut next = self.arrived();
-        if next.capacity() == 0 {
-            *next = arrived;
+    /// Completes what arrived in this thread's batch (queue.U4).
+    fn tell_arrived(&self) {
+        let mine = ARRIVED.try_with(|arrived| {
+            let mut arrived = arrived.borrow_mut();
+            let place = arrived.iter().position(|(queue, _)| ptr::eq(&**queue, self))?;
+            Some(arrived.swap_remove(place))
+        });
+        // The queue goes, if it does, when nothing is borrowed.
+        if let Ok(Some((_queue, mut list))) = mine {
+            self.waiting.complete_all(&mut list);
+            // Its memory, or what it was changed for, serves again.
+            if list.capacity() <= SPARE_MAX {
+                let _ = SPARE.try_with(|spare| spare.set(list));
+            }
         }
     }
 }

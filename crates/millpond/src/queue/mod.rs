@@ -10,9 +10,8 @@
 //! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
 //! - **U2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
 //! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
-//! - **U4** Completions of a batch (`io::batch`) are told of together. The thread that adds the
-//!   first of what has arrived tells of it at the end of its batch; one that adds to others' relies
-//!   on them to, as they take what has arrived after they added.
+//! - **U4** What completes in a batch of one thread (`io::batch`) is told of together, at its end: the thread
+//!   keeps it until then, and nobody else's lock or line is touched for each.
 //!
 //! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
 //! task may complete, and so take the other two, while a fill ends.
@@ -172,7 +171,6 @@ impl Queue {
                 capacity,
                 eventfd,
                 pending: Mutex::default(),
-                arrived: Mutex::default(),
             }),
         })
     }
