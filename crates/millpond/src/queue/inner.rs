@@ -29,11 +29,13 @@ pub(super) struct Inner {
     pub(super) pending: Mutex<Slab<Pending>>,
 }
 
+/// What has completed, of which queue.
+type Arrived = (Arc<Inner>, VecDeque<Completion>);
+
 thread_local! {
     /// What completed in the batch that this thread has open, and is to be told of at its end (queue.U4):
     /// seldom of more than one queue.
-    static ARRIVED: RefCell<Vec<(Arc<Inner>, VecDeque<Completion>)>> =
-        const { RefCell::new(Vec::new()) };
+    static ARRIVED: RefCell<Vec<Arrived>> = const { RefCell::new(Vec::new()) };
 
     /// Room for the next batch.
     static SPARE: Cell<VecDeque<Completion>> = const { Cell::new(VecDeque::new()) };
@@ -85,33 +87,32 @@ impl Inner {
         drop(pending);
     }
 
+    #[inline]
     pub(super) fn complete(self: &Arc<Self>, completion: Completion) {
-        if !batch::is_open() {
+        let arrived = ARRIVED.try_with(ptr::from_ref);
+        // Not of a thread that is ending, and has no such list any more.
+        let (true, Ok(arrived)) = (batch::is_open(), arrived) else {
             return self.waiting.complete(completion);
-        }
-        let mut completion = Some(completion);
-        let is_first = ARRIVED.try_with(|arrived| {
-            let mut arrived = arrived.borrow_mut();
-            let completion = completion.take().expect("told of once");
-            let mine = arrived.iter_mut().find(|(queue, _)| Arc::ptr_eq(queue, self));
-            if let Some((_, list)) = mine {
-                list.push_back(completion);
-                return false;
-            }
-            let mut list = SPARE.try_with(Cell::take).unwrap_or_default();
-            list.reserve(TOGETHER);
-            list.push_back(completion);
-            arrived.push((Arc::clone(self), list));
-            true
-        });
-        if is_first == Ok(true) {
-            let queue = Arc::clone(self);
-            batch::at_end(Box::new(move || queue.tell_arrived()));
-        }
-        if let Some(completion) = completion {
-            // The thread is ending, and has no such list any more.
-            self.waiting.complete(completion);
-        }
+        };
+        // SAFETY: this thread's, which is not ended before this has returned. By a reference, as by a closure
+        // the completion would be moved twice more.
+        let mut arrived = unsafe { &*arrived }.borrow_mut();
+        let place = match arrived.iter().position(|(queue, _)| Arc::ptr_eq(queue, self)) {
+            Some(place) => place,
+            None => self.begin_to_arrive(&mut arrived),
+        };
+        arrived[place].1.push_back(completion);
+    }
+
+    /// A place for what arrives in this thread's batch, of which this is the first.
+    #[cold]
+    fn begin_to_arrive(self: &Arc<Self>, arrived: &mut Vec<Arrived>) -> usize {
+        let mut list = SPARE.try_with(Cell::take).unwrap_or_default();
+        list.reserve(TOGETHER);
+        arrived.push((Arc::clone(self), list));
+        let queue = Arc::clone(self);
+        batch::at_end(Box::new(move || queue.tell_arrived()));
+        arrived.len() - 1
     }
 
     /// Completes what arrived in this thread's batch (queue.U4).

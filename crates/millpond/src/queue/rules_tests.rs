@@ -419,7 +419,8 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
             Step::Complete => {}
             Step::CompleteAll(count) => {
                 let count = count.min(reference.inflight);
-                let mut events: VecDeque<u32> = (1..=count as u32).map(|n| next_event + n).collect();
+                let mut events: VecDeque<u32> =
+                    (1..=count as u32).map(|n| next_event + n).collect();
                 next_event += count as u32;
                 reference.inflight -= count;
                 reference.ready.extend(&events);
