@@ -6,10 +6,12 @@
 //!
 //! ```text
 //!   start -> a hit: the result, at once
+//!         -> around the cache: into the caller's memory -> the callback
 //!         -> else `task`, stepped by who ends the fills it waits for -> the callback
 //! ```
 //!
-//! The back end and the kernel never have the memory: each step copies what is cached (`read::miss`).
+//! The back end and the kernel have the memory of a read that goes around the cache (`unattended`), of no other:
+//! each step of a task copies what is cached (`read::miss`).
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -19,9 +21,11 @@ use millpond_rangelock::Mode;
 
 use crate::error::Result;
 use crate::face::file::File;
+use crate::face::unattended::Around;
 use crate::io::batch;
 use crate::io::pool::Pool;
-use crate::io::segment::Segment;
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task, let_go};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
@@ -116,13 +120,20 @@ impl File {
             return Some(Ok(0));
         }
         let (cached, readahead) = (&self.cached, &self.readahead);
-        let dst = (&*segments).into();
+        let dst: SegmentIter<'_> = (&*segments).into();
         let wanted = Wanted { file: cached, readahead, dst, offset, ring: None };
         if let Some(moved) = wanted.try_hit() {
             return Some(Ok(moved));
         }
-        let reading = RawReading { file: Arc::clone(self), segments, offset, done: done() };
-        Task::of(reading).run(Pace::Full);
+        let file = match Around::begin(Arc::clone(self), (offset, len), dst.misalignment()) {
+            Err(file) => file,
+            Ok(around) => {
+                let (list, done) = (RawList::of_segments(segments), done());
+                around.submit(list, offset, None, move |result, _| done(result));
+                return None;
+            }
+        };
+        Task::of(RawReading { file, segments, offset, done: done() }).run(Pace::Full);
         None
     }
 

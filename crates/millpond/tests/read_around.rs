@@ -261,3 +261,194 @@ fn a_queue_reads_around() {
         assert_eq!(engine.stats().fills, 0);
     }
 }
+
+/// Goal: requests that own their memory, or are lent it, and go around the cache have the bytes that are
+/// there, whatever the device does: where it falls short or fails, another way is found, or the error told.
+/// Method: reads of all kinds, of whole pages and not, among pages that are cached, DIRTY or not; devices that fail.
+#[test]
+fn requests_go_around_into_memory_of_their_own() {
+    let faulty = SimOptions::new(11).short_per_mille(200).error_per_mille(50);
+    let faulty = [faulty.clone(), faulty.delay_us_max(300)].map(BackendChoice::Sim);
+    let backends = [BackendChoice::Threads, BackendChoice::Auto, BackendChoice::Memory];
+    for (backend, is_faulty) in
+        backends.map(|one| (one, false)).into_iter().chain(faulty.map(|one| (one, true)))
+    {
+        let engine = builder(CACHE_BYTES, backend).admission(Admission::Never).build().unwrap();
+        let bytes = contents(400);
+        let (file, _dir) = open(&engine, &bytes, WriteMode::Back);
+        let file = Arc::new(file);
+        // DIRTY, and the same.
+        for page in [10, 11, 50, 399] {
+            let page = page * PAGE..(page + 1) * PAGE;
+            file.write_all_at(&bytes[page.clone()], page.start as u64).unwrap();
+        }
+        let queue = engine.queue(64).unwrap();
+        let mut random = Random::from_environment();
+        for _ in 0..20 {
+            let mut lent = vec![0; 64 * 8 * PAGE];
+            let mut requests = Vec::new();
+            let mut len_of = Vec::new();
+            for (number, memory) in lent.chunks_mut(8 * PAGE).enumerate() {
+                let offset = random.below(400) * PAGE as u64 + random.below(2) * random.below(900);
+                let pages = 1 + random.below(3) as usize;
+                let (request, len) = match number % 3 {
+                    0 => (Request::read(&file, vec![0; pages * PAGE], offset), pages * PAGE),
+                    1 => {
+                        let buffers = engine.alloc_buffers(pages, PAGE).unwrap();
+                        (Request::read_buffers(&file, buffers, offset), pages * PAGE)
+                    }
+                    _ => {
+                        let (base, len) = (memory.as_mut_ptr(), pages * PAGE);
+                        let of = |from: usize, len| libc::iovec {
+                            iov_base: base.wrapping_add(from).cast(),
+                            iov_len: len,
+                        };
+                        let parts = [of(0, 100), of(4 * PAGE, len - 100)];
+                        // SAFETY: all completions are taken before the memory is looked at, or goes.
+                        (unsafe { Request::read_lent(&file, &parts, offset) }, len)
+                    }
+                };
+                len_of.push((offset as usize, len));
+                requests.push(request.user_data(number as u64));
+            }
+            assert_eq!(queue.submit(&mut requests), 64);
+            let done = queue.wait(64, 64, None).unwrap();
+            for completion in done {
+                let number = completion.user_data() as usize;
+                let (offset, len) = len_of[number];
+                let end = (offset + len).min(bytes.len());
+                let moved = match completion.result() {
+                    Ok(moved) => moved,
+                    Err(error) => {
+                        assert!(is_faulty, "{error}");
+                        continue;
+                    }
+                };
+                assert_eq!(moved, end - offset);
+                let got = match number % 3 {
+                    0 => completion.into_buffer(),
+                    1 => completion.into_buffers().iter().flat_map(|one| one.to_vec()).collect(),
+                    _ => {
+                        let memory = &lent[number * 8 * PAGE..][..8 * PAGE];
+                        [&memory[..100], &memory[4 * PAGE..][..len - 100]].concat()
+                    }
+                };
+                assert!(got[..moved] == bytes[offset..end], "{len} at {offset}");
+                assert_eq!(got.len(), len);
+            }
+        }
+        // Nobody has a guard any more.
+        if !is_faulty {
+            assert!(engine.stats().fills < 20 * 64, "most went around: {:?}", engine.stats());
+            file.write_all_at(&bytes, 0).unwrap();
+        }
+        file.advise(0, 0, Advice::DontNeed).unwrap();
+    }
+}
+
+/// Goal: a read into memory of its own is of one moment, as every other: it holds the range until it has ended.
+/// Method: a writer stamps several pages at once, around the cache, while a queue reads them.
+#[test]
+fn a_read_into_memory_of_its_own_is_of_one_moment() {
+    const PAGES: usize = 4;
+    for backend in [BackendChoice::Threads, BackendChoice::Auto] {
+        let engine = builder(CACHE_BYTES, backend).admission(Admission::Never).build().unwrap();
+        let (file, _dir) = open(&engine, &[0; PAGES * PAGE], WriteMode::Through);
+        let file = Arc::new(file);
+        let queue = engine.queue(8).unwrap();
+        std::thread::scope(|scope| {
+            let is_over = Arc::new(AtomicUsize::new(0));
+            let (writes, theirs) = (Arc::clone(&file), Arc::clone(&is_over));
+            scope.spawn(move || {
+                for stamp in (0..=255).cycle().take_while(|_| theirs.load(SeqCst) == 0) {
+                    writes.write_all_at(&[stamp; PAGES * PAGE], 0).unwrap();
+                    writes.advise(0, 0, Advice::DontNeed).unwrap();
+                }
+            });
+            let mut checked = 0;
+            let begun = Instant::now();
+            while checked < 2000 && begun.elapsed() < Duration::from_secs(60) {
+                let request = |_| {
+                    let buffers = engine.alloc_buffers(PAGES, PAGE).unwrap();
+                    Request::read_buffers(&file, buffers, 0)
+                };
+                let mut requests: Vec<Request> = (0..8).map(request).collect();
+                assert_eq!(queue.submit(&mut requests), 8);
+                for completion in queue.wait(8, 8, None).unwrap() {
+                    assert_eq!(completion.result().unwrap(), PAGES * PAGE);
+                    let buffers = completion.into_buffers();
+                    let stamp = buffers[0][0];
+                    let is_whole = buffers.iter().all(|one| one.iter().all(|&byte| byte == stamp));
+                    checked += 1;
+                    if !is_whole {
+                        is_over.store(1, SeqCst);
+                        panic!("torn");
+                    }
+                }
+            }
+            is_over.store(1, SeqCst);
+        });
+    }
+}
+
+/// Goal: a request that goes around and finds less than there should be, as somebody else cut the file, ends there.
+#[test]
+fn a_request_ends_where_somebody_else_has_cut_the_file() {
+    let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
+    let engine = engine.build().unwrap();
+    let bytes = contents(8);
+    let (file, dir) = open(&engine, &bytes, WriteMode::Through);
+    let file = Arc::new(file);
+    let other = std::fs::OpenOptions::new().write(true).open(dir.path().join("file")).unwrap();
+    let cut = 3 * PAGE + 17;
+    other.set_len(cut as u64).unwrap();
+    let queue = engine.queue(8).unwrap();
+    let buffers = engine.alloc_buffers(2, PAGE).unwrap();
+    queue.submit(&mut vec![Request::read_buffers(&file, buffers, 2 * PAGE as u64)]);
+    let done = queue.wait(1, 8, None).unwrap().remove(0);
+    assert_eq!(done.result().unwrap(), PAGE + 17);
+    let buffers = done.into_buffers();
+    assert_eq!(buffers[0][..], bytes[2 * PAGE..3 * PAGE]);
+    assert_eq!(buffers[1][..17], bytes[3 * PAGE..cut]);
+    assert_eq!(file.len().unwrap(), cut as u64);
+}
+
+/// Goal: a read into buffers through the cache hits at once, and brings its pages where it misses.
+#[test]
+fn buffers_are_read_through_the_cache() {
+    let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Always);
+    let engine = engine.build().unwrap();
+    let bytes = contents(64);
+    let (file, _dir) = open(&engine, &bytes, WriteMode::Through);
+    let file = Arc::new(file);
+    let queue = engine.queue(16).unwrap();
+    for round in 0..2 {
+        let request = |n: usize| {
+            let buffers = engine.alloc_buffers(2, PAGE + 100).unwrap();
+            Request::read_buffers(&file, buffers, (n * 4 * PAGE) as u64).user_data(n as u64)
+        };
+        let mut requests: Vec<Request> = (0..16).map(request).collect();
+        assert_eq!(queue.submit(&mut requests), 16);
+        if round == 1 {
+            assert_eq!(queue.counts(), (16, 0), "all have hit");
+        }
+        for done in queue.wait(16, 16, None).unwrap() {
+            let at = done.user_data() as usize * 4 * PAGE;
+            assert_eq!(done.result().unwrap(), 2 * (PAGE + 100));
+            let read: Vec<u8> = done.into_buffers().iter().flat_map(|one| one.to_vec()).collect();
+            assert!(read == bytes[at..at + 2 * (PAGE + 100)]);
+        }
+        assert_eq!(engine.stats().fills, 16 * 3);
+    }
+    // More than may be a hit go to a thread, and an empty one is nothing.
+    let buffers = engine.alloc_buffers(65, PAGE).unwrap();
+    queue.submit(&mut vec![
+        Request::read_buffers(&file, buffers, 0),
+        Request::read_buffers(&file, Vec::new(), 0).user_data(1),
+    ]);
+    for done in queue.wait(2, 16, None).unwrap() {
+        let (moved, number) = (done.result().unwrap(), done.user_data());
+        let buffers = done.into_buffers();
+        assert_eq!((moved, buffers.len()), [(bytes.len(), 65), (0, 0)][number as usize]);
+    }
+}

@@ -65,12 +65,18 @@ pub(crate) enum Begin {
 /// An operation under its guard, between cache and back end (D1).
 #[must_use]
 pub(crate) struct Begun<'f> {
+    held: Held<'f>,
+    /// Of a write.
+    write: Option<(Around, Account)>,
+}
+
+/// What each operation has under way; a read has no more.
+#[must_use]
+pub(crate) struct Held<'f> {
     guard: Guard<'f>,
     /// The size of the file, which does not change meanwhile as far as it matters (write.W5).
     size: u64,
-    /// Of a write.
-    write: Option<(Around, Account)>,
-    /// When, if it is timed.
+    /// When it began, if it is timed.
     since: Option<Instant>,
 }
 
@@ -86,7 +92,12 @@ pub(crate) fn begin<'f>(
     }
     let since = extent.begins();
     match extent.direction {
-        Direction::Read => begin_read(extent, since, blocking, begun),
+        Direction::Read => {
+            let mut held = None;
+            let outcome = begin_read(extent, since, blocking, &mut held);
+            *begun = held.map(|held| Begun { held, write: None });
+            outcome
+        }
         Direction::Write => {
             let (file, end) = (extent.file, extent.offset + extent.len);
             let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, blocking)
@@ -112,15 +123,25 @@ fn begin_write<'f>(
     let around = extent.write(size).begin_around(blocking)?;
     extent.file.begin_change(extent.offset + extent.len);
     let account = Account::open(extent.file, extent.durable);
-    Ok(Begun { guard, size, write: Some((around, account)), since })
+    Ok(Begun { held: Held { guard, size, since }, write: Some((around, account)) })
 }
 
-#[inline]
+/// [`begin`] of a read that waits for nothing; `None` as well where there is nothing to be moved.
+#[inline(always)]
+pub(crate) fn try_begin_read<'f>(extent: Extent<'f>) -> Result<Option<Held<'f>>> {
+    let mut held = None;
+    if extent.len > 0 {
+        begin_read(extent, extent.begins(), Blocking::Try, &mut held)?;
+    }
+    Ok(held)
+}
+
+#[inline(always)]
 fn begin_read<'f>(
     extent: Extent<'f>,
     since: Option<Instant>,
     blocking: Blocking,
-    begun: &mut Option<Begun<'f>>,
+    begun: &mut Option<Held<'f>>,
 ) -> Result<Begin> {
     let (file, offset, end) = (extent.file, extent.offset, extent.offset + extent.len);
     if offset >= file.core().size.get() {
@@ -146,7 +167,7 @@ fn begin_read<'f>(
         flush::redirty_suspects(file, first, last);
         flush::write_back(file, first, last, Op::Read)?;
     }
-    *begun = Some(Begun { guard, size, write: None, since });
+    *begun = Some(Held { guard, size, since });
     Ok(Begin::Begun)
 }
 
@@ -257,7 +278,7 @@ impl<'a> Operation<'a> {
         self.extent.file.cache().counters.bounced.add(1);
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
-        let end = end.min(begun.size);
+        let end = end.min(begun.held.size);
         let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
         let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
         let mut dst = self.segments;
@@ -355,42 +376,49 @@ impl Begun<'_> {
 
     #[inline]
     fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, blocking: Blocking) -> Ended {
+        let Begun { held, write } = self;
+        let Some((around, account)) = write else {
+            return held.end_read(extent, transfer.moved, transfer.error);
+        };
+        let file = extent.file;
+        let slot = file.cache().counters.mine();
+        slot.took_if(LatencyKind::DirectWrite, held.since);
+        file.end_change();
+        let write = extent.write(held.size);
+        let written = account.close(file, transfer, blocking);
+        let pending = match written.durability {
+            Durability::Pending(ticket) => Some(ticket),
+            _ => None,
+        };
+        let outcome = write.end_around(written, around);
+        slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
+        let is_len_in_doubt = write.release_apart(held.guard, &outcome);
+        Ended { outcome, is_len_in_doubt, pending }
+    }
+}
+
+impl Held<'_> {
+    /// Ends a read, of which so many bytes were moved, without waiting for anybody.
+    #[inline(always)]
+    pub(crate) fn end_read(
+        self,
+        extent: Extent<'_>,
+        moved: u64,
+        error: Option<io::Error>,
+    ) -> Ended {
         let Extent { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
-        let is_read = self.write.is_none();
-        let kind = if is_read { LatencyKind::DirectRead } else { LatencyKind::DirectWrite };
-        slot.took_if(kind, self.since);
-        match self.write {
-            None => {
-                let wanted = (offset + len).min(self.size) - offset;
-                drop(self.guard);
-                let moved = transfer.moved.min(wanted);
-                slot.passed(moved);
-                match transfer.error {
-                    Some(error) if moved == 0 => {
-                        Ended::of(Err(Error::io(Op::Read, offset, len, error)))
-                    }
-                    // What lies before it, as the kernel has it.
-                    Some(_) => Ended::of(Ok(moved as usize)),
-                    // If it is short, somebody else cut the file below.
-                    None => {
-                        Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) }
-                    }
-                }
-            }
-            Some((around, account)) => {
-                file.end_change();
-                let write = extent.write(self.size);
-                let written = account.close(file, transfer, blocking);
-                let pending = match written.durability {
-                    Durability::Pending(ticket) => Some(ticket),
-                    _ => None,
-                };
-                let outcome = write.end_around(written, around);
-                slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
-                let is_len_in_doubt = write.release_apart(self.guard, &outcome);
-                Ended { outcome, is_len_in_doubt, pending }
-            }
+        slot.took_if(LatencyKind::DirectRead, self.since);
+        let wanted = (offset + len).min(self.size) - offset;
+        drop(self.guard);
+        let moved = moved.min(wanted);
+        slot.passed(moved);
+        match error {
+            Some(error) if moved == 0 => Ended::of(Err(Error::io(Op::Read, offset, len, error))),
+            // What lies before it, as the kernel has it.
+            Some(_) => Ended::of(Ok(moved as usize)),
+            // If it is short, somebody else cut the file below.
+            None => Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) },
         }
     }
 }

@@ -1,14 +1,18 @@
-//! Direct reads that no thread waits for: into buffers that they own, told of when they end.
+//! Reads into the caller's memory that no thread waits for: direct ones, and those that go around the cache
+//! (`read::around`). They own that memory, or are lent it, and are told of when they end.
 //!
 //! ```text
-//!   start -> begin (waits for nothing) -> back end: a ring, or who has background reads -> end -> tell
-//!         -> conflict, or no slot ------> a worker, which may wait
+//!   direct: start -> begin (waits for nothing) -> back end: a ring, or who has background reads -> end -> tell
+//!                 -> conflict, or no slot ------> a worker, which may wait
+//!   around:          begin, the same, -> submit -> back end, as above -> all arrived: end -> tell
+//!                                                                     -> else a worker reads it, and tells
 //! ```
 //!
 //! - **O1** Buffers, file and guard belong to the read until it ends: nobody else frees what the
 //!   kernel may write to, even if nobody wants the outcome any more. Lent memory is its
 //!   lender's promise.
-//! - **O2** The guard borrows from the file, which is kept beside it and goes after it.
+//! - **O2** Guard and slot borrow from the file, and what it keeps, which is kept beside them and goes after
+//!   them.
 //! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
 //!   length, the last handle's write-back) is left to a worker. Not before its guard is gone, for which
 //!   all workers may wait: the rest of a short read goes to the back end again.
@@ -21,26 +25,35 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 use crate::buffers::Buffer;
-use crate::direct::{self, Begun, Ended, Extent, Operation};
+use crate::direct::{self, Ended, Extent, Held};
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
-use crate::inode::{Blocking, CachedFile};
+use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
-use crate::io::flight::{Flight, Slot};
+use crate::io::flight::{Flight, KeptSlot};
 use crate::io::request;
-use crate::io::segment::Segment;
+use crate::io::segment::{Front, Misalignment, Segment};
 use crate::io::segment_list::RawList;
-use crate::io::transfer::{self, BackgroundRead, Direction, Ending, Transfer, is_transient};
+use crate::io::transfer::{
+    self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, is_transient,
+};
+use crate::read::around::Lent;
 
 /// What is told of the end of a read, and gets the buffers back.
 pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
 
 impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
 
+/// How a read comes past the cache.
+enum Passage {
+    Direct(Held<'static>),
+    Around(Lent<'static>),
+}
+
 /// A read under way (O1). Its fields are dropped in their order (O2).
 struct Read<T> {
-    begun: Begun<'static>,
-    slot: Slot,
+    passage: Passage,
+    slot: KeptSlot<'static>,
     list: RawList<'static>,
     offset: u64,
     /// Bytes so far.
@@ -60,16 +73,66 @@ pub(crate) fn start_read(
 ) {
     match begin(&handle, &list, offset) {
         Err(error) => end(handle, list.into_buffers(), tell, Err(error)),
-        Ok(Some((begun, slot))) => {
-            Box::new(Read { begun, slot, list, offset, moved: 0, handle, tell }).submit(ring);
+        Ok(Some((held, slot))) => {
+            let passage = Passage::Direct(held);
+            Box::new(Read { passage, slot, list, offset, moved: 0, handle, tell }).submit(ring);
         }
-        Ok(None) => {
-            let workers = Arc::clone(&handle.cached.shared.workers);
-            workers.run(Box::new(move || {
-                let outcome = handle.read_list(&list, offset);
-                end(handle, list.into_buffers(), tell, outcome);
-            }));
+        Ok(None) => read_by_worker(handle, list, offset, tell),
+    }
+}
+
+#[cold]
+fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, tell: impl Tell) {
+    let workers = Arc::clone(&handle.cached.shared.workers);
+    workers.run(Box::new(move || {
+        let outcome = handle.read_list(&list, offset);
+        end(handle, list.into_buffers(), tell, outcome);
+    }));
+}
+
+/// A read around the cache that has begun, and is to be submitted. Its fields are dropped in their order (O2).
+#[must_use]
+pub(crate) struct Around {
+    lent: Lent<'static>,
+    slot: KeptSlot<'static>,
+    handle: Arc<File>,
+}
+
+impl Around {
+    /// Of `len` bytes at `offset`, which were checked. Waits for nothing. The handle comes back where the read is to
+    /// go another way.
+    pub(crate) fn begin(
+        handle: Arc<File>,
+        (offset, len): (u64, u64),
+        memory: Misalignment,
+    ) -> std::result::Result<Around, Arc<File>> {
+        // SAFETY: O2: as in `begin`.
+        let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
+        if !file.cache().gate.is_around() {
+            return Err(handle);
         }
+        // Before the other, which notes that the pages were missed.
+        let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Err(handle) };
+        let Some(lent) = Lent::begin(file, (offset, len), memory) else {
+            drop(slot);
+            return Err(handle);
+        };
+        let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
+        handle.readahead.before_read(&handle.cached, first, last);
+        Ok(Around { lent, slot, handle })
+    }
+
+    /// Into all of `list`, which are as many bytes and so aligned; as for [`start_read`].
+    pub(crate) fn submit(
+        self,
+        list: RawList<'static>,
+        offset: u64,
+        ring: Option<&Arc<SharedRing>>,
+        tell: impl Tell,
+    ) {
+        let Around { lent, slot, handle } = self;
+        let passage = Passage::Around(lent);
+        Box::new(Read { passage, slot, list, offset, moved: 0, handle, tell }).submit(ring);
     }
 }
 
@@ -77,12 +140,14 @@ fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> Extent<'
     Extent { file, direction: Direction::Read, offset, len: list.total(), durable: false }
 }
 
-/// Looks at the request, and begins it; `None`: not without waiting.
+/// Looks at the request, and begins it; `None`: not without waiting. Inlined, so that what it makes is made where it
+/// stays: to move it costs more than to make it.
+#[inline(always)]
 fn begin(
     handle: &Arc<File>,
     list: &RawList<'_>,
     offset: u64,
-) -> Result<Option<(Begun<'static>, Slot)>> {
+) -> Result<Option<(Held<'static>, KeptSlot<'static>)>> {
     check_range(Op::Read, offset, list.total())?;
     handle.check_direct(Op::Read, offset, list.total())?;
     // SAFETY: O2: what is borrowed from it goes before the handle, which keeps the file.
@@ -92,35 +157,45 @@ fn begin(
         Err(_) if handle.bounces() => return Ok(None),
         aligned => aligned?,
     }
-    let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Ok(None) };
-    let mut begun = None;
+    let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(None) };
     // Where there is nothing to be read, a worker finds that out again.
-    direct::begin(extent, Blocking::Try, &mut begun)?;
-    Ok(begun.map(|begun| (begun, slot)))
+    Ok(direct::try_begin_read(extent)?.map(|held| (held, slot)))
 }
 
 impl<T: Tell> Read<T> {
     fn transfer(&self) -> Transfer<'_> {
-        let extent = extent(self.handle.cached(), &self.list, self.offset);
-        let mut all = Operation { extent, segments: self.list.iter() }.transfer();
+        let mut all = Transfer::new(Direction::Read, self.offset, self.list.iter());
+        all.direct = self.is_direct();
         all.moved = self.moved;
         all
     }
 
+    fn is_direct(&self) -> bool {
+        matches!(self.passage, Passage::Direct(_))
+    }
+
     /// Starts what is left of it.
+    #[inline]
     fn submit(self: Box<Self>, ring: Option<&Arc<SharedRing>>) {
         let rest = match self.moved {
             0 => self.transfer(),
             _ => self.transfer().rest(),
         };
         let backing = Arc::clone(&self.handle.cached.backing);
+        let direct = self.is_direct();
         let offset = rest.offset;
-        // SAFETY: the memory is that of the list's buffers, which the read keeps, or lent to it (O1).
-        let segments =
-            rest.segments.map(|piece| unsafe { Segment::new(piece.base(), piece.len()) }).collect();
         // SAFETY: O2: used while the read is there, which has the handle.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&self.handle.cached) };
-        let read = BackgroundRead { offset, wanted: true, direct: true, segments, done: self };
+        // SAFETY: the memory is that of the list's buffers, which the read keeps, or lent to it (O1).
+        let kept = |piece: Segment<'_>| unsafe { Segment::new(piece.base(), piece.len()) };
+        let segments = match rest.segments.front(SEGMENTS_MAX) {
+            // Nearly all: made where it stays.
+            Front::One(piece) if piece.len() as u64 == rest.segments.left() => {
+                Segments::from_buf([kept(piece)])
+            }
+            _ => rest.segments.map(kept).collect(),
+        };
+        let read = BackgroundRead { offset, wanted: true, direct, segments, done: self };
         if let Err(read) = shared_ring::start_read(SharedRing::of_this_batch(ring), backing, read) {
             // There is no thread for it.
             let mut batch = [read.transfer()];
@@ -132,10 +207,21 @@ impl<T: Tell> Read<T> {
 
     #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
     fn finish(self: Box<Self>, error: Option<io::Error>) {
-        let Read { begun, slot, list, offset, moved, handle, tell } = *self;
-        let extent = extent(&handle.cached, &list, offset);
-        let transfer = Operation { extent, segments: list.iter() }.transfer();
-        let ended = begun.end_apart(extent, Transfer { moved, error, ..transfer });
+        let Read { passage, slot, list, offset, moved, handle, tell } = *self;
+        let held = match passage {
+            Passage::Direct(held) => held,
+            Passage::Around(lent) if moved == list.total() => {
+                lent.end(moved);
+                drop(slot);
+                return end(handle, list.into_buffers(), tell, Ok(moved as usize));
+            }
+            Passage::Around(lent) => {
+                // Guard and slot go first: the worker takes others.
+                drop((lent, slot));
+                return read_by_worker(handle, list, offset, tell);
+            }
+        };
+        let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);
         let Ended { outcome, is_len_in_doubt, .. } = ended;
         drop(slot);
         if !is_len_in_doubt {
@@ -174,6 +260,7 @@ impl<T: Tell> Ending for Read<T> {
 }
 
 /// Gives the handle back, and then tells.
+#[inline(always)]
 fn end(handle: Arc<File>, buffers: Vec<Buffer>, tell: impl Tell, outcome: Result<usize>) {
     if let Some(last) = Arc::into_inner(handle) {
         // O3.

@@ -74,6 +74,9 @@ pub(crate) struct Slot {
     flight: Option<Arc<Flight>>,
 }
 
+/// The same, of a holder that keeps the engine: what goes with it is one count.
+pub(crate) struct KeptSlot<'f>(&'f Arc<Flight>);
+
 impl Flight {
     /// At most `reads_max`, and so few that reads of a page each leave most of the cache to others:
     /// else tasks would go to workers for want of frames.
@@ -95,6 +98,12 @@ impl Flight {
     /// A slot, if there is one.
     pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<Slot> {
         flight.try_take().then(|| Slot { flight: Some(Arc::clone(flight)) })
+    }
+
+    /// The same for a holder that keeps the flight.
+    #[inline]
+    pub(crate) fn try_enter_kept(flight: &Arc<Flight>) -> Option<KeptSlot<'_>> {
+        flight.try_take().then_some(KeptSlot(flight))
     }
 
     #[inline]
@@ -179,6 +188,15 @@ impl Drop for Slot {
             && !flight.try_give()
         {
             hand_on(flight);
+        }
+    }
+}
+
+impl Drop for KeptSlot<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.0.try_give() {
+            hand_on(Arc::clone(self.0));
         }
     }
 }

@@ -58,6 +58,10 @@ pub(crate) struct Misalignment {
 }
 
 impl Misalignment {
+    pub(crate) fn of_one(base: *const u8, len: usize) -> Misalignment {
+        Misalignment { base: base as u32, len: len as u32 }
+    }
+
     pub(crate) fn of(segments: &[Segment<'_>]) -> Misalignment {
         segments.iter().fold(Misalignment::default(), |sum, segment| Misalignment {
             base: sum.base | segment.base() as u32,

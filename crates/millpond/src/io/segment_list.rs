@@ -257,6 +257,11 @@ impl<'a> RawList<'a> {
         RawList::new(segments, of.map(Buffer::region_id), Vec::new())
     }
 
+    /// A list of segments of some length, for whose memory their maker has vouched.
+    pub(crate) fn of_segments(segments: Box<[Segment<'a>]>) -> RawList<'a> {
+        RawList::new(Storage::Owned(segments), None, Vec::new())
+    }
+
     #[inline]
     pub(crate) fn iter(&self) -> SegmentIter<'_> {
         SegmentIter::new(self.segments.as_slice(), self.total, self.misalignment)
@@ -361,16 +366,23 @@ impl SegmentList<'static, Mut> {
     /// Buffers that the list owns; [`SegmentList::into_buffers`] gives them back. Requests of
     /// buffers that come from one region ([`Buffer::same_region`]) are the fastest.
     #[must_use]
+    #[inline]
     pub fn from_buffers(mut buffers: Vec<Buffer>) -> Self {
+        if let [one] = &mut *buffers {
+            let (base, len, region) = (one.as_mut_ptr(), one.len(), Some(one.region_id()));
+            // SAFETY: the list has the buffer, whose memory stays where it is when it is moved; of some
+            // length, as all buffers.
+            let segments = Storage::One([unsafe { Segment::new(base, len) }]);
+            let misalignment = Misalignment::of_one(base, len);
+            let raw = RawList { segments, total: len as u64, misalignment, region, buffers };
+            return SegmentList { raw, access: PhantomData };
+        }
         let region = buffers.first().map(Buffer::region_id);
         let region = region.filter(|&id| buffers.iter().all(|buffer| buffer.region_id() == id));
         // SAFETY: the list has the buffers, whose memory stays where it is when they are moved.
         let segment =
             |buffer: &mut Buffer| unsafe { Segment::new(buffer.as_mut_ptr(), buffer.len()) };
-        let segments = match &mut *buffers {
-            [one] => Storage::One([segment(one)]),
-            many => Storage::Owned(many.iter_mut().map(segment).collect()),
-        };
+        let segments = Storage::Owned(buffers.iter_mut().map(segment).collect());
         SegmentList { raw: RawList::new(segments, region, buffers), access: PhantomData }
     }
 }

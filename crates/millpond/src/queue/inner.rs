@@ -1,8 +1,10 @@
 //! What a queue shares with the operations that are under way: the table of them, and those that have
 //! just ended (rules queue.U1 to queue.U4 [queue](crate::queue)).
 
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use slab::Slab;
@@ -12,6 +14,11 @@ use crate::io::batch;
 use crate::queue::request::{Completion, Request};
 use crate::queue::waiting::Waiting;
 
+/// Completions that a batch has room for at first.
+const TOGETHER: usize = 32;
+/// Completions that a thread keeps room for. Chosen, not measured.
+const SPARE_MAX: usize = 256;
+
 /// What a queue shares with the operations that are under way.
 pub(super) struct Inner {
     pub(super) waiting: Waiting<Completion>,
@@ -20,8 +27,18 @@ pub(super) struct Inner {
     pub(super) capacity: usize,
     pub(super) eventfd: Arc<OnceLock<OwnedFd>>,
     pub(super) pending: Mutex<Slab<Pending>>,
-    /// Complete, and to be told of at the end of a batch (queue.U4).
-    pub(super) arrived: Mutex<VecDeque<Completion>>,
+}
+
+/// What has completed, of which queue.
+type Arrived = (Arc<Inner>, VecDeque<Completion>);
+
+thread_local! {
+    /// What completed in the batch that this thread has open, and is to be told of at its end (queue.U4):
+    /// seldom of more than one queue.
+    static ARRIVED: RefCell<Vec<Arrived>> = const { RefCell::new(Vec::new()) };
+
+    /// Room for the next batch.
+    static SPARE: Cell<VecDeque<Completion>> = const { Cell::new(VecDeque::new()) };
 }
 
 /// A read that is under way.
@@ -70,32 +87,48 @@ impl Inner {
         drop(pending);
     }
 
+    #[inline]
     pub(super) fn complete(self: &Arc<Self>, completion: Completion) {
-        if !batch::is_open() {
+        let arrived = ARRIVED.try_with(ptr::from_ref);
+        // Not of a thread that is ending, and has no such list any more.
+        let (true, Ok(arrived)) = (batch::is_open(), arrived) else {
             return self.waiting.complete(completion);
-        }
-        let mut arrived = self.arrived();
-        arrived.push_back(completion);
-        let first = arrived.len() == 1;
-        drop(arrived);
-        if first {
-            let queue = Arc::clone(self);
-            batch::at_end(Box::new(move || queue.tell_arrived()));
-        }
+        };
+        // SAFETY: this thread's, which is not ended before this has returned. By a reference, as by a closure
+        // the completion would be moved twice more.
+        let mut arrived = unsafe { &*arrived }.borrow_mut();
+        let place = match arrived.iter().position(|(queue, _)| Arc::ptr_eq(queue, self)) {
+            Some(place) => place,
+            None => self.begin_to_arrive(&mut arrived),
+        };
+        arrived[place].1.push_back(completion);
     }
 
-    pub(super) fn arrived(&self) -> MutexGuard<'_, VecDeque<Completion>> {
-        self.arrived.lock().expect("no panic under the lock")
+    /// A place for what arrives in this thread's batch, of which this is the first.
+    #[cold]
+    fn begin_to_arrive(self: &Arc<Self>, arrived: &mut Vec<Arrived>) -> usize {
+        let mut list = SPARE.try_with(Cell::take).unwrap_or_default();
+        list.reserve(TOGETHER);
+        arrived.push((Arc::clone(self), list));
+        let queue = Arc::clone(self);
+        batch::at_end(Box::new(move || queue.tell_arrived()));
+        arrived.len() - 1
     }
 
-    /// Completes what arrived in the batches of threads that end fills (queue.U4).
-    pub(super) fn tell_arrived(&self) {
-        let mut arrived = std::mem::take(&mut *self.arrived());
-        self.waiting.complete_all(&mut arrived);
-        // Its memory serves again.
-        let mut next = self.arrived();
-        if next.capacity() == 0 {
-            *next = arrived;
+    /// Completes what arrived in this thread's batch (queue.U4).
+    fn tell_arrived(&self) {
+        let mine = ARRIVED.try_with(|arrived| {
+            let mut arrived = arrived.borrow_mut();
+            let place = arrived.iter().position(|(queue, _)| ptr::eq(&**queue, self))?;
+            Some(arrived.swap_remove(place))
+        });
+        // The queue goes, if it does, when nothing is borrowed.
+        if let Ok(Some((_queue, mut list))) = mine {
+            self.waiting.complete_all(&mut list);
+            // Its memory, or what it was changed for, serves again.
+            if list.capacity() <= SPARE_MAX {
+                let _ = SPARE.try_with(|spare| spare.set(list));
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   submit -> admit -> a read that hits: complete, at once
+//!                   -> one past the cache, or around it: into its memory, which it has or is lent (`unattended`)
 //!                   -> a read that misses: `task`, stepped by who ends the fills it waits for
 //!                   -> a write, a sync: a worker's job
 //!   end of an operation -> `waiting`: complete, dispatch by the `rules` -> wake whom they grant
@@ -10,9 +11,8 @@
 //! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
 //! - **U2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
 //! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
-//! - **U4** Completions of a batch (`io::batch`) are told of together. The thread that adds the
-//!   first of what has arrived tells of it at the end of its batch; one that adds to others' relies
-//!   on them to, as they take what has arrived after they added.
+//! - **U4** What completes in a batch of one thread (`io::batch`) is told of together, at its end: the thread
+//!   keeps it until then, and nobody else's lock or line is touched for each.
 //!
 //! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
 //! task may complete, and so take the other two, while a fill ends.
@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 
 use crate::error::{Error, Op, Result};
-use crate::face::unattended;
+use crate::face::unattended::{self, Around};
 use crate::io::backend::driver::{AbortOnUnwind, Driver};
 use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::batch;
@@ -75,8 +75,10 @@ const BATCH_MAX: usize = 32;
 ///
 /// Reads of cached bytes complete while they are submitted. A read that misses takes no thread: the
 /// thread that brings its last page finishes it, and on io_uring a waiter for the queue reaps it.
-/// So are direct reads into [`Buffer`](crate::Buffer)s. Writes, syncs, and reads of more than 64
-/// pages or an eighth of the cache, are carried out by a few threads of the engine.
+/// So are direct reads into [`Buffer`](crate::Buffer)s. Where nearly nothing is read again ([`Admission`](crate::Admission)), the
+/// device reads into the request's own memory, if that is aligned as it wants it ([`Buffer`](crate::Buffer)s are), and
+/// nothing is copied. Writes, syncs, and reads of more than 64 pages or an eighth of the cache, are carried
+/// out by a few threads of the engine.
 ///
 /// Dropping a queue does not stop what it was asked for.
 ///
@@ -172,7 +174,6 @@ impl Queue {
                 capacity,
                 eventfd,
                 pending: Mutex::default(),
-                arrived: Mutex::default(),
             }),
         })
     }
@@ -339,7 +340,8 @@ impl Queue {
 
     /// Cancels one operation that was submitted with `user_data` and has not completed; false if there
     /// is none, or it can't be stopped any more. It completes with ECANCELED, and has done nothing.
-    /// Reads that miss can be stopped at any time; writes and syncs until a thread begins with them.
+    /// Reads that miss can be stopped at any time, unless the device reads into their own memory; writes and syncs
+    /// until a thread begins with them.
     pub fn cancel(&self, user_data: u64) -> bool {
         let inner = &self.inner;
         let pending = inner.pending();
@@ -404,6 +406,7 @@ impl Queue {
 impl Inner {
     /// Starts an operation that was admitted; its completion, if that is all.
     fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
+        request.kind.make_list(&request.file);
         if let Err(error) = request.check() {
             return Some(request.fail(error));
         }
@@ -418,6 +421,7 @@ impl Inner {
             if let Some(moved) = try_hit(&mut request) {
                 return Some(request.complete(Ok(moved)));
             }
+            let request = self.start_around(request)?;
             let mut pending = self.pending();
             let place = pending.vacant_entry();
             let task = ReadTask::new(self, place.key(), request);
@@ -439,15 +443,39 @@ impl Inner {
         None
     }
 
+    /// Starts a read that goes around the cache, into memory that is the request's until it ends; nobody can stop
+    /// it. Gives back what is to be read in another way.
+    fn start_around(self: &Arc<Self>, request: Request) -> Option<Request> {
+        let Request { file, user_data, kind } = request;
+        let (offset, len, memory) = kind.range_of_read();
+        match Around::begin(file, (offset, len), memory) {
+            Err(file) => Some(Request { file, user_data, kind }),
+            Ok(around) => {
+                let (list, buffer) = kind.into_list();
+                let queue = Arc::clone(self);
+                let tell = move |result, buffers| {
+                    queue.complete(Completion { user_data, result, buffer, buffers });
+                };
+                around.submit(list, offset, self.ring.as_ref(), tell);
+                None
+            }
+        }
+    }
+
     /// Starts a direct read into buffers or lent memory, which nobody can stop; gives back what is none.
     fn start_direct(self: &Arc<Self>, request: Request) -> Option<Request> {
-        let Request { file, user_data, kind } = request;
-        let (list, offset) = match kind {
-            Kind::ReadBuffers { buffers, offset } if file.is_for_direct() => {
-                (SegmentList::from_buffers(buffers).into_raw(), offset)
+        let (file, user_data, list, offset) = match request {
+            Request { file, user_data, kind: Kind::ReadBuffers { buffers, offset } }
+                if file.is_for_direct() =>
+            {
+                (file, user_data, SegmentList::from_buffers(buffers).into_raw(), offset)
             }
-            Kind::ReadLent { list, offset } if file.is_for_direct() => (list, offset),
-            kind => return Some(Request { file, user_data, kind }),
+            Request { file, user_data, kind: Kind::ReadLent { list, offset } }
+                if file.is_for_direct() =>
+            {
+                (file, user_data, list, offset)
+            }
+            request => return Some(request),
         };
         let queue = Arc::clone(self);
         let tell = move |result, buffers| {

@@ -6,8 +6,9 @@ use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
 use crate::face::file::File;
 use crate::face::unattended::{read_buffers, write_buffers};
-use crate::io::segment::{Segment, SegmentIter};
-use crate::io::segment_list::RawList;
+use crate::io::segment::{Misalignment, Segment, SegmentIter};
+use crate::io::segment_list::{RawList, SegmentList};
+use crate::read::hit::HIT_PAGES_MAX;
 
 /// Something for a [`Queue`](crate::Queue) to do.
 ///
@@ -50,7 +51,7 @@ pub struct Request {
     pub(super) kind: Kind,
 }
 
-/// Lent lists are of memory that is its lender's, and stays until the completion.
+/// Lent lists are of memory that is its lender's, and stays until the completion; or of buffers, which they have.
 #[derive(Debug)]
 pub(super) enum Kind {
     Read { buffer: Vec<u8>, offset: u64 },
@@ -65,7 +66,10 @@ pub(super) enum Kind {
 impl Request {
     /// Has the processor fetch what the start of this will want.
     pub(super) fn ask_for(&self) {
-        if let Kind::Read { offset, .. } | Kind::ReadLent { offset, .. } = self.kind {
+        if let Kind::Read { offset, .. }
+        | Kind::ReadLent { offset, .. }
+        | Kind::ReadBuffers { offset, .. } = self.kind
+        {
             let cached = &self.file.cached;
             cached.core().ask_for(&cached.cache().frames, cached.page_of(offset));
         }
@@ -249,15 +253,7 @@ impl Request {
     }
 
     pub(super) fn complete(self, result: Result<usize>) -> Completion {
-        let (buffer, buffers) = match self.kind {
-            Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => (buffer, Vec::new()),
-            Kind::ReadBuffers { buffers, .. } | Kind::WriteBuffers { buffers, .. } => {
-                (Vec::new(), buffers)
-            }
-            Kind::ReadLent { .. } | Kind::WriteLent { .. } | Kind::Sync { .. } => {
-                (Vec::new(), Vec::new())
-            }
-        };
+        let (buffer, buffers) = self.kind.into_memory();
         Completion { user_data: self.user_data, result, buffer, buffers }
     }
 
@@ -283,6 +279,58 @@ impl Request {
 }
 
 impl Kind {
+    /// Makes a list of the buffers of a read that a hit may answer: as few pages as are read without a thread.
+    pub(super) fn make_list(&mut self, file: &File) {
+        if let Kind::ReadBuffers { buffers, offset } = self
+            && file.hits
+            && is_short(file, buffers)
+        {
+            let list = SegmentList::from_buffers(std::mem::take(buffers)).into_raw();
+            *self = Kind::ReadLent { list, offset: *offset };
+        }
+    }
+
+    /// What the completion gives back.
+    pub(super) fn into_memory(self) -> (Vec<u8>, Vec<Buffer>) {
+        match self {
+            Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => (buffer, Vec::new()),
+            Kind::ReadBuffers { buffers, .. } | Kind::WriteBuffers { buffers, .. } => {
+                (Vec::new(), buffers)
+            }
+            Kind::ReadLent { list, .. } | Kind::WriteLent { list, .. } => {
+                (Vec::new(), list.into_buffers())
+            }
+            Kind::Sync { .. } => (Vec::new(), Vec::new()),
+        }
+    }
+
+    /// The bytes of a read that a hit may answer, and how its memory is aligned.
+    pub(super) fn range_of_read(&self) -> (u64, u64, Misalignment) {
+        match self {
+            Kind::Read { buffer, offset } => {
+                let memory = Misalignment::of_one(buffer.as_ptr(), buffer.len());
+                (*offset, buffer.len() as u64, memory)
+            }
+            Kind::ReadLent { list, offset } => (*offset, list.total(), list.misalignment()),
+            _ => unreachable!("a read"),
+        }
+    }
+
+    /// The memory of such a read as a list, which has its buffers, and else what owns it: that must stay until
+    /// the list is gone.
+    pub(super) fn into_list(self) -> (RawList<'static>, Vec<u8>) {
+        match self {
+            Kind::Read { mut buffer, .. } => {
+                let all =
+                    libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+                // SAFETY: the buffer's own memory, which goes with it, and is used by nobody else.
+                (unsafe { RawList::lent(&[all], None) }, buffer)
+            }
+            Kind::ReadLent { list, .. } => (list, Vec::new()),
+            _ => unreachable!("a read"),
+        }
+    }
+
     /// Whether it is a read that a hit may answer.
     pub(super) fn is_read(&self) -> bool {
         matches!(self, Kind::Read { .. } | Kind::ReadLent { .. })
@@ -302,6 +350,13 @@ impl Kind {
             _ => unreachable!("a read"),
         }
     }
+}
+
+/// Whether no read of `buffers` is of more pages than may be a hit.
+fn is_short(file: &File, buffers: &[Buffer]) -> bool {
+    let most = file.cached.chunk_pages(HIT_PAGES_MAX) - 1;
+    let len = buffers.iter().fold(0, |sum: usize, buffer| sum.saturating_add(buffer.len()));
+    len <= most.max(1) * file.cached.core().page_bytes()
 }
 
 /// How a [`Request`] ended.

@@ -23,7 +23,8 @@
 //!   up to its maximum: nothing while there is a senior, and what it takes passes the others by.
 //! - **Q5** Dispatch follows each completion, arrival and departure, until the candidate's minimum is
 //!   not there. So between calls nobody is satisfiable, a senior's reserve excepted: no latecomer
-//!   finds events that somebody should have had.
+//!   finds events that somebody should have had. What completes together is dispatched together: a
+//!   waiter that is alone gets all of it that it takes, rather than its minimum and the rest later.
 //! - **Q6** A waiter that was granted and goes away without its events returns them to the front.
 //! - **Q7** At most `capacity` events are in flight, ready or granted and not collected.
 //! - **Q8** An event counts as unassigned once for each time that it is ready after a dispatch, having
@@ -199,6 +200,19 @@ impl<E, S> Rules<E, S> {
         self.dispatch(wakes);
     }
 
+    /// Several of the admitted have completed, in this order; takes all of them.
+    pub(crate) fn complete_all(&mut self, events: &mut VecDeque<E>, wakes: &mut Wakes<S>) {
+        debug_assert!(self.inflight >= events.len(), "completed without having been admitted");
+        self.inflight -= events.len();
+        if self.ready.is_empty() {
+            // As a whole: an event is large, and none is moved by itself.
+            std::mem::swap(&mut self.ready, events);
+        } else {
+            self.ready.append(events);
+        }
+        self.dispatch(wakes);
+    }
+
     /// A caller comes for `min` to `max` events, which [`Rules::permits`]. `signal` is made only if
     /// it has to wait.
     pub(crate) fn arrive(
@@ -340,7 +354,12 @@ impl<E, S> Rules<E, S> {
 
     /// The first `count` events leave `ready`.
     fn leave(&mut self, count: usize) -> Vec<E> {
-        let events: Vec<E> = self.ready.drain(..count).collect();
+        // As a whole, where its memory is not much too large for them.
+        let is_whole = count == self.ready.len() && 2 * count >= self.ready.capacity();
+        let events = match is_whole {
+            true => Vec::from(std::mem::take(&mut self.ready)),
+            false => self.ready.drain(..count).collect(),
+        };
         self.told = self.told.saturating_sub(count);
         events
     }

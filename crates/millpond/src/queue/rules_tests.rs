@@ -1,7 +1,7 @@
 //! The waiting rules against a reference that follows DESIGN's text step by step, against figures of
 //! a simulation, and with each rule left out in turn, which must show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
@@ -35,6 +35,22 @@ fn at_once(queue: &mut Queue, min: usize, max: usize) -> Vec<u32> {
         Arrival::Events(events) => events,
         Arrival::Waits(_) => panic!("waits"),
     }
+}
+
+/// Goal: what completes together is given together, to a waiter that takes it; to several as each wants.
+#[test]
+fn what_completes_together_is_given_together() {
+    let mut queue = Queue::new(8);
+    assert_eq!(queue.admit(8), 8);
+    let alone = wait(&mut queue, 1, 3, 7);
+    let together = &mut VecDeque::from([1, 2, 3, 4]);
+    assert_eq!(woken(|wakes| queue.complete_all(together, wakes)), [7]);
+    assert_eq!(queue.collect(alone), Some(vec![1, 2, 3]));
+    let (one, two) = (wait(&mut queue, 2, 8, 8), wait(&mut queue, 2, 8, 9));
+    let together = &mut VecDeque::from([5, 6, 7, 8]);
+    assert_eq!(woken(|wakes| queue.complete_all(together, wakes)), [8, 9]);
+    assert_eq!(queue.collect(one), Some(vec![4, 5]));
+    assert_eq!(queue.collect(two), Some(vec![6, 7, 8]), "it is alone by then");
 }
 
 #[test]
@@ -295,6 +311,7 @@ fn a_poller_starves_nobody() {
 enum Step {
     Admit(usize),
     Complete,
+    CompleteAll(usize),
     Arrive { min: usize, more: usize },
     Withdraw(usize),
     Relax(usize),
@@ -307,6 +324,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0usize..6).prop_map(Step::Admit),
         12 => Just(Step::Complete),
+        3 => (0usize..6).prop_map(Step::CompleteAll),
         5 => (minimum, 0usize..4).prop_map(|(min, more)| Step::Arrive { min, more }),
         1 => any::<usize>().prop_map(Step::Withdraw),
         1 => any::<usize>().prop_map(Step::Relax),
@@ -399,6 +417,19 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
                 woken = reference.dispatch();
             }
             Step::Complete => {}
+            Step::CompleteAll(count) => {
+                let count = count.min(reference.inflight);
+                let mut events: VecDeque<u32> =
+                    (1..=count as u32).map(|n| next_event + n).collect();
+                next_event += count as u32;
+                reference.inflight -= count;
+                reference.ready.extend(&events);
+                queue.complete_all(&mut events, &mut wakes);
+                if !events.is_empty() {
+                    return differs("left");
+                }
+                woken = reference.dispatch();
+            }
             Step::Arrive { min, more } => {
                 let max = (min + more).max(1);
                 if !queue.permits(min, max) {

@@ -29,7 +29,7 @@ use std::task::{Wake, Waker};
 use crate::error::Result;
 use crate::face::file::File;
 use crate::queue::inner::{Cancel, Inner};
-use crate::queue::request::{Completion, Kind, Request};
+use crate::queue::request::{Completion, Request};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::sync::AtomicU32;
 
@@ -135,13 +135,9 @@ impl Reading for OfQueue {
 
     fn end(self, result: Result<usize>) {
         let Request { file, user_data, kind } = self.request;
-        let buffer = match kind {
-            Kind::Read { buffer, .. } => buffer,
-            _ => Vec::new(),
-        };
+        let (buffer, buffers) = kind.into_memory();
         let_go(file);
-        self.queue
-            .finish(self.number, Completion { user_data, result, buffer, buffers: Vec::new() });
+        self.queue.finish(self.number, Completion { user_data, result, buffer, buffers });
     }
 }
 

@@ -141,14 +141,17 @@ impl<E> Waiting<E> {
     }
 
     pub(crate) fn complete(&self, event: E) {
-        self.complete_all(&mut VecDeque::from([event]));
+        let mut wakes = Wakes::new();
+        let mut rules = self.lock();
+        rules.complete(event, &mut wakes);
+        self.tell(rules, wakes);
     }
 
-    /// Completes several at once, in their order.
+    /// Completes several at once, in their order; `events` has none after that.
     pub(crate) fn complete_all(&self, events: &mut VecDeque<E>) {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
-        events.drain(..).for_each(|event| rules.complete(event, &mut wakes));
+        rules.complete_all(events, &mut wakes);
         self.tell(rules, wakes);
     }
 

@@ -2,9 +2,10 @@
 //!
 //! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
 //! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
-//! memory, without a slot, as it is for memory of a caller's (flight.L2); of a task, which owns no memory that may
-//! be lent, into frames that no word has (*aside*). Its bytes are copied from there when the task is called
-//! again, and then the frames are free again.
+//! memory, without a slot, as it is for memory of a caller's (flight.L2); of a request that owns its memory, or is
+//! lent it until it has ended, into that ([`Lent`]); of a task, which has no such memory, into frames that no
+//! word has (*aside*). Its bytes are copied from there when the task is called again, and then the frames are
+//! free again.
 //!
 //! - **A1** The end of a read aside lets go of guard and slot, says how much arrived, and then takes the
 //!   waker, under its lock; a task that is called leaves its waker there and then looks whether it has ended.
@@ -15,8 +16,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
+use std::time::Instant;
 
-use millpond_rangelock::OwnedGuard;
+use millpond_rangelock::{Guard, Mode, OwnedGuard};
 use smallvec::SmallVec;
 
 use crate::cache::class::Class;
@@ -25,8 +27,9 @@ use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::Flight;
-use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::latency::LatencyKind;
 use crate::read::fill::{Came, Stopped};
 use crate::read::hit::copy_out;
 use crate::units::{FrameIndex, PageIndex};
@@ -81,6 +84,49 @@ pub(crate) fn read(
         Some(error) => (moved, Some(Stopped::Failed(Error::io(Op::Read, offset, len, error)))),
     };
     Some(Came { moved, touched: len, stopped })
+}
+
+/// A read that nobody waits for, into memory that is its own until it ends, or lent to it so long: under its
+/// guard, and so of one moment. Whoever has it has a slot, too (flight.L1).
+pub(crate) struct Lent<'f> {
+    file: &'f CachedFile,
+    guard: Guard<'f>,
+    begun: Instant,
+}
+
+impl<'f> Lent<'f> {
+    /// Of `len` bytes at `offset`, which must all lie below the size. Waits for nothing. `None`: it is to be read
+    /// in another way.
+    pub(crate) fn begin(
+        file: &'f CachedFile,
+        (offset, len): (u64, u64),
+        memory: Misalignment,
+    ) -> Option<Lent<'f>> {
+        let (gate, end) = (&file.cache().gate, offset + len);
+        let is_aligned =
+            || file.backing.alignment(false).first_misaligned(offset, memory).is_none();
+        if !gate.is_around() || len == 0 || end > file.core().size.get() || !is_aligned() {
+            return None;
+        }
+        let begun = Instant::now();
+        let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
+        // Stable under the guard, as far as it concerns these pages (write.W5).
+        let size = file.core().size.get();
+        if end > size || !goes_around(file, offset, end, size) {
+            return None;
+        }
+        let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
+        file.cache().counters.mine().missed(pages);
+        Some(Lent { file, guard, begun })
+    }
+
+    /// All of its `len` bytes have arrived. Without, they were not read.
+    pub(crate) fn end(self, len: u64) {
+        drop(self.guard);
+        let slot = self.file.cache().counters.mine();
+        slot.passed(len);
+        slot.took(LatencyKind::ReadMiss, self.begun);
+    }
 }
 
 /// A read of a task's, into frames of its own.
