@@ -2,6 +2,7 @@
 //! the kernel.
 
 pub mod alloc;
+pub mod block;
 pub mod budget;
 pub mod c;
 pub mod cancel;
