@@ -1,14 +1,13 @@
-//! Leaves a process behind, that is no child of the one that asks for it.
+//! Leaves a process behind that does something when a program has ended, and is no child of that program's.
 //!
-//! Whoever is about to exec a program can have something done when that has ended, whatever ends it, and the
-//! program knows nothing of it.
+//! For who is about to become that program (exec): whatever ends it, its end is noticed, and it knows nothing of that.
 //!
 //! ```text
-//! caller ----------- (stopped) ------------> goes on, execs ...
-//!    \ vfork                  ^ ends
-//!     middle: closes, fork ---+
-//!              \
-//!               aside: own session ...............> job, ends
+//! caller ------------- (stands still) -----------> goes on, execs the program ............. ends
+//!    \ vfork                        ^ ends                                                   |
+//!     middle: closes, clone --------+                                                        v
+//!                     \
+//!                      aside: own session, sleeps ...............................  sign? job, ends
 //! ```
 //!
 //! - **A1** *No child.* The middle process ends at once and is waited for here, so the kernel gives the one aside to
@@ -19,11 +18,14 @@
 //!   caller goes on.
 //! - **A3** *Not disturbed.* It has a session of its own, and all signals are blocked: what a terminal sends, or
 //!   somebody to a process group, does not end it. SIGKILL does.
-//! - **A4** *Its memory is its own.* The middle process borrows the caller's, which stands still meanwhile; the
-//!   one aside has a copy, made by libc's `fork`. So the job may do what any program does.
+//! - **A4** *Memory is used by one at a time.* All three have the caller's memory, as for `vfork`. The caller stands
+//!   still for the middle one. The one aside touches nothing but the stack it was given until the caller's
+//!   process is gone. If the program has left its *sign* there was an exec: then nobody else has this memory,
+//!   which is as it was when the caller called exec. Without a sign the caller may have been killed amid anything:
+//!   the one aside ends.
 //!
-//! Why two: the first is as cheap as a thread, and what has no other purpose than to end need not copy tables of
-//! pages. To have the program as a parent would save 20 us, and show it a child where it asks for all
+//! Why shared: a copy of the tables of pages, which `fork` makes, took 0.13 ms of each start of the command `millpond
+//! run`. Why two steps: with the program as its parent it would be a child where that asks for all
 //! of its children (`__WALL`, `/proc/PID/task/TID/children`).
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -32,59 +34,70 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// What the middle process needs: a frame of libc's functions, `fork` among them, and of the job.
+/// Of the job's; the middle process needs a frame or two.
 const STACK_BYTES: usize = 256 << 10;
 
+/// What the middle process is told. It is on the caller's stack, which stands still.
 struct Middle<'a, J> {
-    first: BorrowedFd<'a>,
-    second: BorrowedFd<'a>,
-    job: Option<J>,
+    program: BorrowedFd<'a>,
+    file: BorrowedFd<'a>,
+    aside: *mut Aside<J>,
     is_left: bool,
 }
 
-/// Leaves a process behind that does `job` and ends; `job` gets duplicates of the two descriptors. Whether there is
-/// one: it needs room for two processes, and init must be somebody else.
+/// What the process aside is told; never freed.
+struct Aside<J> {
+    sign_at: i64,
+    job: J,
+    /// The end of its stack.
+    stack: *mut c_void,
+}
+
+/// Leaves a process behind that sleeps until this one, which becomes a program by exec, has ended; `program` is a pidfd of
+/// this process. Then it does `job` with a duplicate of `file`, if the program has put a *sign* there, a byte that
+/// is not zero at `sign_at`; and ends. Whether there is such a process: it needs room for two, and init must
+/// be somebody else.
 ///
-/// Returns when the process is there. What the job does not end by itself does not end; a panic does, with a
-/// message. Not for a process with other threads: their locks stay locked there.
-pub fn leave<J>(first: BorrowedFd, second: BorrowedFd, job: J) -> bool
+/// To be called by the only thread, right before the exec. Locks that exec holds (std's, of the environment)
+/// are held in the job; a panic in it is as good as its end.
+pub fn leave<J>(program: BorrowedFd, file: BorrowedFd, sign_at: i64, job: J) -> bool
 where
-    J: FnOnce(OwnedFd, OwnedFd),
+    J: FnOnce(OwnedFd) + 'static,
 {
     // A1.
     if takes_orphans() {
         return false;
     }
-    let mut middle = Middle { first, second, job: Some(job), is_left: false };
+    let (Some(stack), Some(aside_stack)) = (make_stack(), make_stack()) else { return false };
+    let aside = Box::into_raw(Box::new(Aside { sign_at, job, stack: aside_stack }));
+    let mut middle = Middle { program, file, aside, is_left: false };
     with_signals_blocked(|| {
-        // SAFETY: `run` expects what it is given. `middle` and the stack outlive the process, which has ended
-        // when it was waited for; it runs in this memory while this thread, the only one, stands still
-        // (CLONE_VFORK): A4.
+        // No signal when it ends: the program may have SIGCHLD blocked, and would find one.
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK;
+        // SAFETY: `run_middle` expects what it is given. `middle` and the stack outlive the process, which has
+        // ended when it was waited for; it runs in this memory while this thread, the only one, stands
+        // still (A4).
         unsafe {
-            let stack = libc::mmap(
-                std::ptr::null_mut(),
-                STACK_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK,
-                -1,
-                0,
-            );
-            if stack == libc::MAP_FAILED {
-                return;
-            }
-            // No signal when it ends: the program may have SIGCHLD blocked, and would find one.
-            let flags = libc::CLONE_VM | libc::CLONE_VFORK;
-            let top = stack.byte_add(STACK_BYTES);
-            let pid = libc::clone(run::<J>, top, flags, (&raw mut middle).cast());
-            // Without an exec to wait for it stands still until that process has ended.
+            let pid = libc::clone(run_middle::<J>, stack, flags, (&raw mut middle).cast());
             while pid > 0
                 && libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) < 0
                 && *libc::__errno_location() == libc::EINTR
             {}
-            libc::munmap(stack, STACK_BYTES);
         }
     });
+    // The stacks stay, as this memory is about to be another's.
     middle.is_left
+}
+
+/// The end of a new stack.
+fn make_stack() -> Option<*mut c_void> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
+    // SAFETY: a new mapping.
+    unsafe {
+        let stack = libc::mmap(std::ptr::null_mut(), STACK_BYTES, protection, flags, -1, 0);
+        (stack != libc::MAP_FAILED).then(|| stack.byte_add(STACK_BYTES))
+    }
 }
 
 /// Whether a process without a parent would become our child.
@@ -111,34 +124,22 @@ fn with_signals_blocked(call: impl FnOnce()) {
 }
 
 /// The middle process, in memory that the caller will use again: it leaves nothing changed but `middle`.
-extern "C" fn run<J>(middle: *mut c_void) -> c_int
+extern "C" fn run_middle<J>(middle: *mut c_void) -> c_int
 where
-    J: FnOnce(OwnedFd, OwnedFd),
+    J: FnOnce(OwnedFd) + 'static,
 {
     // SAFETY: given by `leave`, which stands still.
     let middle = unsafe { &mut *middle.cast::<Middle<J>>() };
-    if !has_only(middle.first, middle.second) {
-        return 1;
+    if has_only(middle.program, middle.file) {
+        // SAFETY: `run_aside` expects what it is given, which is never freed, nor is its stack; what it does in
+        // this memory: A4.
+        middle.is_left = unsafe {
+            let stack = (*middle.aside).stack;
+            libc::clone(run_aside::<J>, stack, libc::CLONE_VM | libc::SIGCHLD, middle.aside.cast())
+                > 0
+        };
     }
-    // SAFETY: the caller has one thread, so this is all of its memory's.
-    match unsafe { libc::fork() } {
-        -1 => return 1,
-        0 => {}
-        _ => {
-            middle.is_left = true;
-            return 0;
-        }
-    }
-    // SAFETY: `has_only` made them, and nobody else knows of them; ends this process, whose memory is a copy.
-    unsafe {
-        libc::setsid();
-        let (first, second) = (OwnedFd::from_raw_fd(0), OwnedFd::from_raw_fd(1));
-        let job = middle.job.take();
-        // It must not unwind into what called this.
-        let job = std::panic::AssertUnwindSafe(|| job.map(|job| job(first, second)));
-        let _ = std::panic::catch_unwind(job);
-        libc::_exit(0)
-    }
+    0
 }
 
 /// A2: the numbers 0 and 1 become those two, 2 stays, and no others are open.
@@ -154,5 +155,31 @@ fn has_only(first: BorrowedFd, second: BorrowedFd) -> bool {
             && libc::dup2(second, 1) == 1
             && libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) == 0
             && libc::chdir(c"/".as_ptr()) == 0
+    }
+}
+
+/// The process aside.
+extern "C" fn run_aside<J>(aside: *mut c_void) -> c_int
+where
+    J: FnOnce(OwnedFd) + 'static,
+{
+    let mut program = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+    let mut sign = 0_u8;
+    // SAFETY: A4. Three system calls first, which touch this stack alone: libc's `errno` is the caller's, too, and
+    // is written only by a call that fails. All signals are blocked, so none is interrupted. Beyond the
+    // sign this memory is this process's alone, and so is the job, which is taken once. Descriptor 1 was made
+    // by `has_only`, and nobody else knows of it. The process ends here.
+    unsafe {
+        libc::setsid();
+        if libc::poll(&raw mut program, 1, -1) == 1 {
+            let sign_at = (&raw const (*aside.cast::<Aside<J>>()).sign_at).read();
+            if libc::pread(1, (&raw mut sign).cast(), 1, sign_at) == 1 && sign != 0 {
+                let job = (&raw const (*aside.cast::<Aside<J>>()).job).read();
+                // It must not unwind into what called this.
+                let job = std::panic::AssertUnwindSafe(|| job(OwnedFd::from_raw_fd(1)));
+                let _ = std::panic::catch_unwind(job);
+            }
+        }
+        libc::_exit(0)
     }
 }

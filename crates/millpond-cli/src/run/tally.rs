@@ -9,11 +9,10 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::process::{PidfdFlags, Resource, getpid, pidfd_open};
@@ -53,10 +52,9 @@ impl Tally {
         let Ok(own) = pidfd_open(getpid(), PidfdFlags::empty()) else { return };
         let direct = self.direct;
         // Whether or not: the program is to run.
-        let _ = millpond_aside::leave(own.as_fd(), self.file.as_fd(), |program, file| {
-            if await_end(program).is_ok() {
-                Self { file: File::from(file), direct }.say();
-            }
+        let sign_at = (LOADED * WORD_BYTES) as i64;
+        let _ = millpond_aside::leave(own.as_fd(), self.file.as_fd(), sign_at, move |file| {
+            Self { file: File::from(file), direct }.say();
         });
     }
 
@@ -91,14 +89,5 @@ impl Tally {
             }
         }
         Ok(())
-    }
-}
-
-fn await_end(program: OwnedFd) -> rustix::io::Result<()> {
-    loop {
-        match poll(&mut [PollFd::new(&program, PollFlags::IN)], None) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => return other.map(drop),
-        }
     }
 }

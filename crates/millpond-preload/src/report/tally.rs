@@ -20,14 +20,14 @@ use crate::report::told::*;
 use crate::runtime::block::WORDS;
 use crate::runtime::budget::Budget;
 use crate::runtime::sys::sys;
-use crate::runtime::{config, thread};
+use crate::runtime::{blocks, config, thread};
 
 const VARIABLE: &CStr = c"MILLPOND_TALLY";
 const NONE: RawFd = -1;
 const PAGE: usize = 4096;
 
 const _: () = assert!(BUDGET + size_of::<Budget>() <= BLOCKS_AT);
-const _: () = assert!(BLOCK_BYTES == size_of::<thread::Block>());
+const _: () = assert!(BLOCK_BYTES == size_of::<blocks::Block>());
 
 /// The memory file, in the main process.
 static OWN: AtomicI32 = AtomicI32::new(NONE);
@@ -99,9 +99,9 @@ fn name(fd: RawFd) -> Option<()> {
 fn count_in(fd: RawFd) -> Option<()> {
     let head = map(fd, 0, FILE_BYTES)?;
     HEAD.store(head.cast(), Relaxed);
-    let header = word(0)?;
-    // Made by `make`, or by `millpond run`, which marks it.
-    let _ = header.compare_exchange(0, FORM, Relaxed, Relaxed);
+    word(MARK).inspect(|mark| mark.store(FORM, Relaxed));
+    // Each byte is a sign to who waits for the end of this process.
+    word(LOADED).inspect(|loaded| loaded.store(u64::MAX, Relaxed));
     // SAFETY: mapped for good, and it is the main process's to write.
     unsafe { thread::share_blocks(head.wrapping_byte_add(BLOCKS_AT).cast(), BLOCKS_MAX) };
     Some(())

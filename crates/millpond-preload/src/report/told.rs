@@ -3,7 +3,7 @@
 //! could not.
 //!
 //! ```text
-//! 0          header: MARK, SAID
+//! 0          header: MARK, SAID, LOADED
 //! CHILDREN   a block: what children have added when they ended
 //! BUDGET     the budget, where the cache is shared
 //! BLOCKS_AT  the main process's blocks, each a thread's
@@ -27,9 +27,10 @@ pub const BLOCKS_AT: usize = 128 << 10;
 pub const BLOCKS_MAX: usize = 2048;
 pub const FILE_BYTES: usize = BLOCKS_AT + BLOCKS_MAX * BLOCK_BYTES;
 
-/// Words of the header: a mark; whether the line was said, or is just being.
+/// Words of the header: a mark; whether the line was said, or is just being; whether there was a main process.
 pub const MARK: usize = 0;
 pub const SAID: usize = 1;
+pub const LOADED: usize = 2;
 
 /// How `millpond run` names it: to the process that has it at this number.
 pub const BY_SELF: &str = "/proc/self/fd/";

@@ -3,6 +3,7 @@
 
 pub mod alloc;
 pub mod block;
+pub mod blocks;
 pub mod budget;
 pub mod c;
 pub mod cancel;

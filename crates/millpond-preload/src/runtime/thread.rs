@@ -9,11 +9,10 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence,
-};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 
 use crate::runtime::block::{PASSED_BYTES, REASONS_MAX, SERVED_BYTES, WORDS};
+use crate::runtime::blocks::{self, Block};
 use crate::runtime::cancel::request::{self, CancelRequest, Mark};
 use crate::runtime::in_flight::{Before, InFlight, after_claim};
 use crate::runtime::reading::{Readers, Sections};
@@ -43,10 +42,6 @@ pub struct Record {
     bytes_at_miss: AtomicU64,
     next: AtomicPtr<Record>,
 }
-
-/// See [`crate::runtime::block`].
-#[repr(C, align(128))]
-pub struct Block([AtomicU64; WORDS]);
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
@@ -175,7 +170,7 @@ impl Record {
     #[inline]
     fn word(&self, word: usize) -> &'static AtomicU64 {
         // SAFETY: set when the record was made, to a block that is never unmapped.
-        unsafe { &(&*self.block.load(Relaxed)).0[word] }
+        unsafe { &*self.block.load(Relaxed) }.word(word)
     }
 
     fn bytes_served(&self) -> u64 {
@@ -332,92 +327,41 @@ static FIRST: [Record; RECORDS_IN_CHUNK] =
     // SAFETY: as in `make_chunk`.
     unsafe { MaybeUninit::zeroed().assume_init() };
 static IS_FIRST_USED: AtomicBool = AtomicBool::new(false);
-static FIRST_BLOCKS: [Block; RECORDS_IN_CHUNK] =
-    [const { Block([const { AtomicU64::new(0) }; WORDS]) }; RECORDS_IN_CHUNK];
-
-/// Where others may see them: how many are there, and how many are in use. Null: nowhere.
-static SHARED: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
-static SHARED_MAX: AtomicUsize = AtomicUsize::new(0);
-static SHARED_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Fresh records. Straight from the kernel: a signal handler may need one.
 fn make_chunk() -> &'static [Record] {
-    let is_first = !IS_FIRST_USED.swap(true, Relaxed);
-    // SAFETY: a new private mapping. Zero bytes are a valid, unclaimed `Record`, once it has its block:
-    // atomics of zero and a null pointer. It is never unmapped.
-    let records = if is_first {
+    let records = if !IS_FIRST_USED.swap(true, Relaxed) {
         &FIRST[..]
     } else {
-        unsafe { std::slice::from_raw_parts(map(CHUNK_BYTES).cast(), RECORDS_IN_CHUNK) }
+        let chunk = blocks::map(CHUNK_BYTES).cast();
+        // SAFETY: a new private mapping, never unmapped. Zero bytes are a valid, unclaimed `Record`, once it has
+        // its block: atomics of zero and null pointers.
+        unsafe { std::slice::from_raw_parts(chunk, RECORDS_IN_CHUNK) }
     };
-    let blocks = shared_blocks().unwrap_or_else(|| {
-        if is_first {
-            return FIRST_BLOCKS.as_ptr().cast_mut();
-        }
-        map(RECORDS_IN_CHUNK * size_of::<Block>()).cast()
-    });
+    let blocks = blocks::take(RECORDS_IN_CHUNK);
     for (index, record) in records.iter().enumerate() {
         record.block.store(blocks.wrapping_add(index), Relaxed);
     }
     records
 }
 
-/// Zero bytes that nobody else has.
-fn map(bytes: usize) -> *mut u8 {
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping.
-    let mapped = unsafe { sys!(libc::SYS_mmap, 0, bytes, prot, flags, -1isize, 0) };
-    if (-4095..0).contains(&mapped) {
-        std::process::abort();
-    }
-    std::ptr::with_exposed_provenance_mut(mapped as usize)
-}
-
-/// Blocks for a chunk of records, of those that others may see.
-fn shared_blocks() -> Option<*mut Block> {
-    let shared = SHARED.load(Relaxed);
-    if shared.is_null() {
-        return None;
-    }
-    let first = SHARED_USED.fetch_add(RECORDS_IN_CHUNK, Relaxed);
-    (first + RECORDS_IN_CHUNK <= SHARED_MAX.load(Relaxed)).then(|| shared.wrapping_add(first))
-}
-
-/// While the library is loaded: from here on threads count in `blocks`, of which there are `max`.
+/// While the library is loaded: from here on threads count in `shared`, of which there are `max`.
 ///
 /// # Safety
 ///
 /// They are never unmapped, no other thread exists, and nobody else writes there.
-pub unsafe fn share_blocks(blocks: *mut Block, max: usize) {
-    SHARED_MAX.store(max, Relaxed);
-    SHARED.store(blocks, Relaxed);
+pub unsafe fn share_blocks(shared: *mut Block, max: usize) {
     record();
-    let Some(blocks) = shared_blocks() else { return };
-    // All that there are, in their order.
+    blocks::share(shared, max);
+    let blocks = blocks::take(RECORDS_IN_CHUNK);
+    // All records that there are.
     for (index, record) in FIRST.iter().enumerate() {
         let old = record.block.swap(blocks.wrapping_add(index), Relaxed);
         for word in 0..WORDS {
-            // SAFETY: a block of `FIRST_BLOCKS`.
-            record.count(word, unsafe { &(*old).0[word] }.load(Relaxed));
+            // SAFETY: blocks are never unmapped.
+            record.count(word, unsafe { &*old }.word(word).load(Relaxed));
         }
         record.note_miss();
-    }
-}
-
-/// In a forked child: what was shared is the parent's. The blocks stay where they are, in memory of their own.
-fn unshare_blocks() {
-    let shared = SHARED.swap(std::ptr::null_mut(), Relaxed);
-    if shared.is_null() {
-        return;
-    }
-    let bytes = SHARED_MAX.load(Relaxed) * size_of::<Block>();
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: over blocks of the parent's, of which this process has the one thread that there is.
-    let mapped = unsafe { sys!(libc::SYS_mmap, shared, bytes, prot, flags, -1isize, 0) };
-    if (-4095..0).contains(&mapped) {
-        std::process::abort();
     }
 }
 
@@ -501,7 +445,7 @@ pub fn initialise() {
 
 /// In a forked child: the records of all other threads are free.
 pub fn after_fork() {
-    unshare_blocks();
+    blocks::unshare();
     let own = local::get();
     for_each(|record| {
         if !std::ptr::eq(record, own) {
