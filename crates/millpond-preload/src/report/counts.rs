@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond::{Backing, Stats};
 
+use crate::report::accounts;
 use crate::report::reason::Reason;
 use crate::report::told::{Direct, Sums};
 use crate::runtime::block::*;
@@ -45,6 +46,7 @@ pub fn count_file_undirected() {
 
 pub fn count_shrunk() {
     thread::record().count(SHRUNK, 1);
+    accounts::count_shrunk();
 }
 
 pub fn count_file_passed(reason: Reason) {
