@@ -37,6 +37,7 @@ fn no_crate_has_an_import_circle() {
         ("millpond-rangelock", "rangelock/src/lib.rs"),
         ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
         ("millpond-bench-peers", "bench-peers/src/lib.rs"),
+        ("millpond-aside", "aside/src/lib.rs"),
         ("millpond-checks", "checks/src/lib.rs"),
     ] {
         has_no_circles(&read(name, root));

@@ -318,6 +318,37 @@ fn told_as_text() {
     assert!(stats["files"].is_null() && stats["totals"]["served_files"] == 1, "{stats}");
 }
 
+/// Goal: it is told how often the cache shrank for want of memory, also when the program is killed; in words only if it
+/// did.
+#[test]
+fn memory_pressure_is_told() {
+    let place = Place::new();
+    let stalls = place.path("stalls");
+    let script = |end: &str| {
+        format!(
+            "def stall(us): open({stalls:?}, 'w').write('some avg10=0.00 avg60=0.00 avg300=0.00 total=%d\\n' % us)\n\
+             stall(0); again(os.open('f', os.O_RDONLY))\n\
+             {end}\n\
+             os.kill(os.getpid(), 9)"
+        )
+    };
+    let told = |end: &str, options: &[&str]| {
+        let mut command = place.command(options, &script(end));
+        stderr(&command.env("MILLPOND_PRESSURE_FILE", &stalls).output().unwrap())
+    };
+    // Until the library has looked: the seventh word of the header says so.
+    let pressed = "accounts = open(os.environ['MILLPOND_ACCOUNTS'].split(':')[0], 'rb', buffering=0)\n\
+        us = 0\n\
+        while accounts.seek(48) and accounts.read(8) == bytes(8):\n\
+        \x20   us += 1000000; stall(us); time.sleep(0.1)";
+    let json: Value = serde_json::from_str(&told(pressed, &["--stats", "--json"])).unwrap();
+    assert!(number(&json["totals"]["cache_shrunk"]) > 0, "{json}");
+    let text = told(pressed, &["--stats"]);
+    assert!(text.contains(" times less cache, for want of memory\n"), "{text}");
+    let text = told("time.sleep(0.1)", &["--stats"]);
+    assert!(!text.contains("less cache"), "{text}");
+}
+
 #[test]
 fn bad_reports_are_refused() {
     let place = Place::new();

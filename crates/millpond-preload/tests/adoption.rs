@@ -164,3 +164,23 @@ fn what_is_only_missed_is_given_back() {
     let report = run_hands(&pond, &["missed"]);
     assert!(report.passed_for("unused") >= 1, "{}", report.lines);
 }
+
+/// Goal: a file that nobody writes to is read from the kernel's cache, in no memory of its own, until
+/// somebody does; what is written then is read.
+#[test]
+fn what_is_not_written_takes_no_memory() {
+    for mode in [Mode::Through, Mode::Back] {
+        let pond = Pond::with_cache_bytes(1 << 20).in_mode(mode).adopting(Adoption::OnUse);
+        let report = run_hands(&pond, &["mapped"]);
+        assert!(report.served_bytes > 20 << 20, "{}", report.lines);
+    }
+    for pond in Pond::at_random() {
+        run_hands(&pond, &["mapped"]);
+    }
+}
+
+/// Goal: a file that is cut by somebody who does not wait is read to where it ends, and ends no program.
+#[test]
+fn cut_while_it_is_read_from_the_kernels_cache() {
+    run_hands(&on_use(), &["cut"]);
+}

@@ -100,6 +100,8 @@ fn changes_by_path() {
 #[test]
 fn as_many_files_as_the_limit_allows() {
     assert!(run("many_files").passed_for("descriptors") >= 1);
+    let report = run("many_numbers");
+    assert!(report.passed_for("descriptors") >= 1, "{}", report.lines);
 }
 
 /// Goal: two served processes with the same file open see each other's writes at once.

@@ -115,6 +115,8 @@ struct Totals {
     opens_outside: u64,
     /// Files for which there was no room: they are in no count.
     files_not_counted: u64,
+    /// How often a cache shrank for want of memory.
+    cache_shrunk: u64,
     hits: u64,
     misses: u64,
     read: Bytes,
@@ -233,6 +235,7 @@ fn tables(accounts: &File) -> io::Result<(Totals, Vec<Row>)> {
         files: rows.len() as u64,
         opens_outside: header[OUTSIDE],
         files_not_counted: header[LOST],
+        cache_shrunk: header[SHRUNK],
         ..Totals::default()
     };
     rows.iter().for_each(|row| totals.add(row));
@@ -372,6 +375,10 @@ impl Totals {
         if self.files_not_counted > 0 {
             let lost = self.files_not_counted;
             let _ = writeln!(text, "millpond: no room to count {lost} files more");
+        }
+        if self.cache_shrunk > 0 {
+            let times = self.cache_shrunk;
+            let _ = writeln!(text, "millpond: {times} times less cache, for want of memory");
         }
         text
     }

@@ -4,9 +4,13 @@
 //! is to do travels in its environment; see [`environment`].
 //!
 //! In mode through the program takes the place of this process (exec): process id, exit status,
-//! signals and terminal are the program's own. In mode back this process stays as its parent, and
+//! signals and terminal are the program's own; and one that stays behind says the line at the end if the program
+//! can't ([`tally`]). In mode back this process stays as its parent, and
 //! keeps what it writes ([`kept`]); and so it does where it is to tell what became of the files ([`explain`]).
 
+#[path = "../../../millpond-preload/src/runtime/block.rs"]
+#[allow(dead_code, reason = "some words are the writers' alone")]
+mod block;
 pub mod explain;
 mod kept;
 #[allow(dead_code, reason = "some words are the writers' alone")]
@@ -17,6 +21,10 @@ mod program;
 #[allow(dead_code, reason = "only the texts are of use here")]
 #[path = "../../../millpond-preload/src/report/reason.rs"]
 mod reason;
+mod tally;
+#[allow(dead_code, reason = "some of it is the writers' alone")]
+#[path = "../../../millpond-preload/src/report/told.rs"]
+mod told;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -30,6 +38,7 @@ use clap::ValueEnum;
 
 use self::explain::Explained;
 pub use self::program::find;
+use self::tally::Tally;
 use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.
@@ -154,6 +163,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Err(error) => error,
         }
     } else {
+        let tally = tally(args, &mut command);
+        tally.as_ref().inspect(|tally| tally.leave());
         command.exec()
     };
     let status = match error.kind() {
@@ -166,20 +177,31 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Runs the program as a child, to its end. `Err` inside: it could not be started.
 fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>> {
+    let mut tally = None;
     let explained = if args.stats || args.explain {
         let explained = Explained::new(args.report.as_ref(), args.json, args.explain)?;
         // What is told says more than the program's own line.
         command.env(explain::VARIABLE, explained.name()?).env(QUIET, "1");
         Some(explained)
     } else {
+        tally = self::tally(args, command);
         None
     };
     let status = match kept::run(command, args.mode == Mode::Back, args.quiet)? {
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };
+    tally.inspect(Tally::say);
     explained.map_or(Ok(()), |explained| explained.say(status))?;
     Ok(Ok(kept::end_as(status)))
+}
+
+/// What says the line if the program can't. Without a memory file it goes without.
+fn tally(args: &Args, command: &mut Command) -> Option<Tally> {
+    if args.quiet {
+        return None;
+    }
+    Tally::new(command, args.backing == Backing::Direct).ok()
 }
 
 /// What the preload library reads when it is loaded.

@@ -44,7 +44,7 @@ pub const LOCKED: u32 = 2;
 pub const PROCESS_LOCKED: u32 = 4;
 /// Mapped, in a way that shows what the kernel has.
 pub const MAPPED: u32 = 8;
-/// The report has it.
+/// What the report has of it stays: it is not counted, or was told.
 const COUNTED: u32 = 16;
 /// Another process has the description, too.
 pub const SHARED: u32 = 32;
@@ -76,6 +76,8 @@ pub fn begin(fd: RawFd, flags: i32) -> bool {
     let Some(watch) = of(fd) else { return false };
     let is_writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
     watch.reset(if is_writable { WRITABLE } else { 0 }, needed());
+    // From here on, as nobody can count it when the program is killed.
+    counts::count_file_passed(Reason::Once);
     if config::is_explained() {
         watch.explain(fd);
     }
@@ -228,7 +230,9 @@ impl Watch {
 
     /// It is adopted, and counted as served.
     pub fn note_served(&self) {
-        self.note(COUNTED);
+        if self.flags.fetch_or(COUNTED, Relaxed) & COUNTED == 0 {
+            counts::uncount_file_passed(self.reason());
+        }
     }
 
     pub fn reason(&self) -> Reason {
@@ -242,16 +246,17 @@ impl Watch {
     }
 
     pub fn set_reason(&self, reason: Reason) {
-        self.reason.store(reason as u32, Relaxed);
+        let old = Reason::of_bits(self.reason.swap(reason as u32, Relaxed));
+        if self.flags() & COUNTED == 0 {
+            counts::uncount_file_passed(old);
+            counts::count_file_passed(reason);
+        }
         self.row().inspect(|row| row.left(reason));
     }
 
-    /// The number is given up, or the program ends: into the report, once.
+    /// The number is given up, or the program ends: in the report it is what it is.
     pub fn tell(&self) {
-        if self.flags() & COUNTED == 0 {
-            self.flags.fetch_or(COUNTED, Relaxed);
-            counts::count_file_passed(self.reason());
-        }
+        self.note(COUNTED);
     }
 }
 

@@ -120,13 +120,18 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 
 /// `call` makes a second number for what `fd` is: in one step, as `fd` may become another description's
 /// (`several.G1`).
-fn duplicate(fd: c_int, call: impl FnOnce() -> isize) -> c_int {
+fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
     if thread::record().is_inside() {
         return to_libc(call()) as c_int;
     }
     section::run(|_| {
         let mut registry = registry::lock();
-        let new = to_libc(call()) as c_int;
+        let mut new = call();
+        if new == -(libc::EMFILE as isize) && registry.shed() {
+            // The numbers that the engine had are free now.
+            new = call();
+        }
+        let new = to_libc(new) as c_int;
         if new >= 0 {
             registry.share(fd, new);
         }

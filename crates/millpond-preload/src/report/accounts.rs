@@ -85,6 +85,11 @@ fn count(index: usize) {
     }
 }
 
+/// The cache has shrunk for want of memory.
+pub fn count_shrunk() {
+    count(SHRUNK);
+}
+
 /// A file outside of the served directories was opened.
 pub fn count_outside() {
     count(OUTSIDE);

@@ -1,4 +1,7 @@
-//! What is counted, and how it is said.
+//! What is counted, and how it is said to programs; see `told` for people.
+//!
+//! Threads count in blocks (`runtime::block`), whose sums only grow, over an exec too. What one line has told, the
+//! next one does not.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -6,38 +9,53 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond::{Backing, Stats};
 
-use crate::report::reason::{REASONS, Reason};
+use crate::report::accounts;
+use crate::report::reason::Reason;
+use crate::report::told::{Direct, Sums};
+use crate::runtime::block::*;
 use crate::runtime::{config, thread};
 
-const _: () = assert!(REASONS.len() <= thread::REASONS_MAX);
+/// What lines have told already.
+pub struct Told([AtomicU64; WORDS]);
 
-static FILES_SERVED: AtomicU64 = AtomicU64::new(0);
-static FILES_PASSED: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
-/// Bytes that an earlier line has told already.
-static PASSED_TOLD: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
-/// Files served through the kernel's cache though direct backing was asked for.
-static FILES_UNDIRECTED: AtomicU64 = AtomicU64::new(0);
-/// How often the cache shrank under memory pressure.
-static SHRUNK: AtomicU64 = AtomicU64::new(0);
-/// Transfers with `O_DIRECT` that an earlier line has told already: reads, writes.
-static DIRECT_TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-/// Bytes served that an earlier line has told already.
-static BYTES_TOLD: AtomicU64 = AtomicU64::new(0);
+impl Told {
+    pub const fn nothing() -> Self {
+        Self([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    /// What is more in `sums`; it is told from here on.
+    pub fn take(&self, mut sums: Sums) -> Sums {
+        for (told, sum) in self.0.iter().zip(&mut sums.0) {
+            *sum = sum.wrapping_sub(told.swap(*sum, Relaxed));
+        }
+        sums
+    }
+
+    pub fn forget(&self) {
+        self.0.iter().for_each(|told| told.store(0, Relaxed));
+    }
+}
 
 pub fn count_file_served() {
-    FILES_SERVED.fetch_add(1, Relaxed);
+    thread::record().count(SERVED_FILES, 1);
 }
 
 pub fn count_file_undirected() {
-    FILES_UNDIRECTED.fetch_add(1, Relaxed);
+    thread::record().count(UNDIRECTED_FILES, 1);
 }
 
 pub fn count_shrunk() {
-    SHRUNK.fetch_add(1, Relaxed);
+    thread::record().count(SHRUNK, 1);
+    accounts::count_shrunk();
 }
 
 pub fn count_file_passed(reason: Reason) {
-    FILES_PASSED[reason as usize].fetch_add(1, Relaxed);
+    thread::record().count(PASSED_FILES + reason as usize, 1);
+}
+
+/// It has another reason, or is served.
+pub fn uncount_file_passed(reason: Reason) {
+    thread::record().count(PASSED_FILES + reason as usize, 1_u64.wrapping_neg());
 }
 
 pub fn count_bytes_passed(reason: Reason, result: isize) {
@@ -46,161 +64,56 @@ pub fn count_bytes_passed(reason: Reason, result: isize) {
     }
 }
 
-/// Forgets the counts: in a forked child.
+/// Transfers with O_DIRECT of this engine that are in a block already: reads, writes.
+static DIRECT_NOTED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// In a forked child, which has no engine yet.
 pub fn after_fork() {
-    let single = [&FILES_SERVED, &FILES_UNDIRECTED, &BYTES_TOLD, &SHRUNK];
-    let all = single.into_iter().chain(&DIRECT_TOLD).chain(&FILES_PASSED).chain(&PASSED_TOLD);
-    for count in all {
-        count.store(0, Relaxed);
-    }
+    DIRECT_NOTED.iter().for_each(|noted| noted.store(0, Relaxed));
 }
 
-/// What was counted.
-#[derive(Default)]
-pub struct Counts {
-    served_files: u64,
-    served_bytes: u64,
-    shrunk: u64,
-    /// With direct backing: files that went without, transfers that were direct.
-    undirected_files: u64,
-    direct_reads: u64,
-    direct_writes: u64,
-    /// Per reason: files, bytes.
-    passed: [(u64, u64); REASONS.len()],
+/// What this process has counted, before an exec too, with what the engine has.
+pub fn sums(stats: Option<Stats>) -> Sums {
+    if let Some(stats) = stats {
+        let words = [(DIRECT_READS, stats.direct_reads), (DIRECT_WRITES, stats.direct_writes)];
+        for ((word, count), noted) in words.into_iter().zip(&DIRECT_NOTED) {
+            thread::record().count(word, count - noted.swap(count, Relaxed));
+        }
+    }
+    Sums(thread::sums())
 }
 
-impl Counts {
-    /// What this process has counted since the last time, with what the engine has.
-    pub fn take(stats: Option<Stats>) -> Self {
-        let all = thread::bytes_served();
-        let mut counts = Self {
-            served_files: FILES_SERVED.swap(0, Relaxed),
-            served_bytes: all.saturating_sub(BYTES_TOLD.swap(all, Relaxed)),
-            shrunk: SHRUNK.swap(0, Relaxed),
-            ..Self::default()
-        };
-        if config::get().backing == Backing::Direct {
-            counts.undirected_files = FILES_UNDIRECTED.swap(0, Relaxed);
-            if let Some(stats) = stats {
-                let since = |all: u64, told: &AtomicU64| all - told.swap(all, Relaxed);
-                counts.direct_reads = since(stats.direct_reads, &DIRECT_TOLD[0]);
-                counts.direct_writes = since(stats.direct_writes, &DIRECT_TOLD[1]);
-            }
-        }
-        for (index, passed) in counts.passed.iter_mut().enumerate() {
-            let bytes = thread::bytes_passed(index);
-            let told = PASSED_TOLD[index].swap(bytes, Relaxed);
-            *passed = (FILES_PASSED[index].swap(0, Relaxed), bytes.saturating_sub(told));
-        }
-        counts
-    }
+/// What is told of direct backing.
+pub fn direct() -> Direct {
+    if config::get().backing == Backing::Direct { Direct::All } else { Direct::Nothing }
+}
 
-    fn passed_files(&self) -> u64 {
-        self.passed.iter().map(|(files, _)| files).sum()
+/// The line for programs; `program` is what the process runs.
+pub fn fields(sums: &Sums, program: &str) -> String {
+    let mut line = format!(
+        "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
+        std::process::id(),
+        program,
+        sums.get(SERVED_FILES),
+        sums.get(SERVED_BYTES),
+        sums.passed_files(),
+        sums.passed_bytes(),
+    );
+    for (text, files, bytes) in sums.reasons() {
+        let _ = write!(line, " passed:{text}={files}/{bytes}");
     }
-
-    fn passed_bytes(&self) -> u64 {
-        self.passed.iter().map(|(_, bytes)| bytes).sum()
+    if sums.get(SHRUNK) > 0 {
+        let _ = write!(line, " shrunk={}", sums.get(SHRUNK));
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.served_files + self.served_bytes + self.passed_files() + self.passed_bytes() == 0
-    }
-
-    /// The reasons that count, in words.
-    fn reasons(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
-        REASONS
-            .iter()
-            .zip(self.passed)
-            .filter(|(_, (files, bytes))| files + bytes > 0)
-            .map(|((_, text), (files, bytes))| (*text, files, bytes))
-    }
-
-    /// What is told of direct backing, where that was asked for.
-    fn direct(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let all = [
-            ("direct_reads", self.direct_reads),
-            ("direct_writes", self.direct_writes),
-            ("undirected_files", self.undirected_files),
-        ];
-        all.into_iter().filter(|_| config::get().backing == Backing::Direct)
-    }
-
-    /// The line for programs; `program` is what the process runs.
-    pub fn fields(&self, program: &str) -> String {
-        let mut line = format!(
-            "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
-            std::process::id(),
-            program,
-            self.served_files,
-            self.served_bytes,
-            self.passed_files(),
-            self.passed_bytes(),
+    if direct() == Direct::All {
+        let _ = write!(
+            line,
+            " direct_reads={} direct_writes={} undirected_files={}",
+            sums.get(DIRECT_READS),
+            sums.get(DIRECT_WRITES),
+            sums.get(UNDIRECTED_FILES),
         );
-        for (text, files, bytes) in self.reasons() {
-            let _ = write!(line, " passed:{text}={files}/{bytes}");
-        }
-        if self.shrunk > 0 {
-            let _ = write!(line, " shrunk={}", self.shrunk);
-        }
-        for (name, count) in self.direct() {
-            let _ = write!(line, " {name}={count}");
-        }
-        line.push('\n');
-        line
     }
-
-    /// Adds what lines for programs say.
-    pub fn add(&mut self, lines: &str) {
-        for (name, value) in lines.split_whitespace().filter_map(|field| field.split_once('=')) {
-            let number = value.parse().unwrap_or(0);
-            match name {
-                "served_files" => self.served_files += number,
-                "served_bytes" => self.served_bytes += number,
-                "shrunk" => self.shrunk += number,
-                "direct_reads" => self.direct_reads += number,
-                "direct_writes" => self.direct_writes += number,
-                "undirected_files" => self.undirected_files += number,
-                _ => {
-                    let Some(reason) = name.strip_prefix("passed:") else { continue };
-                    let index = REASONS.iter().position(|(_, text)| *text == reason);
-                    let parts = value.split_once('/').unwrap_or_default();
-                    if let Some(index) = index {
-                        self.passed[index].0 += parts.0.parse::<u64>().unwrap_or(0);
-                        self.passed[index].1 += parts.1.parse::<u64>().unwrap_or(0);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The line for people.
-    pub fn sentence(&self) -> String {
-        let mut line = format!(
-            "millpond: served {} files, {} bytes; passed {} files, {} bytes to the kernel",
-            self.served_files,
-            self.served_bytes,
-            self.passed_files(),
-            self.passed_bytes(),
-        );
-        for (index, (text, files, bytes)) in self.reasons().enumerate() {
-            let lead = if index == 0 { " (" } else { "; " };
-            let _ = write!(line, "{lead}{text}: {files} files, {bytes} bytes");
-        }
-        if self.passed_files() + self.passed_bytes() > 0 {
-            line.push(')');
-        }
-        if self.shrunk > 0 {
-            let _ = write!(line, "; {} times less cache, for want of memory", self.shrunk);
-        }
-        if config::get().backing == Backing::Direct {
-            let _ = write!(
-                line,
-                "; direct: {} reads, {} writes, {} files without",
-                self.direct_reads, self.direct_writes, self.undirected_files,
-            );
-        }
-        line.push('\n');
-        line
-    }
+    line.push('\n');
+    line
 }

@@ -17,13 +17,14 @@ pub const WORD_BYTES: usize = 8;
 
 /// Words of the header: a mark, the moment at which the run began (nanoseconds of CLOCK_MONOTONIC), the
 /// first free unit, rows for which there was no room, opens of files outside the served
-/// directories, processes.
+/// directories, processes; how often a cache shrank for want of memory.
 pub const FORM: usize = 0;
 pub const START: usize = 1;
 pub const NEXT: usize = 2;
 pub const LOST: usize = 3;
 pub const OUTSIDE: usize = 4;
 pub const PROCESSES: usize = 5;
+pub const SHRUNK: usize = 6;
 
 /// Of a whole header, and of a whole row.
 pub const FORM_MARK: u64 = u64::from_le_bytes(*b"mp-run\x001");

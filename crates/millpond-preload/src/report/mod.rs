@@ -11,7 +11,8 @@
 //! With direct backing also ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that
 //! were handed to the kernel with `O_DIRECT`, and served files for which that could not be had.
 //!
-//! Of a program and its children only the program itself speaks to people, for all; see `tally`.
+//! Of a program and its children only the program itself speaks to people, for all; see `tally`. Where it
+//! can't, as a signal has ended it, or a system call of its own, `millpond run` does.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
 //! What `millpond run --explain` and `--stats` tell is counted apart, by file: `accounts`.
@@ -25,18 +26,29 @@ pub mod lines;
 mod named;
 pub mod reason;
 pub mod tally;
+#[allow(dead_code, reason = "some of it is `millpond run`'s alone")]
+mod told;
 
 use std::os::fd::RawFd;
 
 use millpond::Stats;
 
-use crate::report::counts::Counts;
+use crate::report::counts::Told;
+use crate::report::told::Sums;
+// `told` is compiled into `millpond run`, too, which has its own places for these.
+use crate::runtime::block;
 use crate::runtime::{config, section};
+
+/// In lines for programs, or to the main process; and, in that, in lines for people.
+static TOLD: Told = Told::nothing();
+static TOLD_PEOPLE: Told = Told::nothing();
 
 /// When the library is loaded: which numbers are the report's.
 pub fn initialise() -> impl Iterator<Item = RawFd> {
     accounts::initialise();
     let tally = tally::initialise();
+    // Before its exec this process has told of itself.
+    TOLD.take(counts::sums(None));
     let is_told = !config::get().is_quiet && tally.is_some();
     let stderr = if is_told { lines::keep_stderr(libc::STDERR_FILENO) } else { None };
     tally.into_iter().chain(stderr)
@@ -45,6 +57,8 @@ pub fn initialise() -> impl Iterator<Item = RawFd> {
 /// In a forked child.
 pub fn after_fork() {
     counts::after_fork();
+    TOLD.forget();
+    TOLD_PEOPLE.forget();
     lines::after_fork();
     tally::after_fork();
     accounts::after_fork();
@@ -54,36 +68,37 @@ pub fn after_fork() {
 /// is called first: it counts what was not counted yet, and tells what the engine has done.
 pub fn say(last: fn() -> Option<Stats>) {
     section::run(|_| {
-        let mut counts = tell_programs(last());
-        if !tally::is_own() {
-            if !counts.is_empty() {
-                tally::append(&counts.fields("-"));
-            }
+        let own = counts::sums(last());
+        tell(own.clone());
+        if !tally::is_own() || config::get().is_quiet {
             return;
         }
-        counts.add(&tally::take());
-        if !config::get().is_quiet && !counts.is_empty() {
-            lines::say(&counts.sentence());
+        let mut all = own;
+        let children = tally::of_children();
+        children.0.iter().enumerate().for_each(|(word, count)| all.add(word, *count));
+        let all = TOLD_PEOPLE.take(all);
+        tally::note_said();
+        if !all.is_empty() {
+            lines::say(&all.sentence(counts::direct()));
         }
     });
 }
 
 /// Before exec: the same program goes on under another name, so the line for people can wait.
 pub fn put_by(last: fn() -> Option<Stats>) {
-    section::run(|_| {
-        let counts = tell_programs(last());
-        if !counts.is_empty() {
-            tally::append(&counts.fields("-"));
-        }
-    });
+    section::run(|_| tell(counts::sums(last())));
 }
 
-fn tell_programs(stats: Option<Stats>) -> Counts {
-    let counts = Counts::take(stats);
-    if let Some(path) = &config::get().report_file
-        && !counts.is_empty()
-    {
-        lines::append(path, &counts.fields(&lines::program()));
+/// Tells programs, and the main process if this is a child: what is new in `sums`.
+fn tell(sums: Sums) {
+    let new = TOLD.take(sums);
+    if new.is_empty() {
+        return;
     }
-    counts
+    if let Some(path) = &config::get().report_file {
+        lines::append(path, &counts::fields(&new, &lines::program()));
+    }
+    if !tally::is_own() {
+        tally::add(&new);
+    }
 }

@@ -1,29 +1,40 @@
 //! One report for a program and all its children.
 //!
-//! The first process that loads the library, the *main* one, keeps a tally: a memory file that it
-//! names to its children in `MILLPOND_TALLY` (`named`). Each child appends its own line there when it ends,
-//! and says nothing itself: its standard error may be somebody's input. At its end the main process
-//! adds the lines up. Children that outlive it are not counted.
+//! The *main* process keeps a tally: a memory file (`told` has its form) that it names to its children in
+//! `MILLPOND_TALLY` (`named`). `millpond run` makes it for the process that becomes the program, and names it by
+//! `/proc/self`; where nobody did, the first process that loads the library does. Each child adds what it has
+//! counted when it ends, and says nothing itself: its standard error may be somebody's input. At its
+//! end the main process says all. Children that outlive it are not counted, nor are those that are killed.
+//!
+//! The main process counts in the tally, so that `millpond run` can say the line where the program could not.
 //!
 //! A main process that execs another program stays the main one: the memory file goes along.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
 
-use crate::report::{lines, named};
+use crate::report::named;
+use crate::report::told::*;
+use crate::runtime::block::WORDS;
 use crate::runtime::budget::Budget;
-use crate::runtime::config;
 use crate::runtime::sys::sys;
+use crate::runtime::{blocks, config, thread};
 
 const VARIABLE: &CStr = c"MILLPOND_TALLY";
 const NONE: RawFd = -1;
+const PAGE: usize = 4096;
+
+const _: () = assert!(BUDGET + size_of::<Budget>() <= BLOCKS_AT);
+const _: () = assert!(BLOCK_BYTES == size_of::<blocks::Block>());
 
 /// The memory file, in the main process.
 static OWN: AtomicI32 = AtomicI32::new(NONE);
+/// Its first page, mapped, in the main process; else null.
+static HEAD: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Finds out whether this is the main process, and makes the tally if so: its number.
+/// Finds out whether this is the main process, and makes the tally if so: its number. No other thread exists.
 pub fn initialise() -> Option<RawFd> {
     // SAFETY: the name is NUL-terminated; nothing changes the environment while programs load.
     let named = unsafe {
@@ -31,19 +42,32 @@ pub fn initialise() -> Option<RawFd> {
         (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
     };
     let fd = match named {
-        None => make()?,
-        Some(path) => {
-            // Before exec this was the main process already.
-            let own = path.strip_prefix(&format!("/proc/{}/fd/", std::process::id()))?;
-            let fd = own.split(':').next()?.parse().ok()?;
-            if named::text(fd)?.to_bytes() != path.as_bytes() {
-                return None;
-            }
-            set_close_on_exec(fd, true);
+        None => {
+            let fd = make()?;
+            name(fd)?;
             fd
         }
+        Some(path) => inherited(&path)?,
     };
+    count_in(fd)?;
     OWN.store(fd, Relaxed);
+    Some(fd)
+}
+
+/// The number at which this process has had the tally since before its exec, if it is the main one.
+fn inherited(path: &str) -> Option<RawFd> {
+    let own = format!("/proc/{}/fd/", std::process::id());
+    let is_from_run = path.starts_with(BY_SELF);
+    let number = path.strip_prefix(if is_from_run { BY_SELF } else { &own })?;
+    let (number, id) = number.split_once(':')?;
+    let fd = number.parse().ok()?;
+    if named::text(fd)?.to_str().ok()?.split_once(':')?.1 != id {
+        return None;
+    }
+    if is_from_run {
+        name(fd)?;
+    }
+    set_close_on_exec(fd, true);
     Some(fd)
 }
 
@@ -60,40 +84,54 @@ fn make() -> Option<RawFd> {
         sys!(libc::SYS_close, low);
         fd as RawFd
     };
-    if fd < 0 {
-        return None;
-    }
-    if lines_start() > 0 {
-        // SAFETY: no memory involved.
-        unsafe { sys!(libc::SYS_ftruncate, fd, lines_start()) };
-    }
-    let name = named::text(fd)?;
-    // SAFETY: both are NUL-terminated, and no other thread runs while the program loads.
-    unsafe { libc::setenv(VARIABLE.as_ptr(), name.as_ptr(), 1) };
-    Some(fd)
+    // SAFETY: no memory involved.
+    (fd >= 0 && unsafe { sys!(libc::SYS_ftruncate, fd, FILE_BYTES) } == 0).then_some(fd)
 }
 
-/// The budget that lies in front of the lines, mapped; where the cache is shared.
-pub fn map_budget() -> Option<*mut Budget> {
-    let own = OWN.load(Relaxed);
-    let fd = if own == NONE { named::open(VARIABLE, libc::O_RDWR)? } else { own };
+/// Names the tally to children.
+fn name(fd: RawFd) -> Option<()> {
+    let name = named::text(fd)?;
+    // SAFETY: both are NUL-terminated, and no other thread runs while the program loads.
+    (unsafe { libc::setenv(VARIABLE.as_ptr(), name.as_ptr(), 1) } == 0).then_some(())
+}
+
+/// Maps it, and has threads count there.
+fn count_in(fd: RawFd) -> Option<()> {
+    let head = map(fd, 0, FILE_BYTES)?;
+    HEAD.store(head.cast(), Relaxed);
+    word(MARK).inspect(|mark| mark.store(FORM, Relaxed));
+    // Each byte is a sign to who waits for the end of this process.
+    word(LOADED).inspect(|loaded| loaded.store(u64::MAX, Relaxed));
+    // SAFETY: mapped for good, and it is the main process's to write.
+    unsafe { thread::share_blocks(head.wrapping_byte_add(BLOCKS_AT).cast(), BLOCKS_MAX) };
+    Some(())
+}
+
+fn map(fd: RawFd, offset: usize, bytes: usize) -> Option<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of our own memory file, whose head nobody cuts; the descriptor is ours if it was
-    // opened here.
-    let mapped = unsafe {
-        let mapped =
-            sys!(libc::SYS_mmap, 0, size_of::<Budget>(), protection, libc::MAP_SHARED, fd, 0);
-        if own == NONE {
-            sys!(libc::SYS_close, fd);
-        }
-        mapped
-    };
+    // SAFETY: a new mapping of the tally, which nobody cuts.
+    let mapped =
+        unsafe { sys!(libc::SYS_mmap, 0, bytes, protection, libc::MAP_SHARED, fd, offset) };
     (!(-4095..0).contains(&mapped)).then(|| std::ptr::with_exposed_provenance_mut(mapped as usize))
 }
 
-/// Where the lines begin.
-fn lines_start() -> usize {
-    if config::get().is_cache_shared { size_of::<Budget>() } else { 0 }
+/// A word of the first page, in the main process.
+fn word(index: usize) -> Option<&'static AtomicU64> {
+    let head = HEAD.load(Relaxed);
+    // SAFETY: null, or mapped for good; `index` is within a page.
+    (!head.is_null()).then(|| unsafe { &*head.add(index) })
+}
+
+/// The budget that lies between the counts, mapped; where the cache is shared.
+pub fn map_budget() -> Option<*mut Budget> {
+    let own = OWN.load(Relaxed);
+    let fd = if own == NONE { named::open(VARIABLE, libc::O_RDWR)? } else { own };
+    let mapped = map(fd, BUDGET, size_of::<Budget>());
+    if own == NONE {
+        // SAFETY: opened here.
+        unsafe { sys!(libc::SYS_close, fd) };
+    }
+    mapped.map(<*mut u8>::cast)
 }
 
 /// Whether this is the main process.
@@ -101,8 +139,9 @@ pub fn is_own() -> bool {
     OWN.load(Relaxed) != NONE
 }
 
-/// In a forked child: the tally is the parent's. The descriptor may be closed.
+/// In a forked child: the tally is the parent's. The descriptor may be closed. Blocks are `thread`'s.
 pub fn after_fork() {
+    HEAD.store(std::ptr::null_mut(), Relaxed);
     let fd = OWN.swap(NONE, Relaxed);
     if fd != NONE {
         // SAFETY: the duplicate of the library's own descriptor that fork made.
@@ -123,29 +162,37 @@ fn set_close_on_exec(fd: RawFd, on: bool) {
     unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETFD, if on { libc::FD_CLOEXEC } else { 0 }) };
 }
 
-/// Adds a line to the main process's tally.
-pub fn append(line: &str) {
-    if let Some(fd) = named::open(VARIABLE, libc::O_WRONLY | libc::O_APPEND) {
-        lines::append_to(fd, line);
+/// Adds what a child has counted to the main process's tally.
+pub fn add(sums: &Sums) {
+    let Some(fd) = named::open(VARIABLE, libc::O_RDWR) else { return };
+    let head = map(fd, 0, PAGE);
+    // SAFETY: opened above. `map` has mapped a page, of which nobody else here knows.
+    unsafe {
+        sys!(libc::SYS_close, fd);
+        let Some(head) = head else { return };
+        let words = head.cast::<AtomicU64>();
+        if (*words.add(MARK)).load(Relaxed) == FORM {
+            for (index, sum) in sums.0.iter().enumerate().filter(|(_, sum)| **sum != 0) {
+                (*words.add(CHILDREN / WORD_BYTES + index)).fetch_add(*sum, Relaxed);
+            }
+        }
+        sys!(libc::SYS_munmap, head, PAGE);
     }
 }
 
-/// The lines so far, emptying the tally.
-pub fn take() -> String {
-    let fd = OWN.load(Relaxed);
-    let mut text = Vec::new();
-    let mut part = [0u8; 4096];
-    loop {
-        // SAFETY: the kernel writes at most the length of `part`.
-        let read = unsafe {
-            sys!(libc::SYS_pread64, fd, part.as_mut_ptr(), part.len(), lines_start() + text.len())
-        };
-        match usize::try_from(read) {
-            Ok(bytes) if bytes > 0 => text.extend_from_slice(&part[..bytes]),
-            _ => break,
+/// What children have added so far.
+pub fn of_children() -> Sums {
+    let mut sums = Sums::none();
+    for index in 0..WORDS {
+        if let Some(word) = word(CHILDREN / WORD_BYTES + index) {
+            sums.add(index, word.load(Relaxed));
         }
     }
-    // SAFETY: no memory involved.
-    unsafe { sys!(libc::SYS_ftruncate, fd, lines_start()) };
-    String::from_utf8_lossy(&text).into_owned()
+    sums
+}
+
+/// The line is about to be said here: not by `millpond run` after all. Relaxed: who reads it waits for the end of
+/// this process first.
+pub fn note_said() {
+    word(SAID).inspect(|said| said.store(1, Relaxed));
 }

@@ -29,7 +29,11 @@
 //! - I3. Who waits for a claimant names nothing meanwhile.
 //! - I4. A handler's calls nest in the word of its thread; what it interrupts may be restarted, and
 //!   stays named. There is room for three: with more the word says *any number*, until the
-//!   outermost of them ends.
+//!   outermost of them ends. So three jumps out of calls (`longjmp`) end adoption in a process for good. To
+//!   notice a jump by the stack pointer (an outermost call that begins where an earlier one was, or above, has
+//!   lost it) would take one more store for each call, and be wrong on a signal stack that lies above the frame which
+//!   was interrupted; with SS_AUTODISARM the kernel does not tell whether that is so. Then a call of the
+//!   kernel's would go on unnamed, and bytes could be lost: rather no adoption.
 //! - I5. A description that has, or had, several numbers is not claimed: a call may go on by one of
 //!   them that was closed meanwhile, and is another file's now. Several descriptions of one file may
 //!   be, each by its one number: a call that goes on by a number that was closed holds a description

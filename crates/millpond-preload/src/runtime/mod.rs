@@ -2,6 +2,8 @@
 //! the kernel.
 
 pub mod alloc;
+pub mod block;
+pub mod blocks;
 pub mod budget;
 pub mod c;
 pub mod cancel;

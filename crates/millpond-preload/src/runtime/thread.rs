@@ -3,7 +3,7 @@
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
 //! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
 //! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
-//! adopted, how deep it is *inside* the library, the bytes it was served, and those it was not.
+//! adopted, how deep it is *inside* the library; and where its counts are (`block`).
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -11,6 +11,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 
+use crate::runtime::block::{PASSED_BYTES, REASONS_MAX, SERVED_BYTES, WORDS};
+use crate::runtime::blocks::{self, Block};
 use crate::runtime::cancel::request::{self, CancelRequest, Mark};
 use crate::runtime::in_flight::{Before, InFlight, after_claim};
 use crate::runtime::reading::{Readers, Sections};
@@ -34,16 +36,12 @@ pub struct Record {
     /// One more than the number of the thread's timer, if it has one; see `cancel`.
     timer: AtomicI32,
     tid: AtomicI32,
-    bytes_served: AtomicU64,
-    /// What `bytes_served` was at the thread's last miss.
+    /// Set when the record is made; another when [`share_blocks`] says so.
+    block: AtomicPtr<Block>,
+    /// What the bytes served were at the thread's last miss.
     bytes_at_miss: AtomicU64,
     next: AtomicPtr<Record>,
-    /// Bytes that the kernel moved, by why: see `count_passed`.
-    bytes_passed: [AtomicU64; REASONS_MAX],
 }
-
-/// For so many reasons bytes are counted.
-pub const REASONS_MAX: usize = 32;
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
@@ -169,28 +167,44 @@ impl Record {
         Some(self.mask.load(Relaxed))
     }
 
+    #[inline]
+    fn word(&self, word: usize) -> &'static AtomicU64 {
+        // SAFETY: set when the record was made, to a block that is never unmapped.
+        unsafe { &*self.block.load(Relaxed) }.word(word)
+    }
+
+    fn bytes_served(&self) -> u64 {
+        self.word(SERVED_BYTES).load(Relaxed)
+    }
+
     /// Adds to the bytes that this thread was served. A handler that interrupts between the load
     /// and the store loses its own addition: a count, nothing that anything depends on.
     #[inline]
     pub fn count_served(&self, bytes: u64) {
-        self.bytes_served.store(self.bytes_served.load(Relaxed) + bytes, Relaxed);
+        let count = self.word(SERVED_BYTES);
+        count.store(count.load(Relaxed) + bytes, Relaxed);
     }
 
     /// Adds to the bytes that the kernel moved for this thread, for a reason; as `count_served`.
     #[inline]
     pub fn count_passed(&self, reason: usize, bytes: u64) {
-        let count = &self.bytes_passed[reason % REASONS_MAX];
+        let count = self.word(PASSED_BYTES + reason.min(REASONS_MAX - 1));
         count.store(count.load(Relaxed) + bytes, Relaxed);
+    }
+
+    /// Adds to a word of the block, around which it may wrap; no addition is lost.
+    pub fn count(&self, word: usize, count: u64) {
+        self.word(word).fetch_add(count, Relaxed);
     }
 
     /// Whether the thread had a hit since its last miss.
     pub fn has_hit(&self) -> bool {
-        self.bytes_served.load(Relaxed) != self.bytes_at_miss.load(Relaxed)
+        self.bytes_served() != self.bytes_at_miss.load(Relaxed)
     }
 
     /// The thread has missed, and its bytes are counted.
     pub fn note_miss(&self) {
-        self.bytes_at_miss.store(self.bytes_served.load(Relaxed), Relaxed);
+        self.bytes_at_miss.store(self.bytes_served(), Relaxed);
     }
 }
 
@@ -306,27 +320,48 @@ fn claim() -> &'static Record {
 
 const CHUNK_BYTES: usize = 4096;
 
+const RECORDS_IN_CHUNK: usize = CHUNK_BYTES / size_of::<Record>();
+
 /// The first records, without a system call: most processes have few threads, and do not live long.
-static FIRST: [Record; CHUNK_BYTES / size_of::<Record>()] =
+static FIRST: [Record; RECORDS_IN_CHUNK] =
     // SAFETY: as in `make_chunk`.
     unsafe { MaybeUninit::zeroed().assume_init() };
 static IS_FIRST_USED: AtomicBool = AtomicBool::new(false);
 
 /// Fresh records. Straight from the kernel: a signal handler may need one.
 fn make_chunk() -> &'static [Record] {
-    if !IS_FIRST_USED.swap(true, Relaxed) {
-        return &FIRST;
+    let records = if !IS_FIRST_USED.swap(true, Relaxed) {
+        &FIRST[..]
+    } else {
+        let chunk = blocks::map(CHUNK_BYTES).cast();
+        // SAFETY: a new private mapping, never unmapped. Zero bytes are a valid, unclaimed `Record`, once it has
+        // its block: atomics of zero and null pointers.
+        unsafe { std::slice::from_raw_parts(chunk, RECORDS_IN_CHUNK) }
+    };
+    let blocks = blocks::take(RECORDS_IN_CHUNK);
+    for (index, record) in records.iter().enumerate() {
+        record.block.store(blocks.wrapping_add(index), Relaxed);
     }
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping. Zero bytes are a valid, unclaimed `Record`: atomics of zero
-    // and a null pointer. It is never unmapped.
-    unsafe {
-        let chunk = sys!(libc::SYS_mmap, 0, CHUNK_BYTES, prot, flags, -1isize, 0);
-        if (-4095..0).contains(&chunk) {
-            std::process::abort();
+    records
+}
+
+/// While the library is loaded: from here on threads count in `shared`, of which there are `max`.
+///
+/// # Safety
+///
+/// They are never unmapped, no other thread exists, and nobody else writes there.
+pub unsafe fn share_blocks(shared: *mut Block, max: usize) {
+    record();
+    blocks::share(shared, max);
+    let blocks = blocks::take(RECORDS_IN_CHUNK);
+    // All records that there are.
+    for (index, record) in FIRST.iter().enumerate() {
+        let old = record.block.swap(blocks.wrapping_add(index), Relaxed);
+        for word in 0..WORDS {
+            // SAFETY: blocks are never unmapped.
+            record.count(word, unsafe { &*old }.word(word).load(Relaxed));
         }
-        std::slice::from_raw_parts(chunk as *const Record, CHUNK_BYTES / size_of::<Record>())
+        record.note_miss();
     }
 }
 
@@ -410,6 +445,7 @@ pub fn initialise() {
 
 /// In a forked child: the records of all other threads are free.
 pub fn after_fork() {
+    blocks::unshare();
     let own = local::get();
     for_each(|record| {
         if !std::ptr::eq(record, own) {
@@ -424,9 +460,8 @@ pub fn after_fork() {
         }
         record.request.cool_down();
         record.timer.store(0, Relaxed);
-        record.bytes_served.store(0, Relaxed);
+        (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
         record.bytes_at_miss.store(0, Relaxed);
-        record.bytes_passed.iter().for_each(|count| count.store(0, Relaxed));
     });
     if let Some(own) = try_record() {
         // SAFETY: no precondition.
@@ -437,18 +472,15 @@ pub fn after_fork() {
     unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };
 }
 
-/// Bytes served to all threads, ended ones included.
-pub fn bytes_served() -> u64 {
-    let mut sum = 0;
-    for_each(|record| sum += record.bytes_served.load(Relaxed));
-    sum
-}
-
-/// Bytes that the kernel moved for this reason, for all threads, ended ones included.
-pub fn bytes_passed(reason: usize) -> u64 {
-    let mut sum = 0;
-    for_each(|record| sum += record.bytes_passed[reason].load(Relaxed));
-    sum
+/// What all threads have counted, ended ones included.
+pub fn sums() -> [u64; WORDS] {
+    let mut sums = [0_u64; WORDS];
+    for_each(|record| {
+        for (word, sum) in sums.iter_mut().enumerate() {
+            *sum = sum.wrapping_add(record.word(word).load(Relaxed));
+        }
+    });
+    sums
 }
 
 /// After a claim: waits until no thread names one of `fds`, for as long as `goes_on` says so. Whether

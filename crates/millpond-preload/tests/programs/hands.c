@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -174,10 +175,115 @@ static void missed(void)
 	fd = make("missed", 1);
 	CHECK(ftruncate(fd, 16384L * PAGE) == 0);
 	use(fd);
+	/* From here on the kernel's bytes are not copied without a frame. */
+	CHECK(pwrite(fd, page, PAGE, 0) == PAGE);
 	for (long i = 0; i < 40000; i++)
 		CHECK(pread(fd, page, PAGE, i * 7919 % 16384 * PAGE) == PAGE);
 	close(fd);
 }
+
+/* ---- a file that is not written to takes no memory, and is what others make of it ---- */
+
+enum { MAPPED_PAGES = 1024 };
+
+static void check_page(long at, char version)
+{
+	long half[2] = {0};
+	CHECK(pread(fd, page, PAGE, at * PAGE) == PAGE);
+	memcpy(half, page, sizeof half[0]);
+	memcpy(half + 1, page + PAGE - sizeof half[1], sizeof half[1]);
+	CHECK(half[0] == at * 256 + version && half[1] == half[0]);
+}
+
+static void write_pages(int number, char version)
+{
+	for (long at = 0; at < MAPPED_PAGES; at++) {
+		long word = at * 256 + version;
+		memset(page, version, PAGE);
+		memcpy(page, &word, sizeof word);
+		memcpy(page + PAGE - sizeof word, &word, sizeof word);
+		CHECK(pwrite(number, page, PAGE, at * PAGE) == PAGE);
+	}
+}
+
+static void read_pages(int rounds, char version)
+{
+	for (long i = 0; i < (long)rounds * MAPPED_PAGES; i++)
+		check_page(i * 7919 % MAPPED_PAGES, version);
+	char end[100];
+	CHECK(pread(fd, end, sizeof end, MAPPED_PAGES * PAGE - 10) == 10);
+	CHECK(pread(fd, end, sizeof end, MAPPED_PAGES * PAGE) == 0);
+	static char pages[PAGE + 2];
+	CHECK(pread(fd, pages, PAGE + 2, 5 * PAGE - 1) == PAGE + 2);
+	CHECK(pages[0] == 0 && pages[1] == version && pages[PAGE + 1] == version);
+}
+
+static void mapped(void)
+{
+	int new = open("mapped", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	write_pages(new, 1);
+	close(new);
+	fd = open("mapped", O_RDONLY);
+	CHECK(fd >= 0);
+	read_pages(20, 1);
+	/* Another process, which the lease is broken for. */
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0)
+		_exit(system("printf '\\2' | dd of=mapped conv=notrunc bs=1 seek=0 2>/dev/null") != 0);
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(pread(fd, page, 1, 0) == 1 && page[0] == 2);
+	close(fd);
+	/* Descriptors that write: the first write ends it. */
+	fd = open("mapped", O_RDWR);
+	write_pages(fd, 1);
+	close(fd);
+	fd = open("mapped", O_RDWR);
+	read_pages(20, 1);
+	write_pages(fd, 3);
+	read_pages(3, 3);
+	CHECK(ftruncate(fd, PAGE) == 0);
+	check_page(0, 3);
+	CHECK(pread(fd, page, PAGE, PAGE) == 0);
+	close(fd);
+}
+
+#ifdef __x86_64__
+static long raw(long number, long a, long b, long c)
+{
+	long result;
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "a"(number), "D"(a), "S"(b), "d"(c)
+			 : "rcx", "r11", "memory");
+	return result;
+}
+
+/* Cut by who does not wait for the lease, which is taken away unseen: reads end where the file does. */
+static void cut_below(void)
+{
+	int new = open("cut", O_RDWR | O_CREAT | O_TRUNC, 0644);
+	write_pages(new, 1);
+	close(new);
+	fd = open("cut", O_RDONLY);
+	CHECK(fd >= 0);
+	read_pages(20, 1);
+	raw(SYS_fcntl, fd, F_SETLEASE, F_UNLCK);
+	long other = raw(SYS_open, (long)"cut", O_RDWR, 0);
+	CHECK(other >= 0);
+	CHECK(raw(SYS_ftruncate, other, 10 * PAGE, 0) == 0);
+	check_page(9, 1);
+	CHECK(pread(fd, page, PAGE, 20 * PAGE) == 0);
+	CHECK(pread(fd, page, PAGE, 10 * PAGE - 100) == 100);
+	CHECK(raw(SYS_close, other, 0, 0) == 0);
+	close(fd);
+}
+#else
+static void cut_below(void)
+{
+}
+#endif
 
 int main(int count, char **arguments)
 {
@@ -195,6 +301,10 @@ int main(int count, char **arguments)
 		changed(set_append, 1, 200);
 	else if (strcmp(what, "missed") == 0)
 		missed();
+	else if (strcmp(what, "mapped") == 0)
+		mapped();
+	else if (strcmp(what, "cut") == 0)
+		cut_below();
 	else
 		return 2;
 	return 0;

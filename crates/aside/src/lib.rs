@@ -1,0 +1,185 @@
+//! Leaves a process behind that does something when a program has ended, and is no child of that program's.
+//!
+//! For who is about to become that program (exec): whatever ends it, its end is noticed, and it knows nothing of that.
+//!
+//! ```text
+//! caller ------------- (stands still) -----------> goes on, execs the program ............. ends
+//!    \ vfork                        ^ ends                                                   |
+//!     middle: closes, clone --------+                                                        v
+//!                     \
+//!                      aside: own session, sleeps ...............................  sign? job, ends
+//! ```
+//!
+//! - **A1** *No child.* The middle process ends at once and is waited for here, so the kernel gives the one aside to
+//!   init, or to who takes orphans in (`PR_SET_CHILD_SUBREAPER`). Where the caller is that itself there would be a
+//!   child after all: then there is none aside.
+//! - **A2** *Nothing is held.* The process aside has the caller's standard error and the two descriptors that it was
+//!   given, and no others; its directory is the root. The middle one sees to that, so it is so before the
+//!   caller goes on.
+//! - **A3** *Not disturbed.* It has a session of its own, and all signals are blocked: what a terminal sends, or
+//!   somebody to a process group, does not end it. SIGKILL does.
+//! - **A4** *Memory is used by one at a time.* All three have the caller's memory, as for `vfork`. The caller stands
+//!   still for the middle one. The one aside touches nothing but the stack it was given until the caller's
+//!   process is gone. If the program has left its *sign* there was an exec: then nobody else has this memory,
+//!   which is as it was when the caller called exec. Without a sign the caller may have been killed amid anything:
+//!   the one aside ends.
+//!
+//! Why shared: a copy of the tables of pages, which `fork` makes, took 0.13 ms of each start of the command `millpond
+//! run`. Why two steps: with the program as its parent it would be a child where that asks for all
+//! of its children (`__WALL`, `/proc/PID/task/TID/children`).
+
+#![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+#![cfg(target_os = "linux")]
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Of the job's; the middle process needs a frame or two.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What the middle process is told. It is on the caller's stack, which stands still.
+struct Middle<'a, J> {
+    program: BorrowedFd<'a>,
+    file: BorrowedFd<'a>,
+    aside: *mut Aside<J>,
+    is_left: bool,
+}
+
+/// What the process aside is told; never freed.
+struct Aside<J> {
+    sign_at: i64,
+    job: J,
+    /// The end of its stack.
+    stack: *mut c_void,
+}
+
+/// Leaves a process behind that sleeps until this one, which becomes a program by exec, has ended; `program` is a pidfd of
+/// this process. Then it does `job` with a duplicate of `file`, if the program has put a *sign* there, a byte that
+/// is not zero at `sign_at`; and ends. Whether there is such a process: it needs room for two, and init must
+/// be somebody else.
+///
+/// To be called by the only thread, right before the exec. Locks that exec holds (std's, of the environment)
+/// are held in the job; a panic in it is as good as its end.
+pub fn leave<J>(program: BorrowedFd, file: BorrowedFd, sign_at: i64, job: J) -> bool
+where
+    J: FnOnce(OwnedFd) + 'static,
+{
+    // A1.
+    if takes_orphans() {
+        return false;
+    }
+    let (Some(stack), Some(aside_stack)) = (make_stack(), make_stack()) else { return false };
+    let aside = Box::into_raw(Box::new(Aside { sign_at, job, stack: aside_stack }));
+    let mut middle = Middle { program, file, aside, is_left: false };
+    with_signals_blocked(|| {
+        // No signal when it ends: the program may have SIGCHLD blocked, and would find one.
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK;
+        // SAFETY: `run_middle` expects what it is given. `middle` and the stack outlive the process, which has
+        // ended when it was waited for; it runs in this memory while this thread, the only one, stands
+        // still (A4).
+        unsafe {
+            let pid = libc::clone(run_middle::<J>, stack, flags, (&raw mut middle).cast());
+            while pid > 0
+                && libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) < 0
+                && *libc::__errno_location() == libc::EINTR
+            {}
+        }
+    });
+    // The stacks stay, as this memory is about to be another's.
+    middle.is_left
+}
+
+/// The end of a new stack.
+fn make_stack() -> Option<*mut c_void> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
+    // SAFETY: a new mapping.
+    unsafe {
+        let stack = libc::mmap(std::ptr::null_mut(), STACK_BYTES, protection, flags, -1, 0);
+        (stack != libc::MAP_FAILED).then(|| stack.byte_add(STACK_BYTES))
+    }
+}
+
+/// Whether a process without a parent would become our child.
+fn takes_orphans() -> bool {
+    let mut is_reaper: c_int = 0;
+    // SAFETY: the kernel fills `is_reaper`.
+    unsafe {
+        libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut is_reaper);
+        is_reaper != 0 || libc::getpid() == 1
+    }
+}
+
+/// A3, for who is started in `call`; ours are as before when it is over.
+fn with_signals_blocked(call: impl FnOnce()) {
+    let mut all = std::mem::MaybeUninit::uninit();
+    let mut before = std::mem::MaybeUninit::uninit();
+    // SAFETY: both are filled before they are read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        call();
+        libc::sigprocmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// The middle process, in memory that the caller will use again: it leaves nothing changed but `middle`.
+extern "C" fn run_middle<J>(middle: *mut c_void) -> c_int
+where
+    J: FnOnce(OwnedFd) + 'static,
+{
+    // SAFETY: given by `leave`, which stands still.
+    let middle = unsafe { &mut *middle.cast::<Middle<J>>() };
+    if has_only(middle.program, middle.file) {
+        // SAFETY: `run_aside` expects what it is given, which is never freed, nor is its stack; what it does in
+        // this memory: A4.
+        middle.is_left = unsafe {
+            let stack = (*middle.aside).stack;
+            libc::clone(run_aside::<J>, stack, libc::CLONE_VM | libc::SIGCHLD, middle.aside.cast())
+                > 0
+        };
+    }
+    0
+}
+
+/// A2: the numbers 0 and 1 become those two, 2 stays, and no others are open.
+fn has_only(first: BorrowedFd, second: BorrowedFd) -> bool {
+    // SAFETY: this process's own descriptors: it shares memory with the caller, but not those.
+    unsafe {
+        // Out of each other's way first.
+        let first = libc::fcntl(first.as_raw_fd(), libc::F_DUPFD, 3);
+        let second = libc::fcntl(second.as_raw_fd(), libc::F_DUPFD, 3);
+        first >= 0
+            && second >= 0
+            && libc::dup2(first, 0) == 0
+            && libc::dup2(second, 1) == 1
+            && libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) == 0
+            && libc::chdir(c"/".as_ptr()) == 0
+    }
+}
+
+/// The process aside.
+extern "C" fn run_aside<J>(aside: *mut c_void) -> c_int
+where
+    J: FnOnce(OwnedFd) + 'static,
+{
+    let mut program = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+    let mut sign = 0_u8;
+    // SAFETY: A4. Three system calls first, which touch this stack alone: libc's `errno` is the caller's, too, and
+    // is written only by a call that fails. All signals are blocked, so none is interrupted. Beyond the
+    // sign this memory is this process's alone, and so is the job, which is taken once. Descriptor 1 was made
+    // by `has_only`, and nobody else knows of it. The process ends here.
+    unsafe {
+        libc::setsid();
+        if libc::poll(&raw mut program, 1, -1) == 1 {
+            let sign_at = (&raw const (*aside.cast::<Aside<J>>()).sign_at).read();
+            if libc::pread(1, (&raw mut sign).cast(), 1, sign_at) == 1 && sign != 0 {
+                let job = (&raw const (*aside.cast::<Aside<J>>()).job).read();
+                // It must not unwind into what called this.
+                let job = std::panic::AssertUnwindSafe(|| job(OwnedFd::from_raw_fd(1)));
+                let _ = std::panic::catch_unwind(job);
+            }
+        }
+        libc::_exit(0)
+    }
+}

@@ -1,0 +1,93 @@
+//! The line at the end, where the program can't say it: it was killed, or has ended by a system call of its own.
+//!
+//! The program counts in a memory file of ours (`told`, and the preload library's `report::tally`). Who looks at it
+//! when the program has ended is this process where it stays as its parent; else one that it leaves behind before
+//! it execs (`millpond_aside`), which sleeps until then. That one costs the start of a run 0.1 ms, holds
+//! standard error as long as the program does and no longer, and is nobody's child. It is not there where no process can be had
+//! (`pids.max`, RLIMIT_NPROC), nor beside a program that takes in orphans, which would have it for a child.
+//! Then there is no line if the program is killed.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Command;
+
+use rustix::fs::MemfdFlags;
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::process::{PidfdFlags, Resource, getpid, pidfd_open};
+
+use super::block::WORDS;
+use super::told::*;
+
+/// What the preload library reads.
+const VARIABLE: &str = "MILLPOND_TALLY";
+
+pub struct Tally {
+    file: File,
+    direct: Direct,
+}
+
+impl Tally {
+    /// Made, and named to the process that `command` becomes or starts.
+    pub fn new(command: &mut Command, is_direct: bool) -> io::Result<Self> {
+        let low = rustix::fs::memfd_create("millpond-tally", MemfdFlags::CLOEXEC)?;
+        // Out of the program's way, as the library's own numbers are.
+        let first = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+        let fd = fcntl_dupfd_cloexec(&low, (first / 2).min(1024) as i32).unwrap_or(low);
+        let file = File::from(fd);
+        file.set_len(FILE_BYTES as u64)?;
+        file.write_all_at(&FORM.to_ne_bytes(), (MARK * WORD_BYTES) as u64)?;
+        let metadata = file.metadata()?;
+        let (dev, ino) = (metadata.dev(), metadata.ino());
+        command.env(VARIABLE, format!("{BY_SELF}{}:{dev}:{ino}", file.as_raw_fd()));
+        // The program has it. Nothing else is started before.
+        fcntl_setfd(&file, FdFlags::empty())?;
+        let direct = if is_direct { Direct::Files } else { Direct::Nothing };
+        Ok(Self { file, direct })
+    }
+
+    /// This process becomes the program: somebody else says the line.
+    pub fn leave(&self) {
+        let Ok(own) = pidfd_open(getpid(), PidfdFlags::empty()) else { return };
+        let direct = self.direct;
+        // Whether or not: the program is to run.
+        let sign_at = (LOADED * WORD_BYTES) as i64;
+        let _ = millpond_aside::leave(own.as_fd(), self.file.as_fd(), sign_at, move |file| {
+            Self { file: File::from(file), direct }.say();
+        });
+    }
+
+    /// The program has ended: says the line if it has not.
+    pub fn say(&self) {
+        if let Ok(Some(line)) = self.unsaid() {
+            let _ = io::stderr().write_all(line.as_bytes());
+        }
+    }
+
+    fn unsaid(&self) -> io::Result<Option<String>> {
+        let word = |at: usize| {
+            let mut bytes = [0; WORD_BYTES];
+            self.file.read_exact_at(&mut bytes, at as u64)?;
+            Ok::<_, io::Error>(u64::from_ne_bytes(bytes))
+        };
+        if word(SAID * WORD_BYTES)? != 0 {
+            return Ok(None);
+        }
+        let mut sums = Sums::none();
+        self.add(CHILDREN, 1, &mut sums)?;
+        self.add(BLOCKS_AT, BLOCKS_MAX, &mut sums)?;
+        Ok((!sums.is_empty()).then(|| sums.sentence(self.direct)))
+    }
+
+    fn add(&self, at: usize, blocks: usize, sums: &mut Sums) -> io::Result<()> {
+        let mut bytes = vec![0; blocks * BLOCK_BYTES];
+        self.file.read_exact_at(&mut bytes, at as u64)?;
+        for block in bytes.chunks_exact(BLOCK_BYTES) {
+            for (index, word) in block.chunks_exact(WORD_BYTES).enumerate().take(WORDS) {
+                sums.add(index, u64::from_ne_bytes(word.try_into().expect("eight bytes")));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,25 @@
+//! The counts of a thread, for the report: a block of words that only the thread writes, and everybody may read.
+//!
+//! Where this is the main process of a run they lie in the tally's memory file, which outlives it (`report::told`
+//! has its form, and `millpond run` reads it when the program was killed). A child of fork gets blocks of its own.
+//! So a word is what a thread, and those that had its record before it, have counted in all; what was told
+//! already is kept elsewhere.
+
+/// Words of a block: threads never share a line. Words of files may go up and down in different blocks (a file
+/// that one thread opened is adopted by another): their sum is right, as sums wrap around.
+pub const WORDS: usize = 64;
+pub const SERVED_FILES: usize = 0;
+pub const SERVED_BYTES: usize = 1;
+/// How often the cache shrank under memory pressure.
+pub const SHRUNK: usize = 2;
+/// Files served through the kernel's cache though direct backing was asked for.
+pub const UNDIRECTED_FILES: usize = 3;
+/// Transfers with O_DIRECT: the engine counts them, and they come here when they are told, or before an exec.
+pub const DIRECT_READS: usize = 4;
+pub const DIRECT_WRITES: usize = 5;
+/// A word for each reason: files left to the kernel; bytes that it moved.
+pub const PASSED_FILES: usize = 8;
+pub const PASSED_BYTES: usize = PASSED_FILES + REASONS_MAX;
+pub const REASONS_MAX: usize = 28;
+
+const _: () = assert!(PASSED_BYTES + REASONS_MAX == WORDS);
