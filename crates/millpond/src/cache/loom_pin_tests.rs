@@ -8,6 +8,7 @@ use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
+use crate::cache::link::Link;
 use crate::cache::page::{PageWord, Shown};
 use crate::cache::pin::{Pins, Retiring};
 use crate::cache::step::{self, LinkSlot};
@@ -115,9 +116,13 @@ fn loom_the_last_of_two_views_frees_the_frame() {
     });
 }
 
+/// The link to a node.
+const LINKED: u64 = Link::root(FrameIndex(1), 0).0;
+
 /// A node of a page table that goes from one slot to another.
 struct Node {
     slots: [LinkSlot; 2],
+    epoch: Epoch,
     holds: Pins,
     life: UnsafeCell<u32>,
 }
@@ -128,15 +133,16 @@ unsafe impl Sync for Node {}
 impl Node {
     /// Linked by the first slot, and held by the caller.
     fn new() -> Arc<Node> {
-        let slots = [LinkSlot::new(1), LinkSlot::new(0)];
-        let node = Node { slots, holds: Pins::default(), life: UnsafeCell::new(0) };
+        let slots = [LinkSlot::new(LINKED), LinkSlot::new(0)];
+        let (holds, life) = (Pins::default(), UnsafeCell::new(0));
+        let node = Node { slots, epoch: Epoch::new(), holds, life };
         node.holds.revive();
         Arc::new(node)
     }
 
     fn try_hold(&self, slot: usize) -> bool {
         let slot = &self.slots[slot];
-        slot.follow() == 1 && step::try_hold_linked(&self.holds, slot, |now| now == 1)
+        slot.follow() == LINKED && step::try_hold_linked(&self.holds, slot, |now| now == LINKED)
     }
 
     fn look(&self, life: u32) {
@@ -147,11 +153,11 @@ impl Node {
     /// table.T3: as `Held` does, when it is dropped; then the node is for the other slot.
     fn let_go(&self) {
         if self.holds.unhold_or_kill() {
-            self.slots[0].unlink();
+            self.slots[0].unlink(true, &self.epoch);
             // SAFETY: as above.
             self.life.with_mut(|life| unsafe { *life = 1 });
             self.holds.revive();
-            self.slots[1].try_link(0, 1).unwrap();
+            self.slots[1].try_link(0, LINKED).unwrap();
         }
     }
 }
@@ -167,15 +173,15 @@ fn loom_a_held_node_stays_linked() {
             if node.try_hold(0) {
                 node.look(0);
                 thread::yield_now();
-                assert_eq!(node.slots[0].follow(), 1, "a held node was recycled");
+                assert_eq!(node.slots[0].follow(), LINKED, "a held node was recycled");
                 node.let_go();
             }
         });
         node.look(0);
         node.let_go();
         holder.join().unwrap();
-        assert_eq!(node.slots[0].follow(), 0, "an empty node was left behind");
-        assert_eq!(node.slots[1].follow(), 1);
+        assert!(Link(node.slots[0].follow()).is_none(), "an empty node was left behind");
+        assert_eq!(node.slots[1].follow(), LINKED);
     });
 }
 

@@ -55,6 +55,9 @@ mod loom_tests;
 mod loom_multi_tests;
 
 #[cfg(all(test, loom))]
+mod loom_table_tests;
+
+#[cfg(all(test, loom))]
 mod loom_pin_tests;
 
 #[cfg(all(test, loom))]

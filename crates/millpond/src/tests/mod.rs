@@ -11,6 +11,7 @@ mod misses;
 mod nests;
 mod no_shared_write;
 mod overwrites;
+mod recycled_leaves;
 mod short;
 mod short_reads;
 mod shutdown;
