@@ -11,7 +11,7 @@ use crate::cache::epoch::Epoch;
 use crate::cache::link::Link;
 use crate::cache::page::{PageWord, Shown};
 use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, LinkSlot};
+use crate::cache::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {
@@ -145,6 +145,13 @@ impl Node {
         slot.follow() == LINKED && step::try_hold_linked(&self.holds, slot, |now| now == LINKED)
     }
 
+    /// Of the first slot, as a leaf that a lookup has found.
+    fn try_hold_followed(&self) -> bool {
+        let begun = self.epoch.begin();
+        let leaf = Followed::new(&self.slots[0]);
+        !leaf.link().is_none() && step::try_hold_followed(&self.holds, leaf, &self.epoch, begun)
+    }
+
     fn look(&self, life: u32) {
         // SAFETY: loom reports a race.
         assert_eq!(self.life.with(|life| unsafe { *life }), life, "a node of another life");
@@ -162,15 +169,16 @@ impl Node {
     }
 }
 
+type TryHold = fn(&Node) -> bool;
+
 /// Goal: a node is not recycled while it is held, and nobody holds it for what it was before.
 /// Method: a thread that drops the last hold of a node, against one that finds it where it was
 /// linked.
-#[test]
-fn loom_a_held_node_stays_linked() {
-    loom::model(|| {
+fn a_held_node_stays_linked(try_hold: TryHold) {
+    loom::model(move || {
         let node = Node::new();
-        let holder = beside(&node, |node| {
-            if node.try_hold(0) {
+        let holder = beside(&node, move |node| {
+            if try_hold(node) {
                 node.look(0);
                 thread::yield_now();
                 assert_eq!(node.slots[0].follow(), LINKED, "a held node was recycled");
@@ -182,6 +190,25 @@ fn loom_a_held_node_stays_linked() {
         holder.join().unwrap();
         assert!(Link(node.slots[0].follow()).is_none(), "an empty node was left behind");
         assert_eq!(node.slots[1].follow(), LINKED);
+    });
+}
+
+#[test]
+fn loom_a_held_node_stays_linked() {
+    a_held_node_stays_linked(|node| node.try_hold(0));
+}
+
+#[test]
+fn loom_a_leaf_that_is_held_from_below_stays_linked() {
+    a_held_node_stays_linked(Node::try_hold_followed);
+}
+
+#[test]
+#[should_panic(expected = "a node of another life")]
+fn loom_without_the_second_look_a_leaf_of_another_life_is_held() {
+    a_held_node_stays_linked(|node| {
+        let leaf = Followed::new(&node.slots[0]);
+        !leaf.link().is_none() && node.holds.try_hold()
     });
 }
 

@@ -208,6 +208,26 @@ impl<'c> Followed<'c> {
     }
 }
 
+/// Holds the leaf that a lock-free lookup, begun in epoch `begun`, has come to, without holds of the nodes
+/// above; false if it is dead, or not there any more (table.T2).
+#[must_use]
+pub(crate) fn try_hold_followed(
+    holds: &Pins,
+    leaf: Followed<'_>,
+    epoch: &Epoch,
+    begun: u64,
+) -> bool {
+    if !holds.try_hold() {
+        return false;
+    }
+    // After a hold that was taken in another life of the leaf, of which the hold's acquire tells.
+    let is_linked = leaf.is_unchanged() && epoch.is_unchanged(begun);
+    if !is_linked {
+        holds.unhold();
+    }
+    is_linked
+}
+
 /// Holds the node that `slot` linked; false if it is dead, or not linked there any more (table.T2
 /// of `table`).
 #[must_use]

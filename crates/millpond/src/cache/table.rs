@@ -16,8 +16,11 @@
 //! - **T1** A node's holds count its users and its slots that are not empty. So all nodes on the
 //!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
 //!   nothing is cached has no nodes.
-//! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
-//!   still names that child afterwards. After a dead child the walk restarts at the root.
+//! - **T2** A hold counts only if the slot that led to the node still names it afterwards. Mostly it is
+//!   taken on a leaf that is found as lock-free readers find it, whose look at slot and epoch says so:
+//!   so threads that work on different leaves write to nothing in common. (Two that miss in one file
+//!   of several leaves wrote to the root's count twice each.) Where there is no leaf, or it is dead, the
+//!   walk begins again at the root, and holds each node while it takes a hold on the child.
 //! - **T3** The last holder makes the node DEAD in the step that drops its hold, unlinks it, raises
 //!   the epoch unless the node was a leaf below another, frees it, and drops the hold that it had on its
 //!   parent.
@@ -33,7 +36,7 @@ use crate::cache::epoch::Epoch;
 use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::link::Link;
 use crate::cache::page::{PageWord, State, Word};
-use crate::cache::step::{FileSize, Followed, LinkSlot, try_hold_linked};
+use crate::cache::step::{FileSize, Followed, LinkSlot, try_hold_followed, try_hold_linked};
 use crate::copy;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;
@@ -206,6 +209,9 @@ impl FileCore {
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
         let frames = source.frames();
+        if let Some(held) = self.try_hold_leaf(frames, page) {
+            return Ok(held);
+        }
         let holds = |node| &frames.meta(node).pins;
         'restart: loop {
             let Some(mut held) = self.try_hold_root(source, page, create)? else {
@@ -244,6 +250,20 @@ impl FileCore {
             }
             return Ok(held);
         }
+    }
+
+    /// Holds the leaf of `page`, if it is there and stays meanwhile (T2).
+    fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Held<'c>> {
+        let begun = self.epoch.begin();
+        let leaf = self.leaf_link(frames, page)?;
+        let node = leaf.link().node();
+        if leaf.link().is_none() || frames.address(node).is_none() {
+            return None;
+        }
+        let holds = &frames.meta(node).pins;
+        let is_held = try_hold_followed(holds, leaf, &self.epoch, begun);
+        // Not `then_some`: that makes one, and drops it.
+        is_held.then(|| Held { frames, core: self, node, level: 0, page })
     }
 
     /// Holds a root that covers `page`; `None` if the root changed meanwhile.
