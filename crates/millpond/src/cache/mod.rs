@@ -66,6 +66,9 @@ mod loom_writeback_tests;
 #[cfg(all(test, loom))]
 mod loom_seat_tests;
 
+#[cfg(all(test, loom))]
+mod loom_batch_tests;
+
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
