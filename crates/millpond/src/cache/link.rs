@@ -77,8 +77,8 @@ impl Link {
         (self.0 ^ other.0) & ((1 << LINK_GUESS_SHIFT) - 1) == 0
     }
 
-    /// Whether the slot's generation is the same, or the root's levels, which other nodes come with (epoch.V3,
-    /// V4). What is compared beside is what is cheap to: with the half of the link a hit takes three
+    /// Whether the slot's generation is the same (epoch.V4), or the root's levels, of which another node comes with a
+    /// risen epoch (epoch.V3). What is compared beside is what is cheap to: with half of the link a hit takes three
     /// instructions more than without, with all of [`Link::same_node`] five.
     #[inline]
     pub(super) fn same_generation(self, other: Link) -> bool {

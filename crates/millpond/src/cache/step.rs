@@ -28,7 +28,7 @@ pub(crate) fn is_one_moment<'a>(
     fence(Acquire);
     // No branch before the last one: mostly all is as it was.
     let same = words.into_iter().fold(true, |all, (word, seen)| all & word.is_unchanged(seen));
-    // epoch.V2, V4: pairs with the release of the RMW that wrote a word that was just reloaded. If it is
+    // epoch.V2, epoch.V4: pairs with the release of the RMW that wrote a word that was just reloaded. If it is
     // of the leaf's next life, the slot is seen as it was left before that.
     fence(Acquire);
     let same = leaves.into_iter().fold(same, |all, leaf| all & leaf.is_unchanged());
@@ -151,7 +151,7 @@ impl LinkSlot {
         let _ = self.0.compare_exchange(seen, link, Relaxed, Relaxed);
     }
 
-    /// In an inner node, so that late readers know of it (epoch.V3, V4). Caller: has killed the node that
+    /// In an inner node, so that late readers know of it (epoch.V3, epoch.V4). Caller: has killed the node that
     /// the slot names, and holds the one that it is in.
     pub(crate) fn unlink(&self, is_leaf: bool, epoch: &Epoch) {
         // Nobody else changes it: guesses are noted by holders.

@@ -474,7 +474,7 @@ impl<'c> Held<'c> {
         }
     }
 
-    /// Removes the link to our node, which is dead, and has late readers know (epoch.V3, V4); returns the
+    /// Removes the link to our node, which is dead, and has late readers know (epoch.V3, epoch.V4); returns the
     /// parent, whose hold for the link is ours to drop, unless the node was the root.
     fn unlink(&self) -> Option<FrameIndex> {
         loop {
@@ -485,7 +485,7 @@ impl<'c> Held<'c> {
                 slot.unlink(self.level == 0, &self.core.epoch);
                 return Some(parent);
             }
-            // A leaf that was the root once may have been recycled as a slot's since (V4), and be the root
+            // A leaf that was the root once may have been recycled as a slot's since (epoch.V4), and be the root
             // again from now on: who finds it there finds this.
             self.core.epoch.raise();
             // Fails if somebody puts another root on top.
