@@ -48,7 +48,7 @@ mod near;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::io::batch;
 use crate::io::flight::near::Near;
@@ -126,8 +126,8 @@ impl Flight {
     fn try_give(&self) -> bool {
         let is_waited_for = || self.word.load(Relaxed) & WAITED_FOR != 0;
         if !is_waited_for() && self.near.try_add() {
-            // L8; pairs with the fence in `wait`.
-            fence(SeqCst);
+            // L8; pairs with the fence in `wait`: there is the rest.
+            fence(Acquire);
             return !(is_waited_for() && self.near.try_take());
         }
         let give = |word: usize| (word & WAITED_FOR == 0).then_some(word + ONE);
@@ -140,8 +140,9 @@ impl Flight {
         let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
         self.word.fetch_update(Relaxed, Relaxed, none_free).ok()?;
         if offers.waiting.is_empty() {
-            // L8; pairs with the fence in `try_give`.
-            fence(SeqCst);
+            // L8; pairs with the fence in `try_give`. Both add and take by an RMW of the place: of a slot, either
+            // the add comes first, and it is found here, or it reads what is left here, and sees the sign.
+            fence(Release);
             let found = self.near.take_all();
             if found > 0 {
                 // Nobody else changes a word that is waited for.
