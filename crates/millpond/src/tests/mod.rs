@@ -15,7 +15,7 @@ mod recycled_leaves;
 mod short;
 mod short_reads;
 mod shutdown;
-mod slow;
+pub(crate) mod slow;
 mod system_pages;
 mod torn;
 mod under_writeback;
