@@ -40,7 +40,7 @@
 use std::io;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 #[cfg(test)]
@@ -54,6 +54,7 @@ use crate::cache::seat::Seat;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
+use crate::sync;
 use crate::units::{
     CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES, UNIT_SHIFT,
 };
@@ -82,8 +83,8 @@ const TAG_BITS: u32 = 13;
 /// thread that has the frame in hand, before it enters the eviction queues; all of it belongs to the
 /// evictor while it is in its queues (under its lock) and to the free list while its frame is free.
 pub(crate) struct FrameMeta {
-    pub(crate) owner: AtomicPtr<()>,
-    page_and_tags: AtomicU64,
+    pub(crate) owner: sync::AtomicPtr<()>,
+    page_and_tags: sync::AtomicU64,
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
     /// Pins of a page's frame; holds of a table node (see `table`).
@@ -96,6 +97,19 @@ const _: () = assert!(size_of::<FrameMeta>() == 32, "two to a cache line");
 const _: () = assert!(PageIndex::LAST.0 >> (u64::BITS - TAG_BITS) == 0);
 
 impl FrameMeta {
+    /// As memory that was never written says.
+    #[cfg(all(test, loom))]
+    pub(super) fn fresh() -> FrameMeta {
+        FrameMeta {
+            owner: sync::AtomicPtr::new(ptr::null_mut()),
+            page_and_tags: sync::AtomicU64::new(0),
+            next: AtomicU32::new(0),
+            previous: AtomicU32::new(0),
+            pins: Pins::default(),
+            seat: Seat::own(),
+        }
+    }
+
     pub(crate) fn page(&self) -> PageIndex {
         PageIndex(self.page_and_tags.load(Relaxed) >> TAG_BITS)
     }

@@ -8,9 +8,10 @@ use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
 use crate::cache::epoch::Epoch;
+use crate::cache::link::Link;
 use crate::cache::page::{PageWord, Shown};
 use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, LinkSlot};
+use crate::cache::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {
@@ -115,9 +116,13 @@ fn loom_the_last_of_two_views_frees_the_frame() {
     });
 }
 
+/// The link to a node.
+const LINKED: u64 = Link::root(FrameIndex(1), 0).0;
+
 /// A node of a page table that goes from one slot to another.
 struct Node {
     slots: [LinkSlot; 2],
+    epoch: Epoch,
     holds: Pins,
     life: UnsafeCell<u32>,
 }
@@ -128,15 +133,23 @@ unsafe impl Sync for Node {}
 impl Node {
     /// Linked by the first slot, and held by the caller.
     fn new() -> Arc<Node> {
-        let slots = [LinkSlot::new(1), LinkSlot::new(0)];
-        let node = Node { slots, holds: Pins::default(), life: UnsafeCell::new(0) };
+        let slots = [LinkSlot::new(LINKED), LinkSlot::new(0)];
+        let (holds, life) = (Pins::default(), UnsafeCell::new(0));
+        let node = Node { slots, epoch: Epoch::new(), holds, life };
         node.holds.revive();
         Arc::new(node)
     }
 
     fn try_hold(&self, slot: usize) -> bool {
         let slot = &self.slots[slot];
-        slot.follow() == 1 && step::try_hold_linked(&self.holds, slot, |now| now == 1)
+        slot.follow() == LINKED && step::try_hold_linked(&self.holds, slot, |now| now == LINKED)
+    }
+
+    /// Of the first slot, as a leaf that a lookup has found.
+    fn try_hold_followed(&self) -> bool {
+        let begun = self.epoch.begin();
+        let leaf = Followed::new(&self.slots[0]);
+        !leaf.link().is_none() && step::try_hold_followed(&self.holds, leaf, &self.epoch, begun)
     }
 
     fn look(&self, life: u32) {
@@ -147,35 +160,55 @@ impl Node {
     /// table.T3: as `Held` does, when it is dropped; then the node is for the other slot.
     fn let_go(&self) {
         if self.holds.unhold_or_kill() {
-            self.slots[0].unlink();
+            self.slots[0].unlink(true, &self.epoch);
             // SAFETY: as above.
             self.life.with_mut(|life| unsafe { *life = 1 });
             self.holds.revive();
-            self.slots[1].try_link(0, 1).unwrap();
+            self.slots[1].try_link(0, LINKED).unwrap();
         }
     }
 }
 
+type TryHold = fn(&Node) -> bool;
+
 /// Goal: a node is not recycled while it is held, and nobody holds it for what it was before.
 /// Method: a thread that drops the last hold of a node, against one that finds it where it was
 /// linked.
-#[test]
-fn loom_a_held_node_stays_linked() {
-    loom::model(|| {
+fn a_held_node_stays_linked(try_hold: TryHold) {
+    loom::model(move || {
         let node = Node::new();
-        let holder = beside(&node, |node| {
-            if node.try_hold(0) {
+        let holder = beside(&node, move |node| {
+            if try_hold(node) {
                 node.look(0);
                 thread::yield_now();
-                assert_eq!(node.slots[0].follow(), 1, "a held node was recycled");
+                assert_eq!(node.slots[0].follow(), LINKED, "a held node was recycled");
                 node.let_go();
             }
         });
         node.look(0);
         node.let_go();
         holder.join().unwrap();
-        assert_eq!(node.slots[0].follow(), 0, "an empty node was left behind");
-        assert_eq!(node.slots[1].follow(), 1);
+        assert!(Link(node.slots[0].follow()).is_none(), "an empty node was left behind");
+        assert_eq!(node.slots[1].follow(), LINKED);
+    });
+}
+
+#[test]
+fn loom_a_held_node_stays_linked() {
+    a_held_node_stays_linked(|node| node.try_hold(0));
+}
+
+#[test]
+fn loom_a_leaf_that_is_held_from_below_stays_linked() {
+    a_held_node_stays_linked(Node::try_hold_followed);
+}
+
+#[test]
+#[should_panic(expected = "a node of another life")]
+fn loom_without_the_second_look_a_leaf_of_another_life_is_held() {
+    a_held_node_stays_linked(|node| {
+        let leaf = Followed::new(&node.slots[0]);
+        !leaf.link().is_none() && node.holds.try_hold()
     });
 }
 

@@ -149,7 +149,7 @@ impl Pond {
         if self.without == Rule::Epoch {
             begun = self.epoch.begin();
         }
-        let is_whole = step::is_one_moment(words.iter().zip(seen), &self.epoch, begun);
+        let is_whole = step::is_one_moment(words.iter().zip(seen), [], &self.epoch, begun);
         (is_whole || self.without == Rule::Validation).then_some(bytes)
     }
 }
@@ -211,7 +211,7 @@ fn wrap_under_a_stalled_reader(without: Rule) {
                 if pond.without == Rule::Epoch {
                     begun = pond.epoch.begin();
                 }
-                if step::is_one_moment([(&pond.words[0], seen)], &pond.epoch, begun) {
+                if step::is_one_moment([(&pond.words[0], seen)], [], &pond.epoch, begun) {
                     assert_eq!(first, second, "two contents under one version");
                 }
             }
@@ -263,7 +263,7 @@ fn loom_a_version_that_others_wrapped_does_not_fool_a_stalled_reader() {
                 if seen.is_hit() {
                     let frame = &pond.frames[1];
                     let (first, second) = (frame.load(Relaxed), frame.load(Relaxed));
-                    if step::is_one_moment([(&pond.words[0], seen)], &pond.epoch, begun) {
+                    if step::is_one_moment([(&pond.words[0], seen)], [], &pond.epoch, begun) {
                         assert_eq!(first, second, "two contents under one version");
                     }
                 }

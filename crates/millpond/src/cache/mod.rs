@@ -55,6 +55,9 @@ mod loom_tests;
 mod loom_multi_tests;
 
 #[cfg(all(test, loom))]
+mod loom_table_tests;
+
+#[cfg(all(test, loom))]
 mod loom_pin_tests;
 
 #[cfg(all(test, loom))]
@@ -62,6 +65,9 @@ mod loom_writeback_tests;
 
 #[cfg(all(test, loom))]
 mod loom_seat_tests;
+
+#[cfg(all(test, loom))]
+mod loom_batch_tests;
 
 use std::io;
 use std::ptr::NonNull;

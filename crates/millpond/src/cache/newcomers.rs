@@ -31,6 +31,10 @@ pub(super) struct Newcomers {
 }
 
 impl Newcomers {
+    pub(super) fn new() -> Newcomers {
+        Newcomers { seats: [FrameIndex::NONE; NEWCOMERS_MAX], len: 0 }
+    }
+
     /// Adds one; how many there are now. The caller empties it at [`NEWCOMERS_MAX`].
     pub(super) fn add(&mut self, seat: FrameIndex) -> usize {
         self.seats[self.len] = seat;
@@ -47,8 +51,8 @@ pub(super) struct Lists(Box<[CachePadded<Mutex<Newcomers>>]>);
 
 impl Lists {
     pub(super) fn new() -> Lists {
-        let list = || Newcomers { seats: [FrameIndex::NONE; NEWCOMERS_MAX], len: 0 };
-        let lists = (0..thread::shards()).map(|_| CachePadded::new(Mutex::new(list())));
+        let list = || CachePadded::new(Mutex::new(Newcomers::new()));
+        let lists = (0..thread::shards()).map(|_| list());
         Lists(lists.collect())
     }
 

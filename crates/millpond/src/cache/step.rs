@@ -9,22 +9,30 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::cache::epoch::Epoch;
+use crate::cache::link::Link;
 use crate::cache::page::{PageWord, Word};
 use crate::cache::pin::Pins;
 use crate::sync::{AtomicU64, fence};
 
 /// Last step of a lock-free read, after the copy: whether all `words` are still what they were, and
-/// so what was copied is of the moment at which the size was loaded.
+/// so what was copied is of the moment at which the size was loaded. `leaves`: those that they are in.
 #[inline(always)]
 #[must_use]
 pub(crate) fn is_one_moment<'a>(
     words: impl IntoIterator<Item = (&'a PageWord, Word)>,
+    leaves: impl IntoIterator<Item = Followed<'a>>,
     epoch: &Epoch,
     begun: u64,
 ) -> bool {
     // Keeps the copy above the reloading; pairs with the release fence of `begin_reuse`.
     fence(Acquire);
-    words.into_iter().all(|(word, seen)| word.is_unchanged(seen)) && epoch.is_unchanged(begun)
+    // No branch before the last one: mostly all is as it was.
+    let same = words.into_iter().fold(true, |all, (word, seen)| all & word.is_unchanged(seen));
+    // epoch.V2, epoch.V4: pairs with the release of the RMW that wrote a word that was just reloaded. If it is
+    // of the leaf's next life, the slot is seen as it was left before that.
+    fence(Acquire);
+    let same = leaves.into_iter().fold(same, |all, leaf| all & leaf.is_unchanged());
+    same & epoch.is_unchanged(begun)
 }
 
 /// Copies from the frame of a READY page whose leaf is held, and that nobody writes to; `None` if
@@ -143,11 +151,20 @@ impl LinkSlot {
         let _ = self.0.compare_exchange(seen, link, Relaxed, Relaxed);
     }
 
-    /// Caller: has killed the node, and holds the one that the slot is in.
-    pub(crate) fn unlink(&self) {
-        // Argued: a thread that finds 0 looks at no node; the next link is an RMW of its own, and
-        // `revive` releases this to the holders of the node in its next life.
-        self.0.store(0, Release);
+    /// In an inner node, so that late readers know of it (epoch.V3, epoch.V4). Caller: has killed the node that
+    /// the slot names, and holds the one that it is in.
+    pub(crate) fn unlink(&self, is_leaf: bool, epoch: &Epoch) {
+        // Nobody else changes it: guesses are noted by holders.
+        let unlinked = Link(self.peek()).unlinked();
+        if unlinked.is_at_turn() {
+            epoch.raise();
+        }
+        // Release: pairs with the acquire of `Followed::is_unchanged`, so that the epoch which rose at a turn
+        // of the generation is seen with it, and with that of `try_link`, which passes it on.
+        self.0.store(unlinked.0, Release);
+        if !is_leaf {
+            epoch.raise();
+        }
     }
 
     /// Caller: the last user of the table.
@@ -155,6 +172,60 @@ impl LinkSlot {
         // Argued: nobody else is there.
         self.0.swap(0, AcqRel)
     }
+}
+
+/// The link by which a lock-free read has come to a leaf.
+#[derive(Clone, Copy)]
+pub(crate) struct Followed<'c> {
+    slot: &'c LinkSlot,
+    link: Link,
+}
+
+impl<'c> Followed<'c> {
+    #[inline]
+    pub(crate) fn new(slot: &'c LinkSlot) -> Followed<'c> {
+        Followed { slot, link: Link(slot.follow()) }
+    }
+
+    /// As if it had been followed.
+    #[cfg(all(test, loom))]
+    pub(super) fn of(slot: &'c LinkSlot, link: Link) -> Followed<'c> {
+        Followed { slot, link }
+    }
+
+    #[inline]
+    pub(super) fn link(self) -> Link {
+        self.link
+    }
+
+    /// Whether the leaf has been linked there all the time (epoch.V4), or the epoch says that it has not.
+    /// Caller: has loaded words of the leaf by Acquire, or fenced since.
+    #[inline]
+    pub(super) fn is_unchanged(self) -> bool {
+        // Acquire: pairs with the release of `unlink`. If this is of a later turn of the generation, the
+        // epoch, which is compared next, is seen to have risen.
+        Link(self.slot.0.load(Acquire)).same_generation(self.link)
+    }
+}
+
+/// Holds the leaf that a lock-free lookup, begun in epoch `begun`, has come to, without holds of the nodes
+/// above; false if it is dead, or not there any more (table.T2).
+#[must_use]
+pub(crate) fn try_hold_followed(
+    holds: &Pins,
+    leaf: Followed<'_>,
+    epoch: &Epoch,
+    begun: u64,
+) -> bool {
+    if !holds.try_hold() {
+        return false;
+    }
+    // After a hold that was taken in another life of the leaf, of which the hold's acquire tells.
+    let is_linked = leaf.is_unchanged() && epoch.is_unchanged(begun);
+    if !is_linked {
+        holds.unhold();
+    }
+    is_linked
 }
 
 /// Holds the node that `slot` linked; false if it is dead, or not linked there any more (table.T2

@@ -7,18 +7,23 @@
 //! *Lock-free readers* ([`FileCore::lookup`]) walk down and write nothing. A node that they stand
 //! on may be recycled and used again at any moment, for another file, too; whatever they read is
 //! an index within the reservation or is refused, so the walk stays in memory that is readable,
-//! and ends at a word that may be the wrong one. The file's epoch tells them: it rises after a
-//! node is unlinked and before it is used again, and every lock-free read compares it at its end.
+//! and ends at a word that may be the wrong one. Two things tell them, which every lock-free read
+//! compares at its end: the slot that named the leaf has another generation after a leaf was unlinked from
+//! it, and the file's epoch rises after another node is unlinked, and before it is used again (epoch.V4).
 //!
 //! *Everyone else* holds the leaf that it works on ([`Held`]):
 //!
 //! - **T1** A node's holds count its users and its slots that are not empty. So all nodes on the
 //!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
 //!   nothing is cached has no nodes.
-//! - **T2** A hold is taken on a child while the parent is held, and counts only if the slot
-//!   still names that child afterwards. After a dead child the walk restarts at the root.
+//! - **T2** A hold counts only if the slot that led to the node still names it afterwards. Mostly it is
+//!   taken on a leaf that is found as lock-free readers find it, whose look at slot and epoch says so:
+//!   so threads that work on different leaves write to nothing in common. (Two that miss in one file
+//!   of several leaves wrote to the root's count twice each.) Where there is no leaf, or it is dead, the
+//!   walk begins again at the root, and holds each node while it takes a hold on the child.
 //! - **T3** The last holder makes the node DEAD in the step that drops its hold, unlinks it, raises
-//!   the epoch, frees the node, and drops the hold that it had on its parent.
+//!   the epoch unless the node was a leaf below another, frees it, and drops the hold that it had on its
+//!   parent.
 //!
 //! *Guesses.* Pages that were filled together mostly have frames in a row. A link to a leaf carries
 //! the frame that the leaf's first page would have if all were in a row with the run filled last;
@@ -31,7 +36,7 @@ use crate::cache::epoch::Epoch;
 use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::link::Link;
 use crate::cache::page::{PageWord, State, Word};
-use crate::cache::step::{FileSize, LinkSlot, try_hold_linked};
+use crate::cache::step::{FileSize, Followed, LinkSlot, try_hold_followed, try_hold_linked};
 use crate::copy;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;
@@ -55,6 +60,14 @@ pub(crate) struct FileCore {
 }
 
 type Node = [LinkSlot; SLOTS];
+
+/// What a lock-free reader finds of a page.
+pub(crate) struct Found<'c> {
+    pub(crate) word: &'c PageWord,
+    /// The frame that the word may say.
+    pub(crate) guess: FrameIndex,
+    pub(crate) leaf: Followed<'c>,
+}
 
 /// Why a leaf could not be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,18 +100,28 @@ impl FileCore {
     }
 
     /// The word of `page`, or a wrong one if the table changed meanwhile: the caller compares the
-    /// epoch in the end. `None`: the page is not cached. The frame is a guess at what the word
-    /// says.
+    /// leaf and the epoch in the end. `None`: the page is not cached.
     #[inline]
-    pub(crate) fn lookup<'c>(
-        &self,
-        frames: &'c Frames,
-        page: PageIndex,
-    ) -> Option<(&'c PageWord, FrameIndex)> {
-        let link = self.leaf_link(frames, page)?;
+    pub(crate) fn lookup<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Found<'c>> {
+        let leaf = self.leaf_link(frames, page)?;
         let slot = slot_of(page, 0);
-        let words = words(frames, link.node())?;
-        Some((&words[slot], link.guess(slot, self.page_shift)))
+        let word = &words(frames, leaf.link().node())?[slot];
+        Some(Found { word, guess: leaf.link().guess(slot, self.page_shift), leaf })
+    }
+
+    /// The words of the pages from `first` on that are in its leaf, not beyond `last`; of others if the table
+    /// changed meanwhile, as for [`FileCore::lookup`].
+    #[inline]
+    pub(crate) fn lookup_several<'c>(
+        &'c self,
+        frames: &'c Frames,
+        first: PageIndex,
+        last: PageIndex,
+    ) -> Option<(&'c [PageWord], Followed<'c>)> {
+        let leaf = self.leaf_link(frames, first)?;
+        let words = words(frames, leaf.link().node())?;
+        let end = last.min(last_of_leaf(first));
+        Some((&words[slot_of(first, 0)..=slot_of(end, 0)], leaf))
     }
 
     /// The leaf of `page` at the time of a lookup, its word, and that one's value. It may be recycled from
@@ -109,47 +132,47 @@ impl FileCore {
         page: PageIndex,
     ) -> Option<(FrameIndex, &'c PageWord, Word)> {
         let begun = self.epoch.begin();
-        let leaf = self.leaf_link(frames, page)?.node();
-        let word = &words(frames, leaf)?[slot_of(page, 0)];
+        let leaf = self.leaf_link(frames, page)?;
+        let node = leaf.link().node();
+        let word = &words(frames, node)?[slot_of(page, 0)];
         let seen = word.load();
         // Else what was taken for nodes on the way may have been others, and the word none (T3).
-        self.epoch.is_unchanged(begun).then_some((leaf, word, seen))
+        (leaf.is_unchanged() && self.epoch.is_unchanged(begun)).then_some((node, word, seen))
     }
 
     /// Whether `page` was not cached, nor about to be, at the time of this look; false also where
     /// a node was recycled meanwhile.
     pub(crate) fn is_absent(&self, frames: &Frames, page: PageIndex) -> bool {
         let begun = self.epoch.begin();
-        let word = self.leaf_link(frames, page).and_then(|link| words(frames, link.node()));
-        let is_empty =
-            word.is_none_or(|words| words[slot_of(page, 0)].load().state() == State::Empty);
-        // As in `lookup_leaf`.
+        let is_empty = self.lookup(frames, page).is_none_or(|found| {
+            // As in `lookup_leaf`.
+            found.word.load().state() == State::Empty && found.leaf.is_unchanged()
+        });
         is_empty && self.epoch.is_unchanged(begun)
     }
 
     /// Has the processor fetch what a lookup of `page` will want.
     #[inline]
     pub(crate) fn ask_for(&self, frames: &Frames, page: PageIndex) {
-        if let Some((word, _)) = self.lookup(frames, page) {
-            copy::ask_for_line(word);
+        if let Some(found) = self.lookup(frames, page) {
+            copy::ask_for_line(found.word);
         }
     }
 
-    /// The link to the leaf of `page`.
+    /// The link to the leaf of `page`. Where a slot names no node that is frame 0, which is nobody's and reads
+    /// as zeros: a node without links, and a leaf without pages.
     #[inline]
-    fn leaf_link(&self, frames: &Frames, page: PageIndex) -> Option<Link> {
-        let mut link = Link(self.root.follow());
-        let levels = link.levels();
+    fn leaf_link<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Followed<'c>> {
+        let mut followed = Followed::new(&self.root);
+        let levels = followed.link().levels();
         if levels == 0 || !is_below(page, levels) {
             return None;
         }
         for level in (1..levels).rev() {
-            link = Link(slots(frames, link.node())?[slot_of(page, level)].follow());
-            if link.0 == 0 {
-                return None;
-            }
+            let slots = slots(frames, followed.link().node())?;
+            followed = Followed::new(&slots[slot_of(page, level)]);
         }
-        Some(link)
+        Some(followed)
     }
 
     /// Whether `is_so` holds for the word of any page from `first` to `last`, of leaves that the
@@ -175,7 +198,7 @@ impl FileCore {
     }
 
     fn leaf<'c>(&self, frames: &'c Frames, page: PageIndex) -> Option<&'c [PageWord; SLOTS]> {
-        words(frames, self.leaf_link(frames, page)?.node())
+        words(frames, self.leaf_link(frames, page)?.link().node())
     }
 
     /// Holds the leaf of `page`, creating it where `create` says so.
@@ -186,6 +209,9 @@ impl FileCore {
         create: bool,
     ) -> Result<Held<'c>, Unheld> {
         let frames = source.frames();
+        if let Some(held) = self.try_hold_leaf(frames, page) {
+            return Ok(held);
+        }
         let holds = |node| &frames.meta(node).pins;
         'restart: loop {
             let Some(mut held) = self.try_hold_root(source, page, create)? else {
@@ -195,29 +221,26 @@ impl FileCore {
             };
             while held.level > 0 {
                 let slot = &held.slots()[slot_of(page, held.level)];
-                let mut link = slot.follow();
-                if link == 0 {
+                let link = Link(slot.follow());
+                if link.is_none() {
                     if !create {
                         return Err(Unheld::Absent);
                     }
                     let class = if held.level == 1 { Class::LEAF } else { Class::INNER };
                     let new = alloc(source, class).ok_or(Unheld::NoMemory)?;
                     holds(held.node).hold_again();
-                    match slot.try_link(0, Link::new(new, 0).0) {
-                        Ok(_) => {
-                            held.descend(new);
-                            continue;
-                        }
-                        Err(now) => {
-                            holds(held.node).unhold();
-                            holds(new).bury(1);
-                            frames.free(new, class);
-                            link = now;
-                        }
+                    if slot.try_link(link.0, link.naming(new).0).is_ok() {
+                        held.descend(new);
+                    } else {
+                        // Somebody has linked another, and maybe unlinked it again.
+                        holds(held.node).unhold();
+                        holds(new).bury(1);
+                        frames.free(new, class);
                     }
+                    continue;
                 }
-                let child = Link(link).node();
-                let is_same = |now| Link(now).same_node(Link(link));
+                let child = link.node();
+                let is_same = |now| Link(now).same_node(link);
                 if !try_hold_linked(holds(child), slot, is_same) {
                     // Somebody is about to unlink a dead node, or has done so.
                     std::thread::yield_now();
@@ -227,6 +250,20 @@ impl FileCore {
             }
             return Ok(held);
         }
+    }
+
+    /// Holds the leaf of `page`, if it is there and stays meanwhile (T2).
+    fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Held<'c>> {
+        let begun = self.epoch.begin();
+        let leaf = self.leaf_link(frames, page)?;
+        let node = leaf.link().node();
+        if leaf.link().is_none() || frames.address(node).is_none() {
+            return None;
+        }
+        let holds = &frames.meta(node).pins;
+        let is_held = try_hold_followed(holds, leaf, &self.epoch, begun);
+        // Not `then_some`: that makes one, and drops it.
+        is_held.then(|| Held { frames, core: self, node, level: 0, page })
     }
 
     /// Holds a root that covers `page`; `None` if the root changed meanwhile.
@@ -269,7 +306,7 @@ impl FileCore {
             slot.init(root.without_levels().0);
             holds.hold_again();
         }
-        let link = Link::new(node, u64::from(levels));
+        let link = Link::root(node, u64::from(levels));
         if self.root.try_link(root.0, link.0).is_err() {
             holds.bury(1 + children);
             frames.free(node, class);
@@ -319,7 +356,7 @@ impl FileCore {
                 // A node that was recycled under us may hold anything.
                 let Some(slots) = slots(frames, link.node()) else { continue 'restart };
                 link = Link(slots[slot_of(page, level)].follow());
-                if link.0 == 0 {
+                if link.is_none() {
                     // Skip all that this slot stands for.
                     let shift = NODE_SHIFT * level;
                     page = PageIndex(((page.0 >> shift) + 1) << shift);
@@ -343,10 +380,10 @@ fn bury(frames: &Frames, node: FrameIndex, level: u32) {
     let mut children = 0;
     if level > 0 {
         for slot in slots(frames, node).expect("linked") {
-            let link = slot.peek();
-            if link != 0 {
+            let link = Link(slot.peek());
+            if !link.is_none() {
                 children += 1;
-                bury(frames, Link(link).node(), level - 1);
+                bury(frames, link.node(), level - 1);
             }
         }
     }
@@ -437,19 +474,23 @@ impl<'c> Held<'c> {
         }
     }
 
-    /// Removes the link to our node, which is dead; returns the parent, whose hold for the link is
-    /// ours to drop, unless the node was the root.
+    /// Removes the link to our node, which is dead, and has late readers know (epoch.V3, epoch.V4); returns the
+    /// parent, whose hold for the link is ours to drop, unless the node was the root.
     fn unlink(&self) -> Option<FrameIndex> {
         loop {
             let root = self.core.root.follow();
             if Link(root).node() != self.node {
                 let (parent, slot) = self.parent_slot();
                 debug_assert_eq!(Link(slot.peek()).node(), self.node);
-                slot.unlink();
+                slot.unlink(self.level == 0, &self.core.epoch);
                 return Some(parent);
             }
+            // A leaf that was the root once may have been recycled as a slot's since (epoch.V4), and be the root
+            // again from now on: who finds it there finds this.
+            self.core.epoch.raise();
             // Fails if somebody puts another root on top.
             if self.core.root.try_link(root, 0).is_ok() {
+                self.core.epoch.raise();
                 return None;
             }
         }
@@ -478,7 +519,6 @@ impl Drop for Held<'_> {
         // T3, upwards as long as parents become empty.
         while self.frames.meta(self.node).pins.unhold_or_kill() {
             let parent = self.unlink();
-            self.core.epoch.raise();
             let class = if self.level == 0 { Class::LEAF } else { Class::INNER };
             self.frames.free(self.node, class);
             let Some(parent) = parent else { return };

@@ -35,11 +35,19 @@
 //! - **F4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
 //!   server that died with many files has no more. Where write-backs of a device come to an end, however
 //!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
+//!   Helpers (F7) that move are not counted, else they would keep others from what is not for them.
 //! - **F5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
 //!   listed. A thread takes it out of the strays before it asks what it owes, so that a close
 //!   meanwhile makes it one again; and a thread that has taken a file off the list lists it if it
 //!   is one by then.
 //! - **F6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
+//! - **F7** A device takes many writes at once, and a small file is one: of many, one after the other, it would
+//!   have one at a time. So from the [`HELP_AFTER`]th file on that the thread on duty is at work on in a
+//!   round, up to [`HELPERS_MAX`] *helpers* go through the list beside it. They are at files only that owe little
+//!   ([`LITTLE_BYTES`]), so that there is still room for reads at the device, and only where all of the
+//!   device's files in hand move. A helper ends when it has seen as many files as were listed, or [`IDLE_MAX`] in
+//!   a row with which there was nothing to be done. It has no duty, and nobody waits for it: one that is stuck
+//!   has a file in hand, and no more.
 //!
 //! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
 //! back by age, and nor is any file where as many hang on each of several devices as there are threads.
@@ -76,9 +84,20 @@ const THREADS_MAX: usize = 16;
 /// Of these, those at files of one device, which may hang as a whole. Chosen, not measured.
 const DEVICE_THREADS_MAX: usize = 4;
 
+/// Files that the thread on duty is at work on in a round before others help. Chosen, not measured.
+const HELP_AFTER: usize = 4;
+/// With the thread on duty they are as many as may be at files of one device. Chosen, not measured.
+const HELPERS_MAX: usize = DEVICE_THREADS_MAX - 1;
+/// What a file owes at most that helpers write: a few transfers. Chosen, not measured.
+const LITTLE_BYTES: u64 = 64 << 10;
+/// Chosen, not measured.
+const IDLE_MAX: usize = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Duty,
     Watch,
+    Help,
 }
 
 /// What a device has left for one more thread.
@@ -153,6 +172,10 @@ impl Flusher<CachedFile> {
             let goes_on = match role {
                 Role::Duty => self.serve_on_duty(me),
                 Role::Watch => self.watch(me),
+                Role::Help => {
+                    self.help(me);
+                    None
+                }
             };
             match goes_on {
                 Some(next) => role = next,
@@ -209,17 +232,13 @@ impl Flusher<CachedFile> {
         self.told.clear();
         let mut left = state.queue.len();
         drop(state);
-        let mut round = Round {
-            starved: self.starved.swap(false, Relaxed),
-            worked: false,
-            next: None,
-            unwritten: 0,
-            unstable: 0,
-        };
-        while let Some((file, stray)) = self.take(me, &mut left) {
+        let mut round = Round::new(Role::Duty);
+        round.starved = self.starved.swap(false, Relaxed);
+        while let Some((file, stray)) = self.take(me, &round, &mut left) {
             let attended = self.attend(me, &file, stray.is_some(), &mut round);
             round.note(attended);
             if !self.put_back(me, file, stray) {
+                self.tell_of_unseen();
                 return false;
             }
         }
@@ -228,6 +247,36 @@ impl Flusher<CachedFile> {
             self.sleep(round.next);
         }
         true
+    }
+
+    /// Looks at the files as a helper (F7).
+    fn help(self: &Arc<Self>, me: ThreadId) {
+        let mut left = self.state().queue.len();
+        let mut round = Round::new(Role::Help);
+        let mut idle = 0;
+        while idle < IDLE_MAX
+            && let Some((file, stray)) = self.take(me, &round, &mut left)
+        {
+            let works = round.works;
+            self.attend(me, &file, stray.is_some(), &mut round);
+            idle = if round.works > works { 0 } else { idle + 1 };
+            self.put_back(me, file, stray);
+        }
+        let mut state = self.state();
+        state.helpers -= 1;
+        state.threads -= 1;
+        drop(state);
+        self.tell_of_unseen();
+    }
+
+    /// Files were in the hands of a thread that is not on duty: the one that is has not seen them in its
+    /// round.
+    fn tell_of_unseen(&self) {
+        let mut state = self.state();
+        if !state.told {
+            state.told = true;
+            self.work.notify_one();
+        }
     }
 
     fn sleep(&self, next: Option<Instant>) {
@@ -257,7 +306,10 @@ impl Flusher<CachedFile> {
 
 /// What came up while the files were looked at.
 struct Round {
+    role: Role,
     starved: bool,
+    /// Files that the thread was at work on.
+    works: usize,
     worked: bool,
     next: Option<Instant>,
     /// Of stuck files.
@@ -266,6 +318,11 @@ struct Round {
 }
 
 impl Round {
+    fn new(role: Role) -> Round {
+        let (starved, worked) = (false, false);
+        Round { role, starved, works: 0, worked, next: None, unwritten: 0, unstable: 0 }
+    }
+
     fn note(&mut self, attended: Attended) {
         match attended {
             Attended::Worked => self.worked = true,
@@ -293,6 +350,7 @@ impl Flusher<CachedFile> {
     fn take(
         &self,
         me: ThreadId,
+        round: &Round,
         left: &mut usize,
     ) -> Option<(Arc<CachedFile>, Option<Arc<CachedFile>>)> {
         let mut state = self.state();
@@ -306,6 +364,7 @@ impl Flusher<CachedFile> {
             let stray = state.strays.remove(&address(&file));
             state.hands.push(Hand {
                 thread: me,
+                helps: round.role == Role::Help,
                 device: file.id.device,
                 share: Arc::clone(&file.writeback.share),
                 at_work: None,
@@ -356,13 +415,7 @@ impl Flusher<CachedFile> {
         let mut state = self.state();
         state.hands.retain(|hand| hand.thread != me);
         state.queue.extend(listed);
-        let on_duty = state.on_duty == Some(me);
-        if !on_duty && !state.told {
-            // The one on duty has not seen the file in its round.
-            state.told = true;
-            self.work.notify_one();
-        }
-        on_duty
+        state.on_duty == Some(me)
     }
 
     /// Drops a file that the thread has in hand.
@@ -404,10 +457,18 @@ impl Flusher<CachedFile> {
         if !(flushed || is_behind || some || asked(false)) {
             return due.map_or(Attended::Idle, Attended::Due);
         }
-        match self.place(me, file.id.device) {
+        let is_little = file.writeback.share.unwritten() <= LITTLE_BYTES;
+        if round.role == Role::Help && !is_little {
+            return Attended::Idle;
+        }
+        match self.place(me, file.id.device, round.role) {
             Place::Free => {}
             Place::Later => return Attended::Due(now + STUCK_AFTER / 2),
             Place::None => return Attended::Idle,
+        }
+        round.works += 1;
+        if round.role == Role::Duty && round.works >= HELP_AFTER {
+            self.call_help();
         }
         self.begin_work(me);
         let behind = file.writeback.state().stream.take(least, batch);
@@ -438,14 +499,33 @@ impl Flusher<CachedFile> {
         unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
     }
 
+    /// Starts a helper, if there may be one more (F7). It leaves threads to those that get stuck.
+    fn call_help(self: &Arc<Self>) {
+        let mut state = self.state();
+        let is_room = state.threads + DEVICE_THREADS_MAX < THREADS_MAX;
+        if is_room && state.helpers < HELPERS_MAX && state.queue.len() >= HELP_AFTER {
+            let is_there = self.spawn(&mut state, Role::Help).is_some();
+            state.helpers += usize::from(is_there);
+        }
+    }
+
     /// Whether the thread may go to work on a file of `device`, where others may be already (F4).
-    fn place(&self, me: ThreadId, device: u64) -> Place {
-        let (mut others, mut moving) = (0, false);
+    fn place(&self, me: ThreadId, device: u64, role: Role) -> Place {
+        let (mut others, mut moving, mut all, mut all_move) = (0, false, 0, true);
         for hand in self.state().hands.iter_mut() {
             if hand.thread != me && hand.device == device {
-                others += 1;
-                moving |= hand.is_moving();
+                let moves = hand.is_moving();
+                all += 1;
+                all_move &= moves;
+                if !(hand.helps && moves) {
+                    others += 1;
+                    moving |= moves;
+                }
             }
+        }
+        if role == Role::Help {
+            // F7
+            return if all_move && all < DEVICE_THREADS_MAX { Place::Free } else { Place::Later };
         }
         match others {
             0 => Place::Free,
@@ -486,8 +566,9 @@ fn address(file: &Arc<CachedFile>) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::tests::slow::{Kind, Slow};
     use crate::writeback::Limits;
-    use crate::{BackendChoice, Engine, OpenOptions, WriteMode};
+    use crate::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
     #[test]
@@ -497,21 +578,78 @@ mod tests {
         let long_ago = Instant::now() - 2 * STUCK_AFTER;
         let add = |thread, device| {
             let share = Arc::default();
-            let hand = Hand { thread, share, device, at_work: None, ended: 0, ended_at: long_ago };
+            let (at_work, ended, ended_at) = (None, 0, long_ago);
+            let hand = Hand { thread, helps: false, share, device, at_work, ended, ended_at };
             flusher.state().hands.push(hand);
         };
+        let place = |thread, device| flusher.place(thread, device, Role::Duty);
+        let may_help = || flusher.place(9, 7, Role::Help) == Place::Free;
+        assert!(may_help());
         add(1, 7);
-        assert_eq!(flusher.place(1, 7), Place::Free, "its own");
-        assert_eq!(flusher.place(2, 7), Place::Free, "the other is stuck");
-        add(2, 7);
+        assert_eq!(place(1, 7), Place::Free, "its own");
+        assert_eq!(place(2, 7), Place::Free, "the other is stuck");
+        assert!(!may_help(), "at a device that is stuck");
         flusher.state().hands[0].ended = 5;
-        assert_eq!(flusher.place(3, 7), Place::Later, "write-backs have ended since");
-        assert_eq!(flusher.place(3, 8), Place::Free, "another device");
+        assert!(may_help(), "write-backs have ended since");
+        add(2, 7);
+        assert_eq!(place(3, 7), Place::Later, "write-backs have ended since");
+        assert!(!may_help(), "one is stuck");
+        assert_eq!(place(3, 8), Place::Free, "another device");
+        flusher.state().hands.iter_mut().for_each(|hand| hand.helps = true);
+        assert_eq!(place(3, 7), Place::Free, "the one that moves helps");
         flusher.state().hands[0].ended_at = long_ago;
-        assert_eq!(flusher.place(3, 7), Place::Free);
+        assert_eq!(place(3, 7), Place::Free);
         (3..=DEVICE_THREADS_MAX as u64).for_each(|thread| add(thread, 7));
-        assert_eq!(flusher.place(9, 7), Place::None);
-        assert_eq!(flusher.place(9, 8), Place::Free);
+        assert_eq!(place(9, 7), Place::None);
+        assert_eq!(place(9, 8), Place::Free);
+        let all_move = |hand: &mut Hand| (hand.helps, hand.ended_at) = (true, Instant::now());
+        flusher.state().hands.iter_mut().for_each(all_move);
+        assert_eq!(place(9, 7), Place::Free, "helpers are in nobody's way");
+        assert!(!may_help(), "but in each other's");
+        flusher.state().hands.pop();
+        assert!(may_help());
+    }
+
+    /// Goal: many small files are written back by several threads (F7).
+    /// Method: their write-backs are held up, and go on one at a time as long as there is one.
+    #[test]
+    fn small_files_are_written_back_by_several_threads() {
+        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(8 << 20);
+        let engine = engine.dirty_age_max(Duration::from_millis(20)).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
+        let files: Vec<_> = (0..100)
+            .map(|_| {
+                let slow = Slow::new(vec![0; 4096], Duration::ZERO);
+                slow.reserve();
+                slow.hold(Kind::Write, true);
+                let file = CachedFile::on(engine.shared(), slow.clone(), &options).unwrap();
+                (slow, File::new(file, None, &options))
+            })
+            .collect();
+        files.iter().for_each(|(_, file)| file.write_all_at(&[1; 4096], 0).unwrap());
+        let held = || files.iter().map(|(slow, _)| slow).filter(|slow| slow.now(Kind::Write) > 0);
+        let mut ended = 0;
+        while held().count() <= HELPERS_MAX {
+            if let Some(slow) = held().next() {
+                slow.let_one_go_on(Kind::Write);
+                while slow.now(Kind::Write) > 0 {
+                    std::thread::yield_now();
+                }
+                ended += 1;
+            }
+            assert!(ended < files.len(), "one at a time");
+            // For others to come, and shorter than what counts as stuck.
+            std::thread::sleep(STUCK_AFTER / 25);
+        }
+        assert!(engine.shared().flusher.state().helpers > 0, "the device was taken to be stuck");
+        files.iter().for_each(|(slow, _)| slow.hold(Kind::Write, false));
+        files.iter().for_each(|(slow, file)| {
+            file.sync_all().unwrap();
+            assert_eq!(slow.contents(), [1; 4096]);
+        });
+        while engine.shared().flusher.state().helpers > 0 {
+            std::thread::yield_now();
+        }
     }
 
     /// Goal: files leave the list when they owe nothing, and closed ones do while the thread sleeps.

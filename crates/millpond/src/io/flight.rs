@@ -5,9 +5,11 @@
 //! bound of its own in the back end, and so have pipelines.
 //!
 //! ```text
-//!   enter:  CAS of the word, free > 0: free -= 1
-//!   wait:   lock -> CAS, none free: WAITED_FOR -> add the offer -> unlock
-//!   give:   CAS, not WAITED_FOR: free += 1
+//!   enter:  one of those at hand; else CAS of the word, free > 0: free -= 1
+//!   wait:   lock -> CAS, none free: WAITED_FOR -> (the first) fence, take all that are at hand anywhere; if
+//!           there were some, free += that, and nobody waits -> add the offer -> unlock
+//!   give:   not WAITED_FOR: add it to those at hand -> fence -> not WAITED_FOR still; or if there are enough
+//!           of them, CAS of the word, not WAITED_FOR: free += 1
 //!           else lock -> take the first offer, clear WAITED_FOR if it was the last -> unlock -> call it
 //! ```
 //!
@@ -18,8 +20,9 @@
 //!   bring. So each slot comes back.
 //! - **L3** A waiter for a slot has none. It may have a guard, for which others wait: by L2 none of
 //!   those has a slot.
-//! - **L4** WAITED_FOR is set while offers wait, and then no slot is free: one that is given back goes to
-//!   the first in the line, be it a thread or a task, and latecomers find none.
+//! - **L4** WAITED_FOR is set while offers wait, and then no slot is free, nor at hand for longer than L8
+//!   takes: one that is given back goes to the first in the line, be it a thread or a task, and latecomers
+//!   find none.
 //! - **L5** Reads of one batch take a slot each; only for the first one waits. What there is no slot for is
 //!   read after those for which there is.
 //! - **L6** An offer uses the slot, or hands it back for the next. It must not wait. It starts a read by
@@ -29,17 +32,27 @@
 //!   it starts is refused, waits until that returns: offers are called one after the other, and a line
 //!   of any length needs no more stack than one.
 //!
-//! Orderings: all is Relaxed. The word counts and no more: each decision is one RMW of it, and so of its
-//! latest value; what goes with WAITED_FOR is under the lock that it is changed under.
+//! - **L8** Slots that are given back are kept [near](near) the threads that take the next ones, so that misses have
+//!   no word in common: of 16 processors and more, each of them would wait for the others' writes of it (docs/scaling.md).
+//!   The first to wait sets WAITED_FOR, fences, and takes all that are at hand; a thread that adds one
+//!   there fences and looks for WAITED_FOR, and then takes one back, which goes to the first in the line.
+//!   So either finds the other, and no slot is left where nobody looks while somebody waits for one. If a
+//!   latecomer took it meanwhile, that one gives it back to the line.
+//!
+//! Orderings: all is Relaxed, but for L8's fences. The word counts and no more: each decision is one RMW of it, and
+//! so of its latest value; what goes with WAITED_FOR is under the lock that it is changed under.
 //!
 //! Locks: the offers'; nothing is called under it.
 
+mod near;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::io::batch;
-use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, thread_local};
+use crate::io::flight::near::Near;
+use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, fence, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
 /// The most reads of one engine. Chosen, not measured.
@@ -52,6 +65,7 @@ const ONE: usize = 2;
 
 pub(crate) struct Flight {
     word: AtomicUsize,
+    near: Near,
     offers: Mutex<Offers>,
 }
 
@@ -83,7 +97,11 @@ impl Flight {
     pub(crate) fn new(reads_max: usize, cache_bytes: u64) -> Arc<Flight> {
         let spare = cache_bytes / 4 / u64::from(PAGE_BYTES_MIN);
         let free = reads_max.min(spare as usize).max(1);
-        Arc::new(Flight { word: AtomicUsize::new(free * ONE), offers: Mutex::default() })
+        Flight::with(free, Near::new(free))
+    }
+
+    fn with(free: usize, near: Near) -> Arc<Flight> {
+        Arc::new(Flight { word: AtomicUsize::new(free * ONE), near, offers: Mutex::default() })
     }
 
     fn offers(&self) -> MutexGuard<'_, Offers> {
@@ -95,7 +113,7 @@ impl Flight {
         self.offers().waiting.len()
     }
 
-    /// A slot, if there is one.
+    /// A slot, if there is one, or none but at other threads' hands.
     pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<Slot> {
         flight.try_take().then(|| Slot { flight: Some(Arc::clone(flight)) })
     }
@@ -109,12 +127,18 @@ impl Flight {
     #[inline]
     fn try_take(&self) -> bool {
         let take = |word: usize| word.checked_sub(ONE);
-        self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
+        self.near.try_take() || self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
     /// Gives back a slot for which nobody waits; false if somebody does (L4).
     #[inline]
     fn try_give(&self) -> bool {
+        let is_waited_for = || self.word.load(Relaxed) & WAITED_FOR != 0;
+        if !is_waited_for() && self.near.try_add() {
+            // L8; pairs with the fence in `wait`: there is the rest.
+            fence(Acquire);
+            return !(is_waited_for() && self.near.try_take());
+        }
         let give = |word: usize| (word & WAITED_FOR == 0).then_some(word + ONE);
         self.word.fetch_update(Relaxed, Relaxed, give).is_ok()
     }
@@ -124,6 +148,17 @@ impl Flight {
         let mut offers = self.offers();
         let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
         self.word.fetch_update(Relaxed, Relaxed, none_free).ok()?;
+        if offers.waiting.is_empty() {
+            // L8; pairs with the fence in `try_give`. Both add and take by an RMW of the place: of a slot, either
+            // the add comes first, and it is found here, or it reads what is left here, and sees the sign.
+            fence(Release);
+            let found = self.near.take_all();
+            if found > 0 {
+                // Nobody else changes a word that is waited for.
+                self.word.fetch_add(found * ONE - WAITED_FOR, Relaxed);
+                return None;
+            }
+        }
         let ticket = Ticket(offers.next);
         offers.next += 1;
         offers.waiting.push_back((ticket, offer));
@@ -392,5 +427,56 @@ mod tests {
             }
         });
         assert_eq!(flight.word.load(Relaxed), 3 * ONE);
+    }
+
+    /// Goal: slots that are at hand somewhere are had by all that wait for one, and there are no more of them
+    /// than there may be (L8).
+    /// Method: threads take one and several, and tasks leave offers, so many that most wait; more slots
+    /// than places, of which each keeps some.
+    #[test]
+    fn slots_at_hand_are_had_by_who_waits() {
+        const SLOTS: usize = 6;
+        let flight = &Flight::with(SLOTS, Near::of(crate::thread::shards(), 2));
+        let (held, called) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let left = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for who in 0..8usize {
+                let (held, called, left) = (&held, &called, &left);
+                scope.spawn(move || {
+                    for round in 0..2000usize {
+                        if (who + round) % 5 == 0 {
+                            let called = Arc::clone(called);
+                            let offer: Offer = Box::new(move |slot| {
+                                called.fetch_add(1, Relaxed);
+                                Some(slot)
+                            });
+                            left.fetch_add(usize::from(flight.wait(offer).is_some()), Relaxed);
+                            continue;
+                        }
+                        let mut slots = Slots::new(flight);
+                        while slots.count() < 1 + round % 4 && slots.add() {}
+                        let count = slots.count();
+                        assert!(held.fetch_add(count, Relaxed) + count <= SLOTS);
+                        if round % 7 == 0 {
+                            std::thread::yield_now();
+                        }
+                        held.fetch_sub(count, Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(called.load(Relaxed), left.load(Relaxed), "an offer waits for ever");
+        assert_eq!(flight.word.load(Relaxed) / ONE + flight.near.count(), SLOTS);
+        let at_hand = flight.near.count();
+        assert!(at_hand > 0, "none was kept");
+        // All are had by one who waits.
+        let mut all = Vec::new();
+        while all.len() < SLOTS {
+            match Flight::try_enter(flight) {
+                Some(slot) => all.push(slot),
+                None => assert!(flight.wait(Box::new(|_| unreachable!())).is_none()),
+            }
+        }
+        assert!(Flight::try_enter(flight).is_none());
     }
 }

@@ -5,7 +5,8 @@
 //! ```text
 //!   1. epoch          2. size, as a hint     3. words below min(end, hint), all READY
 //!   4. SIZE: the linearization point; if it exposes pages whose words were not loaded, from 2
-//!   5. clip, copy     6. fence, reload the words, then the epoch: all unchanged, or from 1
+//!   5. clip, copy     6. fence, reload the words, the links to their leaves, then the epoch:
+//!                        all unchanged, or from 1
 //! ```
 //!
 //! Where a page is missing and the file is mapped, all is copied from there (`inode::mapped`).
@@ -26,7 +27,7 @@ use std::time::Instant;
 
 use crate::cache::page::{PageWord, Word};
 use crate::cache::step;
-use crate::cache::table::FileCore;
+use crate::cache::table::{FileCore, Found, SLOTS};
 use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
@@ -180,8 +181,8 @@ impl<'f> HitPath<'f> {
         let core = file.core();
         let frames = &file.cache().frames;
         let begun = core.epoch.begin();
-        let Some((word, guess)) = core.lookup(frames, PageIndex::of_byte(offset, core.page_shift))
-        else {
+        let page = PageIndex::of_byte(offset, core.page_shift);
+        let Some(Found { word, guess, leaf }) = core.lookup(frames, page) else {
             return at_end(core, offset);
         };
         let seen = word.load();
@@ -199,7 +200,7 @@ impl<'f> HitPath<'f> {
         // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
         // a page's; it may change under the copy. `dst` is the caller's promise.
         let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
-        if !step::is_one_moment([(word, seen)], &core.epoch, begun) {
+        if !step::is_one_moment([(word, seen)], [leaf], &core.epoch, begun) {
             return Attempt::Retry(len);
         }
         if left > 0 {
@@ -225,23 +226,33 @@ impl<'f> HitPath<'f> {
         let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
             [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
         let mut pages = 0;
+        // So few pages lie in two leaves at most.
+        const { assert!(HIT_PAGES_MAX <= SLOTS) };
+        let mut leaves = [None; 2];
         if hinted_end > offset {
             let last = PageIndex::of_byte(hinted_end - 1, core.page_shift);
             if last - first >= HIT_PAGES_MAX as u64 {
                 return Attempt::Miss;
             }
-            for page in first.to(last) {
-                let Some((word, _)) = core.lookup(frames, page) else { return Attempt::Miss };
-                let seen = word.load();
-                if !seen.is_hit() {
+            while first + pages as u64 <= last {
+                let next = first + pages as u64;
+                let Some((found, leaf)) = core.lookup_several(frames, next, last) else {
                     return Attempt::Miss;
+                };
+                let place = usize::from(pages > 0);
+                leaves[place] = Some(leaf);
+                for word in found {
+                    let seen = word.load();
+                    if !seen.is_hit() {
+                        return Attempt::Miss;
+                    }
+                    if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
+                        // While the other words are looked for, and the pages before are copied.
+                        frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
+                    }
+                    words[pages].write((word, seen));
+                    pages += 1;
                 }
-                if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
-                    // While the other words are looked for, and the pages before are copied.
-                    frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
-                }
-                words[pages].write((word, seen));
-                pages += 1;
             }
         }
         // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
@@ -269,7 +280,8 @@ impl<'f> HitPath<'f> {
             faulted |= copied.is_err();
             at += part;
         }
-        if !step::is_one_moment(words.iter().copied(), &core.epoch, begun) {
+        let leaves = leaves.into_iter().flatten();
+        if !step::is_one_moment(words.iter().copied(), leaves, &core.epoch, begun) {
             return Attempt::Retry((end - offset) as usize);
         }
         if faulted {
@@ -422,5 +434,5 @@ pub(crate) unsafe fn copy_out(
 /// Whether the page at `offset` looks as if it could be read without a guard.
 pub(super) fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
     let found = core.lookup(&shared.cache.frames, PageIndex::of_byte(offset, core.page_shift));
-    shared.hit_path.load(Relaxed) && found.is_some_and(|(word, _)| word.load().is_hit())
+    shared.hit_path.load(Relaxed) && found.is_some_and(|found| found.word.load().is_hit())
 }

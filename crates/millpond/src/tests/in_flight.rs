@@ -48,7 +48,7 @@ impl Case {
 
     fn is_empty(&self, page: u64) -> bool {
         let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
-        found.is_none_or(|(word, _)| word.load().state() == State::Empty)
+        found.is_none_or(|found| found.word.load().state() == State::Empty)
     }
 }
 

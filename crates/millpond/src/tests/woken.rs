@@ -51,7 +51,7 @@ impl Case {
 
     fn state(&self, page: u64) -> State {
         let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
-        found.map_or(State::Empty, |(word, _)| word.load().state())
+        found.map_or(State::Empty, |found| found.word.load().state())
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct FlusherState<F> {
     pub(crate) on_duty: Option<ThreadId>,
     pub(crate) has_watch: bool,
     pub(crate) threads: usize,
+    /// Of these, helpers.
+    pub(crate) helpers: usize,
     pub(crate) last_thread: ThreadId,
     pub(crate) stopped: bool,
     pub(crate) told: bool,
@@ -88,6 +90,8 @@ pub(crate) type ThreadId = u64;
 /// A file that a thread has in hand.
 pub(crate) struct Hand {
     pub(crate) thread: ThreadId,
+    /// The thread is a helper.
+    pub(crate) helps: bool,
     pub(crate) share: Arc<Share>,
     pub(crate) device: u64,
     /// Since when the thread may have to wait for the file's device (F2).
@@ -118,6 +122,7 @@ impl<F> Default for FlusherState<F> {
             on_duty: None,
             has_watch: false,
             threads: 0,
+            helpers: 0,
             last_thread: 0,
             stopped: false,
             told: false,

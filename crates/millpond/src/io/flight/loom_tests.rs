@@ -11,6 +11,7 @@ use loom::model;
 use loom::sync::Mutex;
 use loom::thread;
 
+use super::near::PLACE;
 use super::*;
 
 fn flight(slots: usize) -> Arc<Flight> {
@@ -96,7 +97,9 @@ fn hands_back(calls: &Calls, who: u32) -> Offer {
 }
 
 fn assert_all_free(flight: &Flight, slots: usize) {
-    assert_eq!(flight.word.load(Relaxed), slots * ONE, "slots are lost or made");
+    let free = flight.word.load(Relaxed) / ONE + flight.near.count();
+    assert_eq!(free, slots, "slots are lost or made");
+    assert_eq!(flight.word.load(Relaxed) & WAITED_FOR, 0);
     assert!(flight.offers().waiting.is_empty());
 }
 
@@ -507,5 +510,87 @@ fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
         let waits = flight.wait(starts(&calls, 1)).is_some();
         let waits = other.join().unwrap() && waits;
         assert!(!waits || !called(&calls).is_empty(), "for one another");
+    });
+}
+
+/// A flight of which each of two places may have a slot at hand.
+fn flight_with_near(slots: usize) -> Arc<Flight> {
+    Flight::with(slots, Near::of(2, 1))
+}
+
+fn at_place(place: usize) {
+    PLACE.with(|mine| mine.set(place));
+}
+
+/// The only slot is given back to a place while an offer is left by a thread of another.
+fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
+    model(move || {
+        let (flight, calls) = (flight_with_near(1), calls());
+        let slot = Flight::try_enter(&flight).unwrap();
+        let waiter = spawn(&flight, {
+            let offer = starts(&calls, 1);
+            move |flight| {
+                at_place(1);
+                wait(flight, offer);
+            }
+        });
+        give(slot);
+        waiter.join().unwrap();
+        let waits = !flight.offers().waiting.is_empty();
+        assert!(!waits, "waits for ever");
+        end_all(&calls);
+        assert_all_free(&flight, 1);
+    });
+}
+
+/// Goal: an offer that meets a slot on its way to a place is called, or finds it free (flight.L8).
+#[test]
+fn loom_flight_an_offer_meets_a_slot_at_hand() {
+    an_offer_meets_a_slot_at_hand(wait, drop);
+}
+
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_a_look_at_what_is_at_hand_an_offer_waits_on() {
+    an_offer_meets_a_slot_at_hand(
+        |flight, offer| {
+            let mut offers = flight.offers();
+            let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
+            if flight.word.fetch_update(Relaxed, Relaxed, none_free).is_ok() {
+                flight.push(&mut offers, offer);
+            }
+        },
+        drop,
+    );
+}
+
+#[test]
+#[should_panic(expected = "waits for ever")]
+fn loom_flight_without_a_look_at_the_sign_after_it_a_slot_at_hand_is_left() {
+    an_offer_meets_a_slot_at_hand(wait, |slot| {
+        assert!(taken_from(slot).near.try_add());
+    });
+}
+
+/// Goal: the same where a latecomer takes the slot from the place: it goes on to the line from there.
+#[test]
+fn loom_flight_a_latecomer_takes_a_slot_at_hand() {
+    bounded_model(|| {
+        let (flight, calls) = (flight_with_near(1), calls());
+        let slot = Flight::try_enter(&flight).unwrap();
+        let waiter = spawn(&flight, {
+            let offer = starts(&calls, 1);
+            move |flight| {
+                at_place(1);
+                let _ = flight.wait(offer);
+            }
+        });
+        let latecomer = spawn(&flight, |flight| drop(Flight::try_enter(flight)));
+        drop(slot);
+        waiter.join().unwrap();
+        latecomer.join().unwrap();
+        assert!(flight.offers().waiting.is_empty(), "waits for ever");
+        end_all(&calls);
+        assert_all_free(&flight, 1);
     });
 }

@@ -1,0 +1,225 @@
+//! Loom models of leaves that are recycled under lock-free readers, on the real types.
+//!
+//! The version of a page has one bit and the generation of a slot two, so that two departures from READY
+//! wrap the one, and four lives of a leaf the other. What versions tell of the file's epoch goes to
+//! another one here: it would tell of recycled leaves, too.
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+
+use crate::cache::epoch::Epoch;
+use crate::cache::link::Link;
+use crate::cache::page::PageWord;
+use crate::cache::step::{self, Followed, LinkSlot};
+use crate::units::FrameIndex;
+
+use super::loom_tests::SHOWN;
+
+const LEAF: FrameIndex = FrameIndex(7);
+const FRAME: FrameIndex = FrameIndex(1);
+/// What the frame holds for another file.
+const ANOTHERS: usize = 99;
+
+/// A rule that a twin leaves out.
+#[derive(Clone, Copy, PartialEq)]
+enum Rule {
+    None,
+    /// The reader compares the link, too (epoch.V4).
+    Link,
+    /// The epoch rises before generations repeat (epoch.V4).
+    Turn,
+}
+
+/// A leaf of one page, the slot that names it, and a frame.
+struct Table {
+    without: Rule,
+    epoch: Epoch,
+    /// What versions raise.
+    another_epoch: Epoch,
+    slot: LinkSlot,
+    word: PageWord,
+    frame: AtomicUsize,
+}
+
+impl Table {
+    /// The page is READY and holds 0.
+    fn new(without: Rule) -> Arc<Table> {
+        let table = Table {
+            without,
+            epoch: Epoch::new(),
+            another_epoch: Epoch::new(),
+            slot: LinkSlot::new(0),
+            word: PageWord::new(),
+            frame: AtomicUsize::new(0),
+        };
+        table.link();
+        table.fill(0);
+        Arc::new(table)
+    }
+
+    fn link(&self) {
+        let none = Link(self.slot.follow());
+        self.slot.try_link(none.0, none.naming(LEAF).0).unwrap();
+    }
+
+    fn fill(&self, content: usize) {
+        self.word.try_fill(FRAME).unwrap();
+        step::begin_reuse();
+        self.frame.store(content, Relaxed);
+        let _ = self.word.finish_fill(FRAME, SHOWN);
+    }
+
+    fn evict(&self) {
+        assert!(self.word.try_evict(self.word.load(), &self.another_epoch));
+    }
+
+    /// As `Held` does, when the leaf is let go.
+    fn unlink(&self) {
+        let is_without = self.without == Rule::Turn;
+        self.slot.unlink(true, if is_without { &self.another_epoch } else { &self.epoch });
+    }
+
+    /// The leaf serves another file for a while.
+    fn recycle(&self) {
+        self.evict();
+        self.unlink();
+        self.fill(ANOTHERS);
+        self.evict();
+        self.link();
+    }
+
+    /// One attempt of the hit path; what it copied, twice.
+    fn try_read(&self) -> Option<[usize; 2]> {
+        let begun = self.epoch.begin();
+        let leaf = Followed::new(&self.slot);
+        if leaf.link().is_none() {
+            return None;
+        }
+        let seen = self.word.load();
+        if !seen.is_hit() {
+            return None;
+        }
+        let copied = [0, 1].map(|_| self.frame.load(Relaxed));
+        let leaf = (self.without != Rule::Link).then_some(leaf);
+        step::is_one_moment([(&self.word, seen)], leaf, &self.epoch, begun).then_some(copied)
+    }
+}
+
+/// Goal: a reader takes nothing of a leaf's life for another file, nor from two of its lives.
+/// Method: the leaf goes to another file and comes back, where the page has the frame and the version that
+/// it had before.
+fn read_races_a_recycled_leaf(without: Rule) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let table = Table::new(without);
+        let recycler = thread::spawn({
+            let table = Arc::clone(&table);
+            move || {
+                table.recycle();
+                table.fill(1);
+            }
+        });
+        if let Some(copied) = table.try_read() {
+            assert!(copied == [0, 0] || copied == [1, 1], "of another life: {copied:?}");
+        }
+        recycler.join().unwrap();
+        assert_eq!(table.try_read(), Some([1, 1]));
+    });
+}
+
+#[test]
+fn loom_read_races_a_recycled_leaf() {
+    read_races_a_recycled_leaf(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "of another life")]
+fn loom_without_the_second_look_at_the_link_a_recycled_leaf_is_read() {
+    read_races_a_recycled_leaf(Rule::Link);
+}
+
+/// Goal: the same where the leaf has so many lives that the slot's generation is what it was.
+/// Method: the second half of the lives is another thread's, which has found the link.
+fn read_races_all_generations(without: Rule) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let table = Table::new(without);
+        let recycle_twice = |table: &Table| {
+            for _ in 0..2 {
+                table.evict();
+                table.unlink();
+                table.link();
+                table.fill(1);
+            }
+        };
+        let recycler = thread::spawn({
+            let table = Arc::clone(&table);
+            move || {
+                recycle_twice(&table);
+                recycle_twice(&table);
+            }
+        });
+        if let Some(copied) = table.try_read() {
+            assert!(copied == [0, 0] || copied == [1, 1], "of another life: {copied:?}");
+        }
+        recycler.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_read_races_a_leaf_that_is_recycled_over_and_over() {
+    read_races_all_generations(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "of another life")]
+fn loom_without_raising_the_epoch_generations_repeat() {
+    read_races_all_generations(Rule::Turn);
+}
+
+/// Goal: whoever finds a generation of the next turn finds that the epoch rose, be it linked by another
+/// thread than the one that unlinked it.
+/// Method: one thread unlinks the leaf at a turn; a second one links it again, or not; the reader looks
+/// for the third of the four generations.
+fn a_turn_is_told_of(is_linked_again: bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let table = Table::new(Rule::None);
+        let third = Link(2);
+        let link = if is_linked_again { third.naming(LEAF) } else { third };
+        let reader = thread::spawn({
+            let table = Arc::clone(&table);
+            move || {
+                if Followed::of(&table.slot, link).is_unchanged() {
+                    assert!(!table.epoch.is_unchanged(0), "a turn of which the epoch says nothing");
+                }
+            }
+        });
+        let linker = is_linked_again.then(|| {
+            let table = Arc::clone(&table);
+            thread::spawn(move || {
+                let _ = table.slot.try_link(third.0, third.naming(LEAF).0);
+            })
+        });
+        table.unlink();
+        table.link();
+        table.unlink();
+        reader.join().unwrap();
+        linker.into_iter().for_each(|linker| linker.join().unwrap());
+    });
+}
+
+#[test]
+fn loom_a_turn_of_generations_is_told_of() {
+    a_turn_is_told_of(false);
+}
+
+#[test]
+fn loom_who_links_a_leaf_tells_of_the_turn() {
+    a_turn_is_told_of(true);
+}
