@@ -64,6 +64,7 @@ const ENGINE: &[&[&str]] = &[
     &["waits.rs"],
     &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
     &["copy.rs", "error.rs", "file_id.rs", "latency.rs", "memory.rs", "sync.rs", "units.rs"],
+    &["copy"],
 ];
 
 #[test]

@@ -14,14 +14,26 @@
 //! source 4 KiB ahead, as hardware prefetching ends with each page. The third stores past the
 //! processor's caches, for long writes: their memory need not be read before it is overwritten.
 
-#[cfg_attr(scheduled, path = "copy/pieces.rs")]
-#[cfg_attr(all(target_arch = "x86_64", not(scheduled)), path = "copy/x86_64.rs")]
-#[cfg_attr(all(target_arch = "aarch64", not(scheduled)), path = "copy/aarch64.rs")]
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64", scheduled)),
-    path = "copy/words.rs"
-)]
-mod arch;
+#[cfg(all(target_arch = "aarch64", not(scheduled)))]
+mod aarch64;
+
+#[cfg(scheduled)]
+mod pieces;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", scheduled)))]
+mod words;
+
+#[cfg(all(target_arch = "x86_64", not(scheduled)))]
+mod x86_64;
+
+#[cfg(all(target_arch = "aarch64", not(scheduled)))]
+use aarch64 as arch;
+#[cfg(scheduled)]
+use pieces as arch;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", scheduled)))]
+use words as arch;
+#[cfg(all(target_arch = "x86_64", not(scheduled)))]
+use x86_64 as arch;
 
 /// Copies `len` bytes from `src` to `dst`; returns 0 when all were copied, and something else if an
 /// access faulted and a handler resumed the copy.
@@ -35,7 +47,7 @@ mod arch;
 #[must_use]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise is the same.
-    unsafe { arch::copy(dst, src, len, Source::Near) }
+    unsafe { arch::copy(dst, src, len, false) }
 }
 
 /// [`copy`] from a source that may be farther away.
@@ -47,7 +59,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
 #[must_use]
 pub(crate) unsafe fn copy_from(dst: *mut u8, src: *const u8, len: usize, source: Source) -> usize {
     // SAFETY: the caller's promise is the same.
-    unsafe { arch::copy(dst, src, len, source) }
+    unsafe { arch::copy(dst, src, len, source == Source::Far) }
 }
 
 /// [`copy`] of bytes that nobody reads soon: past the processor's caches, where it can.

@@ -113,12 +113,7 @@ unsafe extern "C" {
 }
 
 #[inline]
-pub(super) unsafe fn copy(
-    dst: *mut u8,
-    src: *const u8,
-    len: usize,
-    _source: super::Source,
-) -> usize {
+pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, _is_far: bool) -> usize {
     // SAFETY: the routine reads and writes exactly the two ranges that the caller vouches for, and keeps to the C
     // ABI.
     unsafe { millpond_copy_wide(dst, src, len) }
@@ -127,7 +122,7 @@ pub(super) unsafe fn copy(
 #[inline]
 pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise is the same.
-    unsafe { copy(dst, src, len, super::Source::Near) }
+    unsafe { copy(dst, src, len, false) }
 }
 
 pub(super) unsafe fn zero(dst: *mut u8, len: usize) {

@@ -2,12 +2,7 @@
 
 const PIECE_BYTES: usize = 512;
 
-pub(super) unsafe fn copy(
-    dst: *mut u8,
-    src: *const u8,
-    len: usize,
-    _source: super::Source,
-) -> usize {
+pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, _is_far: bool) -> usize {
     for at in (0..len).step_by(PIECE_BYTES) {
         std::point();
         // SAFETY: within the caller's ranges; one thread runs at a time.
@@ -18,7 +13,7 @@ pub(super) unsafe fn copy(
 
 pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise is the same.
-    unsafe { copy(dst, src, len, super::Source::Near) }
+    unsafe { copy(dst, src, len, false) }
 }
 
 pub(super) unsafe fn zero(dst: *mut u8, len: usize) {

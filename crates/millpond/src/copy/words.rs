@@ -2,12 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-pub(super) unsafe fn copy(
-    dst: *mut u8,
-    src: *const u8,
-    len: usize,
-    _source: super::Source,
-) -> usize {
+pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, _is_far: bool) -> usize {
     let mut done = 0;
     if (dst as usize | src as usize) % 8 == 0 {
         while done + 8 <= len {
@@ -32,7 +27,7 @@ pub(super) unsafe fn copy(
 
 pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise is the same.
-    unsafe { copy(dst, src, len, super::Source::Near) }
+    unsafe { copy(dst, src, len, false) }
 }
 
 pub(super) unsafe fn zero(dst: *mut u8, len: usize) {

@@ -158,18 +158,13 @@ const STREAM_BYTES: usize = 128;
 const WIDE_BYTES_MIN: usize = 32;
 
 #[inline]
-pub(super) unsafe fn copy(
-    dst: *mut u8,
-    src: *const u8,
-    len: usize,
-    source: super::Source,
-) -> usize {
+pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, is_far: bool) -> usize {
     // SAFETY: both routines read and write exactly the two ranges that the caller vouches for
     // and keep to the C ABI; the wide one needs the length and the instructions tested for.
     unsafe {
         if len >= WIDE_BYTES_MIN && is_x86_feature_detected!("avx2") {
             // The routine asks for 4 KiB at once, so no less than that.
-            let ahead_from = 4096 + usize::from(source == super::Source::Near);
+            let ahead_from = 4096 + usize::from(!is_far);
             millpond_copy_wide(dst, src, len, ahead_from)
         } else {
             millpond_copy_plain(dst, src, len)
@@ -187,7 +182,7 @@ pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usiz
         if fits && is_x86_feature_detected!("avx2") {
             millpond_copy_stream(dst, src, len)
         } else {
-            copy(dst, src, len, super::Source::Near)
+            copy(dst, src, len, false)
         }
     }
 }
