@@ -324,7 +324,8 @@ fn requests_go_around_into_memory_of_their_own() {
                         continue;
                     }
                 };
-                assert_eq!(moved, end - offset);
+                // What can't be read to its end is read as far as it can be.
+                assert!(moved == end - offset || is_faulty && 0 < moved && moved < end - offset);
                 let got = match number % 3 {
                     0 => completion.into_buffer(),
                     1 => completion.into_buffers().iter().flat_map(|one| one.to_vec()).collect(),
@@ -333,7 +334,7 @@ fn requests_go_around_into_memory_of_their_own() {
                         [&memory[..100], &memory[4 * PAGE..][..len - 100]].concat()
                     }
                 };
-                assert!(got[..moved] == bytes[offset..end], "{len} at {offset}");
+                assert!(got[..moved] == bytes[offset..][..moved], "{len} at {offset}");
                 assert_eq!(got.len(), len);
             }
         }

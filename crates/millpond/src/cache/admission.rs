@@ -301,9 +301,9 @@ mod tests {
         let window = u64::from(WINDOW * COUNTED_PART);
         assert!(around(&gate, 0, window * 9 / 8) > 0 && gate.is_around(), "the first is on trust");
         gate.note_full();
-        around(&gate, 1 << 20, window);
+        around(&gate, 1 << 20, window * 9 / 8);
         assert!(gate.is_around());
-        around(&gate, 2 << 20, window);
+        around(&gate, 2 << 20, window * 9 / 8);
         assert!(!gate.is_around());
     }
 

@@ -96,6 +96,7 @@ impl Mapped {
         // Release: pairs with the fence in `is_good`. A reader that has copied a byte of what is written from here
         // on sees the store above.
         fence(Release);
+        self.mapping.get().inspect(|mapping| mapping.forget());
     }
 
     #[inline]
@@ -135,6 +136,15 @@ impl Mapping {
         // SAFETY: our own mapping; the advice does not change its contents here.
         unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) }?;
         Ok(mapping)
+    }
+}
+
+impl Mapping {
+    /// Nobody will copy from there again, but for who is about to find out.
+    fn forget(&self) {
+        let at = ptr::with_exposed_provenance_mut(self.at);
+        // SAFETY: our own mapping, of a file and never written to: what is there is there again when it is read.
+        let _ = unsafe { rustix::mm::madvise(at, self.len, Advice::LinuxDontNeed) };
     }
 }
 

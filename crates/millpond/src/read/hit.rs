@@ -365,7 +365,7 @@ fn try_read_mapped(
     offset: u64,
 ) -> Option<usize> {
     let look = file.mapped.look()?;
-    // After the address: the size is that of MP1.
+    // After the address: the size is that of mapped.MP1.
     let size = file.core().size.get();
     let end = (offset + dst.left()).min(size);
     if end <= offset {
@@ -373,7 +373,8 @@ fn try_read_mapped(
     }
     let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
     let bytes = look.bytes(offset, end)?;
-    // SAFETY: so many bytes are mapped there while we have the file (MP3), and may fault (MP4), as `dst` may.
+    // SAFETY: so many bytes are mapped there while we have the file (mapped.MP3), and
+    // may fault (mapped.MP4), as `dst` may.
     let copied = unsafe { copy_out(dst.limited(end - offset), bytes, source) };
     if copied.is_err() || !look.is_good() {
         wipe(dst, 0, end - offset);
