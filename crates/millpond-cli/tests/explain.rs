@@ -327,7 +327,7 @@ fn memory_pressure_is_told() {
     let script = |end: &str| {
         format!(
             "def stall(us): open({stalls:?}, 'w').write('some avg10=0.00 avg60=0.00 avg300=0.00 total=%d\\n' % us)\n\
-             stall(0); again(os.open('f', os.O_RDONLY))\n\
+             stall(0); f = os.open('f', os.O_RDWR); again(f); os.pwrite(f, bytes([7]) * 4096, 0); again(f)\n\
              {end}\n\
              os.kill(os.getpid(), 9)"
         )
