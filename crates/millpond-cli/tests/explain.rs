@@ -231,7 +231,7 @@ fn each_reason_is_told() {
     let ring = "libc.syscall(425, 1, ctypes.create_string_buffer(120))";
     assert_eq!(here(&format!("{libc}{ring}")), "unseen");
     let spawn = "os.set_inheritable(fd, True); os.spawnlp(os.P_WAIT, 'true', 'true')";
-    assert_eq!(before(&format!("{spawn}\nagain(fd)")), "forked");
+    assert_eq!(before(&format!("{spawn}\nagain(fd)")), "given");
     let send = "import socket; a, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [fd])\n";
     assert_eq!(before(&format!("{send}again(fd)")), "given");
     let limit = "import resource; limit = resource.RLIMIT_NOFILE\n\

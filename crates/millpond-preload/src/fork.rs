@@ -2,7 +2,8 @@
 //!
 //! A description that another process holds too can change in ways we can't see (its offset, and
 //! its bytes if it is writable). So before a fork, every served file is left to the kernel, with
-//! its offset; what parent and child open afterwards is served again.
+//! its offset, until only one process has it (`files::forked`); what parent and child open afterwards is
+//! served as ever.
 //!
 //! The child leaves the parent's engine alone. A raw `clone` with memory shared and descriptors not
 //! is a documented limit; one without shared memory is noticed by the wiped table
@@ -12,6 +13,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 
 use crate::aio::context;
+use crate::files::forked::{self, Inheritance};
 use crate::files::{
     description, lease, lingering, mode_back, pressure, process_locks, registry, share, streams,
     table, unfinished,
@@ -24,7 +26,7 @@ use crate::runtime::sys::sys;
 use crate::runtime::{fault, handlers, thread};
 
 /// What the forking thread carries across the fork. The registry lock protects it.
-struct Crossing(UnsafeCell<Option<(Section, Vec<RawFd>)>>);
+struct Crossing(UnsafeCell<Option<(Section, Vec<RawFd>, Inheritance)>>);
 
 // SAFETY: touched between `before_fork` and `after_fork_*` only, by the thread that holds the
 // registry lock.
@@ -55,7 +57,7 @@ pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
         if child_pid == 0 {
             child()
         } else {
-            parent()
+            end_in_parent(child_pid < 0);
         }
         child_pid
     }
@@ -64,18 +66,17 @@ pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
 unsafe extern "C" fn prepare() {
     let section = Section::enter();
     if !table::is_initialised() {
-        start_afresh(&[]);
+        start_afresh(&[], &Inheritance::default());
     }
     let mut registry = registry::lock();
-    registry.pass_where(Reason::Forked, |_| true);
-    registry.leave_watched(Reason::Forked);
+    let inheritance = registry.share_watched();
     // From here on the engine's threads close nothing.
     let mut internal_fds = process_locks::before_fork();
     internal_fds.extend(registry.internal_fds());
     internal_fds.extend(context::internal_fd());
     registry::before_fork(registry);
     // SAFETY: the registry is locked.
-    unsafe { *CROSSING.0.get() = Some((section, internal_fds)) };
+    unsafe { *CROSSING.0.get() = Some((section, internal_fds, inheritance)) };
     streams::before_fork();
     fault::before_fork();
     handlers::before_fork();
@@ -83,12 +84,20 @@ unsafe extern "C" fn prepare() {
 }
 
 unsafe extern "C" fn parent() {
+    // libc does not tell whether there is a child: holders.H5.
+    end_in_parent(false);
+}
+
+fn end_in_parent(is_failed: bool) {
     HEAP.after_fork();
     handlers::after_fork();
     fault::after_fork();
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     let crossing = unsafe { (*CROSSING.0.get()).take() };
+    if let Some((_, _, inheritance)) = crossing.as_ref().filter(|_| is_failed) {
+        forked::cancel(inheritance);
+    }
     process_locks::after_fork_parent();
     registry::after_fork_parent();
     drop(crossing);
@@ -100,14 +109,14 @@ unsafe extern "C" fn child() {
     fault::after_fork();
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
-    if let Some((_section, internal_fds)) = unsafe { (*CROSSING.0.get()).take() } {
-        start_afresh(&internal_fds);
+    if let Some((_section, internal_fds, inheritance)) = unsafe { (*CROSSING.0.get()).take() } {
+        start_afresh(&internal_fds, &inheritance);
     }
 }
 
 /// In a child: forgets the parent's files, engine and locks. The engine's duplicates are closed,
 /// else they would keep the parent's files open here, and their flocks held.
-fn start_afresh(internal_fds: &[RawFd]) {
+fn start_afresh(internal_fds: &[RawFd], inheritance: &Inheritance) {
     table::after_fork();
     for fd in internal_fds {
         // SAFETY: duplicates that the child's program knows nothing of.
@@ -126,6 +135,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
         pressure::after_fork();
     }
     table::initialise();
+    forked::inherit(inheritance);
     unfinished::after_fork();
     mode_back::after_fork();
     report::after_fork();
@@ -134,6 +144,6 @@ fn start_afresh(internal_fds: &[RawFd]) {
 /// Called first by hooks that describe files: notices a child of a fork that no handler saw.
 pub fn ensure_initialised() {
     if !table::is_initialised() {
-        section::run(|_| start_afresh(&[]));
+        section::run(|_| start_afresh(&[], &Inheritance::default()));
     }
 }

@@ -31,7 +31,8 @@
 //! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
 //!
 //! - one process has the file open several times, once for writing, and locked, mapped or with flags
-//!   that can't be kept (`several`); or another process has it open so, or opens it later; a fork while it is open; a descriptor given away; a shared writable mapping;
+//!   that can't be kept (`several`); or another process has it open so, or opens it later; it is open across
+//!   a fork, and several processes have it (`forked`); a descriptor given away; a shared writable mapping;
 //! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
 //! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all where files are
 //!   adopted on use; numbers from 65,536 on;

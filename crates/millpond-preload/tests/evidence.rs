@@ -2,6 +2,7 @@
 //! hooks would take over what the test harness calls.
 
 #[path = "../src/files/evidence.rs"]
+#[allow(dead_code, reason = "the library uses all of it")]
 mod evidence;
 
 use evidence::Evidence;

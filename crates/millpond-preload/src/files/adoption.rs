@@ -98,6 +98,7 @@ fn is_passing(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::OpenElsewhere
+            | Reason::Forked
             | Reason::OpenTwice
             | Reason::Locked
             | Reason::Mapped

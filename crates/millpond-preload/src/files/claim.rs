@@ -14,7 +14,7 @@ use crate::files::registry::Registry;
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
 use crate::files::watch::{self, LOCKED, MAPPED, PROCESS_LOCKED, SHARED, WRITABLE};
-use crate::files::{lingering, mode_back, process_locks};
+use crate::files::{given, lingering, mode_back, process_locks};
 use crate::report::reason::Reason;
 use crate::runtime::config;
 use crate::runtime::sys::sys;
@@ -34,7 +34,7 @@ const GIVEN_BACK: u32 = 8;
 
 /// For how long a claim waits for calls in flight, while others on the description wait for it. Chosen,
 /// not measured: longer than a read from the kernel's cache, shorter than most from the device.
-fn patience() -> impl FnMut() -> bool {
+pub fn patience() -> impl FnMut() -> bool {
     const PATIENCE: Duration = Duration::from_micros(200);
     let mut end = None;
     move || {
@@ -54,6 +54,7 @@ impl Registry {
         if !matches!(table::get(fd), Known::Watched) || self.has_former(id) {
             return Err(None);
         }
+        self.unshare(fd)?;
         if let Some(reason) = self.refusal(fd, id, Access::of_flags(flags), flags) {
             return Err(Some(reason));
         }
@@ -79,6 +80,7 @@ impl Registry {
     fn take_over(&mut self, claim: &Claim) -> Result<(), Option<Reason>> {
         let Claim { fd, id, flags } = *claim;
         let watch = watch::of(fd).ok_or(None)?;
+        watch.explain_inherited(fd);
         let noted = watch.flags();
         let access = Access::of_flags(flags);
         let is_wanted = || noted & MAPPED == 0 && access.write && mode_back::is_wanted(flags);
@@ -151,8 +153,13 @@ impl Registry {
                     table::set(number, Known::Foreign);
                     continue;
                 };
+                let has_paid = reason == Reason::Forked && watch.has_paid();
                 watch.begin_again(flags | watch.flags() & MAPPED, group, reason);
-                watch.postpone(GIVEN_BACK, None);
+                if has_paid || config::is_eager() {
+                    watch.need_anew();
+                } else {
+                    watch.postpone(GIVEN_BACK, None);
+                }
                 if has_locks {
                     self.locked.push((id, number));
                 }
@@ -166,7 +173,7 @@ impl Registry {
     }
 
     /// `adoption.N3`.
-    fn has_former(&mut self, id: FileId) -> bool {
+    pub(in crate::files) fn has_former(&mut self, id: FileId) -> bool {
         self.former.retain(|(_, description, life)| description.is_alive(*life));
         self.former.iter().any(|(former, ..)| *former == id)
     }
@@ -174,6 +181,9 @@ impl Registry {
     /// Leaves the watched description at `fd` to the kernel for good.
     pub fn leave(&mut self, fd: RawFd, reason: Reason) {
         for number in watch::numbers(fd) {
+            if reason == Reason::Given {
+                given::give(number);
+            }
             if let Some(watch) = watch::of(number)
                 && matches!(table::get(number), Known::Watched)
             {
@@ -210,8 +220,10 @@ impl Registry {
         }
     }
 
-    /// Leaves all watched files to the kernel for good: another process gets their descriptions.
+    /// Leaves all watched files to the kernel for good: another process gets their descriptions, and does
+    /// not tell what it does with them.
     pub fn leave_watched(&mut self, reason: Reason) {
+        given::give_all();
         for (fd, slot) in table::known(0, u32::MAX) {
             if matches!(slot, Known::Watched | Known::Left) {
                 self.leave(fd, reason);
@@ -237,6 +249,7 @@ fn goes_by(reason: Reason) -> bool {
         reason,
         Reason::OpenedElsewhere
             | Reason::OpenElsewhere
+            | Reason::Forked
             | Reason::OpenTwice
             | Reason::Locked
             | Reason::Unused

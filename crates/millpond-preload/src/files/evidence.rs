@@ -21,7 +21,7 @@
 //!   ahead.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// U1: reads that would have hit, for each page that is to be filled. Measured (4 KiB at random from 64 MiB,
 /// processor time, memory at hand, a busy machine): the kernel's read 1.1 us, a miss 3.5, a hit 0.45. So
@@ -41,6 +41,8 @@ const PART_SHIFT: u32 = 64 - PARTS.trailing_zeros();
 /// Nothing fell into the part.
 const NONE: u16 = 0;
 const NEED_MAX: u32 = 1 << 22;
+/// In `need`, which comes nowhere near: pages would have to be filled, see [`FILL`].
+const FILLS: u32 = 1 << 31;
 
 /// See the header.
 pub struct Evidence {
@@ -48,16 +50,16 @@ pub struct Evidence {
     reads: AtomicU32,
     /// So many are enough.
     enough: AtomicU32,
-    /// So many are wanted beyond what the pages take.
+    /// So many are wanted beyond what the pages take; and [`FILLS`].
     need: AtomicU32,
+    /// Calls of any kind; counted with `--eager` only.
+    calls: AtomicU32,
     /// About so many pages reads began on.
     pages: AtomicU32,
-    /// Pages would have to be filled: [`FILL`].
-    fills: AtomicBool,
     /// Where the description's offset should be.
     position: AtomicU64,
-    /// Where the last read ended.
-    end: AtomicU64,
+    /// Where the last read ended, less what 32 bits do not hold (U4).
+    end: AtomicU32,
     /// The greatest hash of each part.
     greatest: [AtomicU16; PARTS],
 }
@@ -68,10 +70,10 @@ impl Evidence {
             reads: AtomicU32::new(0),
             enough: AtomicU32::new(0),
             need: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
             pages: AtomicU32::new(0),
-            fills: AtomicBool::new(false),
             position: AtomicU64::new(0),
-            end: AtomicU64::new(0),
+            end: AtomicU32::new(0),
             greatest: [const { AtomicU16::new(NONE) }; PARTS],
         }
     }
@@ -80,13 +82,13 @@ impl Evidence {
     /// takes that, whether the file is written to or not.
     pub fn reset(&self, need: u32, fills: bool) {
         self.position.store(0, Relaxed);
-        self.fills.store(fills, Relaxed);
-        self.start(need);
+        self.start(need, fills);
     }
 
-    fn start(&self, need: u32) {
+    fn start(&self, need: u32, fills: bool) {
         self.reads.store(0, Relaxed);
-        self.need.store(need, Relaxed);
+        self.need.store(need | if fills { FILLS } else { 0 }, Relaxed);
+        self.calls.store(0, Relaxed);
         self.pages.store(0, Relaxed);
         self.enough.store(need, Relaxed);
         self.greatest.iter().for_each(|greatest| greatest.store(NONE, Relaxed));
@@ -108,9 +110,9 @@ impl Evidence {
             }
             return false;
         }
-        if !self.fills.load(Relaxed) {
-            let goes_on = start == self.end.load(Relaxed) && start & PAGE_MASK != 0;
-            self.end.store(start.saturating_add(bytes), Relaxed);
+        if !self.fills() {
+            let goes_on = start as u32 == self.end.load(Relaxed) && start & PAGE_MASK != 0;
+            self.end.store(start.wrapping_add(bytes) as u32, Relaxed);
             if goes_on {
                 return false;
             }
@@ -126,12 +128,19 @@ impl Evidence {
         reads >= self.enough.load(Relaxed)
     }
 
+    /// Counts a call, whatever it does; whether there were as many as are wanted.
+    pub fn count_call(&self) -> bool {
+        let calls = self.calls.load(Relaxed).wrapping_add(1);
+        self.calls.store(calls, Relaxed);
+        calls >= self.need()
+    }
+
     /// U3: seldom, the more pages there are.
     #[cold]
     fn note_page(&self) {
         let pages = self.estimate();
         self.pages.store(pages, Relaxed);
-        let fill = if self.fills.load(Relaxed) { FILL } else { FILL_MAPPED };
+        let fill = if self.fills() { FILL } else { FILL_MAPPED };
         let taken = pages.saturating_mul(1 + fill);
         self.enough.store(self.need().saturating_add(taken), Relaxed);
     }
@@ -152,8 +161,8 @@ impl Evidence {
     /// The program has written to the file.
     #[inline]
     pub fn note_write(&self) {
-        if !self.fills.load(Relaxed) {
-            self.fills.store(true, Relaxed);
+        if !self.fills() {
+            self.need.store(self.need() | FILLS, Relaxed);
             self.note_page();
         }
     }
@@ -165,11 +174,15 @@ impl Evidence {
 
     /// Begins at zero, and needs `times` as many reads.
     pub fn postpone(&self, times: u32) {
-        self.start(self.need().saturating_mul(times).min(NEED_MAX));
+        self.start(self.need().saturating_mul(times).min(NEED_MAX), self.fills());
     }
 
     pub fn need(&self) -> u32 {
-        self.need.load(Relaxed)
+        self.need.load(Relaxed) & !FILLS
+    }
+
+    fn fills(&self) -> bool {
+        self.need.load(Relaxed) & FILLS != 0
     }
 }
 

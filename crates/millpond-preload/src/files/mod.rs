@@ -4,6 +4,7 @@
 //! table: number -> watched: the kernel, and counts (watch), until it pays (adoption, claim)
 //!               -> description -> io: a hit, or pinned and through the engine
 //! registry: who serves a file                        late: what waits in the cache
+//! forked: what several processes have by fork
 //! ```
 
 pub mod adoption;
@@ -12,7 +13,9 @@ pub mod claim;
 pub mod copy;
 pub mod description;
 pub mod evidence;
+pub mod forked;
 pub mod further;
+pub mod given;
 pub mod hand_over;
 pub mod identity;
 pub mod io;

@@ -125,6 +125,11 @@ impl Registry {
         }
     }
 
+    /// [`Registry::forget`], of a number that is released (`forked`) and stays claimed until it is closed.
+    pub fn forget_released(&mut self, fd: RawFd) {
+        self.forget_watch(fd, true);
+    }
+
     /// The watched number `fd` is no longer in the table; `is_closing`: the program gives it up.
     fn forget_watch(&mut self, fd: RawFd, is_closing: bool) {
         let Some(watch) = watch::of(fd) else { return };
@@ -162,7 +167,8 @@ impl Registry {
     /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
     pub fn replace(&mut self, fd: RawFd, new: RawFd) {
         let old = table::get(new);
-        if matches!(old, Known::Watched | Known::Left) {
+        // The registry is locked: what is claimed is released (`forked`).
+        if matches!(old, Known::Watched | Known::Left | Known::Claimed) {
             self.forget_watch(new, false);
         }
         self.share(fd, new);

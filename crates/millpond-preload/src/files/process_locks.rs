@@ -32,8 +32,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::files::identity::{self, FileId};
 use crate::files::table::{self, Known};
 use crate::runtime::lock::Lock;
-use crate::runtime::section;
 use crate::runtime::sys::sys;
+use crate::runtime::{section, tree};
 
 struct Held {
     /// Files on which the program takes locks (P2).
@@ -222,6 +222,8 @@ pub fn before_exec() {
         let held = HELD.lock();
         table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Known::Internal))
+            // Whose lock shall end.
+            .filter(|(fd, _)| *fd != tree::locks())
             .filter_map(|(fd, _)| Some((fd, identity::identify(fd)?)))
             .filter(|(fd, file)| {
                 file.is_regular && (held.noted.contains(&file.id) || is_locked(*fd, file.id))

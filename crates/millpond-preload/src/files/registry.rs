@@ -10,7 +10,7 @@
 //! - R2. Descriptions of one file are served side by side if all are read-only; or if they share one
 //!   (`several`): a write lease is refused while a second description exists, even our own.
 //! - R3. What has been passed stays passed until its last descriptor is closed here; or is watched
-//!   again, if files are adopted when they show use (`claim`).
+//!   again, if files are adopted when they show use (`claim`), or it was passed for a fork (`forked`).
 //! - R4. A description takes its lease before the engine looks at the file, and what the engine
 //!   may remember of an earlier time is dropped when the first description of a file is served.
 //!
@@ -35,7 +35,7 @@ use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, Known};
-use crate::files::{lease, lingering, mode_back, process_locks, watch};
+use crate::files::{given, lease, lingering, mode_back, process_locks, watch};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
@@ -153,9 +153,7 @@ impl Registry {
         if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
-        if config::is_explained() {
-            watch::row_of(fd);
-        }
+        watch::note_open(fd, flags);
         let access = Access::of_flags(flags);
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
@@ -291,7 +289,7 @@ impl Registry {
         } else {
             inode.descriptions.iter().for_each(|description| pass(description, reason));
         }
-        if !config::is_eager() {
+        if !config::is_eager() || reason == Reason::Forked {
             self.watch_again(id, reason);
         }
     }
@@ -302,6 +300,7 @@ impl Registry {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
             self.pass_where(Reason::Unseen, |_| true);
+            given::give_all();
         }
     }
 

@@ -41,7 +41,7 @@
 //!   it stands for (`hooks::lock` minds its rights and its offset), and a close of any of the numbers
 //!   ends them all, as ever. Those to read are `carried` over the closes above. With one to write
 //!   the numbers are not parted: the description stays bypassed (G3), which such locks do not
-//!   mind, until it is given up.
+//!   mind, until it is given up. A child of fork can't use them then (`forked.K5`).
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -128,6 +128,7 @@ impl Registry {
             return Err(Some(Reason::OpenElsewhere));
         }
         let count = numbers.len();
+        numbers.iter().try_for_each(|number| self.unshare(*number))?;
         numbers.retain(|number| table::try_change(*number, Known::Watched, Known::Claimed));
         let outcome = if numbers.len() == count && thread::await_calls(&numbers, patience) {
             let members: Result<Vec<_>, _> =

@@ -46,8 +46,12 @@ pub const PROCESS_LOCKED: u32 = 4;
 pub const MAPPED: u32 = 8;
 /// What the report has of it stays: it is not counted, or was told.
 const COUNTED: u32 = 16;
-/// Another process has the description, too.
+/// Another process has the description, too, or may have it: see `forked`.
 pub const SHARED: u32 = 32;
+/// Opened close-on-exec.
+pub const CLOSES: u32 = 64;
+/// Perhaps not what it was opened as: only the kernel knows whether it is close-on-exec.
+pub const CLOSES_CHANGED: u32 = 128;
 
 /// See the module header.
 #[repr(align(128))]
@@ -57,11 +61,22 @@ pub struct Watch {
     /// Zero: no other number has the description.
     group: AtomicU32,
     reason: AtomicU32,
+    /// `forked.K1`; zero: none.
+    number: AtomicU32,
+    /// When it was given back, and then when it was adopted; zero: not yet. In [`TICK`]s, which wrap.
+    since: AtomicU32,
+    /// How long it was watched before it was adopted.
+    watched: AtomicU32,
     /// Where somebody asked.
     row: AtomicPtr<Row>,
 }
 
+/// Nanoseconds, as a power of two: 66 microseconds, of which 32 bits are three days.
+const TICK: u32 = 16;
+
 static WATCHES: [Watch; NUMBERS] = [const { Watch::blank() }; NUMBERS];
+// One page for 32 numbers: a child of fork has the pages anew that it writes to.
+const _: () = assert!(size_of::<Watch>() == 128);
 static LAST_GROUP: AtomicU32 = AtomicU32::new(0);
 static RANDOM: AtomicU64 = AtomicU64::new(0);
 
@@ -71,13 +86,23 @@ pub fn of(fd: RawFd) -> Option<&'static Watch> {
     WATCHES.get(fd as usize)
 }
 
-/// The number was opened with `flags`: counts afresh. Whether it is watched from here on.
+/// The number was opened with `flags`, and is watched: counts afresh. Whether it can be.
 pub fn begin(fd: RawFd, flags: i32) -> bool {
+    let is_watched = note_open(fd, flags);
+    if is_watched {
+        // From here on, as nobody can count it when the program is killed.
+        counts::count_file_passed(Reason::Once);
+    }
+    is_watched
+}
+
+/// The number was opened with `flags`: what is noted there is of this file, whoever serves it.
+pub fn note_open(fd: RawFd, flags: i32) -> bool {
     let Some(watch) = of(fd) else { return false };
     let is_writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    watch.reset(if is_writable { WRITABLE } else { 0 }, needed());
-    // From here on, as nobody can count it when the program is killed.
-    counts::count_file_passed(Reason::Once);
+    let closes = flags & libc::O_CLOEXEC != 0;
+    let noted = if is_writable { WRITABLE } else { 0 } | if closes { CLOSES } else { 0 };
+    watch.reset(noted, needed());
     if config::is_explained() {
         watch.explain(fd);
     }
@@ -85,10 +110,19 @@ pub fn begin(fd: RawFd, flags: i32) -> bool {
 }
 
 fn needed() -> u32 {
+    if config::is_eager() {
+        // `forked`: as soon as it is this process's alone.
+        return 1;
+    }
     match config::get().adopt {
         Adopt::After(reads) => reads,
         Adopt::Random(_) => (random() % 6) as u32,
     }
+}
+
+/// Whether an adoption fills pages, whatever is done to the file: what the kernel caches may be mapped.
+fn fills() -> bool {
+    config::get().backing != Backing::Buffered
 }
 
 /// For tests that adopt and give back at random moments.
@@ -120,7 +154,8 @@ pub fn numbers(fd: RawFd) -> Vec<RawFd> {
 /// `new` is a second number for the watched description at `fd`. The registry is locked.
 pub fn join(fd: RawFd, new: RawFd) -> bool {
     let (Some(watch), Some(other)) = (of(fd), of(new)) else { return false };
-    other.reset(watch.flags.load(Relaxed) & !(PROCESS_LOCKED | COUNTED), watch.evidence.need());
+    let noted = watch.flags() & !(PROCESS_LOCKED | COUNTED | CLOSES) | CLOSES_CHANGED;
+    other.reset(noted, watch.evidence.need());
     other.reason.store(watch.reason.load(Relaxed), Relaxed);
     other.row.store(watch.row.load(Relaxed), Relaxed);
     other.flags.fetch_or(COUNTED, Relaxed);
@@ -128,6 +163,7 @@ pub fn join(fd: RawFd, new: RawFd) -> bool {
         watch.group.store(LAST_GROUP.fetch_add(1, Relaxed) + 1, Relaxed);
     }
     other.group.store(watch.group.load(Relaxed), Relaxed);
+    other.number.store(watch.number.load(Relaxed), Relaxed);
     true
 }
 
@@ -136,7 +172,9 @@ pub fn join(fd: RawFd, new: RawFd) -> bool {
 #[inline]
 pub fn forget_watched(fd: RawFd, slot: Known) -> bool {
     let Some(watch) = of(fd) else { return false };
-    let is_plain = watch.flags() & (PROCESS_LOCKED | LOCKED) == 0;
+    // K2 of `forked`: of what is left for good nobody is told.
+    let is_shared = matches!(slot, Known::Watched) && watch.number().is_some();
+    let is_plain = watch.flags() & (PROCESS_LOCKED | LOCKED) == 0 && !is_shared;
     if is_plain && table::try_change(fd, slot, Known::Unknown) {
         watch.tell();
         return true;
@@ -151,14 +189,19 @@ impl Watch {
             flags: AtomicU32::new(0),
             group: AtomicU32::new(0),
             reason: AtomicU32::new(0),
+            number: AtomicU32::new(0),
+            since: AtomicU32::new(0),
+            watched: AtomicU32::new(0),
             row: AtomicPtr::new(std::ptr::null_mut()),
         }
     }
 
     fn reset(&self, flags: u32, need: u32) {
-        self.evidence.reset(need, config::get().backing != Backing::Buffered);
+        self.evidence.reset(need, fills());
         self.flags.store(flags, Relaxed);
         self.group.store(0, Relaxed);
+        self.number.store(0, Relaxed);
+        self.since.store(0, Relaxed);
         self.reason.store(Reason::Once as u32, Relaxed);
     }
 
@@ -176,11 +219,12 @@ impl Watch {
         is_useful
     }
 
-    /// Counts by file; and whether it is to be adopted whatever it shows, for tests.
+    /// Counts by file; and whether it is to be adopted whatever it shows: in tests, or with `--eager`.
     #[cold]
     fn look(&self, bytes: u64, writes: bool) -> bool {
         self.row().inspect(|row| row.passed(bytes as isize, writes));
         config::is_random() && random().is_multiple_of(8)
+            || config::is_eager() && self.evidence.count_call()
     }
 
     /// The number was opened: has a row for its file, if that lies in a served directory.
@@ -213,13 +257,73 @@ impl Watch {
 
     /// The file was given back, and is in the report. The registry is locked.
     pub fn begin_again(&self, flags: u32, group: u32, reason: Reason) {
-        self.reset(flags | COUNTED, self.evidence.need());
+        let closes = self.flags() & (CLOSES | CLOSES_CHANGED);
+        self.reset(flags | closes | COUNTED, self.evidence.need());
         self.group.store(group, Relaxed);
         self.reason.store(reason as u32, Relaxed);
+        self.since.store(now(), Relaxed);
+    }
+
+    /// It was passed for a reason that has nothing to do with its use, and needs what any file needs.
+    pub fn need_anew(&self) {
+        self.evidence.reset(needed(), fills());
+    }
+
+    /// Whether it was served for as long as it had to be watched before. Where it is used in the same way all
+    /// the time, what the adoption took is made up for by then.
+    pub fn has_paid(&self) -> bool {
+        now().wrapping_sub(self.since.load(Relaxed)) >= self.watched.load(Relaxed)
+    }
+
+    /// `forked.K1`.
+    pub fn number(&self) -> Option<u32> {
+        match self.number.load(Relaxed) {
+            0 => None,
+            number => Some(number),
+        }
+    }
+
+    /// Another process will have it, too, under that number (`forked`). The registry is locked.
+    pub fn begin_sharing(&self, number: u32) {
+        self.number.store(number, Relaxed);
+        self.note(SHARED);
+        self.set_reason(Reason::Forked);
+        // Here, as the child shall not.
+        self.tell();
+    }
+
+    /// No other process has it any more. The registry is locked.
+    pub fn end_sharing(&self) {
+        self.number.store(0, Relaxed);
+        self.flags.fetch_and(!SHARED, Relaxed);
+    }
+
+    /// In a child of fork: it has the description, and what was noted of it, but no locks of its parent's.
+    pub fn inherit(&self) {
+        if self.flags() & PROCESS_LOCKED != 0 {
+            self.flags.fetch_and(!PROCESS_LOCKED, Relaxed);
+        }
+        if config::is_explained() {
+            // The parent's.
+            self.row.store(std::ptr::null_mut(), Relaxed);
+        }
+    }
+
+    /// A row of its own for a file that this process did not open; in a section.
+    pub fn explain_inherited(&self, fd: RawFd) {
+        if config::is_explained() && self.row().is_none() {
+            self.explain(fd);
+        }
     }
 
     pub fn flags(&self) -> u32 {
         self.flags.load(Relaxed)
+    }
+
+    /// Whether an exec closes the number, if that is known.
+    pub fn closes(&self) -> Option<bool> {
+        let flags = self.flags();
+        (flags & CLOSES_CHANGED == 0).then_some(flags & CLOSES != 0)
     }
 
     pub fn note(&self, flag: u32) {
@@ -233,6 +337,9 @@ impl Watch {
         if self.flags.fetch_or(COUNTED, Relaxed) & COUNTED == 0 {
             counts::uncount_file_passed(self.reason());
         }
+        let now = now();
+        let since = self.since.swap(now, Relaxed);
+        self.watched.store(if since == 0 { 0 } else { now.wrapping_sub(since) }, Relaxed);
     }
 
     pub fn reason(&self) -> Reason {
@@ -258,6 +365,15 @@ impl Watch {
     pub fn tell(&self) {
         self.note(COUNTED);
     }
+}
+
+/// Never zero.
+fn now() -> u32 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is ours to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    let now_ns = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
+    (now_ns >> TICK) as u32 | 1
 }
 
 /// The row of the file behind `fd`, which was just opened. In a section.

@@ -9,7 +9,7 @@ use crate::files::seek::tell_offset;
 use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
-use crate::files::watch::{self, forget_watched};
+use crate::files::watch::{self, CLOSES_CHANGED, forget_watched};
 use crate::files::{io, late, process_locks};
 use crate::hooks::lock;
 use crate::report::lines;
@@ -47,9 +47,22 @@ fn close_file(fd: c_int) -> c_int {
     let closing = late::before_close(fd);
     // In one section: a thread that ends here has closed the number, or not begun to.
     let result = section::run(|_| {
-        registry::lock().forget(fd);
         // SAFETY: no memory involved; the number is the caller's to close.
-        unsafe { sys!(libc::SYS_close, fd) }
+        let close = || unsafe { sys!(libc::SYS_close, fd) };
+        let mut registry = registry::lock();
+        match registry.begin_release(fd) {
+            Some(release) => {
+                registry.forget_released(fd);
+                let result = close();
+                registry.end_release(release);
+                result
+            }
+            None => {
+                registry.forget(fd);
+                drop(registry);
+                close()
+            }
+        }
     });
     process_locks::close_retired();
     match closing.and_then(late::Closing::end) {
@@ -69,6 +82,9 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         // before (`parting`).
         return section::run(|_| {
             let _registry = registry::lock();
+            for (fd, _) in table::known(first, last) {
+                watch::of(fd).inspect(|watch| watch.note(CLOSES_CHANGED));
+            }
             // SAFETY: no memory involved.
             to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int
         });
@@ -78,6 +94,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let known = table::known(first, last);
         let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
         let mut registry = registry::lock();
+        let mut releases = Vec::new();
         // Whatever lies between the library's own numbers.
         let mut start = first;
         let mut result = 0;
@@ -93,12 +110,19 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                     }
                     start = fd as c_uint + 1;
                 }
-                _ => registry.forget(fd),
+                _ => match registry.begin_release(fd) {
+                    Some(release) => {
+                        registry.forget_released(fd);
+                        releases.push(release);
+                    }
+                    None => registry.forget(fd),
+                },
             }
         }
         if start <= last {
             close_up_to(start, last);
         }
+        releases.into_iter().for_each(|release| registry.end_release(release));
         drop(registry);
         process_locks::close_retired();
         for closing in closing {
@@ -147,6 +171,7 @@ pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     }
     section::run(|_| {
         let _registry = registry::lock();
+        watch::of(fd).inspect(|watch| watch.note(CLOSES_CHANGED));
         call()
     })
 }
@@ -206,9 +231,15 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
                 registry.pass_fd(fd, Reason::Changed);
             }
         }
+        let release = registry.begin_release(new);
         let result = call();
         if result >= 0 {
             registry.replace(fd, new);
+        }
+        match release {
+            Some(release) if result >= 0 => registry.end_release(release),
+            Some(release) => registry.cancel_release(release),
+            None => {}
         }
         to_libc(result) as c_int
     });

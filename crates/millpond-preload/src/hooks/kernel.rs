@@ -44,7 +44,13 @@ fn give(fd: c_int, reason: Reason) {
 
 /// Leaves the watched file behind `fd` to the kernel.
 fn leave(fd: c_int, reason: Reason) {
-    if matches!(table::get(fd), Known::Watched | Known::Claimed) && !thread::record().is_inside() {
+    let is_it = match table::get(fd) {
+        Known::Watched | Known::Claimed => true,
+        // It may be another process's, too, who has to know.
+        Known::Left => reason == Reason::Given,
+        _ => false,
+    };
+    if is_it && !thread::record().is_inside() {
         section::run(|_| lock().leave(fd, reason));
     }
 }

@@ -9,7 +9,8 @@ use std::os::fd::RawFd;
 
 use crate::files::pin::Pin;
 use crate::files::table::{self, Known};
-use crate::files::{late, process_locks, registry};
+use crate::files::watch::{self, Watch};
+use crate::files::{given, late, process_locks, registry};
 use crate::report::reason::Reason;
 use crate::report::{self, tally};
 use crate::runtime::c::{Start, c_int, c_void};
@@ -55,20 +56,30 @@ pub fn give_inherited() {
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(_, slot)| match slot {
+            .filter(|(fd, slot)| match slot {
                 Known::File(description) => description.is_served(),
+                // Which another process may have, too.
+                Known::Left => given::is_shared(*fd),
                 slot => matches!(slot, Known::Watched),
             })
             .map(|(fd, _)| fd)
             .collect();
         for fd in fds {
-            // SAFETY: no memory involved.
-            let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
-            if flags & libc::FD_CLOEXEC as isize == 0 {
+            if !is_closed_by_exec(fd) {
                 registry.pass_fd(fd, Reason::Given);
             }
         }
     });
+}
+
+/// The registry is locked.
+fn is_closed_by_exec(fd: RawFd) -> bool {
+    let is_one = matches!(table::get(fd), Known::Watched);
+    watch::of(fd).filter(|_| is_one).and_then(Watch::closes).unwrap_or_else(|| {
+        // SAFETY: no memory involved.
+        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+        flags & libc::FD_CLOEXEC as isize != 0
+    })
 }
 
 /// What is written from now on is not for this process to write back later.

@@ -59,7 +59,7 @@ static IS_EAGER: AtomicBool = AtomicBool::new(false);
 static WRITES_WAIT: AtomicBool = AtomicBool::new(false);
 static IS_RANDOM: AtomicBool = AtomicBool::new(false);
 static IS_EXPLAINED: AtomicBool = AtomicBool::new(false);
-/// One of the two above.
+/// One of the two above, or eager.
 static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
 
 #[inline]
@@ -91,7 +91,7 @@ pub fn set_explained() {
     IS_LOOKED_AT.store(true, Relaxed);
 }
 
-/// Each call of a watched file is looked at: files are explained, or adopted at random.
+/// Each call of a watched file is looked at: files are explained, or adopted whatever they show.
 #[inline]
 pub fn is_looked_at() -> bool {
     IS_LOOKED_AT.load(Relaxed)
@@ -113,7 +113,7 @@ pub fn initialise(reads_again: u32) {
     IS_EAGER.store(variable(c"MILLPOND_EAGER") == Some(b"1"), Relaxed);
     WRITES_WAIT.store(config.mode == WriteMode::Back, Relaxed);
     IS_RANDOM.store(matches!(config.adopt, Adopt::Random(_)), Relaxed);
-    IS_LOOKED_AT.store(is_random(), Relaxed);
+    IS_LOOKED_AT.store(is_random() || is_eager(), Relaxed);
 }
 
 fn read() -> Config {

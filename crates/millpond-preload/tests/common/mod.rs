@@ -57,6 +57,8 @@ pub enum Adoption {
     AtOpen,
     /// When they have shown use, as in a run without options.
     OnUse,
+    /// After so many reads of what was read before.
+    After(u32),
     /// At random moments, and given back at others.
     Random(u64),
 }
@@ -200,6 +202,7 @@ impl Pond {
         match self.adoption {
             Adoption::AtOpen => command.env("MILLPOND_EAGER", "1"),
             Adoption::OnUse => &mut command,
+            Adoption::After(reads) => command.env("MILLPOND_ADOPT", reads.to_string()),
             Adoption::Random(seed) => command.env("MILLPOND_ADOPT", format!("random:{seed}")),
         };
         if self.mode == Mode::BackDirect {

@@ -620,7 +620,36 @@ static void rights(void)
 	CHECK(fcntl(fds[0], F_SETLK, &lock) == 0);
 	for (int i = 1; i < 5; i++)
 		CHECK(dup2(1, fds[1] + i) == fds[1] + i && close(fds[1] + i) == 0);
-	check_shared(fds);
+	/* It forbids to part them, so a child has what is right, or nothing. */
+	char page[PAGE];
+	pid_t child = fork();
+	if (child == 0) {
+		struct stat one, other;
+		for (int i = 0; i < 2; i++) {
+			ssize_t count = pread(fds[i], page, PAGE, 3 * PAGE);
+			CHECK(count == -1 ? errno == EBADF : count == PAGE && is_all(page, PAGE, 3));
+			off_t offset = lseek(fds[i], 0, SEEK_CUR);
+			CHECK(offset == -1 ? errno == EBADF : offset == (i ? 7 : 9) * PAGE);
+			CHECK(i == 0 || (write(fds[i], page, 1) == -1 && errno == EBADF));
+			CHECK(fcntl(fds[i], F_GETFD) == 0 && fstat(fds[i], &one) == 0 && stat("f", &other) == 0 && one.st_ino == other.st_ino);
+			CHECK(dup2(1, fds[i]) == fds[i] && close(fds[i]) == 0);
+		}
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(fcntl(fds[0], F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK);
+	CHECK(read(fds[1], page, PAGE) == PAGE && is_all(page, PAGE, 7));
+	CHECK(read(fds[0], page, PAGE) == PAGE && is_all(page, PAGE, 9));
+	lock.l_type = F_UNLCK;
+	CHECK(fcntl(fds[0], F_SETLK, &lock) == 0);
+	child = fork();
+	if (child == 0) {
+		CHECK(read(fds[1], page, PAGE) == PAGE && is_all(page, PAGE, 8));
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(lseek(fds[1], 0, SEEK_CUR) == 9 * PAGE && close(fds[0]) == 0 && close(fds[1]) == 0);
 	/* Neither can a system view be entered, or left. */
 	CHECK(chroot(NULL) == -1 && syscall(SYS_chroot, NULL) == -1);
 	CHECK(setns(-1, 0) == -1 && errno == EBADF && syscall(SYS_setns, -1, 0) == -1);
