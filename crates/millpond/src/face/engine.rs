@@ -205,7 +205,7 @@ impl Engine {
         }
         let fd = open_regular(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
             .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
-        self.open_given(Given::Owned(fd), options, begun)
+        self.open_given(Given::Opened(fd), options, begun)
     }
 
     /// Adopts a descriptor, which must permit what `options` ask for; of the other options those

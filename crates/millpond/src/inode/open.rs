@@ -14,6 +14,8 @@ use crate::survival::mark;
 
 /// A descriptor to open a file by.
 pub(crate) enum Given<'a> {
+    /// By the engine: nobody else has the description.
+    Opened(OwnedFd),
     Owned(OwnedFd),
     /// Duplicated when nothing else can fail: a duplicate that is closed drops the process's POSIX locks
     /// on the file (`fcntl(2)`).
@@ -23,7 +25,7 @@ pub(crate) enum Given<'a> {
 impl AsFd for Given<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Given::Owned(fd) => fd.as_fd(),
+            Given::Opened(fd) | Given::Owned(fd) => fd.as_fd(),
             Given::Borrowed(fd) => *fd,
         }
     }
@@ -32,7 +34,7 @@ impl AsFd for Given<'_> {
 impl Given<'_> {
     fn into_owned(self) -> io::Result<OwnedFd> {
         match self {
-            Given::Owned(fd) => Ok(fd),
+            Given::Opened(fd) | Given::Owned(fd) => Ok(fd),
             Given::Borrowed(fd) => fd.try_clone_to_owned(),
         }
     }
@@ -91,8 +93,12 @@ impl CachedFile {
             }
         };
         let attaching = file.attaching.lock().expect("no panic under the lock");
-        let opened =
-            OpenedFor { read: options.read, write: options.writable(), direct: options.direct };
+        let opened = OpenedFor {
+            read: options.read,
+            write: options.writable(),
+            direct: options.direct,
+            is_own: matches!(fd, Given::Opened(_)),
+        };
         file.backing.prepare(fd.as_fd(), opened).map_err(failed)?;
         let fd = fd.into_owned().map_err(failed)?;
         let kept = file.backing.attach(fd, opened).map_err(failed)?;

@@ -63,7 +63,7 @@ impl Memory {
 }
 
 fn offered(read: bool, write: bool) -> OpenedFor {
-    OpenedFor { read, write, direct: false }
+    OpenedFor { read, write, direct: false, is_own: false }
 }
 
 /// A back end and how to make a file of it.

@@ -53,6 +53,8 @@ pub enum Backing {
 pub(crate) struct Descriptors {
     read: OnceLock<Arc<OwnedFd>>,
     write: OnceLock<Arc<OwnedFd>>,
+    /// `write` is a description that nobody else has.
+    write_is_own: AtomicBool,
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     seek: OnceLock<OwnedFd>,
@@ -96,6 +98,7 @@ impl Descriptors {
             is_lost: AtomicBool::new(false),
             read: OnceLock::new(),
             write: OnceLock::new(),
+            write_is_own: AtomicBool::new(false),
             direct_read: OnceLock::new(),
             direct_write: OnceLock::new(),
             seek: OnceLock::new(),
@@ -107,7 +110,7 @@ impl Descriptors {
 
     /// What of [`Descriptors::attach`] can fail: descriptions of our own.
     pub(crate) fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
-        let OpenedFor { read, write, direct } = opened;
+        let OpenedFor { read, write, direct, .. } = opened;
         if direct {
             self.attach_direct(fd, read, write)?;
         }
@@ -121,7 +124,7 @@ impl Descriptors {
     /// had none.
     pub(crate) fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
         self.prepare(fd.as_fd(), opened)?;
-        let OpenedFor { read, write, .. } = opened;
+        let OpenedFor { read, write, is_own, .. } = opened;
         let wants_read = read && self.read.get().is_none();
         if write && self.write.get().is_none() {
             let flags = rustix::fs::fcntl_getfl(&fd)?;
@@ -135,6 +138,8 @@ impl Descriptors {
                 return Ok(self.read.set(Arc::new(fd)).err().and_then(Arc::into_inner));
             }
             let fd = Arc::new(fd);
+            // Before there is one to write by. Callers take turns (`CachedFile::open`).
+            self.write_is_own.store(is_own && !appends, Relaxed);
             if wants_read {
                 // The same number: a duplicate would take one that the program expects.
                 let _ = self.read.set(Arc::clone(&fd));
@@ -406,8 +411,8 @@ fn can_ignore_append() -> bool {
 mod tests {
     use super::*;
 
-    const READS: OpenedFor = OpenedFor { read: true, write: false, direct: false };
-    const WRITES: OpenedFor = OpenedFor { read: false, write: true, direct: false };
+    const READS: OpenedFor = OpenedFor { read: true, write: false, direct: false, is_own: false };
+    const WRITES: OpenedFor = OpenedFor { read: false, write: true, direct: false, is_own: false };
 
     /// Goal: syncs go by the description that the file is written by.
     /// Incident: once there was another for reading, which was opened later, they went by that, and were

@@ -61,6 +61,8 @@ pub(crate) struct OpenedFor {
     pub(crate) write: bool,
     /// Direct transfers as well, by further descriptions of the same file.
     pub(crate) direct: bool,
+    /// Nobody else has the description, or changes its flags.
+    pub(crate) is_own: bool,
 }
 
 /// A file as the cache sees it from above. What is provided is true where there are no descriptors.

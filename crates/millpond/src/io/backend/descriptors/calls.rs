@@ -61,6 +61,7 @@ impl Descriptors {
     fn plain_route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
         let (fd, flags) = match transfer.direction {
             Direction::Read => (&self.read, 0),
+            Direction::Write if self.write_is_own.load(Relaxed) => (&self.write, 0),
             // O_APPEND may be set at any time, by others that share the description.
             Direction::Write if can_ignore_append() => (&self.write, RWF_NOAPPEND),
             Direction::Write => (&self.write, 0),
@@ -167,6 +168,9 @@ impl Descriptors {
                 match (transfer.direction, segments, libc::c_long::from(flags)) {
                     (Direction::Read, [one], 0) => {
                         libc::syscall(libc::SYS_pread64, fd, one.base(), one.len(), low)
+                    }
+                    (Direction::Write, [one], 0) => {
+                        libc::syscall(libc::SYS_pwrite64, fd, one.base(), one.len(), low)
                     }
                     (_, _, flags) => libc::syscall(number, fd, iovecs, count, low, high, flags),
                 }
