@@ -21,7 +21,9 @@
 //! - **MP3** The mapping stays until the file object goes, which readers have a handle of.
 //! - **MP4** Where the kernel can't read a page, or somebody has cut the file all the same, the copy faults, and the
 //!   read takes the slow path, which says why. So the process has a handler that consults `fault`.
-//! - **MP5** A child of fork has no mapping, and finds a size of zero before it looks (see `frame`, "Fork").
+//! - **MP5** A process that locks what it will map (`mlockall(MCL_FUTURE)`) would have the whole file read and kept in memory:
+//!   the mapping is made without rights, which nothing is read for, and unlocked before it has them.
+//! - **MP6** A child of fork has no mapping, and finds a size of zero before it looks (see `frame`, "Fork").
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -29,7 +31,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::sync::{AtomicU64, AtomicUsize, fence};
 
@@ -129,10 +131,16 @@ impl Mapping {
         let len = usize::try_from(len).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe {
-            rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, fd, 0)
+            rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE, fd, 0)
         }?;
         let mapping = Mapping { at: at.expose_provenance(), len };
-        // MP5; and a child would keep the description open, with its locks.
+        // MP5.
+        // SAFETY: our own mapping, which nobody has seen.
+        unsafe {
+            rustix::mm::munlock(at, len)?;
+            rustix::mm::mprotect(at, len, MprotectFlags::READ)?;
+        }
+        // MP6; and a child would keep the description open, with its locks.
         // SAFETY: our own mapping; the advice does not change its contents here.
         unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) }?;
         Ok(mapping)
