@@ -66,7 +66,7 @@ impl Server {
         nbdkit.args(["-f", "-U"]).arg(&socket).arg(plugin()?).arg(&image).args(arguments);
         let mut process = nbdkit.spawn().unwrap();
         let started = Instant::now();
-        while !socket.exists() {
+        while !is_listened_at(&socket) {
             assert_eq!(process.try_wait().unwrap(), None, "nbdkit has ended: {arguments:?}");
             assert!(started.elapsed() < Duration::from_secs(60), "no socket: {arguments:?}");
             std::thread::sleep(Duration::from_millis(2));
@@ -131,6 +131,15 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// A socket is there before it is listened at; and who connects to see is a client that has failed.
+fn is_listened_at(socket: &Path) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let path = socket.to_str().unwrap();
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let mut words = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    words.any(|words| words.last() == Some(&path) && words[3] == ACCEPTS)
 }
 
 /// Bytes that are alike nowhere.
