@@ -24,12 +24,16 @@
 //!   which is as it was when the caller called exec. Without a sign the caller may have been killed amid anything:
 //!   the one aside ends.
 //!
+//! Beside it is [`before_main`], by which the one who is about to become a program gets there sooner.
+//!
 //! Why shared: a copy of the tables of pages, which `fork` makes, took 0.13 ms of each start of the command `millpond
 //! run`. Why two steps: with the program as its parent it would be a child where that asks for all
 //! of its children (`__WALL`, `/proc/PID/task/TID/children`).
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![cfg(target_os = "linux")]
+
+mod early;
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

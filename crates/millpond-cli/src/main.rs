@@ -12,6 +12,9 @@
 //! - [`top`]: shows what running engines do.
 //! - [`manual`]: man pages and completions.
 //!
+//! Before all of that, and before std's runtime starts, `run` with the options that most have is started by
+//! [`early`]: the whole command line's description took half of the time until the program ran.
+//!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be
 //! served, 126 and 127 as a shell has them, 1 for anything else that fails.
 
@@ -62,6 +65,23 @@ enum Command {
     Manual(manual::Args),
 }
 
+// A test's first argument may be anything.
+#[cfg(not(test))]
+millpond_aside::before_main!(early);
+
+/// Becomes the program, where the command line is of the simple kind; `main` has all others.
+#[cfg_attr(test, expect(dead_code, reason = "not called in tests"))]
+fn early() {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == "run")
+        && let Some(args) = run::Args::of_plain(words)
+    {
+        // Returns only if that has failed.
+        let Err(failure) = run::run(&args) else { return };
+        std::process::exit(tell(&failure).into());
+    }
+}
+
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
@@ -77,9 +97,12 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(status) => status,
-        Err(Failure { status, message }) => {
-            eprintln!("millpond: {message}");
-            ExitCode::from(status)
-        }
+        Err(failure) => ExitCode::from(tell(&failure)),
     }
+}
+
+/// Says it; the exit status.
+fn tell(failure: &Failure) -> u8 {
+    eprintln!("millpond: {}", failure.message);
+    failure.status
 }

@@ -16,6 +16,7 @@ mod kept;
 #[allow(dead_code, reason = "some words are the writers' alone")]
 #[path = "../../../millpond-preload/src/report/layout.rs"]
 mod layout;
+mod plain;
 mod preload;
 mod program;
 #[allow(dead_code, reason = "only the texts are of use here")]
@@ -45,7 +46,7 @@ use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Resul
 ///
 /// Regular files under the given directories are served; everything else goes to the kernel as
 /// ever. When the program ends, one line on standard error says what was served.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, PartialEq, clap::Args)]
 #[command(group = clap::ArgGroup::new("telling").args(["stats", "explain"]).multiple(true))]
 pub struct Args {
     /// Memory for cached file pages: 512m, 4g (k, m and g are powers of 1024)
