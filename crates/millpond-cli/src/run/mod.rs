@@ -164,7 +164,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Err(error) => error,
         }
     } else {
-        let tally = tally(args, &mut command);
+        let tally = tally(args, &mut command, true);
         tally.as_ref().inspect(|tally| tally.leave());
         command.exec()
     };
@@ -185,7 +185,7 @@ fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>>
         command.env(explain::VARIABLE, explained.name()?).env(QUIET, "1");
         Some(explained)
     } else {
-        tally = self::tally(args, command);
+        tally = self::tally(args, command, false);
         None
     };
     let status = match kept::run(command, args.mode == Mode::Back, args.quiet)? {
@@ -198,11 +198,11 @@ fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>>
 }
 
 /// What says the line if the program can't. Without a memory file it goes without.
-fn tally(args: &Args, command: &mut Command) -> Option<Tally> {
+fn tally(args: &Args, command: &mut Command, is_exec: bool) -> Option<Tally> {
     if args.quiet {
         return None;
     }
-    Tally::new(command, args.backing == Backing::Direct).ok()
+    Tally::new(command, args.backing == Backing::Direct, is_exec).ok()
 }
 
 /// What the preload library reads when it is loaded.

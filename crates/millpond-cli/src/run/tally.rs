@@ -29,8 +29,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Made, and named to the process that `command` becomes or starts.
-    pub fn new(command: &mut Command, is_direct: bool) -> io::Result<Self> {
+    /// Made, and named to the process that `command` starts, or becomes (`is_exec`).
+    pub fn new(command: &mut Command, is_direct: bool, is_exec: bool) -> io::Result<Self> {
         let low = rustix::fs::memfd_create("millpond-tally", MemfdFlags::CLOEXEC)?;
         // Out of the program's way, as the library's own numbers are.
         let first = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
@@ -40,7 +40,10 @@ impl Tally {
         file.write_all_at(&FORM.to_ne_bytes(), (MARK * WORD_BYTES) as u64)?;
         let metadata = file.metadata()?;
         let (dev, ino) = (metadata.dev(), metadata.ino());
-        command.env(VARIABLE, format!("{BY_SELF}{}:{dev}:{ino}", file.as_raw_fd()));
+        // By its process id, where that is known: so the library names it to children, and need not.
+        let own = format!("/proc/{}/fd/", std::process::id());
+        let by = if is_exec { &own } else { BY_SELF };
+        command.env(VARIABLE, format!("{by}{}:{dev}:{ino}", file.as_raw_fd()));
         // The program has it. Nothing else is started before.
         fcntl_setfd(&file, FdFlags::empty())?;
         let direct = if is_direct { Direct::Files } else { Direct::Nothing };

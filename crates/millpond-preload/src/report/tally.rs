@@ -101,9 +101,12 @@ fn count_in(fd: RawFd) -> Option<()> {
     HEAD.store(head.cast(), Relaxed);
     word(MARK).inspect(|mark| mark.store(FORM, Relaxed));
     // Each byte is a sign to who waits for the end of this process.
-    word(LOADED).inspect(|loaded| loaded.store(u64::MAX, Relaxed));
+    let loaded_before = word(LOADED).map_or(0, |loaded| loaded.swap(u64::MAX, Relaxed));
     // SAFETY: mapped for good, and it is the main process's to write.
-    unsafe { thread::share_blocks(head.wrapping_byte_add(BLOCKS_AT).cast(), BLOCKS_MAX) };
+    unsafe {
+        let blocks = head.wrapping_byte_add(BLOCKS_AT).cast();
+        thread::share_blocks(blocks, BLOCKS_MAX, loaded_before != 0);
+    }
     Some(())
 }
 

@@ -97,7 +97,7 @@ pub struct Object {
 type Look<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> bool;
 
 /// What `look` finds first among the loaded objects, the program's own being the first of them.
-fn find_loaded<R>(
+pub fn find_loaded<R>(
     mut look: impl FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> Option<R>,
 ) -> Option<R> {
     unsafe extern "C" fn visit(
@@ -150,17 +150,23 @@ const DT_STRTAB: i64 = 5;
 impl Object {
     /// The first loaded object that `chosen` takes.
     fn where_(chosen: impl Fn(&Object) -> bool) -> Option<Object> {
-        find_loaded(|info, headers| {
-            let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
-            // SAFETY: the loader's, NUL-terminated.
-            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-            let object = Object {
-                base: info.dlpi_addr as usize,
-                dynamic: (info.dlpi_addr + dynamic.p_vaddr) as usize,
-                file_name: path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
-            };
-            chosen(&object).then_some(object)
+        find_loaded(|info, headers| Object::of(info, headers).filter(&chosen))
+    }
+
+    /// Of what `find_loaded` shows.
+    pub fn of(info: &libc::dl_phdr_info, headers: &[libc::Elf64_Phdr]) -> Option<Object> {
+        let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        // SAFETY: the loader's, NUL-terminated.
+        let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+        Some(Object {
+            base: info.dlpi_addr as usize,
+            dynamic: (info.dlpi_addr + dynamic.p_vaddr) as usize,
+            file_name: path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
         })
+    }
+
+    pub fn file_name(&self) -> &'static [u8] {
+        self.file_name
     }
 
     /// An entry of the dynamic section.
@@ -186,41 +192,109 @@ impl Object {
         self.word(wanted).map(|value| if value < self.base { value + self.base } else { value })
     }
 
-    /// A function that the object defines, by the hash table that every linker makes today.
+    /// A function that the object defines, of whatever version.
     pub fn find(&self, name: &CStr) -> Option<*mut c_void> {
+        let tables = self.tables()?;
+        let mut found = None;
+        tables.each(name, Tables::hash(name), |symbol, _| {
+            found = Some(tables.address(symbol));
+            true
+        });
+        found
+    }
+
+    /// Where it says what it defines, by the hash table that every linker makes today.
+    pub fn tables(&self) -> Option<Tables> {
         const DT_SYMTAB: i64 = 6;
         const DT_GNU_HASH: i64 = 0x6fff_fef5;
-        let strings = self.entry(DT_STRTAB)? as *const c_char;
-        let symbols = self.entry(DT_SYMTAB)? as *const libc::Elf64_Sym;
+        const DT_VERSYM: i64 = 0x6fff_fff0;
         let table = self.entry(DT_GNU_HASH)? as *const u32;
-        let wanted = name
-            .to_bytes()
-            .iter()
-            .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
         // SAFETY: the tables are mapped while the object is loaded, and have the form that the ELF
         // specification and its GNU extension say: a header of four words, a Bloom filter of words
         // of 64 bits, the buckets, and a chain entry for each symbol from the first hashed one on.
         unsafe {
-            let [bucket_count, first, filter_words] = [0, 1, 2].map(|index| *table.add(index));
-            let buckets = table.add(4 + 2 * filter_words as usize);
-            let chain = buckets.add(bucket_count as usize);
-            let mut index = *buckets.add((wanted % bucket_count) as usize);
-            if index < first {
-                return None;
+            let [bucket_count, first, filter_words, shift] =
+                [0, 1, 2, 3].map(|index| *table.add(index));
+            let filter = table.add(4).cast::<u64>();
+            let buckets = filter.add(filter_words as usize).cast::<u32>();
+            Some(Tables {
+                base: self.base,
+                strings: self.entry(DT_STRTAB)? as *const c_char,
+                symbols: self.entry(DT_SYMTAB)? as *const libc::Elf64_Sym,
+                versions: self.entry(DT_VERSYM).map_or(std::ptr::null(), |at| at as *const u16),
+                filter,
+                filter_words,
+                shift,
+                buckets,
+                bucket_count,
+                chain: buckets.add(bucket_count as usize),
+                first,
+            })
+        }
+    }
+}
+
+/// The tables of an object that is loaded.
+#[derive(Clone, Copy)]
+pub struct Tables {
+    base: usize,
+    strings: *const c_char,
+    symbols: *const libc::Elf64_Sym,
+    /// A word for each symbol; null where the object has no versions.
+    versions: *const u16,
+    filter: *const u64,
+    filter_words: u32,
+    shift: u32,
+    buckets: *const u32,
+    bucket_count: u32,
+    chain: *const u32,
+    first: u32,
+}
+
+impl Tables {
+    pub fn hash(name: &CStr) -> u32 {
+        let add = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
+        name.to_bytes().iter().fold(5381, add)
+    }
+
+    pub fn address(&self, symbol: &libc::Elf64_Sym) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.base + symbol.st_value as usize)
+    }
+
+    /// Visits the definitions of `name`, whose hash is `wanted`, until `visit` has seen enough; with each goes whether
+    /// it is hidden: of a version that is not the default.
+    pub fn each(
+        &self,
+        name: &CStr,
+        wanted: u32,
+        mut visit: impl FnMut(&libc::Elf64_Sym, bool) -> bool,
+    ) {
+        const HIDDEN: u16 = 0x8000;
+        // SAFETY: as in `Object::tables`; each index is in the table that it is used for, as the object's linker
+        // saw to.
+        unsafe {
+            let word = *self.filter.add((wanted / 64 & (self.filter_words - 1)) as usize);
+            if word >> (wanted % 64) & word >> (wanted >> self.shift) % 64 & 1 == 0 {
+                return;
+            }
+            let mut index = *self.buckets.add((wanted % self.bucket_count) as usize);
+            if index < self.first {
+                return;
             }
             loop {
-                let hash = *chain.add((index - first) as usize);
-                let symbol = &*symbols.add(index as usize);
+                let hash = *self.chain.add((index - self.first) as usize);
+                let symbol = &*self.symbols.add(index as usize);
+                let is_hidden =
+                    || !self.versions.is_null() && *self.versions.add(index as usize) & HIDDEN != 0;
                 if hash | 1 == wanted | 1
                     && symbol.st_shndx != 0
-                    && CStr::from_ptr(strings.add(symbol.st_name as usize)) == name
+                    && CStr::from_ptr(self.strings.add(symbol.st_name as usize)) == name
+                    && visit(symbol, is_hidden())
                 {
-                    return Some(std::ptr::with_exposed_provenance_mut(
-                        self.base + symbol.st_value as usize,
-                    ));
+                    return;
                 }
                 if hash & 1 != 0 {
-                    return None;
+                    return;
                 }
                 index += 1;
             }

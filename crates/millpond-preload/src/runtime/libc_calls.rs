@@ -1,5 +1,5 @@
-//! libc's own definitions of the functions that this library replaces, found with
-//! `dlsym(RTLD_NEXT)` (see `elf`): a program's call that is passed on goes through them, because a
+//! libc's own definitions of the functions that this library replaces, found as
+//! `dlsym(RTLD_NEXT)` finds them (see `following`, `elf`): a program's call that is passed on goes through them, because a
 //! libc call that may block is also a cancellation point.
 //!
 //! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::runtime::c::*;
 use crate::runtime::elf;
+use crate::runtime::following::{Following, Found};
 use crate::runtime::sys::set_errno;
 
 /// Finds the next definition of a symbol after this library, and remembers it in `slot`.
@@ -97,15 +98,29 @@ pub mod slots {
 /// Looks all of them up: `dlsym` is not async-signal-safe, so it should not be left to their first
 /// use.
 pub fn resolve_all() {
+    let following = Following::of(resolve_all as *const () as usize);
     macro_rules! look_up {
         ($name:ident) => {
-            resolve(&slots::$name, name_of(concat!(stringify!($name), "\0")));
+            find(&following, &slots::$name, name_of(concat!(stringify!($name), "\0")));
         };
     }
     macro_rules! row {
         ($($row:tt)*) => { name_for! { look_up $($row)* } };
     }
     calls!(row);
+}
+
+#[inline(never)]
+fn find(following: &Following, slot: &AtomicPtr<c_void>, name: &CStr) {
+    match following.find(name) {
+        // Relaxed: as in `resolve`.
+        Found::Function(found) => slot.store(found, Relaxed),
+        // Some library that is loaded later may define it.
+        Found::Nothing => {}
+        Found::Unclear => {
+            resolve(slot, name);
+        }
+    }
 }
 
 fn name_of(text: &'static str) -> &'static CStr {

@@ -10,6 +10,7 @@ pub mod cancel;
 pub mod config;
 pub mod elf;
 pub mod fault;
+pub mod following;
 pub mod handlers;
 pub mod holders;
 pub mod in_flight;

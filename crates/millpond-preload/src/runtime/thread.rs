@@ -38,6 +38,8 @@ pub struct Record {
     tid: AtomicI32,
     /// Set when the record is made; another when [`share_blocks`] says so.
     block: AtomicPtr<Block>,
+    /// Something may have been counted there. Never unset.
+    is_counting: AtomicBool,
     /// What the bytes served were at the thread's last miss.
     bytes_at_miss: AtomicU64,
     next: AtomicPtr<Record>,
@@ -45,6 +47,8 @@ pub struct Record {
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
+/// A program that this process was before its exec has counted in blocks, of any record.
+static HAS_COUNTED_BEFORE: AtomicBool = AtomicBool::new(false);
 /// Readers must issue a full fence themselves.
 static STRONG: AtomicBool = AtomicBool::new(false);
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -171,6 +175,11 @@ impl Record {
     fn word(&self, word: usize) -> &'static AtomicU64 {
         // SAFETY: set when the record was made, to a block that is never unmapped.
         unsafe { &*self.block.load(Relaxed) }.word(word)
+    }
+
+    /// Whether its block may have something in it. To look there would take a page for each eight that have not.
+    fn has_counts(&self) -> bool {
+        self.is_counting.load(Relaxed) || HAS_COUNTED_BEFORE.load(Relaxed)
     }
 
     fn bytes_served(&self) -> u64 {
@@ -345,18 +354,23 @@ fn make_chunk() -> &'static [Record] {
     records
 }
 
-/// While the library is loaded: from here on threads count in `shared`, of which there are `max`.
+/// While the library is loaded: from here on threads count in `shared`, of which there are `max`. Counts are in
+/// there already if `has_counted_before`; else pages of it are left alone until somebody counts there.
 ///
 /// # Safety
 ///
 /// They are never unmapped, no other thread exists, and nobody else writes there.
-pub unsafe fn share_blocks(shared: *mut Block, max: usize) {
+pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: bool) {
     record();
+    HAS_COUNTED_BEFORE.store(has_counted_before, Relaxed);
     blocks::share(shared, max);
     let blocks = blocks::take(RECORDS_IN_CHUNK);
     // All records that there are.
     for (index, record) in FIRST.iter().enumerate() {
         let old = record.block.swap(blocks.wrapping_add(index), Relaxed);
+        if !record.has_counts() {
+            continue;
+        }
         for word in 0..WORDS {
             // SAFETY: blocks are never unmapped.
             record.count(word, unsafe { &*old }.word(word).load(Relaxed));
@@ -368,6 +382,8 @@ pub unsafe fn share_blocks(shared: *mut Block, max: usize) {
 fn adopt(record: &'static Record) -> &'static Record {
     // SAFETY: no precondition.
     record.request.claim(unsafe { libc::pthread_self() } as usize, &UNFOUND);
+    // Relaxed: who sums up the counts of a thread that has ended has waited for that.
+    record.is_counting.store(true, Relaxed);
     local::set(record);
     let key = KEY.load(Relaxed);
     if key != u32::MAX {
@@ -460,7 +476,9 @@ pub fn after_fork() {
         }
         record.request.cool_down();
         record.timer.store(0, Relaxed);
-        (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
+        if record.has_counts() {
+            (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
+        }
         record.bytes_at_miss.store(0, Relaxed);
     });
     if let Some(own) = try_record() {
@@ -476,6 +494,9 @@ pub fn after_fork() {
 pub fn sums() -> [u64; WORDS] {
     let mut sums = [0_u64; WORDS];
     for_each(|record| {
+        if !record.has_counts() {
+            return;
+        }
         for (word, sum) in sums.iter_mut().enumerate() {
             *sum = sum.wrapping_add(record.word(word).load(Relaxed));
         }
