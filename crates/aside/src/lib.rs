@@ -3,11 +3,11 @@
 //! For who is about to become that program (exec): whatever ends it, its end is noticed, and it knows nothing of that.
 //!
 //! ```text
-//! caller ------------- (stands still) -----------> goes on, execs the program ............. ends
-//!    \ vfork                        ^ ends                                                   |
-//!     middle: closes, clone --------+                                                        v
+//! caller ------------- (waits) -----------> goes on, execs the program ................... ends
+//!    \ fork                     ^ ends                                                     |
+//!     middle: closes, clone ----+                                                          v
 //!                     \
-//!                      aside: own session, sleeps ...............................  sign? job, ends
+//!                      aside: own session, sleeps ............................. sign? job, ends
 //! ```
 //!
 //! - **A1** *No child.* The middle process ends at once and is waited for here, so the kernel gives the one aside to
@@ -18,17 +18,17 @@
 //!   caller goes on.
 //! - **A3** *Not disturbed.* It has a session of its own, and all signals are blocked: what a terminal sends, or
 //!   somebody to a process group, does not end it. SIGKILL does.
-//! - **A4** *Memory is used by one at a time.* All three have the caller's memory, as for `vfork`. The caller stands
-//!   still for the middle one. The one aside touches nothing but the stack it was given until the caller's
-//!   process is gone. If the program has left its *sign* there was an exec: then nobody else has this memory,
-//!   which is as it was when the caller called exec. Without a sign the caller may have been killed amid anything:
-//!   the one aside ends.
+//! - **A4** *Memory.* The middle one has a copy of the caller's, which it leaves to the one aside: that one touches
+//!   nothing but the stack it was given until the program has ended, and so the middle one, for which the caller
+//!   waited. If the program has left its *sign* there was an exec; without, the caller may have ended or failed
+//!   before, and the one aside ends.
+//!
+//! Why a copy: while another process has the caller's memory, the kernel looks through all processes of the
+//! machine at the exec for who is to own it (`mm_update_next_owner`): 0.17 ms beside some hundred processes. The
+//! middle one's heir is its child, where the kernel looks first. Why two steps: with the program as its parent it
+//! would be a child where that asks for all of its children (`__WALL`, `/proc/PID/task/TID/children`).
 //!
 //! Beside it is [`before_main`], by which the one who is about to become a program gets there sooner.
-//!
-//! Why shared: a copy of the tables of pages, which `fork` makes, took 0.13 ms of each start of the command `millpond
-//! run`. Why two steps: with the program as its parent it would be a child where that asks for all
-//! of its children (`__WALL`, `/proc/PID/task/TID/children`).
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![cfg(target_os = "linux")]
@@ -38,23 +38,13 @@ mod early;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Of the job's; the middle process needs a frame or two.
+/// Of the job's.
 const STACK_BYTES: usize = 256 << 10;
-
-/// What the middle process is told. It is on the caller's stack, which stands still.
-struct Middle<'a, J> {
-    program: BorrowedFd<'a>,
-    file: BorrowedFd<'a>,
-    aside: *mut Aside<J>,
-    is_left: bool,
-}
 
 /// What the process aside is told; never freed.
 struct Aside<J> {
     sign_at: i64,
     job: J,
-    /// The end of its stack.
-    stack: *mut c_void,
 }
 
 /// Leaves a process behind that sleeps until this one, which becomes a program by exec, has ended; `program` is a pidfd of
@@ -62,8 +52,7 @@ struct Aside<J> {
 /// is not zero at `sign_at`; and ends. Whether there is such a process: it needs room for two, and init must
 /// be somebody else.
 ///
-/// To be called by the only thread, right before the exec. Locks that exec holds (std's, of the environment)
-/// are held in the job; a panic in it is as good as its end.
+/// To be called by the only thread, before the exec. A panic in the job is as good as its end.
 pub fn leave<J>(program: BorrowedFd, file: BorrowedFd, sign_at: i64, job: J) -> bool
 where
     J: FnOnce(OwnedFd) + 'static,
@@ -72,25 +61,25 @@ where
     if takes_orphans() {
         return false;
     }
-    let (Some(stack), Some(aside_stack)) = (make_stack(), make_stack()) else { return false };
-    let aside = Box::into_raw(Box::new(Aside { sign_at, job, stack: aside_stack }));
-    let mut middle = Middle { program, file, aside, is_left: false };
+    let mut is_left = false;
     with_signals_blocked(|| {
-        // No signal when it ends: the program may have SIGCHLD blocked, and would find one.
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK;
-        // SAFETY: `run_middle` expects what it is given. `middle` and the stack outlive the process, which has
-        // ended when it was waited for; it runs in this memory while this thread, the only one, stands
-        // still (A4).
+        // SAFETY: this is the only thread, so the copy of the memory is one of no lock and nothing half done. No
+        // signal when the child ends (the flags are zero): the program may have SIGCHLD blocked, and would find
+        // one. The child does not return from here.
         unsafe {
-            let pid = libc::clone(run_middle::<J>, stack, flags, (&raw mut middle).cast());
+            let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) as libc::pid_t;
+            if pid == 0 {
+                libc::_exit(c_int::from(!run_middle(program, file, Aside { sign_at, job })));
+            }
+            let mut status = -1;
             while pid > 0
-                && libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) < 0
+                && libc::waitpid(pid, &raw mut status, libc::__WALL) < 0
                 && *libc::__errno_location() == libc::EINTR
             {}
+            is_left = status == 0;
         }
     });
-    // The stacks stay, as this memory is about to be another's.
-    middle.is_left
+    is_left
 }
 
 /// The end of a new stack.
@@ -127,28 +116,22 @@ fn with_signals_blocked(call: impl FnOnce()) {
     }
 }
 
-/// The middle process, in memory that the caller will use again: it leaves nothing changed but `middle`.
-extern "C" fn run_middle<J>(middle: *mut c_void) -> c_int
+/// The middle process: whether there is one aside.
+fn run_middle<J>(program: BorrowedFd, file: BorrowedFd, aside: Aside<J>) -> bool
 where
     J: FnOnce(OwnedFd) + 'static,
 {
-    // SAFETY: given by `leave`, which stands still.
-    let middle = unsafe { &mut *middle.cast::<Middle<J>>() };
-    if has_only(middle.program, middle.file) {
-        // SAFETY: `run_aside` expects what it is given, which is never freed, nor is its stack; what it does in
-        // this memory: A4.
-        middle.is_left = unsafe {
-            let stack = (*middle.aside).stack;
-            libc::clone(run_aside::<J>, stack, libc::CLONE_VM | libc::SIGCHLD, middle.aside.cast())
-                > 0
-        };
-    }
-    0
+    let Some(stack) = make_stack().filter(|_| has_only(program, file)) else { return false };
+    let aside = Box::into_raw(Box::new(aside));
+    let flags = libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: `run_aside` expects what it is given, which is never freed, nor is its stack; what it does in
+    // this memory: A4.
+    unsafe { libc::clone(run_aside::<J>, stack, flags, aside.cast()) > 0 }
 }
 
 /// A2: the numbers 0 and 1 become those two, 2 stays, and no others are open.
 fn has_only(first: BorrowedFd, second: BorrowedFd) -> bool {
-    // SAFETY: this process's own descriptors: it shares memory with the caller, but not those.
+    // SAFETY: this process's own descriptors, copies of the caller's.
     unsafe {
         // Out of each other's way first.
         let first = libc::fcntl(first.as_raw_fd(), libc::F_DUPFD, 3);
@@ -169,10 +152,10 @@ where
 {
     let mut program = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
     let mut sign = 0_u8;
-    // SAFETY: A4. Three system calls first, which touch this stack alone: libc's `errno` is the caller's, too, and
-    // is written only by a call that fails. All signals are blocked, so none is interrupted. Beyond the
-    // sign this memory is this process's alone, and so is the job, which is taken once. Descriptor 1 was made
-    // by `has_only`, and nobody else knows of it. The process ends here.
+    // SAFETY: A4. Two system calls first, which touch this stack alone: libc's `errno` is the middle process's, too,
+    // and is written only by a call that fails. All signals are blocked, so none is interrupted. When the
+    // program has ended this memory is this process's alone, and so is the job, which is taken once. Descriptor
+    // 1 was made by `has_only`, and nobody else knows of it. The process ends here.
     unsafe {
         libc::setsid();
         if libc::poll(&raw mut program, 1, -1) == 1 {

@@ -164,8 +164,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Err(error) => error,
         }
     } else {
-        let tally = tally(args, &mut command, true);
-        tally.as_ref().inspect(|tally| tally.leave());
+        let _tally = tally(args, &mut command, true);
         command.exec()
     };
     let status = match error.kind() {
@@ -202,7 +201,12 @@ fn tally(args: &Args, command: &mut Command, is_exec: bool) -> Option<Tally> {
     if args.quiet {
         return None;
     }
-    Tally::new(command, args.backing == Backing::Direct, is_exec).ok()
+    let mut tally = Tally::new(args.backing == Backing::Direct).ok()?;
+    if is_exec {
+        tally.leave();
+    }
+    tally.give(command, is_exec).ok()?;
+    Some(tally)
 }
 
 /// What the preload library reads when it is loaded.

@@ -29,28 +29,34 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Made, and named to the process that `command` starts, or becomes (`is_exec`).
-    pub fn new(command: &mut Command, is_direct: bool, is_exec: bool) -> io::Result<Self> {
-        let low = rustix::fs::memfd_create("millpond-tally", MemfdFlags::CLOEXEC)?;
-        // Out of the program's way, as the library's own numbers are.
-        let first = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-        let fd = fcntl_dupfd_cloexec(&low, (first / 2).min(1024) as i32).unwrap_or(low);
-        let file = File::from(fd);
+    pub fn new(is_direct: bool) -> io::Result<Self> {
+        let file = File::from(rustix::fs::memfd_create("millpond-tally", MemfdFlags::CLOEXEC)?);
         file.set_len(FILE_BYTES as u64)?;
         file.write_all_at(&FORM.to_ne_bytes(), (MARK * WORD_BYTES) as u64)?;
-        let metadata = file.metadata()?;
-        let (dev, ino) = (metadata.dev(), metadata.ino());
-        // By its process id, where that is known: so the library names it to children, and need not.
-        let own = format!("/proc/{}/fd/", std::process::id());
-        let by = if is_exec { &own } else { BY_SELF };
-        command.env(VARIABLE, format!("{by}{}:{dev}:{ino}", file.as_raw_fd()));
-        // The program has it. Nothing else is started before.
-        fcntl_setfd(&file, FdFlags::empty())?;
         let direct = if is_direct { Direct::Files } else { Direct::Nothing };
         Ok(Self { file, direct })
     }
 
-    /// This process becomes the program: somebody else says the line.
+    /// Named to the process that `command` starts, or becomes (`is_exec`), which has it. Nothing else is started
+    /// before.
+    pub fn give(&mut self, command: &mut Command, is_exec: bool) -> io::Result<()> {
+        // Out of the program's way, as the library's own numbers are.
+        let first = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+        if let Ok(high) = fcntl_dupfd_cloexec(&self.file, (first / 2).min(1024) as i32) {
+            self.file = File::from(high);
+        }
+        let metadata = self.file.metadata()?;
+        let (dev, ino) = (metadata.dev(), metadata.ino());
+        // By its process id, where that is known: so the library names it to children, and need not.
+        let own = format!("/proc/{}/fd/", std::process::id());
+        let by = if is_exec { &own } else { BY_SELF };
+        command.env(VARIABLE, format!("{by}{}:{dev}:{ino}", self.file.as_raw_fd()));
+        fcntl_setfd(&self.file, FdFlags::empty())?;
+        Ok(())
+    }
+
+    /// This process becomes the program: somebody else says the line. Before the file has a high number, as the
+    /// kernel's table of numbers, which is copied, is as large as the highest.
     pub fn leave(&self) {
         let Ok(own) = pidfd_open(getpid(), PidfdFlags::empty()) else { return };
         let direct = self.direct;
