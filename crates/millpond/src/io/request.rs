@@ -14,7 +14,7 @@ use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
 pub(crate) fn run(file: &dyn BackingFile, batch: &mut [Transfer<'_>]) {
     file.try_all(batch);
     for transfer in batch {
-        if transfer.error.is_some() || transfer.moved < transfer.segments.left() {
+        if transfer.error.is_some() || transfer.is_short() {
             finish(file, transfer);
         }
     }
@@ -41,7 +41,7 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
                 transfer.error = Some(error);
                 return;
             }
-            None if ended || transfer.moved == total => break,
+            None if ended || !transfer.is_short() => break,
             None => {}
         }
         let mut attempt = [transfer.rest()];

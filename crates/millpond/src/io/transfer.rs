@@ -33,6 +33,8 @@ pub(crate) struct Transfer<'a> {
     pub(crate) direct: bool,
     /// Of a write: ends when the bytes, and what is needed to find them, are on the device.
     pub(crate) durable: bool,
+    /// Of a read: where the file ends, if that is known. What comes up to there is all that there is.
+    pub(crate) file_end: u64,
     /// Bytes moved so far.
     pub(crate) moved: u64,
     pub(crate) error: Option<io::Error>,
@@ -53,9 +55,21 @@ impl<'a> Transfer<'a> {
             segments: segments.limited((i64::MAX as u64).saturating_sub(offset)),
             direct: false,
             durable: false,
+            file_end: u64::MAX,
             moved: 0,
             error: None,
         }
+    }
+
+    /// A read of whole pages of a file of `size` bytes: no system call is to find out that the file ends
+    /// within the last one.
+    pub(crate) fn of_pages(offset: u64, segments: impl Into<SegmentIter<'a>>, size: u64) -> Self {
+        Transfer { file_end: size, ..Transfer::new(Direction::Read, offset, segments) }
+    }
+
+    /// Whether it has moved less than there is.
+    pub(crate) fn is_short(&self) -> bool {
+        self.moved < self.segments.left().min(self.file_end.saturating_sub(self.offset))
     }
 
     /// What has not been moved.

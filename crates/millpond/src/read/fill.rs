@@ -39,7 +39,7 @@ use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
 use crate::io::segment::{Segment, SegmentIter};
-use crate::io::transfer::{Direction, Segments, Transfer};
+use crate::io::transfer::{Segments, Transfer};
 use crate::read::hit::copy_out;
 use crate::read::run::{self, Claims, Filled, Next, Run, RunEnd};
 use crate::units::PageIndex;
@@ -225,7 +225,7 @@ impl Reader<'_> {
         let aligned = bounce[skip..skip + len].as_mut_ptr();
         // SAFETY: a part of `bounce`, which outlives the transfer.
         let segment = unsafe { [Segment::new(aligned, len)] };
-        let mut batch = [Transfer::new(Direction::Read, first, &segment)];
+        let mut batch = [Transfer::of_pages(first, &segment, self.size)];
         file.carry_out(&mut batch);
         let [Transfer { moved, error: failure, .. }] = batch;
         slots.give_back();
@@ -289,7 +289,7 @@ fn fill_missing(
     let memory: SmallVec<[Segments; 1]> = runs.iter().map(|run| run.memory(file)).collect();
     let mut transfers: SmallVec<[Transfer<'_>; 1]> = SmallVec::new();
     for (run, memory) in runs.iter().zip(&memory) {
-        transfers.push(Transfer::new(Direction::Read, file.start_of(run.first), &**memory));
+        transfers.push(Transfer::of_pages(file.start_of(run.first), &**memory, size));
     }
     file.carry_out(&mut transfers);
     slots.give_back();
@@ -340,7 +340,7 @@ pub(crate) fn fill_one(
     // SAFETY: the frame of a page that is FILLING, by us.
     let segment = unsafe { [Segment::new(cache.frames.bytes(frame), page_bytes)] };
     let start = file.start_of(page);
-    let mut batch = [Transfer::new(Direction::Read, start, &segment)];
+    let mut batch = [Transfer::of_pages(start, &segment, size)];
     file.carry_out(&mut batch);
     slots.give_back();
     let [Transfer { moved, error, .. }] = batch;

@@ -1,6 +1,6 @@
 //! What a miss shares with others.
 
-use crate::{Admission, Advice, BackendChoice, Engine, OpenOptions};
+use crate::{Admission, Advice, BackendChoice, Backing, Engine, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 64 << 20;
@@ -44,4 +44,39 @@ fn of_a_batch_of_misses_one_takes_the_shared_locks() {
     let most = 2 * MISSES / batch + MISSES / 50;
     assert!(queues <= most, "{queues} holds of the queues' lock, {most} at most");
     assert!(lists <= most, "{lists} holds of the free lists' locks, {most} at most");
+}
+
+/// Goal: the last page of a file is read by one system call, through the kernel's cache and past it; nobody asks for
+/// what comes after the end, and a file that others have cut since ends there.
+/// Incident: through the kernel's cache it took two, of which one found nothing: of a small file that was all.
+#[test]
+fn the_last_page_is_one_system_call() {
+    const LEN: usize = 9000;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let bytes: Vec<u8> = (0..LEN).map(|at| at as u8).collect();
+    for backing in [Backing::Buffered, Backing::Direct] {
+        for write in [false, true] {
+            std::fs::write(&path, &bytes).unwrap();
+            let engine = Engine::builder().cache_bytes(4 << 20).backend(BackendChoice::Threads);
+            let engine = engine.admission(Admission::Always).build().unwrap();
+            let options = OpenOptions::new().read(true).write(true).backing(backing);
+            let options = options.write_mode(WriteMode::Back);
+            let Ok(file) = engine.open(&path, &options) else { continue };
+            file.advise(0, 0, Advice::Random).unwrap();
+            if write {
+                // A part of it, the rest of which is read.
+                file.write_all_at(&bytes[8500..8600], 8500).unwrap();
+            } else {
+                let mut last = [0; 4096];
+                assert_eq!(file.read_at(&mut last, 8192).unwrap(), LEN - 8192);
+                assert_eq!(last[..LEN - 8192], bytes[8192..]);
+            }
+            let stats = engine.stats();
+            assert_eq!(stats.plain_reads + stats.direct_reads, 1, "{backing:?}, {write}");
+            let mut all = [0; LEN + 1];
+            assert_eq!(file.read_at(&mut all, 0).unwrap(), LEN);
+            assert_eq!(all[..LEN], bytes);
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::flush::space;
 use crate::inode::leaves::Leaves;
 use crate::io::flight::Slots;
 use crate::io::segment::Segment;
-use crate::io::transfer::{Direction, Transfer};
+use crate::io::transfer::Transfer;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{CHUNK_PAGES, Write};
 
@@ -206,7 +206,7 @@ impl Write<'_> {
             .collect();
         let mut batch: Vec<_> = (pages.iter().zip(&segments))
             .map(|(&(page, _), segment)| {
-                Transfer::new(Direction::Read, file.start_of(page), segment)
+                Transfer::of_pages(file.start_of(page), segment, self.size)
             })
             .collect();
         let mut rest = &mut batch[..];
