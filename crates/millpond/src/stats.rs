@@ -133,7 +133,6 @@ pub(crate) struct ThreadCounts {
     /// Direct operations that were begun, and writes.
     directs: AtomicU64,
     writes: AtomicU64,
-    taken: AtomicBool,
     latencies: Recorder,
     /// What the thread waits for.
     pub(crate) wait: ThreadWait,
@@ -233,10 +232,19 @@ fn is_nth(counter: &AtomicU64, one_in: u64) -> bool {
     counter.load(Relaxed) & (one_in - 1) == 0
 }
 
+/// The counts of a thread, and whether one has them. A thread that looks for free ones goes through all: what it
+/// looks at, and writes, is in no line with what others count.
+#[derive(Default)]
+struct Slot {
+    counts: CachePadded<ThreadCounts>,
+    taken: AtomicBool,
+}
+
 /// The counters of an engine.
 pub(crate) struct Counters {
-    id: u64,
-    slots: Mutex<Vec<Arc<CachePadded<ThreadCounts>>>>,
+    /// Each hit reads it, and so it is in no line with what is written.
+    id: CachePadded<u64>,
+    slots: Mutex<Vec<Arc<Slot>>>,
     /// For threads whose thread-local storage is gone already. Adds may get lost between several
     /// such threads.
     orphan: CachePadded<ThreadCounts>,
@@ -292,7 +300,7 @@ fn set_last(engine: u64, slot: *const ThreadCounts) {
     });
 }
 
-struct Taken(Vec<(u64, Arc<CachePadded<ThreadCounts>>)>);
+struct Taken(Vec<(u64, Arc<Slot>)>);
 
 impl Drop for Taken {
     fn drop(&mut self) {
@@ -309,7 +317,7 @@ impl Counters {
     pub(crate) fn new() -> Counters {
         static IDS: AtomicU64 = AtomicU64::new(1);
         Counters {
-            id: IDS.fetch_add(1, Relaxed),
+            id: CachePadded::new(IDS.fetch_add(1, Relaxed)),
             slots: Mutex::default(),
             orphan: CachePadded::default(),
             uncached_reads: Counter::default(),
@@ -322,7 +330,7 @@ impl Counters {
     /// signal handler, and so can't take locks or memory.
     #[inline]
     pub(crate) fn mine_if_known(&self) -> &ThreadCounts {
-        match LAST.with(|last| last.slot_of(self.id)) {
+        match LAST.with(|last| last.slot_of(*self.id)) {
             // SAFETY: as in `mine`.
             Some(slot) => unsafe { &*slot },
             None => &self.orphan,
@@ -332,7 +340,7 @@ impl Counters {
     /// The calling thread's slot.
     #[inline]
     pub(crate) fn mine(&self) -> &ThreadCounts {
-        if let Some(slot) = LAST.with(|last| last.slot_of(self.id)) {
+        if let Some(slot) = LAST.with(|last| last.slot_of(*self.id)) {
             // SAFETY: set by `find` for this engine, whose `slots` keep every slot alive, to a
             // slot that is this thread's until its thread-local storage ends and resets it.
             return unsafe { &*slot };
@@ -344,12 +352,12 @@ impl Counters {
     #[inline]
     pub(crate) fn kept(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
         let kept = counts.get();
-        if kept.engine == self.id {
+        if kept.engine == *self.id {
             // SAFETY: a slot of this engine, whose `slots` keep it alive; ids are not used again.
             return unsafe { &*kept.slot };
         }
         let slot = self.find();
-        counts.set(HitCounts { engine: self.id, slot });
+        counts.set(HitCounts { engine: *self.id, slot });
         slot
     }
 
@@ -358,18 +366,18 @@ impl Counters {
         set_last(0, std::ptr::null());
         let found = TAKEN.try_with(|taken| {
             let mut taken = taken.borrow_mut();
-            let slot = match taken.0.iter().find(|(id, _)| *id == self.id) {
+            let slot = match taken.0.iter().find(|(id, _)| *id == *self.id) {
                 Some((_, slot)) => Arc::clone(slot),
                 None => {
                     // Slots of engines that are gone are held by this thread alone.
                     taken.0.retain(|(_, slot)| Arc::strong_count(slot) > 1);
                     let slot = self.take_slot();
-                    taken.0.push((self.id, Arc::clone(&slot)));
+                    taken.0.push((*self.id, Arc::clone(&slot)));
                     slot
                 }
             };
-            let slot: *const ThreadCounts = &**slot;
-            set_last(self.id, slot);
+            let slot: *const ThreadCounts = &*slot.counts;
+            set_last(*self.id, slot);
             slot
         });
         match found {
@@ -379,20 +387,21 @@ impl Counters {
         }
     }
 
-    fn take_slot(&self) -> Arc<CachePadded<ThreadCounts>> {
+    fn take_slot(&self) -> Arc<Slot> {
         let mut slots = self.slots.lock().expect("no panic under the lock");
         // Acquire: pairs with the release of the thread that gave the slot back; its last adds
         // come before our first. Argued: that is all there is to it.
-        let is_free = |slot: &&Arc<CachePadded<ThreadCounts>>| {
-            !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
+        let is_free = |slot: &&Arc<Slot>| {
+            !slot.taken.load(Relaxed)
+                && !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
         };
         let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         if let Some(slot) = slots.iter().find(is_free) {
-            slot.wait.is_of(thread);
+            slot.counts.wait.is_of(thread);
             return Arc::clone(slot);
         }
-        let slot = Arc::new(CachePadded::new(ThreadCounts::default()));
-        slot.wait.is_of(thread);
+        let slot = Arc::new(Slot::default());
+        slot.counts.wait.is_of(thread);
         slot.taken.store(true, Relaxed);
         slots.push(Arc::clone(&slot));
         slot
@@ -401,17 +410,17 @@ impl Counters {
     /// The threads that wait.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
         let slots = self.slots.lock().expect("no panic under the lock");
-        slots.iter().filter_map(|slot| slot.wait.seen()).collect()
+        slots.iter().filter_map(|slot| slot.counts.wait.seen()).collect()
     }
 
     pub(crate) fn snapshot(&self) -> Stats {
         let slots = self.slots.lock().expect("no panic under the lock");
         let sum = |field: fn(&ThreadCounts) -> &AtomicU64| {
-            let slots = slots.iter().map(|slot| &***slot);
+            let slots = slots.iter().map(|slot| &*slot.counts);
             slots.chain([&*self.orphan]).map(|slot| field(slot).load(Relaxed)).sum::<u64>()
         };
         let mut latencies = Latencies::default();
-        let all = slots.iter().map(|slot| &***slot).chain([&*self.orphan]);
+        let all = slots.iter().map(|slot| &*slot.counts).chain([&*self.orphan]);
         all.for_each(|slot| slot.latencies.add_to(&mut latencies));
         Stats {
             latencies,
@@ -449,6 +458,32 @@ mod tests {
         let stats = counters.snapshot();
         assert_eq!((stats.hits, stats.bytes_served), (13, 130));
         assert!(counters.slots.lock().unwrap().len() <= 4);
+    }
+
+    /// Goal: a thread that comes, and misses, take no line from those that hit.
+    /// Method: the addresses of what they write, and of what a hit reads and writes.
+    /// Incident: a thread that came wrote to the line in which each living thread counts its hits, and what misses
+    /// count was in a line with the number that each hit compares.
+    #[test]
+    fn hits_lose_no_line_to_others() {
+        let counters = Counters::new();
+        let line_of = |at: *const u8| at.addr() / 64;
+        let lines_of =
+            |at: *const u8, bytes: usize| line_of(at)..=line_of(at.wrapping_add(bytes - 1));
+        let counts: *const ThreadCounts = counters.mine();
+        let counted = lines_of(counts.cast(), size_of::<ThreadCounts>());
+        let slots = counters.slots.lock().unwrap();
+        assert!(!counted.contains(&line_of((&raw const slots[0].taken).cast())));
+        let id = line_of((&raw const *counters.id).cast());
+        let written: [*const u8; 4] = [
+            (&raw const counters.slots).cast(),
+            (&raw const counters.uncached_reads).cast(),
+            (&raw const counters.bytes_passed).cast(),
+            (&raw const counters.bounced).cast(),
+        ];
+        written
+            .into_iter()
+            .for_each(|at| assert!(line_of(at) != id && !counted.contains(&line_of(at))));
     }
 
     #[test]
