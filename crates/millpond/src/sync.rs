@@ -1,5 +1,5 @@
 //! The atomics and locks of the protocols that loom explores; std's everywhere else. And futexes, which are not
-//! the kernel's where one scheduler decides who runs.
+//! the kernel's where one scheduler decides who runs; loom has none.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
@@ -9,9 +9,9 @@ pub(crate) use loom::sync::atomic::{
 pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[cfg(loom)]
 pub(crate) use loom::thread_local;
-#[cfg(not(scheduled))]
+#[cfg(not(any(loom, scheduled)))]
 pub(crate) use rustix::thread::futex;
-#[cfg(scheduled)]
+#[cfg(all(scheduled, not(loom)))]
 pub(crate) use std::futex;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{
