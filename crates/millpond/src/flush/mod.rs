@@ -9,6 +9,8 @@ pub(crate) mod sync;
 
 pub(crate) mod flusher;
 
+mod attend;
+
 pub(crate) mod throttle;
 
 pub(crate) mod space;
