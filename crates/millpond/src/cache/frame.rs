@@ -176,6 +176,8 @@ pub(super) struct FreeFrames {
     list: Mutex<FreeList>,
     /// False: none is committed. A hint that spares the lock.
     pub(super) may_be_warm: AtomicBool,
+    /// How many are committed. Changes under the lock, and is a hint without it.
+    warm_frames: AtomicU32,
     /// How often the lock was taken.
     #[cfg(test)]
     pub(super) holds: std::sync::atomic::AtomicU64,
@@ -193,6 +195,20 @@ impl FreeFrames {
         if !self.may_be_warm.load(Relaxed) {
             self.may_be_warm.store(true, Relaxed);
         }
+    }
+
+    pub(super) fn warm_frames(&self) -> u32 {
+        self.warm_frames.load(Relaxed)
+    }
+
+    /// So many became committed, and free. Caller: has the lock.
+    pub(super) fn add_warm(&self, frames: u32) {
+        self.warm_frames.store(self.warm_frames() + frames, Relaxed);
+    }
+
+    /// So many of those are not any more. Caller: has the lock.
+    pub(super) fn take_warm(&self, frames: u32) {
+        self.warm_frames.store(self.warm_frames() - frames, Relaxed);
     }
 }
 
@@ -228,6 +244,9 @@ pub(crate) struct Frames {
     pub(super) may_have_nests: AtomicBool,
     pub(super) magazines: Magazines,
     survival: Option<Arc<Survival>>,
+    /// How often memory was given to the system.
+    #[cfg(test)]
+    pub(crate) decommits: AtomicU64,
 }
 
 // SAFETY: the raw pointers are to mappings that live as long as the value; frames are handed to
@@ -285,6 +304,8 @@ impl Frames {
             may_have_nests: AtomicBool::new(false),
             magazines: Magazines::new(limit_bytes),
             survival,
+            #[cfg(test)]
+            decommits: AtomicU64::new(0),
         };
         frames.meta(FrameIndex::NONE).set_tags(MARK);
         Ok(frames)

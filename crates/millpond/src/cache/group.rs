@@ -68,11 +68,13 @@ impl Frames {
             free_in_group.store(count, Relaxed);
         }
         free.warm = frame.0;
+        self.free_frames(class).add_warm(1);
         self.free_frames(class).note_warm();
     }
 
     /// Takes a frame off the free list; the first one, where a frame is a group.
     pub(super) fn unlink_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+        self.free_frames(class).take_warm(1);
         let next = self.seat(frame).next.load(Relaxed);
         let Some(free_in_group) = self.free_in_group(frame, class) else {
             free.warm = next;

@@ -161,8 +161,9 @@ impl Cache {
                 return Some(frame);
             }
             let found = self.frames.break_nest()
-                || self.frames.decommit_one(Some(class))
+                || self.frames.decommit_unspared(class)
                 || self.evict(Some(class))
+                || self.frames.decommit_one(Some(class))
                 || self.frames.empty_magazines();
             if !found {
                 return None;
