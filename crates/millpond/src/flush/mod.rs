@@ -107,7 +107,7 @@ pub(crate) fn flush(
     }
     let mut state = writeback.state();
     if busy_pages == BusyPages::Skip {
-        let (number, pages) = state.dirty.begin(first..=last, usize::MAX);
+        let (number, pages) = state.dirty.begin(first..=last);
         drop(state);
         return Flush { file, number, busy_pages, durable }.run(&pages).0;
     }
@@ -141,8 +141,7 @@ pub(crate) fn flush(
 /// Writes back some of what is DIRTY, for a writer or the flusher.
 pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
-    let (number, pages) =
-        file.writeback.state().dirty.begin(PageIndex::FIRST..=PageIndex::LAST, at_most);
+    let (number, pages) = file.writeback.state().dirty.begin_some(at_most);
     Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0
 }
 

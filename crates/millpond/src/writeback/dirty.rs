@@ -16,6 +16,11 @@
 //!   the set of what a sync owes, or back in this one, or the flush ends: else others are given that room
 //!   meanwhile, and as all of the cache may be kept by write-back, what a sync owes has none.
 //!
+//! - **B7** A flush that takes some of the pages goes on where the last such one ended, and around. So each page
+//!   has its turn; and those ahead, which have been dirty for longest, lie densest, so that several are one write.
+//!   Were it the first ones each time, pages that are dirtied at random at the beginning of a file would be written
+//!   soon after, each alone, and those at its end would stay.
+//!
 //! Locks: that of the file's write-back state.
 
 use std::ops::RangeInclusive;
@@ -35,6 +40,8 @@ pub(crate) struct Dirty {
     under_way: Vec<UnderWay>,
     next: u64,
     waiting: Vec<Waiting>,
+    /// Where the next flush of some pages begins (B7).
+    sweep: PageIndex,
 }
 
 type Pages = RangeInclusive<PageIndex>;
@@ -93,10 +100,31 @@ impl Dirty {
         self.set.take(first, last, usize::MAX);
     }
 
-    /// Begins a flush of the pages of `range`, about `at_most` of them.
-    pub(crate) fn begin(&mut self, range: Pages, at_most: usize) -> (FlushNumber, Vec<PageIndex>) {
+    /// Begins a flush of the pages of `range`.
+    pub(crate) fn begin(&mut self, range: Pages) -> (FlushNumber, Vec<PageIndex>) {
+        self.begin_with(range.clone(), |set, _| set.take(*range.start(), *range.end(), usize::MAX))
+    }
+
+    /// Begins one of about `at_most` pages (B7). They are in ascending order.
+    pub(crate) fn begin_some(&mut self, at_most: usize) -> (FlushNumber, Vec<PageIndex>) {
+        self.begin_with(PageIndex::FIRST..=PageIndex::LAST, |set, sweep| {
+            let ahead = set.take(*sweep, PageIndex::LAST, at_most);
+            let around = match at_most - ahead.len().min(at_most) {
+                0 => Vec::new(),
+                left => set.take(PageIndex::FIRST, *sweep, left),
+            };
+            *sweep = around.last().or(ahead.last()).map_or(PageIndex::FIRST, |&last| last + 1);
+            [around, ahead].concat()
+        })
+    }
+
+    fn begin_with(
+        &mut self,
+        range: Pages,
+        take: impl FnOnce(&mut PageSet, &mut PageIndex) -> Vec<PageIndex>,
+    ) -> (FlushNumber, Vec<PageIndex>) {
         let before = self.set.heap_bytes();
-        let pages = self.set.take(*range.start(), *range.end(), at_most);
+        let pages = take(&mut self.set, &mut self.sweep);
         let number = self.number(range, before - self.set.heap_bytes());
         // What is left keeps its age.
         if self.set.is_empty() {
@@ -111,7 +139,7 @@ impl Dirty {
         if !is_in_hand && !self.set.intersects(*range.start(), *range.end()) {
             return None;
         }
-        let (number, pages) = self.begin(range.clone(), usize::MAX);
+        let (number, pages) = self.begin(range.clone());
         self.waiting.push(Waiting { number, range, owed: PageSet::default() });
         Some((number, pages))
     }
@@ -185,7 +213,7 @@ mod tests {
         let mut dirty = Dirty::default();
         dirty.insert((0..LEAVES).map(|leaf| PageIndex(leaf << 20)));
         let all = dirty.heap_bytes();
-        let (number, pages) = dirty.begin(PageIndex::FIRST..=PageIndex::LAST, usize::MAX);
+        let (number, pages) = dirty.begin(PageIndex::FIRST..=PageIndex::LAST);
         assert_eq!(dirty.heap_bytes(), all);
         dirty.put_back(number, &pages[..10]);
         assert_eq!(dirty.heap_bytes(), all);
@@ -196,19 +224,42 @@ mod tests {
         assert!(dirty.heap_bytes() < all / 5);
     }
 
+    /// Goal: flushes of some pages go around, so that each has its turn (B7).
+    /// Method: all of a few leaves are dirtied again after each flush of one leaf.
+    /// Incident: it was the first leaf each time.
+    #[test]
+    fn flushes_of_some_pages_go_around() {
+        let leaf = crate::cache::table::SLOTS as u64;
+        let mut dirty = Dirty::default();
+        let mut some = |at_most: u64| {
+            dirty.insert(pages(0..3 * leaf));
+            let (number, taken) = dirty.begin_some(at_most as usize);
+            dirty.end(number);
+            assert!(taken.is_sorted());
+            let leaves = taken.chunk_by(|one, other| one.0 / leaf == other.0 / leaf);
+            let leaves: Vec<u64> = leaves.map(|pages| pages[0].0 / leaf).collect();
+            assert_eq!(taken.len() as u64, leaves.len() as u64 * leaf, "whole ones");
+            leaves
+        };
+        assert_eq!([some(1), some(leaf), some(leaf), some(leaf)], [[0], [1], [2], [0]]);
+        assert_eq!([some(2 * leaf), some(2 * leaf)], [[1, 2], [0, 1]]);
+        assert_eq!(some(2 * leaf), [0, 2], "around");
+        assert_eq!(some(5 * leaf), [0, 1, 2]);
+    }
+
     /// Goal: what a flush owes is bounded by what was DIRTY when it began.
     /// Method: pages are dirtied and put back by flushes that begin after it, for as long as it waits.
     #[test]
     fn a_flush_owes_what_was_dirty_when_it_began() {
         let mut dirty = Dirty::default();
         dirty.insert(pages(0..4));
-        let (earlier, taken) = dirty.begin(PageIndex(0)..=PageIndex(1), usize::MAX);
+        let (earlier, taken) = dirty.begin(PageIndex(0)..=PageIndex(1));
         assert_eq!(taken, [0, 1].map(PageIndex));
         let (sync, own) = dirty.begin_waiting(PageIndex(0)..=PageIndex(10)).unwrap();
         assert_eq!(own, [2, 3].map(PageIndex));
         for _ in 0..3 {
             dirty.insert(pages(2..8));
-            let (later, taken) = dirty.begin(PageIndex(0)..=PageIndex(10), usize::MAX);
+            let (later, taken) = dirty.begin(PageIndex(0)..=PageIndex(10));
             assert_eq!(taken, [2, 3, 4, 5, 6, 7].map(PageIndex));
             dirty.put_back(later, &taken);
             dirty.end(later);
