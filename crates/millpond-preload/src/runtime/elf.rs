@@ -273,8 +273,9 @@ impl Tables {
         // SAFETY: as in `Object::tables`; each index is in the table that it is used for, as the object's linker
         // saw to.
         unsafe {
-            let word = *self.filter.add((wanted / 64 & (self.filter_words - 1)) as usize);
-            if word >> (wanted % 64) & word >> (wanted >> self.shift) % 64 & 1 == 0 {
+            let word = *self.filter.add(((wanted / 64) & (self.filter_words - 1)) as usize);
+            let has_bit = |at: u32| (word >> (at % 64)) & 1 != 0;
+            if !has_bit(wanted) || !has_bit(wanted >> self.shift) {
                 return;
             }
             let mut index = *self.buckets.add((wanted % self.bucket_count) as usize);
