@@ -14,7 +14,6 @@ use serde::Deserialize;
 use super::data::{MIB, NamedFile};
 use super::harness::{Engine, Slice, compare};
 use super::load::Load;
-use super::machine;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::{Context, Result};
@@ -213,12 +212,6 @@ struct Direction {
     iops: f64,
     total_ios: u64,
     runtime: u64,
-}
-
-/// Where fio has its buffers, of `bytes` together: in huge pages, as Millpond has its frames, if so many are free
-/// of those that the system has set aside (`vm.nr_hugepages`; `scripts/figures` does).
-pub fn memory(bytes: u64) -> Option<&'static str> {
-    (machine::free_huge_page_bytes() >= bytes).then_some("--iomem=mmaphuge")
 }
 
 /// What a job of fio's does.

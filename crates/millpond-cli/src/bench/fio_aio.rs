@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::data::NamedFile;
-use super::fio::{LENGTH_MIN, Moved, memory, parse};
+use super::fio::{LENGTH_MIN, Moved, parse};
 use super::harness::{Engine, Slice, compare};
 use super::load::Load;
 use super::outcome::Outcome;
@@ -97,7 +97,6 @@ impl Engine for Fio<'_> {
             .args(["--output-format=json", &format!("--bs={BLOCK_BYTES}")])
             .arg(format!("--iodepth={DEPTH}"))
             .arg(format!("--direct={}", u8::from(self.is_direct)))
-            .args(memory(u64::from(DEPTH * BLOCK_BYTES)))
             .arg(format!("--size={}", self.bytes))
             .arg(format!("--runtime={}us", length.as_micros()))
             .arg(filename)

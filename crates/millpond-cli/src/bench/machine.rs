@@ -73,28 +73,13 @@ fn memory_bytes() -> u64 {
 }
 
 /// The word in brackets is the one that holds: `always [madvise] never`.
-/// Of those that are set aside, in huge pages of the size that is the default.
-pub fn free_huge_page_bytes() -> u64 {
-    let told = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let figure = |name: &str| -> Option<u64> {
-        let rest = told.lines().find_map(|line| line.strip_prefix(name))?;
-        rest.split_whitespace().next()?.parse().ok()
-    };
-    let (free, kib) = (figure("HugePages_Free:"), figure("Hugepagesize:"));
-    free.zip(kib).map_or(0, |(free, kib)| (free * kib) << 10)
-}
-
 fn huge_pages() -> String {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let chosen = text.ok().and_then(|text| {
         let (_, rest) = text.split_once('[')?;
         Some(rest.split_once(']')?.0.to_owned())
     });
-    let chosen = chosen.unwrap_or_else(|| "unknown".into());
-    match free_huge_page_bytes() >> 20 {
-        0 => chosen,
-        mib => format!("{chosen}; {mib} MiB set aside, which fio has its buffers in"),
-    }
+    chosen.unwrap_or_else(|| "unknown".into())
 }
 
 fn file_system(dir: &Path) -> String {

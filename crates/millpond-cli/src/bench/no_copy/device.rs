@@ -10,7 +10,7 @@ use millpond::{Engine, OpenOptions};
 
 use super::flow::Flow;
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
-use crate::bench::fio::{Moved, memory, parse};
+use crate::bench::fio::{Moved, parse};
 use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::{Outcome, Row};
 use crate::bench::plan::Plan;
@@ -134,7 +134,6 @@ fn fio(case: &Case, path: &Path, bytes: u64, length: Duration) -> io::Result<Sli
         .arg(format!("--iodepth={}", case.depth))
         .arg(format!("--bs={}", case.block_bytes))
         .arg(format!("--size={bytes}"))
-        .args(memory(u64::from(case.depth * case.block_bytes)))
         .arg(format!("--runtime={}us", length.as_micros()))
         .arg(filename)
         .stdin(Stdio::null())

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::bench::fio::{Moved, memory, parse};
+use crate::bench::fio::{Moved, parse};
 use crate::bench::harness::Slice;
 
 pub const QUEUE_DEPTH: u32 = 8;
@@ -27,7 +27,6 @@ pub fn write(path: &Path, bytes: u64, block_bytes: u32, overwrite: bool) -> io::
         .arg(format!("--iodepth={QUEUE_DEPTH}"))
         .arg(format!("--bs={block_bytes}"))
         .arg(format!("--size={bytes}"))
-        .args(memory(u64::from(QUEUE_DEPTH * block_bytes)))
         .arg(filename)
         .stdin(Stdio::null())
         .output()
