@@ -212,18 +212,18 @@ fn told(case: &str, minima: &[usize], seen: &Seen) -> String {
     let waiters: Vec<String> = (minima.iter().zip(&seen.waiters))
         .map(|(min, waits)| {
             let Waits { batches, broken, longest, .. } = *waits;
-            let per_batch = waits.wake_ups as f64 / waits.waits.max(1) as f64;
+            let per_wait = waits.wake_ups as f64 / waits.waits.max(1) as f64;
             let ms = longest.as_secs_f64() * 1e3;
             format!(
-                "for {min}: {batches} batches whole, {broken} not, {per_batch:.3} wake-ups per batch, \
+                "for {min}: {batches} batches whole, {broken} not, {per_wait:.3} wake-ups per wait, \
                  longest wait {ms:.1} ms"
             )
         })
         .collect();
     let sum = |of: fn(&Waits) -> u64| seen.waiters.iter().map(of).sum::<u64>();
-    let per_batch = sum(|waits| waits.wake_ups) as f64 / sum(|waits| waits.waits).max(1) as f64;
+    let per_wait = sum(|waits| waits.wake_ups) as f64 / sum(|waits| waits.waits).max(1) as f64;
     format!(
-        "{case}: {BATCHED}: {}; all: {per_batch:.3} wake-ups per batch; {} completions late",
+        "{case}: {BATCHED}: {}; all: {per_wait:.3} wake-ups per wait; {} completions late",
         waiters.join("; "),
         seen.late
     )

@@ -136,6 +136,8 @@ fn fio(case: &Case, path: &Path, bytes: u64, length: Duration) -> io::Result<Sli
         .arg(format!("--size={bytes}"))
         .arg(format!("--runtime={}us", length.as_micros()))
         .arg(filename)
+        // Its buffers are in huge pages, as Millpond's are (glibc 2.35 and later).
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         .stdin(Stdio::null())
         .output()
         .map_err(|error| io::Error::other(format!("fio can't be run: {error}")))?;

@@ -28,6 +28,8 @@ pub fn write(path: &Path, bytes: u64, block_bytes: u32, overwrite: bool) -> io::
         .arg(format!("--bs={block_bytes}"))
         .arg(format!("--size={bytes}"))
         .arg(filename)
+        // Its buffers are in huge pages, as Millpond's are (glibc 2.35 and later).
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         .stdin(Stdio::null())
         .output()
         .map_err(|error| io::Error::other(format!("fio can't be run: {error}")))?;
