@@ -1,5 +1,6 @@
 //! The kernel's io_uring as a peer: a ring that keeps so many reads of a file in flight, with file and
-//! buffers registered.
+//! buffers registered. Not polled (IORING_SETUP_IOPOLL), as Millpond's rings are not: a thread that polls has a
+//! processor for itself, idle or not, and devices have queues for it only where the system was started so.
 
 use std::fs::File;
 use std::io;

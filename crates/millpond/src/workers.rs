@@ -5,7 +5,11 @@
 //! pending.
 //!
 //! Jobs that hang keep their threads: with [`THREADS_MAX`] syncs of a file whose device does not answer, all
-//! other jobs of the engine wait for it.
+//! other jobs of the engine wait for it. That is so for as many threads as there may be, as a job can't be
+//! taken back from a thread that is in the kernel; more of them would be more processes' worth of memory and of
+//! contention where nothing hangs. Reads that miss need none (`read::miss`), nor does what the flusher
+//! writes back, whose threads are its own, counted by device. Who serves devices that may hang beside others gives each
+//! an engine.
 //!
 //! The first is started before anything begins that may need one ([`Pool::start`]), so that what
 //! has begun comes to its end: a system that gives no thread refuses a queue, or an asynchronous

@@ -2,7 +2,12 @@
 //!
 //! The [`registry`](mod@registry) finds the cached file of an inode, whichever engine opened it first; its cache,
 //! page size and backing stay as that opener chose them. A cached file lives as long as a handle
-//! of it, or a background read into it, does.
+//! of it, or a background read into it, does. What is cached goes with it: without a descriptor, and the
+//! lease that goes with one under `millpond run`, nobody would learn that others change the file, and
+//! its number may be another file's by the next open. A file of one page costs a leaf of 4 KiB beside it: half of what
+//! many such files have of the memory, kept for one form of table, whose look-up is the same for all files.
+//!
+//! Fields that each operation changes are in no line with those that hits read (`tests/shared_lines` tells).
 //!
 //! Lock order of an operation: turn to append -> range guard -> (queues, free lists).
 
