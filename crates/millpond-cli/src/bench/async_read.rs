@@ -5,7 +5,8 @@
 //! what a kernel without asynchronous buffered reads does; and io_uring with O_DIRECT, the limit.
 //!
 //! All read the same list of places. What is cached of the file is dropped before each slice, by the kernel
-//! and by Millpond: no read is a hit, on either side. One case reads what is cached,
+//! and by Millpond: no read is a hit, on either side. How long a read took is from before its submission until
+//! its completion is seen, on both sides. One case reads what is cached,
 //! as a future, against the same read by a call. Another has fio read by libaio (`fio_aio`).
 
 use std::cell::{Cell, RefCell};
@@ -26,6 +27,7 @@ use rustix::fs::OFlags;
 use super::data::{self, TestFile};
 use super::fio_aio;
 use super::harness::{Engine, Reader, Slice, compare};
+use super::histogram::Histogram;
 use super::load::Load;
 use super::outcome::Outcome;
 use super::plan::Plan;
@@ -106,6 +108,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             reads: RefCell::new(PondReads { queue, file: Arc::clone(&pond), buffers }),
             reads_done: &reads,
             ended: Cell::new(0),
+            latencies: RefCell::default(),
         };
         let uring = |name, flags, forced| {
             let opened = file.open(flags);
@@ -116,6 +119,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
                 reads: RefCell::new(ring),
                 reads_done: &others_reads,
                 ended: Cell::new(0),
+                latencies: RefCell::default(),
             };
             (name, ring.map(made))
         };
@@ -124,15 +128,20 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             uring(BUFFERED, OFlags::empty(), false),
             uring(FORCED, OFlags::empty(), true),
         ];
-        let mut measure = |peer: &dyn Engine| -> Result<()> {
-            let rows = compare(COLD, &subject, peer, &load, plan, length)?;
-            outcome.rows.extend(rows.map(|row| row.in_flight(depth)));
-            Ok(())
-        };
+        let mut measure =
+            |peer: &dyn Engine, latencies: Option<&RefCell<Histogram>>| -> Result<()> {
+                let [mut own, mut other] = compare(COLD, &subject, peer, &load, plan, length)?;
+                own = own.taking(subject.latencies.borrow().latencies());
+                if let Some(latencies) = latencies {
+                    other = other.taking(latencies.borrow().latencies());
+                }
+                outcome.rows.extend([own, other].map(|row| row.in_flight(depth)));
+                Ok(())
+            };
         let mut skipped = Vec::new();
         for (name, peer) in peers {
             match peer {
-                Ok(peer) => measure(&peer)?,
+                Ok(peer) => measure(&peer, Some(&peer.latencies))?,
                 Err(error) => skipped.push((name, error)),
             }
         }
@@ -140,7 +149,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             let preadv = file.open(OFlags::empty()).context("opening the file")?;
             let kernel = Reader::new(PREADV, move |dst: &mut [u8], at| preadv.read_at(dst, at));
             let again = file.open(OFlags::empty()).context("opening the file")?;
-            measure(&kernel.prepared_by(move || drop_cached(&again)))?;
+            measure(&kernel.prepared_by(move || drop_cached(&again)), None)?;
         }
         if depth == 1 {
             let (sync, reads) = (Arc::clone(&pond), &reads);
@@ -149,7 +158,8 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
                 Ok(sync.read_at(dst, at)?)
             });
             let dropped = Arc::clone(&pond);
-            measure(&reader.prepared_by(move || drop(dropped.advise(0, 0, Advice::DontNeed))))?;
+            let drop_all = move || drop(dropped.advise(0, 0, Advice::DontNeed));
+            measure(&reader.prepared_by(drop_all), None)?;
         }
         skipped.into_iter().for_each(|(name, error)| outcome.skip(COLD, name, error));
     }
@@ -245,6 +255,8 @@ struct InFlight<'a, R> {
     reads_done: &'a AtomicU64,
     /// Where the last slice ended.
     ended: Cell<usize>,
+    /// Of the slices since the warm-up; the first, which does not count, among them.
+    latencies: RefCell<Histogram>,
 }
 
 impl<R: Reads> Engine for InFlight<'_, R> {
@@ -253,6 +265,7 @@ impl<R: Reads> Engine for InFlight<'_, R> {
     }
 
     fn warm_up(&self, load: &Load) -> io::Result<()> {
+        self.latencies.take();
         let mut blocks = load.distinct_blocks();
         let started = Instant::now();
         let mut expected = vec![0; load.block_bytes as usize];
@@ -282,6 +295,9 @@ impl<R: Reads> Engine for InFlight<'_, R> {
         let mut left = BATCH;
         let before = Usage::now();
         let started = Instant::now();
+        let mut latencies = self.latencies.borrow_mut();
+        // A few, of which none is at the same place.
+        let in_flight: RefCell<Vec<(u64, Instant)>> = RefCell::default();
         let mut next = || {
             if left == 0 {
                 if started.elapsed() >= length {
@@ -291,9 +307,18 @@ impl<R: Reads> Engine for InFlight<'_, R> {
             }
             left -= 1;
             at = (at + 1) % blocks.len();
-            Some(u64::from(blocks[at]) * u64::from(load.block_bytes))
+            let offset = u64::from(blocks[at]) * u64::from(load.block_bytes);
+            in_flight.borrow_mut().push((offset, Instant::now()));
+            Some(offset)
         };
-        let ops = self.reads.borrow_mut().run(&mut next, &mut |_, _| Ok(()))?;
+        let mut check = |offset, _: &[u8]| {
+            let mut in_flight = in_flight.borrow_mut();
+            let found = in_flight.iter().position(|begun| begun.0 == offset);
+            let (_, begun) = in_flight.swap_remove(found.expect("begun by `next`"));
+            latencies.add(begun.elapsed());
+            Ok(())
+        };
+        let ops = self.reads.borrow_mut().run(&mut next, &mut check)?;
         self.ended.set(at);
         self.reads_done.fetch_add(ops, Relaxed);
         let elapsed = started.elapsed();

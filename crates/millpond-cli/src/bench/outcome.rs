@@ -4,6 +4,8 @@ use std::fmt::Display;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::histogram::Latencies;
+
 /// One engine in one case. The names are those of the JSON report, where null says that a figure
 /// does not apply.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,6 +78,13 @@ impl Row {
     pub fn in_flight(self, depth: u32) -> Self {
         let ns_per_op = self.ns_per_op * f64::from(depth);
         Self { queue_depth: Some(depth), ns_per_op, ..self }
+    }
+
+    /// How long its operations took.
+    #[must_use]
+    pub fn taking(self, latencies: Latencies) -> Self {
+        let Latencies { p50_ns, p99_ns, p999_ns } = latencies;
+        Self { p50_ns: Some(p50_ns), p99_ns: Some(p99_ns), p999_ns: Some(p999_ns), ..self }
     }
 }
 
