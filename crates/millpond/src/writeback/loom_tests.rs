@@ -119,7 +119,7 @@ impl Book {
 
     /// A flush of the flusher's, which waits for nothing.
     fn flush(&self) {
-        let (number, pages) = self.dirty().begin(EVERYWHERE, usize::MAX);
+        let (number, pages) = self.dirty().begin(EVERYWHERE);
         for page in pages {
             let seen = self.word.load();
             let is_busy = !seen.is_ready() || (seen.is_dirty() && seen.is_under_writeback());
