@@ -128,6 +128,15 @@ fn calls_that_go_on_over_the_close() {
     run(&["races"]);
 }
 
+/// Goal: what a child can't have it neither reads nor writes, nor has another file in its place: where the limit on
+/// numbers is below them, and where no number is free.
+#[test]
+fn what_a_child_can_not_have() {
+    for way in ["0", "1"] {
+        run(&["hidden", way]);
+    }
+}
+
 /// Goal: whatever the processes of a tree do with what they share, each finds what the kernel would show.
 #[test]
 fn a_tree_at_random() {

@@ -30,6 +30,7 @@
 //! - **K5** What could not be given back before the fork (`several`: G3, G7) is one description of all its numbers, which the
 //!   parent serves on. The child gets none: those numbers are opened anew there so that they can be closed, compared and
 //!   asked for their file, and nothing else (O_PATH; EBADF).
+//!   No number of the child's is free for it: what opens next there would be taken for what was hidden.
 //! - **K6** What a child has from its parent is noted in its table before it runs. It counts the file only if it
 //!   serves it: the parent has counted it.
 //!
@@ -191,19 +192,32 @@ pub fn inherit(inheritance: &Inheritance) {
     }
 }
 
-/// K5: leaves of the number only what it names.
+/// K5: leaves of the number only what it names. Where there is no `/proc`, or no number, something else that can be
+/// neither read nor written.
 fn hide(fd: RawFd) {
     let link = &mut [0; 32];
     let link = format_link(fd, link);
-    // SAFETY: the text is NUL-terminated, and the number is made here.
+    // SAFETY: the texts are NUL-terminated, and the number is made here.
     unsafe {
         let closes = sys!(libc::SYS_fcntl, fd, libc::F_GETFD) & libc::FD_CLOEXEC as isize != 0;
         let flags = libc::O_PATH | if closes { libc::O_CLOEXEC } else { 0 };
-        let name = sys!(libc::SYS_openat, libc::AT_FDCWD, link.as_ptr(), flags);
-        if name >= 0 {
-            sys!(libc::SYS_dup3, name, fd, flags & libc::O_CLOEXEC);
+        let open = |path| sys!(libc::SYS_openat, libc::AT_FDCWD, path, flags);
+        let mut name = open(link.as_ptr().cast());
+        if name < 0 {
+            name = open(c"/".as_ptr());
         }
-        // Without a number for it, none of another file's either.
-        sys!(libc::SYS_close, if name >= 0 { name as RawFd } else { fd });
+        let is_hidden = name >= 0 && sys!(libc::SYS_dup3, name, fd, flags & libc::O_CLOEXEC) >= 0;
+        if name >= 0 {
+            sys!(libc::SYS_close, name);
+        }
+        if is_hidden {
+            return;
+        }
+        // There was no number, or the limit on numbers is not above this one, and it can't be one again.
+        sys!(libc::SYS_close, fd);
+        let other = open(c"/".as_ptr());
+        if other >= 0 && other != fd as isize {
+            sys!(libc::SYS_close, other);
+        }
     }
 }

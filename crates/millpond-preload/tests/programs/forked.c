@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -527,6 +528,62 @@ static void races(void)
 	}
 }
 
+/* ---- numbers that a child can't have, where there are no others ---- */
+
+enum { HIGH = 100, LIMIT = 50 };
+
+static void limit_numbers(void)
+{
+	struct rlimit limit;
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = LIMIT;
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+/* What `fd` has at `offset`, or EBADF. */
+static void read_or_fail(int fd, int page_at)
+{
+	char page[PAGE];
+	ssize_t count = read(fd, page, PAGE);
+	CHECK(count == PAGE ? is_all(page, PAGE, page_at) : count == -1 && errno == EBADF);
+}
+
+static void hidden(int is_full)
+{
+	int fd = make(O_RDWR), pads[HIGH], count = 0, other;
+	while (!is_full && (pads[count] = open("/dev/null", O_RDONLY)) < HIGH)
+		count++;
+	if (!is_full)
+		CHECK(close(pads[count]) == 0);
+	CHECK((other = open("f", O_RDONLY)) >= 0);
+	while (count > 0)
+		CHECK(close(pads[--count]) == 0);
+	for (int i = 0; i < 20; i++) {
+		read_pages(fd, 300, 0);
+		read_pages(other, 300, 0);
+	}
+	/* They are one description, and stay so. */
+	lock(fd, F_SETLK, F_WRLCK);
+	read_pages(other, 300, 0);
+	CHECK(lseek(fd, 9 * PAGE, SEEK_SET) >= 0 && lseek(other, 5 * PAGE, SEEK_SET) >= 0);
+	limit_numbers();
+	while (is_full && open("/dev/null", O_RDONLY) >= 0)
+		;
+	pid_t child = fork();
+	if (child == 0) {
+		int next = open("other", O_RDWR | O_CREAT, 0644);
+		CHECK(next != fd && next != other && (!is_full || next == -1));
+		read_or_fail(other, 5);
+		read_or_fail(fd, 9);
+		CHECK(write(other, "", 1) == -1 && errno == EBADF);
+		_exit(0);
+	}
+	end(child);
+	CHECK(lseek(fd, 0, SEEK_CUR) % PAGE == 0);
+	read_pages(fd, 300, 0);
+	read_pages(other, 300, 0);
+}
+
 int main(int count, char **arguments)
 {
 	const char *name = count > 1 ? arguments[1] : "";
@@ -560,6 +617,8 @@ int main(int count, char **arguments)
 		locks();
 	else if (!strcmp(name, "races"))
 		races();
+	else if (!strcmp(name, "hidden"))
+		hidden(times);
 	else
 		return 2;
 	return 0;
