@@ -66,7 +66,7 @@ pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
 unsafe extern "C" fn prepare() {
     let section = Section::enter();
     if !table::is_initialised() {
-        start_afresh(&[], &Inheritance::default());
+        start_afresh(&[], None);
     }
     let mut registry = registry::lock();
     let inheritance = registry.share_watched();
@@ -98,6 +98,7 @@ fn end_in_parent(is_failed: bool) {
     if let Some((_, _, inheritance)) = crossing.as_ref().filter(|_| is_failed) {
         forked::cancel(inheritance);
     }
+    forked::end();
     process_locks::after_fork_parent();
     registry::after_fork_parent();
     drop(crossing);
@@ -110,13 +111,13 @@ unsafe extern "C" fn child() {
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     if let Some((_section, internal_fds, inheritance)) = unsafe { (*CROSSING.0.get()).take() } {
-        start_afresh(&internal_fds, &inheritance);
+        start_afresh(&internal_fds, Some(&inheritance));
     }
 }
 
 /// In a child: forgets the parent's files, engine and locks. The engine's duplicates are closed,
 /// else they would keep the parent's files open here, and their flocks held.
-fn start_afresh(internal_fds: &[RawFd], inheritance: &Inheritance) {
+fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
     table::after_fork();
     for fd in internal_fds {
         // SAFETY: duplicates that the child's program knows nothing of.
@@ -144,6 +145,6 @@ fn start_afresh(internal_fds: &[RawFd], inheritance: &Inheritance) {
 /// Called first by hooks that describe files: notices a child of a fork that no handler saw.
 pub fn ensure_initialised() {
     if !table::is_initialised() {
-        section::run(|_| start_afresh(&[], &Inheritance::default()));
+        section::run(|_| start_afresh(&[], None));
     }
 }

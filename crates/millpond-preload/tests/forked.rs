@@ -137,6 +137,12 @@ fn what_a_child_can_not_have() {
     }
 }
 
+/// Goal: of a file that one thread opens while another one forks the child has none, or it is shared.
+#[test]
+fn opens_beside_a_fork() {
+    run(&["opens"]);
+}
+
 /// Goal: whatever the processes of a tree do with what they share, each finds what the kernel would show.
 #[test]
 fn a_tree_at_random() {

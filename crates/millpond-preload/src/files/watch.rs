@@ -300,6 +300,7 @@ impl Watch {
 
     /// In a child of fork: it has the description, and what was noted of it, but no locks of its parent's.
     pub fn inherit(&self) {
+        self.note(SHARED);
         if self.flags() & PROCESS_LOCKED != 0 {
             self.flags.fetch_and(!PROCESS_LOCKED, Relaxed);
         }

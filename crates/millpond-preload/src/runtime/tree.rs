@@ -66,6 +66,14 @@ pub fn take_place() -> Option<Place> {
     begin(holders, slot).then_some(Place { holders, slot })
 }
 
+/// In a child that no handler saw: it has none of its parent's, and no lock. What its parent's descriptor is there
+/// the program may have closed, and something else may be by now.
+pub fn leave() {
+    PAGE.store(std::ptr::null_mut(), Relaxed);
+    LOCKS.store(-1, Relaxed);
+    SLOT.store(NONE, Relaxed);
+}
+
 /// In a child: its slot, if its parent has taken one for it. Otherwise it has none yet.
 pub fn after_fork(slot: Option<usize>) {
     SLOT.store(NONE, Relaxed);

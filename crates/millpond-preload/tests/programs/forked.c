@@ -584,6 +584,86 @@ static void hidden(int is_full)
 	read_pages(other, 300, 0);
 }
 
+/* ---- opens beside a fork: what a child writes to what it has of them is read ---- */
+
+static volatile int shown, is_over;
+
+static void *open_on(void *unused)
+{
+	while (!is_over) {
+		int fd = open("f", O_RDWR);
+		CHECK(fd >= 0);
+		shown = fd;
+		while (shown == fd && !is_over)
+			;
+	}
+	return NULL;
+}
+
+/* The number of "f" that a process has; -1: none. */
+static int find(void)
+{
+	struct stat wanted, found;
+	CHECK(stat("f", &wanted) == 0);
+	for (int fd = 0; fd < 64; fd++)
+		if (fstat(fd, &found) == 0 && found.st_ino == wanted.st_ino)
+			return fd;
+	return -1;
+}
+
+static void opens(void)
+{
+	/* Memory that makes a fork take its time. */
+	size_t bytes = (size_t)64 << 20;
+	char page[PAGE], *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	make_pages("f", 0);
+	CHECK(memory != MAP_FAILED && madvise(memory, bytes, MADV_NOHUGEPAGE) == 0);
+	memset(memory, 1, bytes);
+	for (int round = 0; round < scaled(80, 40); round++) {
+		pthread_t thread;
+		struct line line = make_line();
+		shown = -1;
+		is_over = 0;
+		CHECK(pthread_create(&thread, NULL, open_on, NULL) == 0);
+		for (volatile int i = 0; i < round % 40 * 500; i++)
+			;
+		pid_t child = fork();
+		if (child == 0) {
+			int has = find();
+			/* It ends with its parent. */
+			CHECK(close(line.to_child[1]) == 0);
+			CHECK(write(line.to_parent[1], has < 0 ? "n" : "y", 1) == 1);
+			for (int i = 0; has >= 0 && i < 5; i++) {
+				hear(line.to_child);
+				memset(page, 100 + i, PAGE);
+				CHECK(pwrite(has, page, PAGE, 5 * PAGE) == PAGE);
+				say(line.to_parent);
+			}
+			_exit(0);
+		}
+		char answer;
+		CHECK(read(line.to_parent[0], &answer, 1) == 1);
+		while (shown < 0)
+			;
+		int fd = shown;
+		is_over = 1;
+		CHECK(pthread_join(thread, NULL) == 0);
+		for (int i = 0; answer == 'y' && i < 5; i++) {
+			read_pages(fd, 5, 0);
+			for (int j = 0; j < 300; j++)
+				CHECK(pread(fd, page, PAGE, 6 * PAGE) == PAGE && is_all(page, PAGE, 6));
+			say(line.to_child);
+			hear(line.to_parent);
+			CHECK(pread(fd, page, PAGE, 5 * PAGE) == PAGE && is_all(page, PAGE, 100 + i));
+			memset(page, 5, PAGE);
+			CHECK(pwrite(fd, page, PAGE, 5 * PAGE) == PAGE);
+		}
+		end(child);
+		CHECK(close(fd) == 0 && close(line.to_child[0]) == 0 && close(line.to_child[1]) == 0);
+		CHECK(close(line.to_parent[0]) == 0 && close(line.to_parent[1]) == 0);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	const char *name = count > 1 ? arguments[1] : "";
@@ -619,6 +699,8 @@ int main(int count, char **arguments)
 		races();
 	else if (!strcmp(name, "hidden"))
 		hidden(times);
+	else if (!strcmp(name, "opens"))
+		opens();
 	else
 		return 2;
 	return 0;
