@@ -74,8 +74,9 @@ pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// What a file owes to its back end.
+/// What a file owes to its back end. In lines of its own: writes change it, and hits read what is beside it.
 #[derive(Default)]
+#[repr(align(64))]
 pub(crate) struct Writeback {
     pub(crate) state: Mutex<State>,
     pub(crate) flush_ended: Condvar,
