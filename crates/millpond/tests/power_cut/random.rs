@@ -26,13 +26,16 @@ struct Model {
 }
 
 /// Below this only a descriptor of the kernel's writes, from it on only the engine does, which
-/// caches what it has read.
+/// caches what it has read. A file has as much from the start: how long it is, the engine knows from
+/// what it does itself.
 const KERNEL_END: usize = 64 << 10;
 const MODEL_BYTES: usize = 400 << 10;
 
 impl Model {
     fn new() -> Model {
-        Model { current: Vec::new(), may_be: vec![1; MODEL_BYTES], shortest: 0, longest: 0 }
+        let current = vec![0; KERNEL_END];
+        let (shortest, longest) = (KERNEL_END, KERNEL_END);
+        Model { current, may_be: vec![1; MODEL_BYTES], shortest, longest }
     }
 
     fn resized(&mut self, len: usize) {
@@ -221,7 +224,9 @@ fn random_sequences() {
     let mut random = Random::from_environment();
     each_engine(|name, engine, options| {
         let path = disk.path(name);
-        fs::File::create(&path).unwrap().sync_all().unwrap();
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(KERNEL_END as u64).unwrap();
+        file.sync_all().unwrap();
         fs::File::open(path.parent().unwrap()).unwrap().sync_all().unwrap();
         let mut model = Model::new();
         let mut log = Vec::new();
