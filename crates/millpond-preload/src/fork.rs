@@ -98,7 +98,7 @@ fn end_in_parent(is_failed: bool) {
     if let Some((_, _, inheritance)) = crossing.as_ref().filter(|_| is_failed) {
         forked::cancel(inheritance);
     }
-    forked::end();
+    forked::FORKS.end();
     process_locks::after_fork_parent();
     registry::after_fork_parent();
     drop(crossing);

@@ -33,18 +33,14 @@
 //!   No number of the child's is free for it: what opens next there would be taken for what was hidden.
 //! - **K6** What a child has from its parent is noted in its table before it runs. It counts the file only if it
 //!   serves it: the parent has counted it.
-//! - **K7** Another thread may have opened a file that the fork does not find in the table yet, and the child gets it. `FORKS`
-//!   is odd from before the look at the table until there is a child. An open reads it before, and again when the
-//!   file is in the table, with a fence in between and one in the fork: either the fork finds the file
-//!   there, or the open finds that there was a fork, or is one, and leaves the file for good.
+//! - **K7** Another thread may have opened a file that the fork does not find in the table yet, and the child gets it. Then
+//!   the open finds that there was a fork, or is one (`runtime::forks`), and leaves the file for good.
 //!
 //! Limits: a child that closes, duplicates, sends or maps what it shares by an instruction of its own: the
 //! close is not noticed, nor are the others, and who finds the description alone then is wrong. So it is with a fork by
 //! such an instruction, or a child that ends its lock by closing the library's descriptor so.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::{self, Acquire, SeqCst};
-use std::sync::atomic::{AtomicU32, fence};
 
 use crate::files::claim::patience;
 use crate::files::identity;
@@ -52,30 +48,15 @@ use crate::files::registry::Registry;
 use crate::files::table::{self, Known};
 use crate::files::watch::{self, MAPPED, SHARED};
 use crate::report::reason::Reason;
+use crate::runtime::forks::Forks;
 use crate::runtime::holders::Found;
 use crate::runtime::link::format_link;
 use crate::runtime::sys::sys;
 use crate::runtime::thread::await_calls;
 use crate::runtime::tree;
 
-/// K7.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Before a file is opened; see [`was_forked`].
-#[derive(Clone, Copy)]
-pub struct BeforeOpen(u32);
-
-pub fn before_open() -> BeforeOpen {
-    // Acquire: pairs with the Release in `end`. The open, which comes after, is after that fork.
-    BeforeOpen(FORKS.load(Acquire))
-}
-
-/// K7: whether a child may have what was opened since, and is in the table, or will be with the registry locked.
-pub fn was_forked(before: BeforeOpen) -> bool {
-    // SeqCst: the table's slot comes before the load. Pairs with the fence in `share_watched`.
-    fence(SeqCst);
-    before.0 & 1 != 0 || FORKS.load(Acquire) != before.0
-}
+/// K7. Opens are from before one to when the file is in the table, or will be with the registry locked.
+pub static FORKS: Forks = Forks::new();
 
 /// What a child has from its parent: its slot in the tree, and the numbers that it knows.
 #[derive(Default)]
@@ -99,8 +80,7 @@ impl Registry {
     /// Before a fork that our handlers see: what was served is watched, and what is watched is shared.
     pub fn share_watched(&mut self) -> Inheritance {
         // K7.
-        FORKS.fetch_add(1, SeqCst);
-        fence(SeqCst);
+        FORKS.begin();
         self.pass_where(Reason::Forked, |_| true);
         let mut inheritance = Inheritance::default();
         for (fd, slot) in table::known(0, u32::MAX) {
@@ -199,12 +179,6 @@ fn share(fd: RawFd) -> bool {
     true
 }
 
-/// In a parent: what is opened from now on no child has.
-pub fn end() {
-    // Release: pairs with `before_open`.
-    FORKS.fetch_add(1, Ordering::Release);
-}
-
 /// In a parent: there is no child.
 pub fn cancel(inheritance: &Inheritance) {
     if let (Some(slot), Some(place)) = (inheritance.slot, tree::place()) {
@@ -214,7 +188,7 @@ pub fn cancel(inheritance: &Inheritance) {
 
 /// In a child, whose table knows nothing yet. One that no handler saw inherits nothing.
 pub fn inherit(inheritance: Option<&Inheritance>) {
-    FORKS.store(0, Ordering::Release);
+    FORKS.reset();
     let Some(inheritance) = inheritance else {
         tree::leave();
         return;

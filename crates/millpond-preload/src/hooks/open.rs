@@ -12,15 +12,16 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::files::description::Access;
-use crate::files::forked::BeforeOpen;
+use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
 use crate::files::watch::forget_watched;
-use crate::files::{forked, further, io, registry, watch};
+use crate::files::{further, io, registry, watch};
 use crate::fork::ensure_initialised;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
+use crate::runtime::forks::Before;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{config, fault, section, thread};
@@ -47,7 +48,7 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     {
         return fd;
     }
-    let before = forked::before_open();
+    let before = FORKS.before();
     // SAFETY: the caller's duty.
     let open = || unsafe { libc_calls::openat64(dir, path, flags, mode) };
     let mut fd = without_waiting(flags, open, || make_way(dir, path, flags));
@@ -94,7 +95,7 @@ pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) ->
     if (config::is_eager() || flags & libc::O_NONBLOCK != 0) && registry::holds_leases() {
         make_way(dir, path, flags);
     }
-    let before = forked::before_open();
+    let before = FORKS.before();
     // SAFETY: the caller's duty.
     let fd = to_libc(unsafe { sys!(libc::SYS_openat2, dir, path, how, bytes) });
     if fd >= 0 {
@@ -105,7 +106,7 @@ pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) ->
 
 pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
     ensure_initialised();
-    let before = forked::before_open();
+    let before = FORKS.before();
     // SAFETY: as the caller vouches to `open_by_handle_at`.
     let open = || unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
     let make_way = || {
@@ -190,7 +191,7 @@ fn is_written(fd: c_int, id: FileId) -> bool {
 }
 
 /// Describes a descriptor that was just opened with `flags`.
-pub fn describe(fd: c_int, flags: c_int, before: BeforeOpen) {
+pub fn describe(fd: c_int, flags: c_int, before: Before) {
     let is_directory = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
     if flags & libc::O_PATH != 0 || is_directory || fd as usize >= table::SLOTS {
         describe_foreign(fd);
@@ -198,7 +199,7 @@ pub fn describe(fd: c_int, flags: c_int, before: BeforeOpen) {
     }
     if !config::is_eager() {
         begin_watch(fd, flags);
-        if forked::was_forked(before) {
+        if FORKS.has_forked(before) {
             section::run(|_| registry::lock().leave_to_child(fd));
         }
         return;
@@ -245,7 +246,7 @@ fn begin_watch(fd: c_int, flags: c_int) {
 }
 
 /// In a section. False if a keeper has to be waited for, unless it was for the last time.
-fn try_describe(fd: c_int, flags: c_int, before: BeforeOpen, is_last: bool) -> bool {
+fn try_describe(fd: c_int, flags: c_int, before: Before, is_last: bool) -> bool {
     if let Some(identity) = identity::identify(fd)
         && identity.is_regular
         && identity::is_in_served_directory(fd)
@@ -255,7 +256,7 @@ fn try_describe(fd: c_int, flags: c_int, before: BeforeOpen, is_last: bool) -> b
             return false;
         }
         let mut registry = registry::lock();
-        let refusal = if forked::was_forked(before) {
+        let refusal = if FORKS.has_forked(before) {
             Some(Reason::Forked)
         } else {
             (!is_written).then_some(Reason::Engine)
@@ -296,7 +297,7 @@ pub unsafe fn fortified(dir: c_int, path: Text, flags: c_int) -> c_int {
 
 /// A temporary file: libc makes up the name and opens it, always for reading and writing.
 pub unsafe fn make_temporary(template: *mut c_char, suffix_len: c_int, flags: c_int) -> c_int {
-    let before = forked::before_open();
+    let before = FORKS.before();
     // SAFETY: the caller's duty.
     let fd = unsafe { libc_calls::mkostemps64(template, suffix_len, flags) };
     if fd >= 0 && !thread::record().is_inside() {

@@ -11,6 +11,7 @@ pub mod config;
 pub mod elf;
 pub mod fault;
 pub mod following;
+pub mod forks;
 pub mod handlers;
 pub mod holders;
 pub mod in_flight;

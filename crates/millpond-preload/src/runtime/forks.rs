@@ -1,0 +1,68 @@
+//! Whether a process forked while one of its threads opened a file.
+//!
+//! ```text
+//! open: before -> the kernel's open -> the file goes to a table -> has_forked
+//! fork: begin  -> a look at the table -> the kernel's fork       -> end
+//! ```
+//!
+//! - **F1** The count is odd from `begin` to `end`. What a child gets and the look has not found, `has_forked` tells of:
+//!   `begin` and `has_forked` have a fence each, between what they store and what they load, so either the fork finds
+//!   the file in the table or the open finds another count; and an open after `begin` had an odd one before.
+//! - **F2** What is opened after `end` no child has, and such an open is not told of a fork: it has read the count that
+//!   `end` made.
+
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+
+use crate::runtime::sync::{AtomicU32, fence};
+
+/// See the module header.
+pub struct Forks(AtomicU32);
+
+/// The count before a file is opened.
+#[derive(Clone, Copy)]
+pub struct Before(u32);
+
+impl Forks {
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    pub fn before(&self) -> Before {
+        // Acquire: pairs with the Release in `end`. The open, which comes after, is after that fork.
+        Before(self.0.load(Acquire))
+    }
+
+    /// Whether a child may have what was opened since `before`, and is in the table.
+    pub fn has_forked(&self, before: Before) -> bool {
+        // SeqCst: the table comes before the load. Pairs with the fence in `begin`.
+        fence(SeqCst);
+        before.0 & 1 != 0 || self.0.load(Acquire) != before.0
+    }
+
+    /// Before the table is looked at.
+    pub fn begin(&self) {
+        self.0.fetch_add(1, SeqCst);
+        // SeqCst: the count comes before what is loaded from the table. Pairs with the fence in `has_forked`.
+        fence(SeqCst);
+    }
+
+    /// In the parent: what is opened from now on no child has.
+    pub fn end(&self) {
+        // Release: pairs with `before`.
+        self.0.fetch_add(1, Release);
+    }
+
+    /// In a child, which has one thread.
+    pub fn reset(&self) {
+        self.0.store(0, Release);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests;
