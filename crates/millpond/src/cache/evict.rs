@@ -25,14 +25,11 @@
 //! - **E1** A seat is in a queue only while its owner (a file core) and page are valid: the
 //!   teardown of a file first removes its seats here, under the lock, and takes the lock once more
 //!   before the core goes: work on a frame's owner is done under the lock from end to end.
-//! - **E2** A page that is in transition, or pinned, goes around, and so does one that write-back
-//!   keeps (page.W4). The latter collect in main, since the others leave. A queue that shows little
-//!   else rests for a while.
+//! - **E2** A page that is in transition, or pinned, goes around. One that write-back keeps (page.W4) is
+//!   put on the shelf until that lets it go: see `shelf`.
 //! - **E3** An evictor that finds none looks again, until the queues went around once: so it finds
 //!   a page that can go, wherever that lies. The lock is released after each go; what was looked at
-//!   is behind the rest, so the next go on there. A turn in vain that met kept pages is remembered,
-//!   and not repeated before a page was released by write-back or came in clean: until then a few
-//!   goes must do.
+//!   is behind the rest, so the next go on there.
 //! - **E4** One go looks at [`LOOKS_MAX`] pages of a queue at most, whatever they are: all that is
 //!   cached may have been read again since the last eviction, and would be gone through under the
 //!   lock, which every miss and every overwrite takes. What was looked at has had its second
@@ -58,11 +55,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::cache::admission::{Fates, Gate};
 use crate::cache::class::Class;
 use crate::cache::fifo::{
-    KEPT, MISSED, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, class_of, queue_of,
+    MISSED, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of,
 };
 use crate::cache::frame::{FrameMeta, Frames};
 use crate::cache::ghost::Ghost;
 use crate::cache::page::{PageWord, Word};
+use crate::cache::shelf::{self, Shelf, Strays};
 use crate::cache::table::{FileCore, Held};
 use crate::copy;
 use crate::units::{FrameIndex, PageIndex};
@@ -70,14 +68,10 @@ use crate::units::{FrameIndex, PageIndex};
 /// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
 /// words and metadata come from memory.
 const LOOKS_MAX: u64 = 64;
-/// Of one go: each queue, the young one for once more, and the page that goes then; and pages before, as
-/// long as there were few looks.
+/// Of one go: each queue, the young one for once more or the shelf, and the page that goes then; and pages
+/// before, as long as there were few looks.
 #[cfg(test)]
 pub(crate) const LOOKS_OF_A_GO_MAX: u64 = 5 * LOOKS_MAX + 1;
-/// So many of those kept by write-back, half of a go's, make the queue rest (E2).
-const KEPT_LOOKS_MAX: u64 = LOOKS_MAX / 2;
-/// For so many evictions: looks in vain are half a look for each of them, then.
-const REST_EVICTIONS: u32 = 2 * KEPT_LOOKS_MAX as u32;
 
 /// The shares of the young and the small queue in the limit.
 const YOUNG_PART: u64 = 64;
@@ -94,10 +88,7 @@ pub(crate) struct Queues {
     readahead: ReadaheadUse,
     gate: Arc<Gate>,
     fates: Fates,
-    /// For how many evictions each queue rests still, by its name.
-    rests: [u32; 4],
-    /// What the ledger said was released when a whole turn was in vain (E3).
-    barren: Option<u64>,
+    shelf: Shelf,
     /// The most pages that one hold of the lock looked at (E4).
     #[cfg(test)]
     pub(crate) most_looks: u64,
@@ -115,8 +106,8 @@ pub(crate) struct ReadaheadUse {
 pub(crate) enum Go {
     /// Some pages, out of their words: their frames are for the caller to retire.
     Evicted,
-    /// There is more behind the pages that it showed. `any_kept`: some of those by write-back.
-    More { any_kept: bool },
+    /// There is more behind the pages that it showed.
+    More,
     /// Nothing can go.
     Nothing,
 }
@@ -127,10 +118,8 @@ type Victim = (FrameIndex, Class);
 enum Verdict {
     /// Out of this frame.
     Evicted(FrameIndex),
-    /// By write-back.
-    Kept,
-    /// By write-back, and it was used since the last look.
-    KeptAndUsed(QueueName),
+    /// By write-back, until it lets it go to this queue.
+    Kept(QueueName),
     Used(QueueName),
     /// Pinned, or in transition.
     Busy,
@@ -140,9 +129,6 @@ enum Verdict {
 #[derive(Default)]
 struct Looks {
     all: [u64; 4],
-    kept: [u64; 4],
-    /// Whether some were kept by write-back.
-    any_kept: bool,
     /// The seat of the first page that stayed for having been read again, and nothing else.
     first_used: Option<FrameIndex>,
 }
@@ -160,8 +146,7 @@ impl Queues {
             readahead: ReadaheadUse::default(),
             gate,
             fates: Fates::default(),
-            rests: [0; 4],
-            barren: None,
+            shelf: Shelf::default(),
             #[cfg(test)]
             most_looks: 0,
         }
@@ -172,25 +157,20 @@ impl Queues {
         self.small_bytes_max = limit_bytes / SMALL_PART;
     }
 
-    /// So many goes show each queue's frames once.
+    /// So many goes show each queue's frames once, and those on the shelf where that is gone through.
     pub(crate) fn goes_of_a_turn(&self) -> u64 {
         let longest = self.young.frames.max(self.small.frames).max(self.main.frames);
-        longest / LOOKS_MAX + 1
-    }
-
-    /// Whether a turn was in vain, and nothing has changed since (E3).
-    pub(crate) fn is_barren(&self, released: u64) -> bool {
-        self.barren == Some(released)
-    }
-
-    /// Notes a turn in vain, which began when so much was released.
-    pub(crate) fn note_barren(&mut self, released: u64) {
-        self.barren = Some(released);
+        longest / LOOKS_MAX + 1 + self.shelf.turn_frames() / LOOKS_MAX
     }
 
     /// The bytes of all pages that are queued.
     pub(crate) fn bytes(&self) -> u64 {
-        self.young.bytes + self.small.bytes + self.main.bytes
+        self.young.bytes + self.small.bytes + self.main.bytes + self.shelf.queue.bytes
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shelved(&self) -> u64 {
+        self.shelf.queue.frames
     }
 
     pub(crate) fn ghost_bytes(&self) -> u64 {
@@ -203,18 +183,10 @@ impl Queues {
             let meta = frames.meta(seat);
             let tags = meta.published_tags();
             if tags & NEWCOMER != 0 {
-                meta.set_tags(tags & !(NEWCOMER | KEPT));
-                if tags & KEPT == 0 {
-                    self.barren = None;
-                }
+                meta.set_tags(tags & !NEWCOMER);
                 self.insert(frames, seat);
             }
         }
-    }
-
-    /// A turn in vain says nothing any more.
-    pub(crate) fn forget_barren(&mut self) {
-        self.barren = None;
     }
 
     /// Puts a page into the queue that it begins in.
@@ -234,7 +206,7 @@ impl Queues {
         let seat = frames.seat_of(frame);
         let meta = frames.meta(seat);
         match meta.tags() {
-            tags if tags & NEWCOMER != 0 => meta.set_tags(tags & !(NEWCOMER | KEPT)),
+            tags if tags & NEWCOMER != 0 => meta.set_tags(tags & !NEWCOMER),
             _ => self.unlink(frames, seat),
         }
         count_prefetched(&mut self.readahead, meta, used);
@@ -249,13 +221,14 @@ impl Queues {
     pub(crate) fn evict(
         &mut self,
         frames: &Frames,
+        strays: &Strays,
         most: usize,
         victims: &mut impl Extend<Victim>,
     ) -> Go {
         let mut evicted = 0;
         let mut all_looks = 0;
         let end = loop {
-            let (end, looks) = self.evict_one(frames, victims);
+            let (end, looks) = self.evict_one(frames, strays, victims);
             all_looks += looks;
             evicted += usize::from(end == Go::Evicted);
             if end != Go::Evicted || evicted == most || all_looks >= LOOKS_MAX {
@@ -270,8 +243,12 @@ impl Queues {
     }
 
     /// One of them, and how many were looked at for it.
-    fn evict_one(&mut self, frames: &Frames, victims: &mut impl Extend<Victim>) -> (Go, u64) {
-        self.rests.iter_mut().for_each(|rest| *rest = rest.saturating_sub(1));
+    fn evict_one(
+        &mut self,
+        frames: &Frames,
+        strays: &Strays,
+        victims: &mut impl Extend<Victim>,
+    ) -> (Go, u64) {
         let mut looks = Looks::default();
         let mut gone = None;
         while gone.is_none()
@@ -284,15 +261,16 @@ impl Queues {
         {
             gone = self.evict_anyway(frames, first_used, &mut looks);
         }
+        let strays_looks = if gone.is_none() { self.fetch_strays(frames, strays) } else { 0 };
         let go = if gone.is_some() {
             Go::Evicted
-        } else if looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
-            Go::More { any_kept: looks.any_kept }
+        } else if strays_looks > 0 || looks.all.iter().any(|&looks| looks >= LOOKS_MAX) {
+            Go::More
         } else {
             Go::Nothing
         };
         victims.extend(gone);
-        (go, looks.all.iter().sum())
+        (go, looks.all.iter().sum::<u64>() + strays_looks)
     }
 
     /// The oldest newcomer, or else `first_used` (E4).
@@ -313,28 +291,25 @@ impl Queues {
     }
 
     /// The queue to evict from: small while it is over its share, else main; where all of a queue
-    /// is pinned or in transition, or it rests, the next one. None where pages were passed over
+    /// is pinned, kept or in transition, the next one. None where pages were passed over
     /// that were read again, if what is left is to be looked at in another way (E4).
     fn next_queue(&self, looks: &Looks) -> Option<QueueName> {
         use QueueName::{Main, Small, Young};
         let nothing_used = looks.first_used.is_none();
         let small_bytes_max = self.gate.small_bytes_max(self.small_bytes_max);
-        let awake = |may_rest: bool| {
-            let can = |name: QueueName, queue: &Queue| {
-                let at = name as usize;
-                let left = looks.all[at] < LOOKS_MAX.min(2 * queue.frames + 1);
-                (left && queue.frames > 0 && (may_rest || self.rests[at] == 0)).then_some(name)
-            };
-            let (young, small, main) =
-                (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
-            let young = young.filter(|_| nothing_used);
-            if self.small.bytes > small_bytes_max {
-                small.or(main.filter(|_| nothing_used)).or(young)
-            } else {
-                main.or(small).or(young)
-            }
+        let can = |name: QueueName, queue: &Queue| {
+            let left = looks.all[name as usize] < LOOKS_MAX.min(2 * queue.frames + 1);
+            (left && queue.frames > 0).then_some(name)
         };
-        awake(false).or_else(|| awake(true))
+        let (young, small, main) =
+            (can(Young, &self.young), can(Small, &self.small), can(Main, &self.main));
+        let young = young.filter(|_| nothing_used);
+        // What is on the shelf has its part of the share.
+        if self.small.bytes + self.shelf.bytes_of(Small) > small_bytes_max {
+            small.or(main.filter(|_| nothing_used)).or(young)
+        } else {
+            main.or(small).or(young)
+        }
     }
 
     /// Looks at the head of queue `name`.
@@ -349,13 +324,11 @@ impl Queues {
         let gone = self.look_at(frames, head, force, looks);
         if gone.is_some() {
             self.ask_for_head(frames, name);
-        } else if looks.kept[name as usize] >= KEPT_LOOKS_MAX {
-            self.rests[name as usize] = REST_EVICTIONS;
         }
         gone
     }
 
-    /// Looks at a queued page: it goes, or it moves to the end of its queue or the next one.
+    /// Looks at a queued page: it goes, or it moves to the end of its queue or the next one, or to the shelf.
     fn look_at(
         &mut self,
         frames: &Frames,
@@ -369,14 +342,9 @@ impl Queues {
         looks.all[name as usize] += 1;
         let stays = match verdict {
             Verdict::Evicted(frame) => return Some((frame, class_of(frames.meta(seat)))),
-            Verdict::Kept => {
-                looks.kept[name as usize] += 1;
-                looks.any_kept = true;
-                name
-            }
-            Verdict::KeptAndUsed(to) => {
-                looks.any_kept = true;
-                to
+            Verdict::Kept(to) => {
+                self.shelve(frames, to, seat);
+                return None;
             }
             Verdict::Used(to) => {
                 looks.first_used.get_or_insert(seat);
@@ -386,6 +354,42 @@ impl Queues {
         };
         self.push(frames, stays, seat);
         None
+    }
+
+    /// Puts a page on the shelf that goes back to `home`, if write-back keeps it still (shelf.SH2).
+    fn shelve(&mut self, frames: &Frames, home: QueueName, seat: FrameIndex) {
+        self.shelf.put(frames, home, seat);
+        if !shelf::may_stay(|| Place::of(frames, seat).map(|place| place.seen)) {
+            self.take_off(frames, seat);
+        }
+    }
+
+    /// Puts those of `seats` that are on the shelf back into their queues (shelf.SH4).
+    pub(crate) fn unshelve(&mut self, frames: &Frames, seats: &[FrameIndex]) {
+        for &seat in seats {
+            if frames.meta(seat).tags() & SHELVED != 0 {
+                self.take_off(frames, seat);
+            }
+        }
+    }
+
+    fn take_off(&mut self, frames: &Frames, seat: FrameIndex) {
+        let home = self.shelf.take(frames, seat);
+        self.push(frames, home, seat);
+    }
+
+    /// Goes on through the shelf, if there are strays (shelf.SH3): what may not stay there goes back to its
+    /// queue. How many pages were looked at.
+    fn fetch_strays(&mut self, frames: &Frames, strays: &Strays) -> u64 {
+        let mut looks = 0;
+        while looks < LOOKS_MAX
+            && let Some(seat) = self.shelf.next_unseen(strays)
+        {
+            looks += 1;
+            let home = self.shelf.take(frames, seat);
+            self.shelve(frames, home, seat);
+        }
+        looks
     }
 
     /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was
@@ -414,10 +418,10 @@ impl Queues {
             if name == QueueName::Small && !first_use {
                 self.note_fate(meta, true);
             }
-            return if seen.is_kept() { Verdict::KeptAndUsed(to) } else { Verdict::Used(to) };
+            return if seen.is_kept() { Verdict::Kept(to) } else { Verdict::Used(to) };
         }
         if !word.try_evict(seen, &core.epoch) {
-            return if seen.is_kept() { Verdict::Kept } else { Verdict::Busy };
+            return if seen.is_kept() { Verdict::Kept(name) } else { Verdict::Busy };
         }
         // E5
         drop(Held::of_emptied(frames, core, leaf, page));
@@ -479,7 +483,12 @@ impl Queues {
     }
 
     fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
-        self.queue(queue_of(frames.meta(seat))).unlink(frames, seat);
+        let meta = frames.meta(seat);
+        if meta.tags() & SHELVED != 0 {
+            self.shelf.take(frames, seat);
+        } else {
+            self.queue(queue_of(meta)).unlink(frames, seat);
+        }
     }
 
     fn queue(&mut self, name: QueueName) -> &mut Queue {

@@ -14,8 +14,8 @@ pub(super) const QUEUE: u32 = 0b11;
 pub(super) const PREFETCHED: u32 = 1 << 2;
 /// Of a page that is to be put into a queue: see `newcomers`.
 pub(super) const NEWCOMER: u32 = 1 << 3;
-/// Of a newcomer: write-back keeps it.
-pub(super) const KEPT: u32 = 1 << 4;
+/// Write-back keeps it, and it is on the shelf (see `shelf`).
+pub(super) const SHELVED: u32 = 1 << 4;
 /// A read brought it that missed it, and it did not leave the small queue yet (see `admission`).
 pub(super) const MISSED: u32 = 1 << 5;
 
@@ -64,7 +64,7 @@ impl Queue {
         }
         self.frames -= 1;
         self.bytes -= class_of(meta).bytes() as u64;
-        meta.set_tags(meta.tags() & !QUEUE);
+        meta.set_tags(meta.tags() & !(QUEUE | SHELVED));
     }
 }
 
@@ -81,10 +81,7 @@ pub(crate) struct Arrival<'a> {
 pub(crate) enum Origin {
     Missed,
     Prefetched,
-    /// Whole, and the back end has it.
     Written,
-    /// Whole, and write-back keeps it.
-    Dirty,
 }
 
 impl Origin {
@@ -93,7 +90,6 @@ impl Origin {
             Origin::Missed => MISSED,
             Origin::Prefetched => PREFETCHED,
             Origin::Written => 0,
-            Origin::Dirty => KEPT,
         }
     }
 }

@@ -15,7 +15,6 @@ pub(crate) struct Ledger {
     writing: AtomicU64,
     unstable: AtomicU64,
     kept: AtomicU64,
-    released: AtomicU64,
 }
 
 impl Ledger {
@@ -39,11 +38,6 @@ impl Ledger {
         sum(&self.kept)
     }
 
-    /// How many pages were kept once and were not any more: grows with each that can go.
-    pub(crate) fn released(&self) -> u64 {
-        self.released.load(Relaxed)
-    }
-
     /// Notes a transition of a page of `page_bytes`; the [`Share`] of its file, if that is still in
     /// use, is told, too.
     pub(crate) fn note(&self, change: Change, page_bytes: usize) {
@@ -54,9 +48,6 @@ impl Ledger {
         note(&self.writing, Word::is_under_writeback);
         note(&self.unstable, Word::is_unstable);
         note(&self.kept, Word::is_kept);
-        if change.was.is_kept() && !change.now.is_kept() {
-            self.released.fetch_add(1, Relaxed);
-        }
     }
 }
 

@@ -46,6 +46,7 @@ mod resize;
 pub(crate) mod fifo;
 mod ghost;
 mod newcomers;
+mod shelf;
 mod slab;
 
 #[cfg(all(test, loom))]
@@ -69,6 +70,9 @@ mod loom_seat_tests;
 #[cfg(all(test, loom))]
 mod loom_batch_tests;
 
+#[cfg(all(test, loom))]
+mod loom_shelf_tests;
+
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -85,16 +89,20 @@ use crate::cache::frame::{FrameSource, Frames};
 use crate::cache::ledger::Ledger;
 use crate::cache::magazine::BATCH_MAX;
 use crate::cache::newcomers::{Lists, NEWCOMERS_MAX};
+use crate::cache::page::{Change, PageWord};
+use crate::cache::shelf::Strays;
 use crate::cache::slab::Slab;
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
+use crate::copy;
 use crate::options::Admission;
 use crate::stats::Counters;
 use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
 
-/// How many goes at the queues must do, where a whole turn was in vain (evict.E3): they look at 512
-/// pages of a queue, some tens of microseconds.
-const GOES_MAX: u64 = 8;
+/// So many goes at the queues are made beyond a turn (evict.E3), as pages come in meanwhile.
+const GOES_MORE: u64 = 8;
+/// Pages that are taken off the shelf in one hold of the queues' lock: as many as newcomers are put in.
+const UNSHELVED_TOGETHER: usize = NEWCOMERS_MAX;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
 
@@ -111,6 +119,7 @@ pub(crate) struct Cache {
     pub(crate) gate: Arc<Gate>,
     queues: Mutex<Queues>,
     newcomers: Lists,
+    strays: Strays,
     /// What the tables of range locks take (counted against the limit, too).
     locks_bytes: AtomicU64,
     /// The limit that it was built with.
@@ -140,6 +149,7 @@ impl Cache {
             gate,
             queues: Mutex::new(queues),
             newcomers: Lists::new(),
+            strays: Strays::new(),
             locks_bytes: AtomicU64::new(0),
             limit_bytes_max: limit_bytes,
             resizing: Mutex::default(),
@@ -267,8 +277,7 @@ impl Cache {
     fn evict_queued(&self, wanted: Option<Class>) -> bool {
         let most = wanted.map_or(1, |class| self.frames.batch(class).max(1));
         let mut newcomers = self.newcomers.mine();
-        let released = self.ledger.released();
-        let (mut any_kept, mut goes) = (false, 0);
+        let (mut goes, mut goes_max) = (0, 0);
         let mut victims = Victims::new();
         loop {
             goes += 1;
@@ -278,22 +287,17 @@ impl Cache {
             if self.ledger.kept() >= queues.bytes() {
                 return false;
             }
-            match queues.evict(&self.frames, most, &mut victims) {
+            match queues.evict(&self.frames, &self.strays, most, &mut victims) {
                 Go::Evicted => {
                     drop((queues, newcomers));
                     self.evicted(&victims, wanted);
                     return true;
                 }
                 Go::Nothing => return false,
-                Go::More { any_kept: these } => any_kept |= these,
+                Go::More => goes_max = queues.goes_of_a_turn().max(goes_max),
             }
-            if goes > GOES_MAX && goes > queues.goes_of_a_turn() {
-                if any_kept {
-                    queues.note_barren(released);
-                }
-                return false;
-            }
-            if goes >= GOES_MAX && queues.is_barren(released) {
+            // Strays may have been found by the last one.
+            if goes > goes_max + GOES_MORE {
                 return false;
             }
         }
@@ -339,11 +343,25 @@ impl Cache {
             if !frames.is_empty() {
                 let mut queues = self.queues();
                 queues.admit(&self.frames, frames);
-                // One that came in as kept may not be any more.
-                queues.forget_barren();
             }
             any | !frames.is_empty()
         })
+    }
+
+    /// Whether a transition of a page, just made, says that write-back lets it go, and it is on the shelf: the
+    /// seat that the caller has taken off soon, by [`Cache::unshelve`].
+    pub(crate) fn find_shelved(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
+        let frames = &self.frames;
+        let seat_of = |frame| frames.seat_of(frame);
+        shelf::find(word, change, &self.strays, seat_of, |seat| frames.meta(seat))
+    }
+
+    /// Puts pages that were found on the shelf back into their queues. Some in each hold of the lock.
+    pub(crate) fn unshelve(&self, seats: &[FrameIndex]) {
+        for some in seats.chunks(UNSHELVED_TOGETHER) {
+            some.iter().for_each(|&seat| copy::ask_for_line(self.frames.meta(seat)));
+            self.queues().unshelve(&self.frames, some);
+        }
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -418,6 +436,13 @@ impl Cache {
     #[cfg(test)]
     pub(crate) fn take_most_looks(&self) -> u64 {
         std::mem::take(&mut self.queues.lock().unwrap().most_looks)
+    }
+
+    /// The bytes of the pages that are queued or on the shelf, and how many pages are there.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> (u64, u64) {
+        let queues = self.queues();
+        (queues.bytes(), queues.shelved())
     }
 
     /// Empties a file that nobody uses any more and gives its nodes back.

@@ -336,7 +336,7 @@ impl Flush<'_> {
         drop(generations);
         file.writeback.count_owed(file.cache(), self.number, heap_bytes);
         let mut leaves = Leaves::new(file);
-        let mut failed = Vec::new();
+        let (mut failed, mut shelved) = (Vec::new(), Vec::new());
         // Waiters are woken at the end of the batch, and so do not wait for this flush meanwhile.
         let batch = batch::open();
         for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
@@ -344,6 +344,7 @@ impl Flush<'_> {
             let word = held.word(page);
             let change = word.end_writeback(end);
             file.note(change);
+            shelved.extend(file.cache().find_shelved(word, change));
             word.wake(change.sleepers());
             unpin(file, frame);
             if end == WritebackEnd::Failed {
@@ -351,6 +352,7 @@ impl Flush<'_> {
             }
         }
         drop(batch);
+        file.cache().unshelve(&shelved);
         if !failed.is_empty() {
             // A waiter for this flush finds them, and tells of it or writes them.
             file.writeback.state().dirty.put_back(self.number, &failed);

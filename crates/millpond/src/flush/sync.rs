@@ -171,10 +171,11 @@ fn settle(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
     }
-    let mut pages = Vec::new();
+    let (mut pages, mut shelved) = (Vec::new(), Vec::new());
     covered.for_each(&mut |page| pages.push(page));
     for some in pages.chunks(SETTLED_TOGETHER) {
         let mut leaves = Leaves::new(file);
+        shelved.clear();
         let generations = file.writeback.generations.lock();
         for &page in some {
             if generations.is_settled(page)
@@ -182,10 +183,14 @@ fn settle(file: &CachedFile, covered: &PageSet) {
             {
                 let word = held.word(page);
                 if word.load().is_unstable() {
-                    file.note(word.settle());
+                    let change = word.settle();
+                    file.note(change);
+                    shelved.extend(file.cache().find_shelved(word, change));
                 }
             }
         }
+        drop(generations);
+        file.cache().unshelve(&shelved);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Eviction where much of the cache is what write-back keeps.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +11,12 @@ const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 16 << 20;
 /// More than one look at a queue shows, however often it is repeated.
 const KEPT: u64 = 450;
+const FILE_BYTES: u64 = 64 << 20;
 
 struct Case {
     engine: Engine,
     file: Arc<File>,
+    path: PathBuf,
     _dir: tempfile::TempDir,
 }
 
@@ -25,7 +28,7 @@ fn full() -> Case {
     // Nothing is written back by itself.
     let engine = engine.dirty_age_max(Duration::from_secs(3600)).build().unwrap();
     let path = dir.path().join("file");
-    std::fs::write(&path, vec![1; 64 << 20]).unwrap();
+    std::fs::write(&path, vec![1; FILE_BYTES as usize]).unwrap();
     let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
     let file = Arc::new(engine.open(&path, &options).unwrap());
     file.advise(0, 0, Advice::Random).unwrap();
@@ -44,7 +47,98 @@ fn full() -> Case {
         page += 1;
     }
     dirty(KEPT);
-    Case { engine, file, _dir: dir }
+    Case { engine, file, path, _dir: dir }
+}
+
+/// Evicts all that can go.
+fn evict_all(case: &Case) {
+    let cache = &case.engine.shared().cache;
+    let taken: Vec<_> = std::iter::from_fn(|| cache.take_frame(Class::UNIT_PAGE)).collect();
+    taken.into_iter().for_each(|frame| cache.frames.free(frame, Class::UNIT_PAGE));
+}
+
+/// Goal: what write-back keeps is not met by the evictor again and again; and when it lets go of a page,
+/// that can go.
+#[test]
+fn kept_pages_are_on_the_shelf_until_they_can_go() {
+    let case = full();
+    let cache = &case.engine.shared().cache;
+    evict_all(&case);
+    // What was met before the last clean page.
+    let (bytes, shelved) = cache.queued();
+    assert_eq!(bytes, 2 * KEPT * PAGE);
+    assert!(shelved > KEPT / 2, "{shelved}");
+    // Written again they stay there, in other frames.
+    for page in 0..2 * KEPT {
+        case.file.write_all_at(&[3; PAGE as usize], page * 2 * PAGE).unwrap();
+    }
+    assert_eq!(cache.queued(), (bytes, shelved));
+    case.file.sync_all().unwrap();
+    assert_eq!(cache.queued(), (2 * KEPT * PAGE, 0), "some were left on the shelf");
+    evict_all(&case);
+    assert_eq!(cache.queued(), (0, 0));
+}
+
+/// Goal: pages that are cut off, or whose file is closed, are not left on the shelf.
+#[test]
+fn what_is_cut_off_is_not_on_the_shelf() {
+    let case = full();
+    let Case { engine, file, .. } = &case;
+    let cache = &engine.shared().cache;
+    evict_all(&case);
+    let shelved = cache.queued().1;
+    assert!(shelved > KEPT / 2, "{shelved}");
+    // Half of those that lie below the first `KEPT` pairs of pages, and then all that lie above.
+    file.punch_hole(0, KEPT * PAGE).unwrap();
+    assert_eq!(cache.queued().0, 3 * KEPT / 2 * PAGE);
+    file.truncate(2 * KEPT * PAGE).unwrap();
+    let (bytes, left) = cache.queued();
+    assert_eq!(bytes, KEPT / 2 * PAGE);
+    assert!(0 < left && left < shelved && left * PAGE <= bytes, "{left} of {shelved}");
+    Arc::into_inner(case.file).unwrap().close().unwrap();
+    assert_eq!(case.engine.shared().cache.queued(), (0, 0));
+}
+
+/// Goal: no page is left on the shelf for good, whatever is done to it while it is put there, and let go of.
+/// Method: threads overwrite pages, read, sync, evict and cut; then everything must be able to go.
+#[test]
+fn no_page_is_left_on_the_shelf() {
+    const PAGES: u64 = 512;
+    let case = full();
+    let through = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Through);
+    let through = case.engine.open(&case.path, &through).unwrap();
+    let (file, cache) = (&case.file, &case.engine.shared().cache);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let through = &through;
+            scope.spawn(move || {
+                for n in 0..20_000 {
+                    let page = (n * 7919 + thread * 31) % PAGES;
+                    let file = if (n / 64) % 4 == 0 { through } else { file };
+                    file.write_all_at(&[thread as u8; PAGE as usize], page * PAGE).unwrap();
+                    if n % 1000 == 0 {
+                        file.punch_hole(page * PAGE, 8 * PAGE).unwrap();
+                    }
+                }
+            });
+        }
+        scope.spawn(|| (0..200).for_each(|_| file.sync_all().unwrap()));
+        scope.spawn(|| {
+            for n in 0..20_000 {
+                file.read_at(&mut [0; PAGE as usize], (PAGES + n % 12_000) * PAGE).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..50 {
+                evict_all(&case);
+                std::thread::yield_now();
+            }
+        });
+    });
+    file.sync_all().unwrap();
+    assert_eq!(cache.ledger.kept(), 0);
+    evict_all(&case);
+    assert_eq!(cache.queued(), (0, 0), "pages are left");
 }
 
 /// Goal: a frame is found wherever in the queues a clean page lies, for as long as there are any.

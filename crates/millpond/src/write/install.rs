@@ -123,8 +123,7 @@ impl Write<'_> {
                 self.file.note(change);
                 word.wake(change.sleepers());
                 if *old == FrameIndex::NONE {
-                    let origin = if dirty { Origin::Dirty } else { Origin::Written };
-                    let arrival = Arrival { frame, core, page, origin };
+                    let arrival = Arrival { frame, core, page, origin: Origin::Written };
                     cache.arrived(std::iter::once(arrival));
                 }
             } else {

@@ -1,0 +1,142 @@
+//! The shelf: pages that write-back keeps, out of the evictor's way until it lets them go.
+//!
+//! Part of the eviction policy (see `evict`). Pages that are kept (page.W4) can't go, and may be most of what
+//! is cached. In the queues they were looked at over and over: a sixth of all processor time, where
+//! writes at random went to a file of four caches.
+//!
+//! ```text
+//!   queue --- the evictor finds it kept ---> shelf --- write-back lets it go ---> end of its queue
+//!     |                                        |
+//!     +-- evicted, cut off, torn down          +-- cut off, torn down
+//! ```
+//!
+//! - **SH1** A seat with SHELVED in its tags is on the shelf, and the tags name the queue that it goes back to.
+//!   The shelf is a queue like the others, under the same lock: what takes a page out of its word by
+//!   another way than eviction takes its seat off here, too. So nothing is on it that is not cached.
+//! - **SH2** A page that is not kept is not left on it: the evictor puts a kept page there, fences, and
+//!   looks at the word again; who lets a page go changes the word, fences, and then looks at its seat
+//!   ([`find`]). One of them finds the other. A page that the evictor does not find kept in its place, it
+//!   takes back.
+//! - **SH3** Who lets a page go has no guard over it, and may not find its seat: the page is overwritten
+//!   meanwhile, and its new frame has not got the seat yet (seat.S2). It says that there are [`Strays`]
+//!   then, and the evictor goes through the shelf before it says that nothing can go. What is not kept, or
+//!   is in transition, goes back to its queue.
+//! - **SH4** A seat that was found is taken off later, under the lock, and may be of another page then: if it
+//!   is on the shelf, it goes back to its queue, where the evictor finds it kept again.
+//!
+//! Locks: the shelf is under the queues' lock; [`find`] takes none.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use crate::cache::fifo::{NEWCOMER, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of};
+use crate::cache::frame::{FrameMeta, Frames};
+use crate::cache::page::{Change, PageWord, Word};
+use crate::sync::{AtomicBool, fence};
+use crate::units::FrameIndex;
+
+/// The shelf.
+#[derive(Default)]
+pub(super) struct Shelf {
+    pub(super) queue: Queue,
+    /// The bytes of the pages that go back to each queue, by its name.
+    bytes: [u64; 4],
+    /// How many are to be looked at for strays still.
+    unseen: u64,
+}
+
+impl Shelf {
+    /// Puts a seat that is in no queue there; it goes back to `home`.
+    pub(super) fn put(&mut self, frames: &Frames, home: QueueName, seat: FrameIndex) {
+        let meta = frames.meta(seat);
+        self.queue.push(frames, home, seat);
+        meta.set_tags(meta.tags() | SHELVED);
+        self.bytes[home as usize] += class_of(meta).bytes() as u64;
+    }
+
+    /// Takes a seat off; where it goes back to.
+    pub(super) fn take(&mut self, frames: &Frames, seat: FrameIndex) -> QueueName {
+        let meta = frames.meta(seat);
+        let home = queue_of(meta);
+        self.bytes[home as usize] -= class_of(meta).bytes() as u64;
+        self.queue.unlink(frames, seat);
+        home
+    }
+
+    /// The bytes of pages that go back to `home`.
+    pub(super) fn bytes_of(&self, home: QueueName) -> u64 {
+        self.bytes[home as usize]
+    }
+
+    /// The next page to be looked at for strays; `None`: there are none (SH3).
+    pub(super) fn next_unseen(&mut self, strays: &Strays) -> Option<FrameIndex> {
+        if self.unseen == 0 && strays.take() {
+            self.unseen = self.queue.frames;
+        }
+        // Some may have been taken off meanwhile, and those that came are at the end.
+        self.unseen = self.unseen.min(self.queue.frames).checked_sub(1)?;
+        Some(FrameIndex(self.queue.head))
+    }
+
+    /// How many pages are to be looked at, where it is gone through.
+    pub(super) fn turn_frames(&self) -> u64 {
+        if self.unseen > 0 { self.queue.frames } else { 0 }
+    }
+}
+
+/// Whether pages may be on the shelf that nobody keeps (SH3).
+pub(crate) struct Strays(AtomicBool);
+
+impl Strays {
+    pub(crate) fn new() -> Strays {
+        Strays(AtomicBool::new(false))
+    }
+
+    pub(super) fn note(&self) {
+        // Release: pairs with `take`, so that who goes through the shelf finds the page let go of.
+        self.0.store(true, Release);
+    }
+
+    /// Whether there are; the caller goes through the shelf.
+    pub(super) fn take(&self) -> bool {
+        // The look spares the write. Acquire: as above.
+        self.0.load(Relaxed) && self.0.swap(false, Acquire)
+    }
+}
+
+/// Whether a page that was just put on the shelf may stay there (SH2). `find` loads its word, if that is in no
+/// transition.
+pub(super) fn may_stay(find: impl FnOnce() -> Option<Word>) -> bool {
+    // Pairs with that of `find`: either what let the page go is seen, or the tag is seen there.
+    fence(SeqCst);
+    find().is_some_and(Word::is_kept)
+}
+
+/// The seat of a page of which `change` was made, to be taken off the shelf: if write-back let it go so, and it
+/// is there (SH2). `seat_of` gives the seat that a frame has now.
+pub(super) fn find<'f>(
+    word: &PageWord,
+    change: Change,
+    strays: &Strays,
+    seat_of: impl Fn(FrameIndex) -> FrameIndex,
+    meta: impl FnOnce(FrameIndex) -> &'f FrameMeta,
+) -> Option<FrameIndex> {
+    if !change.was.is_kept() || change.now.is_kept() {
+        return None;
+    }
+    // Pairs with that of `may_stay`.
+    fence(SeqCst);
+    let frame = change.now.frame();
+    let seat = seat_of(frame);
+    let tags = meta(seat).tags();
+    // Acquire: pairs with the release of `describe`, if the seat is another page's by now. Then it was the
+    // frame's spare one, which has been swapped for the page's, or the frame has left the page. If
+    // neither is seen here, it was the frame's while it was in the page: the page's own, or a spare one
+    // still, which is in no queue (seat.S3).
+    fence(Acquire);
+    let is_sure = word.is_unchanged(change.now) && seat_of(frame) == seat;
+    if !is_sure || tags & (QUEUE | NEWCOMER) == 0 {
+        strays.note();
+        return None;
+    }
+    (tags & SHELVED != 0).then_some(seat)
+}
