@@ -1,8 +1,8 @@
 //! The shelf: pages that write-back keeps, out of the evictor's way until it lets them go.
 //!
 //! Part of the eviction policy (see `evict`). Pages that are kept (page.W4) can't go, and may be most of what
-//! is cached. In the queues they were looked at over and over: a sixth of all processor time, where
-//! writes at random went to a file of four caches.
+//! is cached. In the queues they were looked at over and over: a quarter of all processor time, where
+//! 8 threads read and 8 wrote at random in a file of four caches (14.2 µs an operation, 10.3 without).
 //!
 //! ```text
 //!   queue --- the evictor finds it kept ---> shelf --- write-back lets it go ---> end of its queue
@@ -26,7 +26,7 @@
 //!
 //! Locks: the shelf is under the queues' lock; [`find`] takes none.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::cache::fifo::{NEWCOMER, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of};
 use crate::cache::frame::{FrameMeta, Frames};
@@ -92,14 +92,15 @@ impl Strays {
     }
 
     pub(super) fn note(&self) {
-        // Release: pairs with `take`, so that who goes through the shelf finds the page let go of.
-        self.0.store(true, Release);
+        // Relaxed: `find` has fenced since the page was let go of, and who goes through the shelf does, in
+        // `may_stay`, before it looks at a word: so it finds the page let go of.
+        self.0.store(true, Relaxed);
     }
 
     /// Whether there are; the caller goes through the shelf.
     pub(super) fn take(&self) -> bool {
-        // The look spares the write. Acquire: as above.
-        self.0.load(Relaxed) && self.0.swap(false, Acquire)
+        // The look spares the write. Relaxed: as above.
+        self.0.load(Relaxed) && self.0.swap(false, Relaxed)
     }
 }
 
