@@ -159,7 +159,8 @@ impl Flush<'_> {
         let (flushed, hidden) = self.write(pages);
         let file = self.file;
         let mut state = file.writeback.state();
-        state.dirty.end(self.number);
+        // Under the lock under which they look before they sleep.
+        let is_awaited = state.dirty.end(self.number);
         match flushed.failure {
             Some(failure) => {
                 state.failure = Some(failure);
@@ -172,8 +173,10 @@ impl Flush<'_> {
         let heap_bytes = state.dirty.heap_bytes();
         drop(state);
         file.writeback.dirty_heap.set(file.cache(), heap_bytes);
-        file.writeback.flush_ended.notify_all();
-        file.shared.flusher.progress.notify_all();
+        if is_awaited {
+            file.writeback.flush_ended.notify_all();
+        }
+        file.shared.flusher.progressed();
         (flushed, hidden)
     }
 

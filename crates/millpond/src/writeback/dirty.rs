@@ -155,8 +155,12 @@ impl Dirty {
         }
     }
 
-    pub(crate) fn end(&mut self, number: FlushNumber) {
+    /// Flush `number` ends; whether one that began after it may wait for that (B3). Most have nobody wait, and
+    /// to wake nobody is a system call, too.
+    #[must_use]
+    pub(crate) fn end(&mut self, number: FlushNumber) -> bool {
         self.under_way.retain(|flush| flush.number != number);
+        self.waiting.iter().any(|waiting| waiting.number > number)
     }
 
     fn number(&mut self, range: Pages, heap_bytes: u64) -> FlushNumber {
@@ -220,7 +224,7 @@ mod tests {
         dirty.let_go(number, all / 2);
         assert!((all / 2..=all * 6 / 10).contains(&dirty.heap_bytes()));
         dirty.let_go(number, all);
-        dirty.end(number);
+        assert!(!dirty.end(number), "nobody waits");
         assert!(dirty.heap_bytes() < all / 5);
     }
 
@@ -234,7 +238,7 @@ mod tests {
         let mut some = |at_most: u64| {
             dirty.insert(pages(0..3 * leaf));
             let (number, taken) = dirty.begin_some(at_most as usize);
-            dirty.end(number);
+            assert!(!dirty.end(number));
             assert!(taken.is_sorted());
             let leaves = taken.chunk_by(|one, other| one.0 / leaf == other.0 / leaf);
             let leaves: Vec<u64> = leaves.map(|pages| pages[0].0 / leaf).collect();
@@ -262,20 +266,20 @@ mod tests {
             let (later, taken) = dirty.begin(PageIndex(0)..=PageIndex(10));
             assert_eq!(taken, [2, 3, 4, 5, 6, 7].map(PageIndex));
             dirty.put_back(later, &taken);
-            dirty.end(later);
+            assert!(!dirty.end(later), "what began before does not wait for it");
             assert!(dirty.is_earlier_under_way(sync));
         }
         dirty.put_back(earlier, &[PageIndex(1)]);
-        dirty.end(earlier);
+        assert!(dirty.end(earlier), "the one that waits is told");
         assert!(!dirty.is_earlier_under_way(sync));
-        dirty.end(sync);
+        assert!(!dirty.end(sync), "it waits for others, and they are over");
         let (again, owed) = dirty.take_owed(sync).unwrap();
         assert_eq!(owed, [PageIndex(1)], "what the earlier one had in hand, and left");
         assert!(
             dirty.begin_waiting(PageIndex(20)..=PageIndex(30)).is_none(),
             "nobody has those in hand"
         );
-        dirty.end(again);
+        assert!(!dirty.end(again));
         assert!(!dirty.is_clean());
     }
 }

@@ -205,6 +205,13 @@ impl<F> Flusher<F> {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
+    /// A flush has ended. Who begins to wait just now may miss it, and does not sleep for long.
+    pub(crate) fn progressed(&self) {
+        if self.waiting() > 0 {
+            self.progress.notify_all();
+        }
+    }
+
     /// How many threads wait for write-back.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(Relaxed)

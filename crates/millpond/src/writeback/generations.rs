@@ -149,6 +149,8 @@ struct State {
     inherited: Option<Failure>,
     in_gate: Vec<u64>,
     next: u64,
+    /// How many wait for others to leave the gate: mostly none do, and to wake nobody is a system call, too.
+    waiting: u32,
 }
 
 impl State {
@@ -284,8 +286,7 @@ impl Generations {
         let mut state = self.state();
         state.leave(pass.number);
         let last = state.next;
-        drop(state);
-        self.left.notify_all();
+        self.tell_left(state);
         Ticket { last, epoch: pass.epoch }
     }
 
@@ -298,8 +299,16 @@ impl Generations {
         self.suspects.store(true, Relaxed);
         // Argued: see `epoch`.
         self.epoch.store(state.epoch, Release);
+        self.tell_left(state);
+    }
+
+    /// Wakes those that wait, as somebody has left the gate. They look, and are counted, under the same lock.
+    fn tell_left(&self, state: MutexGuard<'_, State>) {
+        let is_awaited = state.waiting > 0;
         drop(state);
-        self.left.notify_all();
+        if is_awaited {
+            self.left.notify_all();
+        }
     }
 
     /// A write that is not durable was told of an error that may be about other bytes, as some file systems
@@ -320,7 +329,11 @@ impl Generations {
         loop {
             match state.verdict(ticket) {
                 Some(verdict) => return verdict,
-                None => state = self.left.wait(state).expect("no panic under the lock"),
+                None => {
+                    state.waiting += 1;
+                    state = self.left.wait(state).expect("no panic under the lock");
+                    state.waiting -= 1;
+                }
             }
         }
     }

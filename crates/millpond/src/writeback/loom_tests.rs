@@ -112,8 +112,9 @@ impl Book {
 
     fn end(&self, number: FlushNumber) -> MutexGuard<'_, Dirty> {
         let mut dirty = self.dirty();
-        dirty.end(number);
-        self.flush_ended.notify_all();
+        if dirty.end(number) {
+            self.flush_ended.notify_all();
+        }
         dirty
     }
 
