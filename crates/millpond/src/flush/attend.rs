@@ -106,6 +106,7 @@ impl Flusher<CachedFile> {
                 at_work: None,
                 ended: file.writeback.share.ended(),
                 ended_at: Instant::now(),
+                lets_go: false,
             });
             return Some((file, stray));
         }
@@ -151,11 +152,18 @@ impl Flusher<CachedFile> {
         let mut state = self.state();
         state.hands.retain(|hand| hand.thread != me);
         state.queue.extend(listed);
-        state.on_duty == Some(me)
+        let is_on_duty = state.on_duty == Some(me);
+        drop(state);
+        self.progressed();
+        is_on_duty
     }
 
     /// Drops a file that the thread has in hand.
     fn let_go(self: &Arc<Self>, me: ThreadId, file: Arc<CachedFile>) {
+        // Before: who opens it anew once it is gone, or another, may have to wait for its memory.
+        if let Some(hand) = self.state().hand(me) {
+            hand.lets_go = true;
+        }
         if let Some(last) = Arc::into_inner(file) {
             self.begin_work(me);
             drop(last);
@@ -293,6 +301,7 @@ pub(super) fn address(file: &Arc<CachedFile>) -> usize {
 mod tests {
     use super::*;
     use crate::writeback::Limits;
+    use crate::{BackendChoice, Engine, Error, OpenOptions};
 
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
     #[test]
@@ -303,7 +312,8 @@ mod tests {
         let add = |thread, device| {
             let share = Arc::default();
             let (at_work, ended, ended_at) = (None, 0, long_ago);
-            let hand = Hand { thread, helps: false, share, device, at_work, ended, ended_at };
+            let (helps, lets_go) = (false, false);
+            let hand = Hand { thread, helps, share, device, at_work, ended, ended_at, lets_go };
             flusher.state().hands.push(hand);
         };
         let place = |thread, device| flusher.place(thread, device, Role::Duty);
@@ -332,5 +342,40 @@ mod tests {
         assert!(!may_help(), "but in each other's");
         flusher.state().hands.pop();
         assert!(may_help());
+    }
+
+    /// Goal: an open for which there is no memory waits for that of a file that a thread of the flusher drops.
+    /// Incident: where the cache had room for one file, and that had been closed, opening it anew failed now
+    /// and then.
+    #[test]
+    fn an_open_waits_for_the_memory_of_what_is_let_go() {
+        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
+        let engine = engine.build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions::new().create(true).write(true);
+        let open = || engine.open(dir.path().join("file"), &options);
+        let (cache, flusher) = (&engine.shared().cache, &engine.shared().flusher);
+        let mut taken = 0;
+        for bytes in [1 << 16, 1 << 10, 1] {
+            while cache.try_charge(bytes) {
+                taken += bytes;
+            }
+        }
+        assert!(matches!(open(), Err(Error::NoBuffers { .. })), "nobody lets go of anything");
+        let now = Instant::now();
+        let (share, at_work, ended_at) = (Arc::default(), None, now);
+        let (helps, lets_go, ended) = (false, true, 0);
+        let hand = Hand { thread: 9, helps, share, device: 7, at_work, ended, ended_at, lets_go };
+        flusher.state().hands.push(hand);
+        std::thread::scope(|threads| {
+            let opener = threads.spawn(open);
+            while flusher.waiting() == 0 {
+                assert!(!opener.is_finished(), "it does not wait");
+                std::thread::yield_now();
+            }
+            cache.frames.uncharge(taken);
+            flusher.state().hands.clear();
+            opener.join().unwrap().expect("there is memory");
+        });
     }
 }

@@ -176,6 +176,18 @@ pub(crate) fn forget_parent() {
     uring::forget_parent();
 }
 
+/// The core of a file, and room for the rest of it.
+fn take_core(cache: &Cache, size: u64, page_bytes: u32) -> Option<NonNull<FileCore>> {
+    if !cache.try_charge(FILE_BYTES) {
+        return None;
+    }
+    let core = cache.take_core(size, page_bytes.trailing_zeros());
+    if core.is_none() {
+        cache.frames.uncharge(FILE_BYTES);
+    }
+    core
+}
+
 impl CachedFile {
     pub(crate) fn new(
         shared: &Arc<Shared>,
@@ -185,14 +197,10 @@ impl CachedFile {
         page_bytes: u32,
         write_mode: WriteMode,
     ) -> Result<Arc<CachedFile>> {
-        let no_buffers = || Error::NoBuffers { op: Op::Open };
-        if !shared.cache.try_charge(FILE_BYTES) {
-            return Err(no_buffers());
-        }
-        let Some(core) = shared.cache.take_core(size, page_bytes.trailing_zeros()) else {
-            shared.cache.frames.uncharge(FILE_BYTES);
-            return Err(no_buffers());
-        };
+        let take = || take_core(&shared.cache, size, page_bytes);
+        let core = take()
+            .or_else(|| shared.flusher.await_let_go().then(take).flatten())
+            .ok_or(Error::NoBuffers { op: Op::Open })?;
         // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         let kept = Kept::default();

@@ -99,6 +99,8 @@ pub(crate) struct Hand {
     /// How many write-backs of the file had ended when somebody last looked, and since when.
     pub(crate) ended: u64,
     pub(crate) ended_at: Instant,
+    /// The thread is done with it, and may be dropping it.
+    pub(crate) lets_go: bool,
 }
 
 impl Hand {
@@ -205,7 +207,20 @@ impl<F> Flusher<F> {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// A flush has ended. Who begins to wait just now may miss it, and does not sleep for long.
+    /// Waits for files that threads of the flusher may be dropping, as their memory is needed; not for one that
+    /// hangs. Whether there were any.
+    pub(crate) fn await_let_go(&self) -> bool {
+        let lets_go = || self.state().hands.iter().any(|hand| hand.lets_go);
+        let begun = Instant::now();
+        let mut any = false;
+        while begun.elapsed() < STUCK_AFTER && lets_go() {
+            any = true;
+            self.await_progress();
+        }
+        any
+    }
+
+    /// A flush has ended, or a file was let go. Who begins to wait just now may miss it, and does not sleep for long.
     pub(crate) fn progressed(&self) {
         if self.waiting() > 0 {
             self.progress.notify_all();
