@@ -276,7 +276,8 @@ const SYNCS: [(&str, Sync); 6] = [
 
 /// Goal: what a sync or a durable write has returned for is there after a power cut.
 /// Method: into files that were durable before, holes and data, something is written and made durable; a copy
-/// of the disk is taken then. Where nothing makes it durable, it is lost: else the test could not fail.
+/// of the disk is taken then. Where nothing makes it durable, it is lost, else the test could not fail: at least
+/// once, as somebody else on the machine may call `sync` at the moment.
 #[test]
 fn syncs_survive_power_cuts() {
     let (at, len) = (300_000, 100_000);
@@ -309,6 +310,7 @@ fn syncs_survive_power_cuts() {
         }
         // The copies look like the same disk.
         drop(disk);
+        let mut lost = 0;
         for (name, sync_name, left) in lefts {
             let survivor = Disk::mount(dir.path(), left.clone(), kind.2).unwrap();
             let found = std::fs::read(survivor.point.join(&name)).unwrap();
@@ -320,13 +322,14 @@ fn syncs_survive_power_cuts() {
             };
             assert!(is_there(1, 0, 100_000), "{what}: what was durable before");
             if sync_name == "nothing" {
-                assert!(!is_there(3, at, len), "{what}: durable without a sync");
+                lost += usize::from(!is_there(3, at, len));
                 continue;
             }
             assert!(is_there(3, at, len), "{what}: {} bytes are left", found.len());
             let covers_all = !matches!(sync_name, "sync_range" | "dsync");
             assert!(!covers_all || is_there(2, 100_000, 50_000), "{what}: the other write");
         }
+        assert!(lost > 0, "{}: durable without a sync", kind.0);
     }
 }
 

@@ -13,6 +13,7 @@ mod writeback;
 
 mod persist;
 
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -96,7 +97,8 @@ use crate::read::hit::TRIES_MAX;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct File {
-    pub(crate) cached: Arc<CachedFile>,
+    /// Taken by `drop`, and only there.
+    pub(crate) cached: ManuallyDrop<Arc<CachedFile>>,
     pub(crate) read: bool,
     /// Reads may be served from the cache.
     pub(crate) hits: bool,
@@ -115,7 +117,7 @@ impl File {
     pub(crate) fn new(cached: Arc<CachedFile>, fd: Option<OwnedFd>, options: &OpenOptions) -> File {
         cached.handles.fetch_add(1, Relaxed);
         File {
-            cached,
+            cached: ManuallyDrop::new(cached),
             read: options.read,
             hits: options.read && !options.direct,
             write: options.writable(),
@@ -235,21 +237,22 @@ impl Drop for File {
     fn drop(&mut self) {
         if self.cached.core().is_the_parents() {
             // All that it would write back, give back and wait for is the parent's.
-            std::mem::forget(Arc::clone(&self.cached));
             return;
         }
+        // SAFETY: not used again.
+        let cached = unsafe { ManuallyDrop::take(&mut self.cached) };
         // AcqRel: what other handles wrote happens before the last one writes it back. Argued: a count
         // of handles, as an `Arc` has it; what they wrote is in sets under locks besides.
-        if self.cached.handles.fetch_sub(1, AcqRel) == 1 {
-            let cached = Arc::clone(&self.cached);
-            if batch::is_open() {
-                // A thread with an open batch must not wait: a fill may be ending here, whose guard
-                // it would wait for.
-                let workers = Arc::clone(&cached.shared.workers);
-                workers.run(Box::new(move || cached.leave()));
-            } else {
-                cached.leave();
-            }
+        if cached.handles.fetch_sub(1, AcqRel) > 1 {
+            return;
+        }
+        if batch::is_open() {
+            // A thread with an open batch must not wait: a fill may be ending here, whose guard
+            // it would wait for.
+            let workers = Arc::clone(&cached.shared.workers);
+            workers.run(Box::new(move || cached.leave()));
+        } else {
+            cached.leave();
         }
     }
 }

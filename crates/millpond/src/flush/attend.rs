@@ -301,7 +301,13 @@ pub(super) fn address(file: &Arc<CachedFile>) -> usize {
 mod tests {
     use super::*;
     use crate::writeback::Limits;
-    use crate::{BackendChoice, Engine, Error, OpenOptions};
+    use crate::{BackendChoice, Engine, Error, OpenOptions, WriteMode};
+
+    fn hand_of(thread: ThreadId, device: u64, share: Arc<Share>) -> Hand {
+        let (helps, lets_go) = (false, false);
+        let (at_work, ended, ended_at) = (None, 0, Instant::now());
+        Hand { thread, helps, share, device, at_work, ended, ended_at, lets_go }
+    }
 
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
     #[test]
@@ -310,10 +316,7 @@ mod tests {
         let flusher = Flusher::new(limits);
         let long_ago = Instant::now() - 2 * STUCK_AFTER;
         let add = |thread, device| {
-            let share = Arc::default();
-            let (at_work, ended, ended_at) = (None, 0, long_ago);
-            let (helps, lets_go) = (false, false);
-            let hand = Hand { thread, helps, share, device, at_work, ended, ended_at, lets_go };
+            let hand = Hand { ended_at: long_ago, ..hand_of(thread, device, Arc::default()) };
             flusher.state().hands.push(hand);
         };
         let place = |thread, device| flusher.place(thread, device, Role::Duty);
@@ -362,10 +365,7 @@ mod tests {
             }
         }
         assert!(matches!(open(), Err(Error::NoBuffers { .. })), "nobody lets go of anything");
-        let now = Instant::now();
-        let (share, at_work, ended_at) = (Arc::default(), None, now);
-        let (helps, lets_go, ended) = (false, true, 0);
-        let hand = Hand { thread: 9, helps, share, device: 7, at_work, ended, ended_at, lets_go };
+        let hand = Hand { lets_go: true, ..hand_of(9, 7, Arc::default()) };
         flusher.state().hands.push(hand);
         std::thread::scope(|threads| {
             let opener = threads.spawn(open);
@@ -374,8 +374,31 @@ mod tests {
                 std::thread::yield_now();
             }
             cache.frames.uncharge(taken);
-            flusher.state().hands.clear();
+            flusher.state().hands.retain(|hand| hand.thread != 9);
             opener.join().unwrap().expect("there is memory");
+        });
+    }
+
+    /// Goal: a file is closed when its last handle has been dropped, although a thread of the flusher had it in hand.
+    /// Incident: a program that was just written could not be executed, now and then (ETXTBSY).
+    #[test]
+    fn a_close_waits_until_the_file_is_out_of_hand() {
+        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
+        let engine = engine.build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions::new().create(true).write(true).write_mode(WriteMode::Back);
+        let file = engine.open(dir.path().join("file"), &options).unwrap();
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        let flusher = &engine.shared().flusher;
+        let hand = hand_of(9, 7, Arc::clone(&file.cached().writeback.share));
+        flusher.state().hands.push(hand);
+        std::thread::scope(|threads| {
+            let closer = threads.spawn(|| drop(file));
+            while flusher.waiting() == 0 {
+                assert!(!closer.is_finished(), "it does not wait");
+                std::thread::yield_now();
+            }
+            flusher.state().hands.retain(|hand| hand.thread != 9);
         });
     }
 }

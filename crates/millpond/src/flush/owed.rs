@@ -127,7 +127,8 @@ impl CachedFile {
     }
 
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
-    /// fails.
+    /// fails. Else the file is closed when this returns, unless it is used elsewhere, or hangs: who closes it may go
+    /// on to execute it, or to unmount its file system.
     pub(crate) fn leave(self: Arc<Self>) {
         // A sync that fails beside this may have pages DIRTY in a moment, or had that just now, and is not
         // seen to have begun. If its failure is not found here, it finds that the last handle is gone; else
@@ -149,6 +150,10 @@ impl CachedFile {
             shared.flusher.adopt(self);
         } else {
             self.rest();
+            let (shared, share) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.share));
+            drop(self);
+            // A thread that looked at it meanwhile has it in hand, and maybe the last reference.
+            shared.flusher.await_out_of_hand(&share);
         }
     }
 }

@@ -207,13 +207,22 @@ impl<F> Flusher<F> {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// Waits for files that threads of the flusher may be dropping, as their memory is needed; not for one that
-    /// hangs. Whether there were any.
+    /// Waits for files that threads of the flusher may be dropping, as their memory is needed. Whether there were
+    /// any.
     pub(crate) fn await_let_go(&self) -> bool {
-        let lets_go = || self.state().hands.iter().any(|hand| hand.lets_go);
+        self.await_hands(|hand| hand.lets_go)
+    }
+
+    /// Waits for the thread of the flusher that has the file of `share` in hand, if one has.
+    pub(crate) fn await_out_of_hand(&self, share: &Arc<Share>) -> bool {
+        self.await_hands(|hand| Arc::ptr_eq(&hand.share, share))
+    }
+
+    /// Waits as long as there are such hands, but not for a file that hangs; whether there were any.
+    fn await_hands(&self, such: impl Fn(&Hand) -> bool) -> bool {
         let begun = Instant::now();
         let mut any = false;
-        while begun.elapsed() < STUCK_AFTER && lets_go() {
+        while begun.elapsed() < STUCK_AFTER && self.state().hands.iter().any(&such) {
             any = true;
             self.await_progress();
         }
