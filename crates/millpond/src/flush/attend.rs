@@ -106,6 +106,7 @@ impl Flusher<CachedFile> {
                 at_work: None,
                 ended: file.writeback.share.ended(),
                 ended_at: Instant::now(),
+                syncs: false,
                 lets_go: false,
             });
             return Some((file, stray));
@@ -123,6 +124,15 @@ impl Flusher<CachedFile> {
             (hand.at_work, hand.ended_at) = (Some(now), now);
         }
         self.keep_watch(&mut state);
+    }
+
+    fn note_syncs(&self, me: ThreadId, syncs: bool) {
+        let mut state = self.state();
+        state.hand(me).expect("a file in hand").syncs = syncs;
+        if state.hands_awaited > 0 {
+            // Who closes it does not wait any longer.
+            self.put_back.notify_all();
+        }
     }
 
     /// Lists the file again unless it owes nothing, and lets go of it; whether the thread is still on
@@ -152,10 +162,10 @@ impl Flusher<CachedFile> {
         let mut state = self.state();
         state.hands.retain(|hand| hand.thread != me);
         state.queue.extend(listed);
-        let is_on_duty = state.on_duty == Some(me);
-        drop(state);
-        self.progressed();
-        is_on_duty
+        if state.hands_awaited > 0 {
+            self.put_back.notify_all();
+        }
+        state.on_duty == Some(me)
     }
 
     /// Drops a file that the thread has in hand.
@@ -222,7 +232,9 @@ impl Flusher<CachedFile> {
             flush(file, first, last, BusyPages::Skip, false);
         }
         if asked(flushed) {
+            self.note_syncs(me, true);
             sync_in_background(file, Blocking::Wait);
+            self.note_syncs(me, false);
         }
         match due {
             Some(_) if flushed || behind.is_some() => Attended::Worked,
@@ -304,9 +316,9 @@ mod tests {
     use crate::{BackendChoice, Engine, Error, OpenOptions, WriteMode};
 
     fn hand_of(thread: ThreadId, device: u64, share: Arc<Share>) -> Hand {
-        let (helps, lets_go) = (false, false);
+        let (helps, syncs, lets_go) = (false, false, false);
         let (at_work, ended, ended_at) = (None, 0, Instant::now());
-        Hand { thread, helps, share, device, at_work, ended, ended_at, lets_go }
+        Hand { thread, helps, share, device, at_work, ended, ended_at, syncs, lets_go }
     }
 
     /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
@@ -369,12 +381,13 @@ mod tests {
         flusher.state().hands.push(hand);
         std::thread::scope(|threads| {
             let opener = threads.spawn(open);
-            while flusher.waiting() == 0 {
+            while flusher.state().hands_awaited == 0 {
                 assert!(!opener.is_finished(), "it does not wait");
                 std::thread::yield_now();
             }
             cache.frames.uncharge(taken);
             flusher.state().hands.retain(|hand| hand.thread != 9);
+            flusher.put_back.notify_all();
             opener.join().unwrap().expect("there is memory");
         });
     }
@@ -394,11 +407,12 @@ mod tests {
         flusher.state().hands.push(hand);
         std::thread::scope(|threads| {
             let closer = threads.spawn(|| drop(file));
-            while flusher.waiting() == 0 {
+            while flusher.state().hands_awaited == 0 {
                 assert!(!closer.is_finished(), "it does not wait");
                 std::thread::yield_now();
             }
             flusher.state().hands.retain(|hand| hand.thread != 9);
+            flusher.put_back.notify_all();
         });
     }
 }

@@ -354,8 +354,9 @@ impl Flush<'_> {
                 failed.push(page);
             }
         }
-        drop(batch);
+        // Before others are told: they may look for what can be evicted.
         file.cache().unshelve(&shelved);
+        drop(batch);
         if !failed.is_empty() {
             // A waiter for this flush finds them, and tells of it or writes them.
             file.writeback.state().dirty.put_back(self.number, &failed);

@@ -143,8 +143,9 @@ impl CachedFile {
             }
             return;
         }
-        let has_failed =
-            has_begun && write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err();
+        let fails = || write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err();
+        // A flush that began later is under way still, if only with nothing: the second waits for that.
+        let has_failed = has_begun && (fails() || self.owes() && fails());
         if has_failed || self.owes() {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt(self);

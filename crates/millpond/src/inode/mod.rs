@@ -198,9 +198,11 @@ impl CachedFile {
         write_mode: WriteMode,
     ) -> Result<Arc<CachedFile>> {
         let take = || take_core(&shared.cache, size, page_bytes);
-        let core = take()
-            .or_else(|| shared.flusher.await_let_go().then(take).flatten())
-            .ok_or(Error::NoBuffers { op: Op::Open })?;
+        let waited = || {
+            shared.flusher.await_let_go();
+            take()
+        };
+        let core = take().or_else(waited).ok_or(Error::NoBuffers { op: Op::Open })?;
         // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
         let kept = Kept::default();

@@ -52,6 +52,8 @@ pub(crate) struct Flusher<F> {
     /// The watch waits here.
     pub(crate) watching: Condvar,
     pub(crate) progress: Condvar,
+    /// A file is out of somebody's hand.
+    pub(crate) put_back: Condvar,
     /// Rung: the thread on duty looks at the files again soon, without being told.
     pub(crate) awake: Bell,
     /// Rung: somebody tells the thread on duty, which has not begun a round since.
@@ -75,6 +77,8 @@ pub(crate) struct FlusherState<F> {
     /// listed, too.
     pub(crate) strays: HashMap<usize, Arc<F>>,
     pub(crate) hands: Vec<Hand>,
+    /// Threads that wait for one of these to be empty.
+    pub(crate) hands_awaited: usize,
     pub(crate) on_duty: Option<ThreadId>,
     pub(crate) has_watch: bool,
     pub(crate) threads: usize,
@@ -99,6 +103,8 @@ pub(crate) struct Hand {
     /// How many write-backs of the file had ended when somebody last looked, and since when.
     pub(crate) ended: u64,
     pub(crate) ended_at: Instant,
+    /// The thread syncs it.
+    pub(crate) syncs: bool,
     /// The thread is done with it, and may be dropping it.
     pub(crate) lets_go: bool,
 }
@@ -121,6 +127,7 @@ impl<F> Default for FlusherState<F> {
             queue_max: 0,
             strays: HashMap::new(),
             hands: Vec::new(),
+            hands_awaited: 0,
             on_duty: None,
             has_watch: false,
             threads: 0,
@@ -153,6 +160,7 @@ impl<F> Flusher<F> {
             work: Condvar::new(),
             watching: Condvar::new(),
             progress: Condvar::new(),
+            put_back: Condvar::new(),
             awake: Bell::new(),
             told: Bell::new(),
             starved: AtomicBool::new(false),
@@ -207,29 +215,30 @@ impl<F> Flusher<F> {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// Waits for files that threads of the flusher may be dropping, as their memory is needed. Whether there were
-    /// any.
-    pub(crate) fn await_let_go(&self) -> bool {
-        self.await_hands(|hand| hand.lets_go)
+    /// Waits for files that threads of the flusher may be dropping, as their memory is needed.
+    pub(crate) fn await_let_go(&self) {
+        self.await_hands(|hand| hand.lets_go);
     }
 
-    /// Waits for the thread of the flusher that has the file of `share` in hand, if one has.
-    pub(crate) fn await_out_of_hand(&self, share: &Arc<Share>) -> bool {
-        self.await_hands(|hand| Arc::ptr_eq(&hand.share, share))
+    /// Waits for the thread of the flusher that has the file of `share` in hand, if one has, and does not sync it:
+    /// that may take long.
+    pub(crate) fn await_out_of_hand(&self, share: &Arc<Share>) {
+        self.await_hands(|hand| !hand.syncs && Arc::ptr_eq(&hand.share, share));
     }
 
-    /// Waits as long as there are such hands, but not for a file that hangs; whether there were any.
-    fn await_hands(&self, such: impl Fn(&Hand) -> bool) -> bool {
-        let begun = Instant::now();
-        let mut any = false;
-        while begun.elapsed() < STUCK_AFTER && self.state().hands.iter().any(&such) {
-            any = true;
-            self.await_progress();
+    /// Waits as long as there are such hands, but not for a file that hangs.
+    fn await_hands(&self, such: impl Fn(&Hand) -> bool) {
+        let mut state = self.state();
+        if !state.hands.iter().any(&such) {
+            return;
         }
-        any
+        state.hands_awaited += 1;
+        let there_are = |state: &mut FlusherState<F>| state.hands.iter().any(&such);
+        let waited = self.put_back.wait_timeout_while(state, STUCK_AFTER, there_are);
+        waited.expect("no panic under the lock").0.hands_awaited -= 1;
     }
 
-    /// A flush has ended, or a file was let go. Who begins to wait just now may miss it, and does not sleep for long.
+    /// A flush has ended. Who begins to wait just now may miss it, and does not sleep for long.
     pub(crate) fn progressed(&self) {
         if self.waiting() > 0 {
             self.progress.notify_all();
