@@ -48,6 +48,11 @@
 //!   device's files in hand move. A helper ends when it has seen as many files as were listed, or [`IDLE_MAX`] in
 //!   a row with which there was nothing to be done. It has no duty, and nobody waits for it: one that is stuck
 //!   has a file in hand, and no more.
+//! - **F8** A thread that has a file in hand may come to have its last reference, and so its descriptors and memory. It is
+//!   in hand from the look at the list until that is dropped, all under the lock of the list: so the last handle, when it
+//!   has let go of the file, waits until that is out of hand, and an open that finds no memory until files that
+//!   are being let go are gone. Neither waits for longer than [`STUCK_AFTER`], nor a handle for a sync, which may
+//!   take as long as the device does.
 //!
 //! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
 //! back by age, and nor is any file where as many hang on each of several devices as there are threads.
