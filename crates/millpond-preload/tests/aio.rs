@@ -78,6 +78,22 @@ fn destroyed_and_closed_in_flight() {
     run("in_flight");
 }
 
+/// Goal: reads that the kernel has carried out past the engine are of one moment, whatever becomes of the file until their
+/// completions are taken; and who has direct reads only needs no thread for them.
+#[test]
+fn completions_that_are_taken_late() {
+    run("taken_late");
+    for pond in Pond::at_random().into_iter().chain([Pond::new()]) {
+        let program = pond.compile("aio.c", &["-O1"]);
+        for way in ["syscall", "libaio"] {
+            let aside = pond.aside(way);
+            std::fs::create_dir(&aside).unwrap();
+            let mut command = pond.served(&program);
+            succeed(command.env("MILLPOND_BACKING", "direct").args([way, "taken_late"]).arg(aside));
+        }
+    }
+}
+
 /// Goal: threads that submit and threads that wait lose no completion.
 #[test]
 fn threads_submit_while_others_wait() {

@@ -112,6 +112,8 @@ pub use options::{
 #[doc(hidden)]
 pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
+#[doc(hidden)]
+pub use read::unguarded::{KernelRead, UnguardedRead};
 #[cfg(feature = "sim")]
 pub use sim::{SimDevice, SimOptions, SimWrite};
 #[doc(hidden)]

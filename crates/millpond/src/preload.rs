@@ -29,6 +29,8 @@ use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task, let_go};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
+use crate::read::unguarded::{self, KernelRead, UnguardedRead};
+use crate::units::PageIndex;
 
 /// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
 #[doc(hidden)]
@@ -137,6 +139,42 @@ impl File {
         None
     }
 
+    /// Begins a read of `len` bytes at `offset` to `start` that is worth no frame, and that the caller has the kernel carry out by
+    /// Linux AIO; it tells the kernel of it before it gives the handle up. [`File::end_unguarded`] says whether what came
+    /// counts; until then no guard is held (`read::unguarded`). `None`: it is to be read in another way. Does not block.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`], and until the kernel has completed it. A handle of the file outlives the read, which
+    /// is not dropped before that.
+    #[doc(hidden)]
+    pub unsafe fn begin_unguarded(
+        &self,
+        start: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> Option<(KernelRead, UnguardedRead)> {
+        if !self.hits || self.check_read(offset, len as u64).is_err() {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        let begun = unsafe { unguarded::begin(&self.cached, start, len, offset) }?;
+        let last = self.cached.page_of(offset + len as u64 - 1);
+        self.readahead.before_read(&self.cached, self.cached.page_of(offset), last);
+        Some(begun)
+    }
+
+    /// Whether what the kernel has read, all that was asked for, counts as read; then it is at `start`. Else it is to be read anew. Does not block.
+    ///
+    /// # Safety
+    ///
+    /// `read` and `start` are those of a [`File::begin_unguarded`] of this handle.
+    #[doc(hidden)]
+    pub unsafe fn end_unguarded(&self, read: UnguardedRead, start: *mut u8) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { read.end(&self.cached, start) }
+    }
+
     /// What the file's engine has in use, and its limit.
     #[doc(hidden)]
     pub fn cache_use(&self) -> (u64, u64) {
@@ -197,6 +235,7 @@ impl File {
     #[doc(hidden)]
     pub fn end_mapping(&self) {
         self.cached.mapped.end();
+        self.cached.unguarded.change(PageIndex::FIRST, PageIndex::LAST);
     }
 }
 
@@ -283,5 +322,66 @@ mod tests {
             assert_eq!(read(end).unwrap().unwrap(), 0);
             assert_eq!(read(u64::MAX - 1).unwrap().unwrap_err().errno(), libc::EINVAL);
         }
+    }
+
+    /// Goal: a read that the kernel carries out without a guard counts unless something has changed its pages meanwhile; it is
+    /// aligned whatever memory the reader has; and pages that are cached, or missed again, are read in another way.
+    #[test]
+    fn reads_without_a_guard_tell_whether_they_count() {
+        const BLOCKS: usize = 256;
+        let content: Vec<u8> = (0..BLOCKS * BLOCK).map(|at| (at / BLOCK + at) as u8).collect();
+        let dir = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, &content).unwrap();
+        let builder = Engine::builder().backend(BackendChoice::Threads);
+        let engine = builder.cache_bytes(16 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).backing(Backing::Direct);
+        let file = match engine.open(&path, &options) {
+            Ok(file) => file,
+            Err(error) => return crate::skip::skip(error),
+        };
+        let mut memory = vec![0u8; 3 * BLOCK];
+        let aligned = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(BLOCK));
+        let begin = |at: usize, to: *mut u8| {
+            // SAFETY: `memory` is there to the end, and the file.
+            unsafe { file.begin_unguarded(to, BLOCK, (at * BLOCK) as u64) }
+        };
+        let carry_out = |read: &KernelRead, at: usize| {
+            // SAFETY: what the kernel is told by `begin_unguarded`.
+            let read =
+                unsafe { libc::pread(read.fd, read.memory.cast(), read.len, (at * BLOCK) as i64) };
+            assert_eq!(read, BLOCK as isize);
+        };
+        for (at, shift) in [(3, 0), (5, 16), (7, 1)] {
+            let to = aligned.wrapping_add(shift);
+            let (kernels, read) = begin(at, to).expect("the first miss");
+            assert_eq!(kernels.memory == to, shift == 0);
+            carry_out(&kernels, at);
+            // SAFETY: of this file, to where it was begun; the bytes are ours.
+            unsafe {
+                assert!(file.end_unguarded(read, to));
+                assert_eq!(std::slice::from_raw_parts(to, BLOCK), &content[at * BLOCK..][..BLOCK]);
+            }
+            assert!(begin(at, to).is_none(), "missed again");
+        }
+        type Change<'c> = (usize, bool, &'c dyn Fn());
+        let offset = |at: usize| (at * BLOCK) as u64;
+        let changes: [Change<'_>; 6] = [
+            (13, true, &|| {}),
+            (77, true, &|| file.write_all_at(&[1; BLOCK], offset(12)).unwrap()),
+            (141, true, &|| assert_eq!(file.read_at(&mut [0; BLOCK], offset(11)).unwrap(), BLOCK)),
+            // Counted with it (unguarded.U3).
+            (205, false, &|| file.write_all_at(&[1], offset(13) + 100).unwrap()),
+            (18, false, &|| file.punch_hole(0, offset(20)).unwrap()),
+            (100, false, &|| file.truncate(5).unwrap()),
+        ];
+        for (at, counts, change) in changes {
+            let (kernels, read) = begin(at, aligned).expect("a first miss");
+            carry_out(&kernels, at);
+            change();
+            // SAFETY: as above.
+            assert_eq!(unsafe { file.end_unguarded(read, aligned) }, counts, "{at}");
+        }
+        assert!(begin(101, aligned).is_none(), "beyond the end");
     }
 }

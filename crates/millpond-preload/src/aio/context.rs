@@ -7,13 +7,15 @@
 //!
 //! Locks: what has ended of a context, a leaf.
 
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU32};
 
-use millpond::File;
+use millpond::{File, KernelRead};
 
 use crate::aio::block::{Block, Event, HAS_EVENTFD, PREAD};
+use crate::aio::handed::Handed;
 use crate::aio::places::{self, Places};
 use crate::aio::slots::{Links, Refused, Slots};
 use crate::files::table::{self, Known};
@@ -32,8 +34,27 @@ struct Slot {
     block: u64,
     data: u64,
     result: i64,
+    /// Whether `handed` is there.
+    is_handed: bool,
+    handed: MaybeUninit<Handed>,
     /// See [`Links`].
     next: AtomicU32,
+}
+
+impl Slot {
+    fn take_handed(&mut self) -> Option<Handed> {
+        // SAFETY: it is there, and not taken again.
+        std::mem::take(&mut self.is_handed).then(|| unsafe { self.handed.assume_init_read() })
+    }
+
+    /// Makes the stand-in one that the kernel takes, if it did not for `errno`.
+    #[cold]
+    fn mend(&mut self, errno: i32) {
+        let Some(handed) = self.take_handed() else { return mend(&mut self.stand_in, errno) };
+        self.result = handed.carry_out() as i64;
+        let block = &self.stand_in;
+        self.stand_in = stand_in((block.aio_flags & HAS_EVENTFD != 0).then_some(block.aio_resfd));
+    }
 }
 
 pub struct Context {
@@ -186,8 +207,9 @@ impl Context {
             let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
                 Ok(taken) => rest = &rest[taken..],
-                // SAFETY: the stand-in was not taken, so it is still ours (aio.A1).
-                Err(_) => unsafe { mend(&mut *first.0, -submitted as i32) },
+                // SAFETY: the stand-in was not taken, so it is still ours, as its slot is (aio.A1), of which it is the first
+                // field.
+                Err(_) => unsafe { (*first.0.cast::<Slot>()).mend(-submitted as i32) },
             }
         }
         self.slots.end(ended.len() as u32);
@@ -207,7 +229,9 @@ impl Context {
             // did that after it had filled the slot, and a system call on both sides is between.
             let (block, data, result) = unsafe {
                 let slot = self.slot(index);
-                ((*slot).block, (*slot).data, (*slot).result)
+                let handed = (*slot).take_handed();
+                let result = handed.map_or((*slot).result, |handed| handed.end(event.result));
+                ((*slot).block, (*slot).data, result)
             };
             *event = Event { data, block, result, more: 0 };
             self.slots.free(index, self);
@@ -227,6 +251,10 @@ impl Links for Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        for index in 0..self.slots.used() {
+            // SAFETY: nobody uses the context any more, and the kernel has ended what was under way in it (aio.A4). In a section.
+            drop(unsafe { (*self.slot(index)).take_handed() });
+        }
         // SAFETY: nobody uses the context any more (aio.A4).
         unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.slots.capacity())) };
     }
@@ -321,6 +349,22 @@ impl Ending {
         // SAFETY: aio.A1: the request is at its end, and its stand-in not submitted.
         unsafe {
             (*slot).result = result as i64;
+            StandIn(&raw mut (*slot).stand_in)
+        }
+    }
+
+    /// Has the kernel carry out a read; returns what stands in for it, which the caller is to submit.
+    pub fn hand_over(&self, handed: Handed, read: &KernelRead) -> StandIn {
+        let slot = self.context.slot(self.slot);
+        // SAFETY: aio.A1: the request has not ended, and nothing of it was submitted.
+        unsafe {
+            let block = &mut (*slot).stand_in;
+            block.aio_fildes = read.fd as u32;
+            block.aio_buf = read.memory.expose_provenance() as u64;
+            block.aio_nbytes = read.len as u64;
+            block.aio_offset = handed.offset as i64;
+            (&raw mut (*slot).handed).write(MaybeUninit::new(handed));
+            (*slot).is_handed = true;
             StandIn(&raw mut (*slot).stand_in)
         }
     }

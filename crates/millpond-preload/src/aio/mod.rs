@@ -9,7 +9,8 @@
 //!
 //! ```text
 //!   io_submit: served -> a hit, a write of a few pages: ended        -> stand-in -> kernel's queue
-//!                     -> a read that misses: `File::start_read_raw`  -> ended, on the engine's thread
+//!                     -> a direct read worth no frame: `handed`     -> kernel's queue, by a descriptor of the engine's
+//!                     -> another that misses: `File::start_read_raw` -> ended, on the engine's thread
 //!                     -> other writes, syncs, long reads: `aside`    -> ended, on the engine's thread
 //!              else   -> the kernel's queue
 //!   io_getevents: the kernel's; then stand-ins are replaced -> slot free
@@ -31,6 +32,11 @@
 //!   destroys a context.
 //! - **A5** Requests that end in one batch of the engine's have their stand-ins submitted together,
 //!   by the thread that ends the first of them.
+//! - **A6** A direct read that is worth no frame is *handed* to the program's context as it is, by a descriptor of the
+//!   engine's: no thread of the engine's has to do with it. It holds no guard, as the program may write before it
+//!   takes the completion; who takes that looks whether the read counts (unguarded.U2), and else reads anew, waiting.
+//!   Until then the slot has the description pinned, which is one that may not write: the end of one that may
+//!   is not to wait for a completion that nobody takes.
 //!
 //! The handle is the address of memory of ours that is zero at first: programs that look for
 //! completions in the ring that a kernel's handle points to find no ring, and call. A forked child
@@ -41,6 +47,7 @@
 
 pub mod block;
 pub mod context;
+pub mod handed;
 pub mod places;
 pub mod request;
 pub mod slots;

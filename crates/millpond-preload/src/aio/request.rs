@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use millpond::{File, ReadDone};
 
-use crate::aio::context::Ending;
+use crate::aio::context::{Ending, StandIn};
+use crate::aio::handed::Handed;
+use crate::files::description::Description;
 use crate::files::io::{Outcome, enterable, explain, find, outcome_of};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
@@ -29,6 +31,14 @@ pub struct Request {
 // SAFETY: the memory is valid, for whatever thread, until the request has ended: see
 // `Request::prepare`.
 unsafe impl Send for Request {}
+
+/// What has become of a read.
+pub enum Started {
+    Ended(Ending, isize),
+    /// It is to be submitted.
+    Handed(StandIn),
+    UnderWay,
+}
 
 /// Why there is no [`Request`].
 pub enum Unserved {
@@ -56,16 +66,18 @@ impl Request {
         if enterable(fd).is_none() {
             return Err(Unserved::Kernel(None));
         }
-        if matches!(table::get(fd), Known::Unknown) {
+        let is_unknown = matches!(table::get(fd), Known::Unknown);
+        if is_unknown {
             // To describe it the registry is locked.
             File::start_now();
         }
         let pin = loop {
             if matches!(table::get(fd), Known::Watched | Known::Claimed) {
                 File::start_now();
-                adoption::decide(fd);
+                section::run(|_| adoption::decide(fd));
             }
-            match find(fd) {
+            let found = if is_unknown { section::run(|_| find(fd)) } else { find(fd) };
+            match found {
                 Ok(pin) => break pin,
                 // Given back just now.
                 Err(_) if matches!(table::get(fd), Known::Watched | Known::Claimed) => {}
@@ -78,7 +90,7 @@ impl Request {
         if flags != 0 && !is_durable {
             // Passing waits for the file's reads.
             File::start_now();
-            registry::lock().pass_fd(fd, Reason::Changed);
+            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
             return Err(Unserved::Kernel(Some(Reason::Changed)));
         }
         if pin.file().is_none() || pin.is_bypassed() {
@@ -175,6 +187,12 @@ impl Request {
         }
     }
 
+    /// A read of a description that was pinned, into memory that is valid until it has ended.
+    pub fn again(pin: Pin, (start, len): (*mut u8, usize), offset: u64) -> Self {
+        let segments = Segments::One(start, len);
+        Self { pin, segments, offset, direction: Direction::Read, durable: None }
+    }
+
     /// `fsync` or `fdatasync` of what may wait. In a section.
     pub fn sync(&self, data_only: bool) -> isize {
         let synced = self
@@ -199,44 +217,55 @@ impl Request {
         }));
     }
 
-    /// A read that does not wait: its result if it hits; else `ending` is told. In a section.
+    /// A read that does not wait: its result if it hits, or what the kernel is to be told of; else `ending` is told. In
+    /// a section.
     ///
     /// # Safety
     ///
     /// It was prepared so.
-    pub unsafe fn start(self, ending: Ending) -> Option<(Ending, isize)> {
-        let Some(file) = self.pin.shared_file().map(Arc::clone) else {
-            return Some((ending, -(libc::EBADF as isize)));
+    pub unsafe fn start(self, ending: Ending) -> Started {
+        let Some(file) = self.pin.shared_file() else {
+            return Started::Ended(ending, -(libc::EBADF as isize));
         };
         file.prepare_thread();
         let offset = self.offset;
         let vectors = match &self.segments {
-            Segments::One(start, len) => {
+            &Segments::One(start, len) => {
                 // SAFETY: the caller's duty; a fault gives None.
-                if let Some(bytes) = unsafe { file.try_read_hit_raw(*start, *len, offset) } {
+                if let Some(bytes) = unsafe { file.try_read_hit_raw(start, len, offset) } {
                     self.count_read(bytes, true);
-                    return Some((ending, bytes as isize));
+                    return Started::Ended(ending, bytes as isize);
                 }
-                vec![libc::iovec { iov_base: start.cast(), iov_len: *len }]
+                if !self.pin.access().write
+                    // SAFETY: the caller's duty: until the completion was taken.
+                    && let Some((kernels, read)) = unsafe { file.begin_unguarded(start, len, offset) }
+                {
+                    let handed = Handed { read, pin: self.pin, memory: (start, len), offset };
+                    return Started::Handed(ending.hand_over(handed, &kernels));
+                }
+                vec![libc::iovec { iov_base: start.cast(), iov_len: len }]
             }
             Segments::Many(vectors) => vectors.clone(),
         };
+        let file = Arc::clone(file);
         let mut parts = Some((self, ending));
         let done = || -> ReadDone {
             let (request, ending) = parts.take().expect("called once");
             Box::new(move |result| request.told(ending, result))
         };
         // SAFETY: the caller's duty.
-        let result = unsafe { file.start_read_raw(&vectors, offset, done) }?;
+        let Some(result) = (unsafe { file.start_read_raw(&vectors, offset, done) }) else {
+            return Started::UnderWay;
+        };
         let (request, ending) = parts.take().expect("not told otherwise");
         match result {
             Ok(bytes) => {
                 request.count_read(bytes, true);
-                Some((ending, bytes as isize))
+                Started::Ended(ending, bytes as isize)
             }
             Err(error) => {
                 request.told(ending, Err(error));
-                None
+                Started::UnderWay
             }
         }
     }
@@ -257,7 +286,11 @@ impl Request {
     }
 
     fn count_read(&self, bytes: usize, is_hit: bool) {
-        record().count_served(bytes as u64);
-        self.pin.row().inspect(|row| row.read(bytes, is_hit));
+        count_read(&self.pin, bytes, is_hit);
     }
+}
+
+pub fn count_read(description: &Description, bytes: usize, is_hit: bool) {
+    record().count_served(bytes as u64);
+    description.row().inspect(|row| row.read(bytes, is_hit));
 }

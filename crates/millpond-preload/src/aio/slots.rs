@@ -76,6 +76,11 @@ impl Slots {
         self.capacity
     }
 
+    /// Slots from here on were never used.
+    pub fn used(&self) -> u32 {
+        self.fresh.load(Relaxed)
+    }
+
     /// Counts as many of `wanted` requests for other files as there is room for (aio.A2); to be
     /// discounted.
     pub fn admit_others(&self, wanted: u64) -> u64 {

@@ -6,7 +6,7 @@ use crate::aio::block::{
     Block, Event, FDSYNC, FSYNC, HAS_EVENTFD, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
 };
 use crate::aio::context::{Context, Ending, InUse, StandIn, find, free_removed, nothing, place};
-use crate::aio::request::{Request, Unserved};
+use crate::aio::request::{Request, Started, Unserved};
 use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, Known};
 use crate::files::{io, late, registry};
@@ -135,7 +135,7 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> 
         // SAFETY: as above; the kernel checks the addresses.
         return unsafe { sys!(libc::SYS_io_submit, handle, count, blocks) };
     };
-    section::run(|_| {
+    section::open(|_| {
         if !fault::is_installed() || count <= 0 || blocks.is_null() {
             // SAFETY: the caller's duty. Nothing was served yet.
             unsafe { context.pass_on(count, blocks) }
@@ -189,7 +189,7 @@ struct Submission<'a> {
     context: &'a InUse,
     /// Blocks for the kernel, in a row, that it was not told of yet.
     run: Vec<*mut Block>,
-    /// Stand-ins of requests that ended at once.
+    /// Stand-ins of requests that ended at once, and what is handed over (aio.A6).
     ended: Vec<StandIn>,
     submitted: usize,
 }
@@ -282,7 +282,14 @@ impl<'a> Submission<'a> {
                 None
             }
             // SAFETY: aio.A3.
-            Plan::Request(request) => unsafe { request.start(ending) },
+            Plan::Request(request) => match unsafe { request.start(ending) } {
+                Started::Ended(ending, result) => Some((ending, result)),
+                Started::UnderWay => None,
+                Started::Handed(block) => {
+                    self.ended.push(block);
+                    None
+                }
+            },
         };
         if let Some((ending, result)) = ended {
             self.ended.push(ending.fill(result));

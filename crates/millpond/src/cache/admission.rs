@@ -31,6 +31,8 @@
 //!   when a file is closed for good, or the limit changes.
 //! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
 //!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
+//! - **AD8** A direct read of which the kernel has all to do (`inode::unguarded`) costs less than to fill a page, in new memory
+//!   above all: it goes around the first time though reads are admitted. A page that stays hot has one more miss.
 //! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //!
 //! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
@@ -139,6 +141,23 @@ impl Gate {
         if region.is_multiple_of(SAMPLE_PART) {
             return false;
         }
+        let is_new = self.pass_door(file, first, last);
+        if region % COUNTED_PART == 1 {
+            self.note_miss(!is_new);
+        }
+        is_new
+    }
+
+    /// The same of a read that costs next to nothing if it goes around (AD8).
+    pub(crate) fn is_first_miss(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
+        if self.is_around() || self.door.is_empty() {
+            return self.goes_around(file, first, last);
+        }
+        self.pass_door(file, first, last)
+    }
+
+    /// Whether the door remembers none of the pages; it does from now on.
+    fn pass_door(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
         let mut is_new = true;
         for page in first.to(last) {
             let (word, fingerprint) = self.place(file, page);
@@ -148,9 +167,6 @@ impl Gate {
             } else {
                 word.store(seen << LANE_BITS | u64::from(fingerprint), Relaxed);
             }
-        }
-        if region % COUNTED_PART == 1 {
-            self.note_miss(!is_new);
         }
         is_new
     }

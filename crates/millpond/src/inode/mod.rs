@@ -27,6 +27,8 @@ pub(crate) mod kept;
 
 pub(crate) mod mapped;
 
+pub(crate) mod unguarded;
+
 pub(crate) mod keeping;
 
 use std::ptr::NonNull;
@@ -48,6 +50,7 @@ use crate::inode::mapped::Mapped;
 use crate::inode::registry::Registry;
 use crate::inode::space::Space;
 use crate::inode::turns::{Turn, Turns};
+use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;
 use crate::io::backend::uring;
 use crate::io::flight::Flight;
@@ -130,6 +133,7 @@ pub(crate) struct CachedFile {
     /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
     pub(crate) through: AtomicUsize,
     pub(crate) mapped: Mapped,
+    pub(crate) unguarded: Unguarded,
     pub(crate) writeback: Writeback,
     pub(crate) space: Space,
     pub(crate) kept: Kept,
@@ -220,6 +224,7 @@ impl CachedFile {
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
             mapped: Mapped::default(),
+            unguarded: Unguarded::default(),
             writeback: Writeback::default(),
             space: Space::default(),
             kept,
@@ -298,10 +303,12 @@ impl CachedFile {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }
 
-    /// Who may change the file ends that it is mapped (mapped.MP1).
+    /// Who may change the file ends that it is mapped (mapped.MP1), and what is read without a guard (unguarded.U1).
     fn locked<'g>(&self, guard: Guard<'g>) -> Guard<'g> {
         if guard.mode() == Mode::Exclusive {
             self.mapped.end();
+            let range = guard.range();
+            self.unguarded.change(self.page_of(range.start()), self.page_of(range.end() - 1));
         }
         guard
     }

@@ -21,6 +21,7 @@ use std::time::Instant;
 use millpond_rangelock::{Guard, Mode, OwnedGuard};
 use smallvec::SmallVec;
 
+use crate::cache::admission::Gate;
 use crate::cache::class::Class;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
@@ -41,16 +42,20 @@ const UNDER_WAY: u64 = u64::MAX;
 
 /// Whether a read of bytes `offset..end` of a file of `size` bytes goes around: it has whole pages, since the
 /// rest of others is mostly wanted next. Caller: has a guard over them.
-fn goes_around(file: &CachedFile, offset: u64, end: u64, size: u64) -> bool {
+fn goes_around(file: &CachedFile, how: Asks, offset: u64, end: u64, size: u64) -> bool {
     let (cache, core) = (file.cache(), file.core());
+    let number = cache.frames.file_number(ptr::from_ref(core).cast());
     let is_bound = |at: u64| at.is_multiple_of(core.page_bytes() as u64);
     let (first, last) = (file.page_of(offset), file.page_of(end - 1));
     is_bound(offset)
         && (end == size || is_bound(end))
         && last.0 - first.0 < PAGES_MAX
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && cache.gate.goes_around(cache.frames.file_number(ptr::from_ref(core).cast()), first, last)
+        && how(&cache.gate, number, first, last)
 }
+
+/// What is asked about the pages of a read (`cache::admission`).
+type Asks = fn(&Gate, usize, PageIndex, PageIndex) -> bool;
 
 /// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: their pages are to be
 /// filled.
@@ -66,7 +71,11 @@ pub(crate) fn read(
         let alignment = file.backing.alignment(false);
         alignment.first_misaligned(offset, dst.misalignment()).is_none()
     };
-    if !file.cache().gate.is_around() || !is_aligned() || !goes_around(file, offset, end, size) {
+    let gate = &file.cache().gate;
+    if !gate.is_around()
+        || !is_aligned()
+        || !goes_around(file, Gate::goes_around, offset, end, size)
+    {
         return None;
     }
     let len = dst.left();
@@ -99,20 +108,39 @@ impl<'f> Lent<'f> {
     /// in another way.
     pub(crate) fn begin(
         file: &'f CachedFile,
-        (offset, len): (u64, u64),
+        range: (u64, u64),
         memory: Misalignment,
     ) -> Option<Lent<'f>> {
-        let (gate, end) = (&file.cache().gate, offset + len);
+        let is_around = file.cache().gate.is_around();
+        is_around.then(|| Self::begin_if(file, range, memory, Gate::goes_around)).flatten()
+    }
+
+    /// The same of a read that costs next to nothing if it goes around (admission.AD8), and then lets go of the guard.
+    pub(super) fn begin_first(
+        file: &'f CachedFile,
+        range: (u64, u64),
+        memory: Misalignment,
+    ) -> Option<Guard<'f>> {
+        Self::begin_if(file, range, memory, Gate::is_first_miss).map(|lent| lent.guard)
+    }
+
+    fn begin_if(
+        file: &'f CachedFile,
+        (offset, len): (u64, u64),
+        memory: Misalignment,
+        how: Asks,
+    ) -> Option<Lent<'f>> {
+        let end = offset + len;
         let is_aligned =
             || file.backing.alignment(false).first_misaligned(offset, memory).is_none();
-        if !gate.is_around() || len == 0 || end > file.core().size.get() || !is_aligned() {
+        if len == 0 || end > file.core().size.get() || !is_aligned() {
             return None;
         }
         let begun = Instant::now();
         let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
-        if end > size || !goes_around(file, offset, end, size) {
+        if end > size || !goes_around(file, how, offset, end, size) {
             return None;
         }
         let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
@@ -156,7 +184,8 @@ impl Aside {
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
         let end = (offset + len).min(size);
-        if !cache.gate.is_around() || end <= offset || !goes_around(file, offset, end, size) {
+        let goes_around = || goes_around(file, Gate::goes_around, offset, end, size);
+        if !cache.gate.is_around() || end <= offset || !goes_around() {
             return Err(guard);
         }
         let (first, last) = (file.page_of(offset), file.page_of(end - 1));

@@ -18,6 +18,7 @@
 pub(crate) mod hit;
 
 pub(crate) mod run;
+pub(crate) mod unguarded;
 
 pub(crate) mod fill;
 

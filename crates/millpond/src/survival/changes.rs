@@ -157,6 +157,10 @@ impl BackingFile for ToldFile {
         self.inner.route(transfer)
     }
 
+    fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
+        self.inner.direct_route(read)
+    }
+
     fn transfer_bytes(&self) -> u64 {
         self.inner.transfer_bytes()
     }

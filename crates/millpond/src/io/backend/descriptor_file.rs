@@ -55,6 +55,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.ring_route(transfer)
     }
 
+    fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
+        self.descriptors.own_direct_route(read)
+    }
+
     fn transfer_bytes(&self) -> u64 {
         C::TRANSFER_BYTES
     }

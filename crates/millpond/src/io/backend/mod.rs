@@ -84,6 +84,12 @@ pub(crate) trait BackingFile: Send + Sync {
         None
     }
 
+    /// The same for a direct read that the kernel is told of before this file can be gone.
+    fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
+        let _ = read;
+        None
+    }
+
     /// How long one transfer of a batch should be at most, so that the device is kept busy.
     fn transfer_bytes(&self) -> u64 {
         1 << 20

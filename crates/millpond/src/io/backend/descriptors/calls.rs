@@ -122,6 +122,15 @@ impl Descriptors {
         Some((fd, flags, Some(inside)))
     }
 
+    /// The descriptor of ours by which `read` is a direct one, whatever becomes of the flags of others.
+    pub(crate) fn own_direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
+        if self.in_place.is_some() {
+            return None;
+        }
+        let (fd, flags, _) = self.direct_route(read)?;
+        (flags == 0).then_some(fd)
+    }
+
     /// One attempt by one system call.
     pub(crate) fn try_one(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
         let (Some(gate), Some(alignment), false) = (&self.in_place, self.direct, transfer.direct)
