@@ -1,6 +1,7 @@
 //! The calls of Linux AIO. Rules `aio.A1` to `A5`: see the folder.
 
 use millpond::File;
+use smallvec::SmallVec;
 
 use crate::aio::block::{
     Block, Event, FDSYNC, FSYNC, HAS_EVENTFD, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
@@ -190,7 +191,7 @@ struct Submission<'a> {
     /// Blocks for the kernel, in a row, that it was not told of yet.
     run: Vec<*mut Block>,
     /// Stand-ins of requests that ended at once, and what is handed over (aio.A6).
-    ended: Vec<StandIn>,
+    ended: SmallVec<[StandIn; 8]>,
     submitted: usize,
 }
 
@@ -203,7 +204,7 @@ enum Plan {
 
 impl<'a> Submission<'a> {
     fn new(context: &'a InUse) -> Self {
-        Self { context, run: Vec::new(), ended: Vec::new(), submitted: 0 }
+        Self { context, run: Vec::new(), ended: SmallVec::new(), submitted: 0 }
     }
 
     /// # Safety

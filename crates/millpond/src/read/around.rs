@@ -111,40 +111,11 @@ impl<'f> Lent<'f> {
         range: (u64, u64),
         memory: Misalignment,
     ) -> Option<Lent<'f>> {
-        let is_around = file.cache().gate.is_around();
-        is_around.then(|| Self::begin_if(file, range, memory, Gate::goes_around)).flatten()
-    }
-
-    /// The same of a read that costs next to nothing if it goes around (admission.AD8), and then lets go of the guard.
-    pub(super) fn begin_first(
-        file: &'f CachedFile,
-        range: (u64, u64),
-        memory: Misalignment,
-    ) -> Option<Guard<'f>> {
-        Self::begin_if(file, range, memory, Gate::is_first_miss).map(|lent| lent.guard)
-    }
-
-    fn begin_if(
-        file: &'f CachedFile,
-        (offset, len): (u64, u64),
-        memory: Misalignment,
-        how: Asks,
-    ) -> Option<Lent<'f>> {
-        let end = offset + len;
-        let is_aligned =
-            || file.backing.alignment(false).first_misaligned(offset, memory).is_none();
-        if len == 0 || end > file.core().size.get() || !is_aligned() {
+        if !file.cache().gate.is_around() {
             return None;
         }
         let begun = Instant::now();
-        let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
-        // Stable under the guard, as far as it concerns these pages (write.W5).
-        let size = file.core().size.get();
-        if end > size || !goes_around(file, how, offset, end, size) {
-            return None;
-        }
-        let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
-        file.cache().counters.mine().missed(pages);
+        let guard = begin_if(file, range, memory, Gate::goes_around)?;
         Some(Lent { file, guard, begun })
     }
 
@@ -155,6 +126,37 @@ impl<'f> Lent<'f> {
         slot.passed(len);
         slot.took(LatencyKind::ReadMiss, self.begun);
     }
+}
+
+/// The guard of a read that costs next to nothing if it goes around (admission.AD8): as for [`Lent::begin`].
+pub(super) fn begin_first(
+    file: &CachedFile,
+    range: (u64, u64),
+    memory: Misalignment,
+) -> Option<Guard<'_>> {
+    begin_if(file, range, memory, Gate::is_first_miss)
+}
+
+fn begin_if(
+    file: &CachedFile,
+    (offset, len): (u64, u64),
+    memory: Misalignment,
+    how: Asks,
+) -> Option<Guard<'_>> {
+    let end = offset + len;
+    let is_aligned = || file.backing.alignment(false).first_misaligned(offset, memory).is_none();
+    if len == 0 || end > file.core().size.get() || !is_aligned() {
+        return None;
+    }
+    let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
+    // Stable under the guard, as far as it concerns these pages (write.W5).
+    let size = file.core().size.get();
+    if end > size || !goes_around(file, how, offset, end, size) {
+        return None;
+    }
+    let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
+    file.cache().counters.mine().missed(pages);
+    Some(guard)
 }
 
 /// A read of a task's, into frames of its own.

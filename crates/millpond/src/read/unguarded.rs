@@ -13,7 +13,7 @@ use crate::copy::Source;
 use crate::inode::CachedFile;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
-use crate::read::around::Lent;
+use crate::read::around;
 use crate::read::hit::copy_out;
 use crate::units::FrameIndex;
 
@@ -73,7 +73,7 @@ pub(crate) unsafe fn begin(
     let segment = [unsafe { Segment::new(memory, len) }];
     let dst: SegmentIter<'_> = (&segment).into();
     file.unguarded.prepare();
-    let guard = Lent::begin_first(file, (offset, len as u64), dst.misalignment())?;
+    let guard = around::begin_first(file, (offset, len as u64), dst.misalignment())?;
     let fd = file.backing.direct_route(&Transfer::new(Direction::Read, offset, dst))?;
     let (first, last) = (file.page_of(offset), file.page_of(offset + len as u64 - 1));
     let changes = file.unguarded.changes(first, last);
