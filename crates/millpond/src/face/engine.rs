@@ -27,6 +27,7 @@ use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};
 use crate::queue::Queue;
 use crate::stats::Stats;
+use crate::survival::mark::Marks;
 use crate::waits::{Dump, TaskWaits};
 use crate::workers::workers;
 use crate::writeback::{Flusher, Limits};
@@ -116,6 +117,7 @@ impl Engine {
                     .map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend,
+                marks: Marks::default(),
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
@@ -247,14 +249,9 @@ impl Engine {
 
     fn open_given(&self, fd: Given<'_>, options: &OpenOptions, begun: Instant) -> Result<File> {
         options.check()?;
-        let flags = rustix::fs::fcntl_getfl(fd.as_fd())
-            .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
-        let access = flags & OFlags::RWMODE;
-        let refused = (options.read && access == OFlags::WRONLY)
-            || (options.writable() && access == OFlags::RDONLY);
-        if refused || flags.contains(OFlags::PATH) {
-            let what = "the descriptor does not permit what the options ask for".into();
-            return Err(Error::InvalidInput { op: Op::Open, what });
+        // One of our own was opened as the options say.
+        if !matches!(fd, Given::Opened(_)) {
+            check_permits(fd.as_fd(), options)?;
         }
         let (cached, kept) = CachedFile::open(&self.shared, fd, options)?;
         let file = File::new(cached, kept, options);
@@ -494,12 +491,24 @@ fn check_cache_bytes(cache_bytes: u64, most: u64, has_keeper: bool) -> Result<()
     Err(Error::InvalidInput { op: Op::Build, what })
 }
 
+fn check_permits(fd: BorrowedFd<'_>, options: &OpenOptions) -> Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+    let access = flags & OFlags::RWMODE;
+    let refused = (options.read && access == OFlags::WRONLY)
+        || (options.writable() && access == OFlags::RDONLY);
+    if refused || flags.contains(OFlags::PATH) {
+        let what = "the descriptor does not permit what the options ask for".into();
+        return Err(Error::InvalidInput { op: Op::Open, what });
+    }
+    Ok(())
+}
+
 /// Opens a file without waiting for the other end of a FIFO, which is to be refused.
 fn open_regular(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::open(path, flags | OFlags::NONBLOCK, mode) {
         Ok(fd) => {
-            let set = rustix::fs::fcntl_getfl(&fd)?;
-            rustix::fs::fcntl_setfl(&fd, set - OFlags::NONBLOCK)?;
+            // Of the flags that this sets and clears there is no other.
+            rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
             Ok(fd)
         }
         // A lease of somebody else: wait until it is given up, as everyone does.

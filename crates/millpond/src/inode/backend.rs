@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::Backing;
 use crate::io::backend::driver::Driver;
@@ -64,16 +65,17 @@ impl Backend {
     pub(crate) fn open(
         &self,
         fd: BorrowedFd<'_>,
+        id: FileId,
         backing: Backing,
     ) -> io::Result<Arc<dyn BackingFile>> {
         let (threads, transfers) = (&self.threads, &self.transfers);
         Ok(match &self.kind {
             // A transfer in a ring has its flags looked at when the kernel gets round to it.
             BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
-                Arc::new(UringFile::new(fd, backing, driver, transfers)?)
+                Arc::new(UringFile::new(fd, id, backing, driver, transfers)?)
             }
             BackendKind::Uring(_) | BackendKind::Threads => {
-                Arc::new(ThreadsFile::new(fd, backing, threads, transfers)?)
+                Arc::new(ThreadsFile::new(fd, id, backing, threads, transfers)?)
             }
             #[cfg(feature = "sim")]
             BackendKind::Simulated(simulated) => simulated.open(fd, &threads.readers)?,

@@ -59,6 +59,7 @@ use crate::io::request;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::WriteMode;
 use crate::survival::changes::ToldFile;
+use crate::survival::mark::Marks;
 use crate::units::PageIndex;
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
 use crate::writeback::{Flusher, Writeback, untold};
@@ -85,6 +86,7 @@ pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
     pub(crate) backend: Backend,
+    pub(crate) marks: Marks,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher<CachedFile>>,

@@ -60,7 +60,7 @@ impl CachedFile {
                 return Err(Error::NotRegular { directory });
             }
         }
-        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let id = FileId::of(&stat);
         let file = match registry().find(id) {
             Found::Open(known) => {
                 let page_bytes = known.core().page_bytes() as u32;
@@ -75,9 +75,11 @@ impl CachedFile {
             Found::Place(place) => {
                 // The first opener has waited.
                 if shared.backend.has_files() && !options.awaited {
-                    mark::await_written(&stat, mark::PATIENCE).map_err(failed)?;
+                    let waited = shared.marks.await_written(&stat, mark::PATIENCE);
+                    waited.map_err(failed)?;
                 }
-                let backing = shared.backend.open(fd.as_fd(), options.backing).map_err(failed)?;
+                let backing =
+                    shared.backend.open(fd.as_fd(), id, options.backing).map_err(failed)?;
                 let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
                 // Asked for only now: the last handle of the file may have changed it since `stat`.
                 let size = match backing.len() {
@@ -103,7 +105,9 @@ impl CachedFile {
         let fd = fd.into_owned().map_err(failed)?;
         let kept = file.backing.attach(fd, opened).map_err(failed)?;
         drop(attaching);
-        file.space.look_at_limit();
+        if options.writable() {
+            file.space.look_at_limit();
+        }
         Ok((file, kept))
     }
 

@@ -38,9 +38,12 @@ impl Opening {
         drop(self.over.wait_while(is_over, |is_over| !*is_over).expect("no panic under the lock"));
     }
 
-    fn end(&self) {
-        *self.is_over.lock().expect("no panic under the lock") = true;
-        self.over.notify_all();
+    /// Caller: it is in the map no more, where who waits has found it.
+    fn end(self: &Arc<Self>) {
+        if Arc::strong_count(self) > 1 {
+            *self.is_over.lock().expect("no panic under the lock") = true;
+            self.over.notify_all();
+        }
     }
 }
 

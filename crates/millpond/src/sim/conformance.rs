@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use crate::file_id::FileId;
 use crate::io::backend::descriptors::{self, Backing};
 use crate::io::backend::driver::Driver;
 use crate::io::backend::local_ring::probe;
@@ -110,8 +111,9 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
     ] {
         add(name, &|fd, _| {
             probe()?;
+            let id = FileId::of_fd(fd);
             let driver = Arc::new(Driver::new()?);
-            let file = UringFile::new(fd.as_fd(), backing, &driver, &Arc::default())?;
+            let file = UringFile::new(fd.as_fd(), id, backing, &driver, &Arc::default())?;
             Ok((Arc::new(file), Some(driver)))
         });
     }
@@ -122,7 +124,9 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("threads, uncached", Backing::Uncached),
     ] {
         add(name, &|fd, threads| {
-            Ok((Arc::new(ThreadsFile::new(fd.as_fd(), backing, threads, &Arc::default())?), None))
+            let file =
+                ThreadsFile::new(fd.as_fd(), FileId::of_fd(fd), backing, threads, &Arc::default())?;
+            Ok((Arc::new(file), None))
         });
     }
     add("memory", &|_, threads| {
@@ -408,7 +412,13 @@ fn seeks_use_a_description_of_their_own() {
         std::fs::remove_file(&path).unwrap();
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
-            let Ok(file) = ThreadsFile::new(fd.as_fd(), backing, &threads, &Arc::default()) else {
+            let Ok(file) = ThreadsFile::new(
+                fd.as_fd(),
+                FileId::of_fd(&fd),
+                backing,
+                &threads,
+                &Arc::default(),
+            ) else {
                 crate::skip::skip(format_args!("{backing:?}"));
                 continue;
             };
@@ -546,7 +556,14 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let threads: Arc<Threads> = Arc::default();
     let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
     assert!(fd.as_raw_fd() >= 0);
-    let file = ThreadsFile::new(fd.as_fd(), Backing::Buffered, &threads, &Arc::default()).unwrap();
+    let file = ThreadsFile::new(
+        fd.as_fd(),
+        FileId::of_fd(&fd),
+        Backing::Buffered,
+        &threads,
+        &Arc::default(),
+    )
+    .unwrap();
     assert!(file.attach(fd, offered(true, false)).unwrap().is_none());
     assert!(file.permits(false) && !file.permits(true));
     let mut memory = Memory::new(BLOCK, |_| 9);

@@ -29,9 +29,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -62,15 +62,15 @@ fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(format!("millpond-kept/{device:x}/{inode:x}").as_bytes())?)
 }
 
-fn socket() -> io::Result<OwnedFd> {
+fn socket(kind: SocketType) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
 }
 
 impl Mark {
     /// Marks a file; EBUSY if it is marked (M1).
     pub(super) fn set(device: u64, inode: u64) -> io::Result<Mark> {
-        let listener = socket()?;
+        let listener = socket(SocketType::SEQPACKET)?;
         match rustix::net::bind(&listener, &name(device, inode)?) {
             Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
             bound => bound?,
@@ -110,6 +110,37 @@ impl Drop for Mark {
     }
 }
 
+/// Looks for marks, with a socket that it keeps: to make one takes as long as the rest of an open.
+///
+/// It is of another type than those that listen, so that it can be connected to none of them, and is told whether there is
+/// one. Whatever else it is told, by whatever has its number, is found out with another.
+#[derive(Default)]
+pub(crate) struct Marks {
+    socket: OnceLock<OwnedFd>,
+}
+
+impl Marks {
+    /// [`await_written`].
+    pub(crate) fn await_written(&self, file: &Stat, patience: Duration) -> io::Result<()> {
+        if self.has_none(name(file.st_dev, file.st_ino)?) {
+            Ok(())
+        } else {
+            await_written(file, patience)
+        }
+    }
+
+    fn has_none(&self, name: SocketAddrUnix) -> bool {
+        let socket = match self.socket.get() {
+            Some(socket) => socket,
+            None => {
+                let Ok(socket) = socket(SocketType::DGRAM) else { return false };
+                self.socket.get_or_init(|| socket)
+            }
+        };
+        rustix::net::connect(socket, &name) == Err(Errno::CONNREFUSED)
+    }
+}
+
 /// Waits until no dead process's pages of the file are left to be written.
 ///
 /// # Errors
@@ -119,10 +150,9 @@ impl Drop for Mark {
 pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     let until = Instant::now() + patience;
     let name = name(file.st_dev, file.st_ino)?;
-    let own = rustix::process::geteuid().as_raw();
     let mut keeper = None;
     loop {
-        let socket = match socket() {
+        let socket = match socket(SocketType::SEQPACKET) {
             Ok(socket) => socket,
             Err(error) if is_forbidden(&error) => return Ok(()),
             Err(error) => return Err(error),
@@ -141,6 +171,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         }
         // M2.
         let peer = wire::peer(socket.as_fd())?;
+        let own = rustix::process::geteuid().as_raw();
         if ![own, file.st_uid, 0].contains(&peer.uid) {
             return Ok(());
         }

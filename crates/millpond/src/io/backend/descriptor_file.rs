@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
 
+use crate::file_id::FileId;
 use crate::io::backend::alignment::Alignment;
 use crate::io::backend::allocation::{self, Blocks, Overwrites};
 use crate::io::backend::descriptors::{Backing, Descriptors};
@@ -33,11 +34,12 @@ pub(crate) trait Carrier: Clone + Send + Sync + Sized {
 impl<C: Carrier> DescriptorFile<C> {
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
+        id: FileId,
         backing: Backing,
         carrier: &C,
         transfers: &Arc<TransferCounts>,
     ) -> io::Result<DescriptorFile<C>> {
-        let descriptors = Arc::new(Descriptors::new(fd, backing, transfers)?);
+        let descriptors = Arc::new(Descriptors::new(fd, id, backing, transfers)?);
         Ok(DescriptorFile { descriptors, carrier: carrier.clone() })
     }
 }

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
+use crate::file_id::FileId;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
@@ -69,7 +70,7 @@ pub(crate) struct Descriptors {
     /// The kernel is asked not to keep what it moves, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
-    id: (u64, u64),
+    id: FileId,
     /// The last batch of which a read found `direct_read` to be the file.
     checked_in: AtomicU64,
     /// One of them is somebody else's by now. A hint: then transfers go to no ring, which could wait for that.
@@ -79,6 +80,7 @@ pub(crate) struct Descriptors {
 impl Descriptors {
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
+        id: FileId,
         backing: Backing,
         transfers: &Arc<TransferCounts>,
     ) -> io::Result<Descriptors> {
@@ -87,13 +89,12 @@ impl Descriptors {
             Backing::Direct => Some(direct_alignment(fd)?),
             Backing::DirectInPlace => in_place_alignment(fd),
         };
-        let stat = rustix::fs::fstat(fd)?;
         let is_in_place = backing == Backing::DirectInPlace && direct.is_some();
         Ok(Descriptors {
             in_place: is_in_place.then(Gate::default),
             transfers: Arc::clone(transfers),
             uncached: AtomicBool::new(backing == Backing::Uncached),
-            id: (stat.st_dev, stat.st_ino),
+            id,
             checked_in: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
             read: OnceLock::new(),
@@ -304,7 +305,7 @@ impl Descriptors {
     /// EBADF unless `fd` is the file.
     fn check(&self, fd: impl AsFd) -> io::Result<()> {
         let stat = rustix::fs::fstat(fd)?;
-        if (stat.st_dev, stat.st_ino) != self.id {
+        if FileId::of(&stat) != self.id {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
         Ok(())
@@ -422,8 +423,13 @@ mod tests {
     fn syncs_go_by_the_description_for_writing() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let write = OwnedFd::from(file.reopen().unwrap());
-        let descriptors =
-            Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
+        let descriptors = Descriptors::new(
+            write.as_fd(),
+            FileId::of_fd(&write),
+            Backing::Buffered,
+            &Arc::default(),
+        )
+        .unwrap();
         let path = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
         assert!(descriptors.attach(path, READS).unwrap().is_none());
         descriptors.sync(true).unwrap_err();
@@ -438,8 +444,13 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let read = OwnedFd::from(std::fs::File::open(file.path()).unwrap());
         let write = OwnedFd::from(file.reopen().unwrap());
-        let descriptors =
-            Descriptors::new(read.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
+        let descriptors = Descriptors::new(
+            read.as_fd(),
+            FileId::of_fd(&read),
+            Backing::Buffered,
+            &Arc::default(),
+        )
+        .unwrap();
         assert!(descriptors.attach(read, READS).unwrap().is_none());
         assert!(descriptors.descriptor(true).is_none());
         assert!(descriptors.attach(write, WRITES).unwrap().is_none());
@@ -458,8 +469,13 @@ mod tests {
         let number = OwnedFd::from(file).into_raw_fd();
         // SAFETY: ours, by the line above.
         let write = unsafe { OwnedFd::from_raw_fd(number) };
-        let descriptors =
-            Descriptors::new(write.as_fd(), Backing::Buffered, &Arc::default()).unwrap();
+        let descriptors = Descriptors::new(
+            write.as_fd(),
+            FileId::of_fd(&write),
+            Backing::Buffered,
+            &Arc::default(),
+        )
+        .unwrap();
         assert!(descriptors.attach(write, WRITES).unwrap().is_none());
         descriptors.sync(true).unwrap();
         // SAFETY: no memory involved; the number stays open.
