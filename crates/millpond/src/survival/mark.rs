@@ -29,9 +29,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -62,15 +62,15 @@ fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(format!("millpond-kept/{device:x}/{inode:x}").as_bytes())?)
 }
 
-fn socket(kind: SocketType) -> io::Result<OwnedFd> {
+fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
 impl Mark {
     /// Marks a file; EBUSY if it is marked (M1).
     pub(super) fn set(device: u64, inode: u64) -> io::Result<Mark> {
-        let listener = socket(SocketType::SEQPACKET)?;
+        let listener = socket()?;
         match rustix::net::bind(&listener, &name(device, inode)?) {
             Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
             bound => bound?,
@@ -110,34 +110,38 @@ impl Drop for Mark {
     }
 }
 
-/// Looks for marks, with a socket that it keeps: to make one takes as long as the rest of an open.
-///
-/// It is of another type than those that listen, so that it can be connected to none of them, and is told whether there is
-/// one. Whatever else it is told, by whatever has its number, is found out with another.
+/// Looks for marks, with a socket that it keeps as long as there are none: to make one takes as long as the rest of an open.
 #[derive(Default)]
 pub(crate) struct Marks {
-    socket: OnceLock<OwnedFd>,
+    socket: Mutex<Option<OwnedFd>>,
 }
 
 impl Marks {
     /// [`await_written`].
     pub(crate) fn await_written(&self, file: &Stat, patience: Duration) -> io::Result<()> {
-        if self.has_none(name(file.st_dev, file.st_ino)?) {
-            Ok(())
-        } else {
-            await_written(file, patience)
-        }
+        let is_marked = !self.has_none(&name(file.st_dev, file.st_ino)?);
+        if is_marked { await_written(file, patience) } else { Ok(()) }
     }
 
-    fn has_none(&self, name: SocketAddrUnix) -> bool {
-        let socket = match self.socket.get() {
-            Some(socket) => socket,
-            None => {
-                let Ok(socket) = socket(SocketType::DGRAM) else { return false };
-                self.socket.get_or_init(|| socket)
+    /// Whether there is no mark for sure.
+    fn has_none(&self, name: &SocketAddrUnix) -> bool {
+        let kept = || self.socket.lock().expect("no panic under the lock");
+        // A statement of its own: else the lock is held throughout.
+        let known = kept().take();
+        let is_known = known.is_some();
+        let Some(socket) = known.or_else(|| socket().ok()) else { return false };
+        match rustix::net::connect(&socket, name) {
+            Err(Errno::CONNREFUSED) => {
+                *kept() = Some(socket);
+                true
             }
-        };
-        rustix::net::connect(socket, &name) == Err(Errno::CONNREFUSED)
+            // Whose is it by now? A program may close all numbers that it knows of.
+            Err(_) if is_known => {
+                std::mem::forget(socket);
+                false
+            }
+            _ => false,
+        }
     }
 }
 
@@ -152,7 +156,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     let name = name(file.st_dev, file.st_ino)?;
     let mut keeper = None;
     loop {
-        let socket = match socket(SocketType::SEQPACKET) {
+        let socket = match socket() {
             Ok(socket) => socket,
             Err(error) if is_forbidden(&error) => return Ok(()),
             Err(error) => return Err(error),
