@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+
 use common::{MODES, Mode, Pond, Report, require, require_library, succeed};
 
 /// In all modes, in both ways; returns what was reported in each mode.
@@ -79,18 +82,34 @@ fn destroyed_and_closed_in_flight() {
 }
 
 /// Goal: reads that the kernel has carried out past the engine are of one moment, whatever becomes of the file until their
-/// completions are taken; and who has direct reads only needs no thread for them.
+/// completions are taken.
 #[test]
 fn completions_that_are_taken_late() {
-    run("taken_late");
-    for pond in Pond::at_random().into_iter().chain([Pond::new()]) {
-        let program = pond.compile("aio.c", &["-O1"]);
-        for way in ["syscall", "libaio"] {
-            let aside = pond.aside(way);
-            std::fs::create_dir(&aside).unwrap();
-            let mut command = pond.served(&program);
-            succeed(command.env("MILLPOND_BACKING", "direct").args([way, "taken_late"]).arg(aside));
+    for scenario in ["taken_late", "overtaken"] {
+        run(scenario);
+        for pond in Pond::at_random().into_iter().chain([Pond::new().in_mode(Mode::BackDirect)]) {
+            directly(&pond, scenario, &[]);
         }
+    }
+    // Adopted from the open on, so all that misses is handed to the kernel, if it can be.
+    let pond = Pond::new().in_mode(Mode::Through);
+    let probe = pond.path("probe");
+    std::fs::write(&probe, [0; 4096]).unwrap();
+    let is_direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(probe).is_ok();
+    if !is_direct {
+        return common::skip("the temporary directory's file system has no direct I/O");
+    }
+    directly(&pond, "overtaken", &[("AIO_IS_STRICT", "1")]);
+}
+
+fn directly(pond: &Pond, scenario: &str, variables: &[(&str, &str)]) {
+    let program = pond.compile("aio.c", &["-O1"]);
+    for way in ["syscall", "libaio"] {
+        let aside = pond.aside(way);
+        std::fs::create_dir_all(&aside).unwrap();
+        let mut command = pond.served(&program);
+        command.env("MILLPOND_BACKING", "direct").envs(variables.iter().copied());
+        succeed(command.args([way, scenario]).arg(aside));
     }
 }
 

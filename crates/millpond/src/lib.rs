@@ -113,7 +113,7 @@ pub use options::{
 pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
 #[doc(hidden)]
-pub use read::unguarded::{KernelRead, UnguardedRead};
+pub use read::unguarded::{Begun, KernelRead, UnguardedRead};
 #[cfg(feature = "sim")]
 pub use sim::{SimDevice, SimOptions, SimWrite};
 #[doc(hidden)]

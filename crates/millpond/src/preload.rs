@@ -29,7 +29,7 @@ use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task, let_go};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
-use crate::read::unguarded::{self, KernelRead, UnguardedRead};
+use crate::read::unguarded::{self, Begun, UnguardedRead};
 use crate::units::PageIndex;
 
 /// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
@@ -40,6 +40,7 @@ struct RawReading {
     file: Arc<File>,
     segments: Box<[Segment<'static>]>,
     offset: u64,
+    fills: bool,
     done: ReadDone,
 }
 
@@ -51,6 +52,7 @@ impl RawReading {
             dst: (&*self.segments).into(),
             offset: self.offset,
             ring: None,
+            fills: self.fills,
         }
     }
 }
@@ -87,7 +89,7 @@ impl Aside {
 impl File {
     /// [`File::read_vectored_raw_at`] that does not wait: returns the result of a read that hits, or
     /// is refused; else `None`, and `done` is told the result. Does not block, save for locks that are
-    /// held for moments.
+    /// held for moments. `fills`: its pages are to be brought ([`Begun::Fills`]).
     ///
     /// # Safety
     ///
@@ -105,6 +107,7 @@ impl File {
         self: &Arc<File>,
         dst: &[libc::iovec],
         offset: u64,
+        fills: bool,
         done: impl FnOnce() -> ReadDone,
     ) -> Option<Result<usize>> {
         assert!(self.hits || !self.read, "reads go through the cache");
@@ -123,11 +126,12 @@ impl File {
         }
         let (cached, readahead) = (&self.cached, &self.readahead);
         let dst: SegmentIter<'_> = (&*segments).into();
-        let wanted = Wanted { file: cached, readahead, dst, offset, ring: None };
+        let wanted = Wanted { file: cached, readahead, dst, offset, ring: None, fills };
         if let Some(moved) = wanted.try_hit() {
             return Some(Ok(moved));
         }
-        let file = match Around::begin(Arc::clone(self), (offset, len), dst.misalignment()) {
+        let begin = || Around::begin(Arc::clone(self), (offset, len), dst.misalignment());
+        let file = match if fills { Err(Arc::clone(self)) } else { begin() } {
             Err(file) => file,
             Ok(around) => {
                 let (list, done) = (RawList::of_segments(segments), done());
@@ -135,33 +139,30 @@ impl File {
                 return None;
             }
         };
-        Task::of(RawReading { file, segments, offset, done: done() }).run(Pace::Full);
+        Task::of(RawReading { file, segments, offset, fills, done: done() }).run(Pace::Full);
         None
     }
 
-    /// Begins a read of `len` bytes at `offset` to `start` that is worth no frame, and that the caller has the kernel carry out by
-    /// Linux AIO; it tells the kernel of it before it gives the handle up. [`File::end_unguarded`] says whether what came
-    /// counts; until then no guard is held (`read::unguarded`). `None`: it is to be read in another way. Does not block.
+    /// Begins a read of `len` bytes at `offset` to `start`, of which the kernel may have all to do by Linux AIO: then the caller
+    /// tells it before it gives the handle up. [`File::end_unguarded`] says whether what came counts; until then no guard is held
+    /// (`read::unguarded`). Does not block.
     ///
     /// # Safety
     ///
     /// As for [`File::read_raw_at`], and until the kernel has completed it. A handle of the file outlives the read, which
     /// is not dropped before that.
     #[doc(hidden)]
-    pub unsafe fn begin_unguarded(
-        &self,
-        start: *mut u8,
-        len: usize,
-        offset: u64,
-    ) -> Option<(KernelRead, UnguardedRead)> {
+    pub unsafe fn begin_unguarded(&self, start: *mut u8, len: usize, offset: u64) -> Begun {
         if !self.hits || self.check_read(offset, len as u64).is_err() {
-            return None;
+            return Begun::Not;
         }
         // SAFETY: the caller's promise.
-        let begun = unsafe { unguarded::begin(&self.cached, start, len, offset) }?;
-        let last = self.cached.page_of(offset + len as u64 - 1);
-        self.readahead.before_read(&self.cached, self.cached.page_of(offset), last);
-        Some(begun)
+        let begun = unsafe { unguarded::begin(&self.cached, start, len, offset) };
+        if matches!(begun, Begun::ByKernel(..)) {
+            let last = self.cached.page_of(offset + len as u64 - 1);
+            self.readahead.before_read(&self.cached, self.cached.page_of(offset), last);
+        }
+        begun
     }
 
     /// Whether what the kernel has read, all that was asked for, counts as read; then it is at `start`. Else it is to be read anew. Does not block.
@@ -292,7 +293,7 @@ mod tests {
                 // SAFETY: `memory` is used by the reads alone, until all have ended.
                 unsafe {
                     let halves = [half(0), half(BLOCK / 2)];
-                    file.start_read_raw(&halves, at as u64, || Box::new(done))
+                    file.start_read_raw(&halves, at as u64, false, || Box::new(done))
                 }
             };
             for first in (0..BLOCKS).step_by(20) {
@@ -318,7 +319,7 @@ mod tests {
             let end = content.len() as u64;
             let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: BLOCK };
             // SAFETY: as above.
-            let read = |offset| unsafe { file.start_read_raw(&[vector], offset, none) };
+            let read = |offset| unsafe { file.start_read_raw(&[vector], offset, false, none) };
             assert_eq!(read(end).unwrap().unwrap(), 0);
             assert_eq!(read(u64::MAX - 1).unwrap().unwrap_err().errno(), libc::EINVAL);
         }
@@ -346,7 +347,7 @@ mod tests {
             // SAFETY: `memory` is there to the end, and the file.
             unsafe { file.begin_unguarded(to, BLOCK, (at * BLOCK) as u64) }
         };
-        let carry_out = |read: &KernelRead, at: usize| {
+        let carry_out = |read: &crate::KernelRead, at: usize| {
             // SAFETY: what the kernel is told by `begin_unguarded`.
             let read =
                 unsafe { libc::pread(read.fd, read.memory.cast(), read.len, (at * BLOCK) as i64) };
@@ -354,7 +355,7 @@ mod tests {
         };
         for (at, shift) in [(3, 0), (5, 16), (7, 1)] {
             let to = aligned.wrapping_add(shift);
-            let (kernels, read) = begin(at, to).expect("the first miss");
+            let Begun::ByKernel(kernels, read) = begin(at, to) else { panic!("the first miss") };
             assert_eq!(kernels.memory == to, shift == 0);
             carry_out(&kernels, at);
             // SAFETY: of this file, to where it was begun; the bytes are ours.
@@ -362,7 +363,7 @@ mod tests {
                 assert!(file.end_unguarded(read, to));
                 assert_eq!(std::slice::from_raw_parts(to, BLOCK), &content[at * BLOCK..][..BLOCK]);
             }
-            assert!(begin(at, to).is_none(), "missed again");
+            assert!(matches!(begin(at, to), Begun::Fills), "missed again");
         }
         type Change<'c> = (usize, bool, &'c dyn Fn());
         let offset = |at: usize| (at * BLOCK) as u64;
@@ -376,12 +377,12 @@ mod tests {
             (100, false, &|| file.truncate(5).unwrap()),
         ];
         for (at, counts, change) in changes {
-            let (kernels, read) = begin(at, aligned).expect("a first miss");
+            let Begun::ByKernel(kernels, read) = begin(at, aligned) else { panic!("{at}") };
             carry_out(&kernels, at);
             change();
             // SAFETY: as above.
             assert_eq!(unsafe { file.end_unguarded(read, aligned) }, counts, "{at}");
         }
-        assert!(begin(101, aligned).is_none(), "beyond the end");
+        assert!(matches!(begin(101, aligned), Begun::Not), "beyond the end");
     }
 }

@@ -1,4 +1,4 @@
-//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A5`: see the
+//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A6`: see the
 //! folder.
 //!
 //! ```text
@@ -51,6 +51,8 @@ impl Slot {
     #[cold]
     fn mend(&mut self, errno: i32) {
         let Some(handed) = self.take_handed() else { return mend(&mut self.stand_in, errno) };
+        // It waits, perhaps for reads that this thread has not submitted yet.
+        File::start_now();
         self.result = handed.carry_out() as i64;
         let block = &self.stand_in;
         self.stand_in = stand_in((block.aio_flags & HAS_EVENTFD != 0).then_some(block.aio_resfd));
@@ -242,6 +244,18 @@ impl Context {
     }
 }
 
+impl Context {
+    /// In a forked child: what is handed over is the parent's.
+    fn leave(&self) {
+        for index in 0..self.slots.used() {
+            // SAFETY: no other thread exists.
+            if let Some(handed) = unsafe { (*self.slot(index)).take_handed() } {
+                handed.leave();
+            }
+        }
+    }
+}
+
 impl Links for Context {
     fn next(&self, slot: u32) -> &AtomicU32 {
         // SAFETY: a slot of this context; what is there is zero at first, and atomic.
@@ -397,6 +411,6 @@ impl Ending {
 /// No other thread exists.
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
-    unsafe { CONTEXTS.after_fork() };
+    unsafe { CONTEXTS.after_fork(Context::leave) };
     NOTHING.store(-1, Relaxed);
 }

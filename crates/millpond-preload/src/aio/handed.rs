@@ -41,6 +41,16 @@ impl Handed {
         })
     }
 
+    /// In a forked child, where nobody takes its completion: the frame is the parent's.
+    pub fn leave(self) {
+        let Self { read, pin, .. } = self;
+        std::mem::forget(read);
+        // The last one stays: what else there is of the description is left behind elsewhere.
+        if let Err(last) = pin.try_give_up() {
+            std::mem::forget(last);
+        }
+    }
+
     /// The kernel has not taken it: reads, waiting. In a section.
     pub fn carry_out(self) -> isize {
         let Self { read, pin, memory, offset } = self;

@@ -72,8 +72,8 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
 
     /// Puts a context where it can be found; its handle, or `None` if there are too many.
     pub fn place(&self, handle: usize, context: T) -> Option<usize> {
+        self.free_removed();
         let _making = self.making.lock();
-        self.free_all();
         let at = self.places.iter().position(|place| place.context.load(Relaxed).is_null())?;
         self.used.fetch_max(at + 1, Relaxed);
         self.places[at].fill(handle, Box::into_raw(Box::new(context)));
@@ -82,14 +82,11 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
 
     /// Frees the contexts that were removed, and are not used any more.
     pub fn free_removed(&self) {
-        let _making = self.making.lock();
-        self.free_all();
-    }
-
-    /// `making` is held.
-    fn free_all(&self) {
         for place in self.used() {
+            let making = self.making.lock();
             let context = place.take_unused();
+            // What goes with a context may take other locks.
+            drop(making);
             if !context.is_null() {
                 // SAFETY: made by `Box::into_raw`, and nobody finds or uses it.
                 drop(unsafe { Box::from_raw(context) });
@@ -97,18 +94,22 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
         }
     }
 
-    /// In a forked child: the contexts are the parent's, and left behind.
+    /// In a forked child: the contexts are the parent's, and left behind, each after a call of `leave`.
     ///
     /// # Safety
     ///
     /// No other thread exists.
-    pub unsafe fn after_fork(&self) {
+    pub unsafe fn after_fork(&self, leave: impl Fn(&T)) {
         // SAFETY: the caller's duty.
         unsafe { self.making.reset(()) };
         for place in &self.places[..self.used.swap(0, Relaxed)] {
             place.handle.store(0, Relaxed);
             place.users.store(0, Relaxed);
-            place.context.store(null_mut(), Relaxed);
+            let context = place.context.swap(null_mut(), Relaxed);
+            // SAFETY: made by `Box::into_raw`, and no other thread exists.
+            if let Some(context) = unsafe { context.as_ref() } {
+                leave(context);
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use millpond::{File, ReadDone};
+use millpond::{Begun, File, ReadDone};
 
 use crate::aio::context::{Ending, StandIn};
 use crate::aio::handed::Handed;
@@ -229,6 +229,7 @@ impl Request {
         };
         file.prepare_thread();
         let offset = self.offset;
+        let mut fills = false;
         let vectors = match &self.segments {
             &Segments::One(start, len) => {
                 // SAFETY: the caller's duty; a fault gives None.
@@ -236,12 +237,17 @@ impl Request {
                     self.count_read(bytes, true);
                     return Started::Ended(ending, bytes as isize);
                 }
-                if !self.pin.access().write
+                if !self.pin.access().write {
                     // SAFETY: the caller's duty: until the completion was taken.
-                    && let Some((kernels, read)) = unsafe { file.begin_unguarded(start, len, offset) }
-                {
-                    let handed = Handed { read, pin: self.pin, memory: (start, len), offset };
-                    return Started::Handed(ending.hand_over(handed, &kernels));
+                    match unsafe { file.begin_unguarded(start, len, offset) } {
+                        Begun::ByKernel(kernels, read) => {
+                            let handed =
+                                Handed { read, pin: self.pin, memory: (start, len), offset };
+                            return Started::Handed(ending.hand_over(handed, &kernels));
+                        }
+                        Begun::Fills => fills = true,
+                        Begun::Not => {}
+                    }
                 }
                 vec![libc::iovec { iov_base: start.cast(), iov_len: len }]
             }
@@ -254,7 +260,7 @@ impl Request {
             Box::new(move |result| request.told(ending, result))
         };
         // SAFETY: the caller's duty.
-        let Some(result) = (unsafe { file.start_read_raw(&vectors, offset, done) }) else {
+        let Some(result) = (unsafe { file.start_read_raw(&vectors, offset, fills, done) }) else {
             return Started::UnderWay;
         };
         let (request, ending) = parts.take().expect("not told otherwise");

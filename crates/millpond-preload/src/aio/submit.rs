@@ -1,4 +1,4 @@
-//! The calls of Linux AIO. Rules `aio.A1` to `A5`: see the folder.
+//! The calls of Linux AIO. Rules `aio.A1` to `A6`: see the folder.
 
 use millpond::File;
 use smallvec::SmallVec;

@@ -31,9 +31,9 @@
 //!   when a file is closed for good, or the limit changes.
 //! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
 //!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
+//! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //! - **AD8** A direct read of which the kernel has all to do (`inode::unguarded`) costs less than to fill a page, in new memory
 //!   above all: it goes around the first time though reads are admitted. A page that stays hot has one more miss.
-//! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //!
 //! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
 //! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes

@@ -661,7 +661,14 @@ fn poll_read(
     miss: &mut Option<Miss>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
-    let wanted = Wanted { file: &file.cached, readahead: &file.readahead, dst, offset, ring: None };
+    let wanted = Wanted {
+        file: &file.cached,
+        readahead: &file.readahead,
+        dst,
+        offset,
+        ring: None,
+        fills: false,
+    };
     if miss.is_none()
         && file.hits
         && in_range(offset, dst.left())

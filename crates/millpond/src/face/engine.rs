@@ -120,6 +120,7 @@ impl Engine {
                 marks: Marks::default(),
                 readahead_bytes_max: options.readahead_bytes_max,
                 pinned_bytes: AtomicU64::new(0),
+                bounces: AtomicU64::new(0),
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
                 workers: workers(),
                 tasks: TaskWaits::default(),

@@ -89,6 +89,8 @@ pub(crate) struct Shared {
     pub(crate) marks: Marks,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
+    /// Frames that reads without a guard have.
+    pub(crate) bounces: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher<CachedFile>>,
     pub(crate) flight: crate::sync::Arc<Flight>,
     pub(crate) workers: Arc<Pool>,

@@ -492,7 +492,7 @@ fn try_hit(request: &mut Request) -> Option<usize> {
     let (file, readahead) = (&file.cached, &file.readahead);
     kind.with_read(|dst, offset| match dst.left() {
         0 => Some(0),
-        _ => Wanted { file, readahead, dst, offset, ring: None }.try_hit(),
+        _ => Wanted { file, readahead, dst, offset, ring: None, fills: false }.try_hit(),
     })
 }
 

@@ -129,7 +129,7 @@ impl Reading for OfQueue {
         let (file, readahead) = (&file.cached, &file.readahead);
         let ring = self.queue.ring.as_ref();
         kind.with_read(|dst, offset| {
-            miss.step(&Wanted { file, readahead, dst, offset, ring }, waker, pace)
+            miss.step(&Wanted { file, readahead, dst, offset, ring, fills: false }, waker, pace)
         })
     }
 

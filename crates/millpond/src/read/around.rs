@@ -42,7 +42,7 @@ const UNDER_WAY: u64 = u64::MAX;
 
 /// Whether a read of bytes `offset..end` of a file of `size` bytes goes around: it has whole pages, since the
 /// rest of others is mostly wanted next. Caller: has a guard over them.
-fn goes_around(file: &CachedFile, how: Asks, offset: u64, end: u64, size: u64) -> bool {
+fn goes_around(file: &CachedFile, asks: impl Asks, offset: u64, end: u64, size: u64) -> bool {
     let (cache, core) = (file.cache(), file.core());
     let number = cache.frames.file_number(ptr::from_ref(core).cast());
     let is_bound = |at: u64| at.is_multiple_of(core.page_bytes() as u64);
@@ -51,11 +51,13 @@ fn goes_around(file: &CachedFile, how: Asks, offset: u64, end: u64, size: u64) -
         && (end == size || is_bound(end))
         && last.0 - first.0 < PAGES_MAX
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && how(&cache.gate, number, first, last)
+        && asks(&cache.gate, number, first, last)
 }
 
-/// What is asked about the pages of a read (`cache::admission`).
-type Asks = fn(&Gate, usize, PageIndex, PageIndex) -> bool;
+/// What is asked of the gate about the pages of a read, last of all, as it remembers them.
+pub(super) trait Asks: FnOnce(&Gate, usize, PageIndex, PageIndex) -> bool {}
+
+impl<T: FnOnce(&Gate, usize, PageIndex, PageIndex) -> bool> Asks for T {}
 
 /// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: their pages are to be
 /// filled.
@@ -128,20 +130,12 @@ impl<'f> Lent<'f> {
     }
 }
 
-/// The guard of a read that costs next to nothing if it goes around (admission.AD8): as for [`Lent::begin`].
-pub(super) fn begin_first(
-    file: &CachedFile,
-    range: (u64, u64),
-    memory: Misalignment,
-) -> Option<Guard<'_>> {
-    begin_if(file, range, memory, Gate::is_first_miss)
-}
-
-fn begin_if(
+/// The guard of a read that goes around: as for [`Lent::begin`].
+pub(super) fn begin_if(
     file: &CachedFile,
     (offset, len): (u64, u64),
     memory: Misalignment,
-    how: Asks,
+    asks: impl Asks,
 ) -> Option<Guard<'_>> {
     let end = offset + len;
     let is_aligned = || file.backing.alignment(false).first_misaligned(offset, memory).is_none();
@@ -151,7 +145,7 @@ fn begin_if(
     let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
     // Stable under the guard, as far as it concerns these pages (write.W5).
     let size = file.core().size.get();
-    if end > size || !goes_around(file, how, offset, end, size) {
+    if end > size || !goes_around(file, asks, offset, end, size) {
         return None;
     }
     let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;

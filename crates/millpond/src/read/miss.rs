@@ -80,6 +80,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) offset: u64,
     /// Of the queue that waits for it, if there is one.
     pub(crate) ring: Option<&'a Arc<SharedRing>>,
+    /// Its pages are to be brought, whatever the gate says.
+    pub(crate) fills: bool,
 }
 
 /// How much a step may do.
@@ -289,7 +291,11 @@ impl Miss {
             };
             let ring = SharedRing::of_this_batch(wanted.ring);
             let range = (wanted.offset, wanted.dst.left());
-            let guard = match Aside::start(wanted.file, guard, range, waker, ring) {
+            let aside = match wanted.fills {
+                true => Err(guard),
+                false => Aside::start(wanted.file, guard, range, waker, ring),
+            };
+            let guard = match aside {
                 Ok(aside) => {
                     self.wait = Wait::Aside(aside);
                     return Step::Pending;

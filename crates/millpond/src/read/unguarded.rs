@@ -4,25 +4,23 @@
 //! word has, of which the bytes are copied in the end.
 
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::cache::admission::Gate;
 use crate::cache::class::Class;
 use crate::copy::Source;
 use crate::inode::CachedFile;
-use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::read::around;
 use crate::read::hit::copy_out;
-use crate::units::FrameIndex;
+use crate::units::{FrameIndex, PageIndex};
 
-/// Frames that such reads have, of all engines: a program may leave its completions where they are. Chosen, not measured.
+/// Frames that such reads of an engine have: a program may leave its completions where they are. Chosen, not measured.
 const FRAMES_MAX: u64 = 1024;
-/// And of an engine's frames one in so many.
+/// And of all frames one in so many.
 const FRAMES_PART: u64 = 16;
-
-static FRAMES: AtomicU64 = AtomicU64::new(0);
 
 /// What the kernel is to be told: a `pread` of `len` bytes to `memory`.
 #[doc(hidden)]
@@ -47,39 +45,58 @@ struct Bounce {
     frame: FrameIndex,
 }
 
-/// Begins a read of `len` bytes at `offset` to `start`. `None`: it is to be read in another way. Does not block.
+/// What has become of a read that was to begin.
+#[doc(hidden)]
+pub enum Begun {
+    ByKernel(KernelRead, UnguardedRead),
+    /// It is to bring its pages: they are not missed for the first time.
+    Fills,
+    /// It is to be read in another way.
+    Not,
+}
+
+/// Begins a read of `len` bytes at `offset` to `start`. Does not block.
 ///
 /// # Safety
 ///
 /// The memory is valid for writes until the kernel has completed the read, though a part may fault; the file until
 /// the read was dropped, which is not before.
-pub(crate) unsafe fn begin(
-    file: &CachedFile,
-    start: *mut u8,
-    len: usize,
-    offset: u64,
-) -> Option<(KernelRead, UnguardedRead)> {
-    if !file.backing.is_direct() || len == 0 {
-        return None;
+pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset: u64) -> Begun {
+    if !file.backing.reads_directly() || len == 0 {
+        return Begun::Not;
     }
     // SAFETY: the caller's promise.
     let segment = [unsafe { Segment::new(start, len) }];
     let dst: SegmentIter<'_> = (&segment).into();
     let alignment = file.backing.alignment(false);
     let is_aligned = alignment.first_misaligned(offset, dst.misalignment()).is_none();
-    let bounce = if is_aligned { None } else { Some(Bounce::take(file, len)?) };
+    let (mut bounce, mut fills) = (None, false);
+    let asks = |gate: &Gate, number: usize, first: PageIndex, last: PageIndex| {
+        if !is_aligned {
+            bounce = Bounce::take(file, len);
+        }
+        let is_ready = is_aligned || bounce.is_some();
+        fills = is_ready && !gate.is_first_miss(number, first, last);
+        is_ready && !fills
+    };
+    // What it needs is as well aligned as frames are.
+    let base = if is_aligned { start.cast_const() } else { ptr::null() };
+    let memory = Misalignment::of_one(base, len);
+    file.unguarded.prepare();
+    let Some(guard) = around::begin_if(file, (offset, len as u64), memory, asks) else {
+        return if fills { Begun::Fills } else { Begun::Not };
+    };
     let memory = bounce.as_ref().map_or(start, Bounce::bytes);
     // SAFETY: as above; or a frame of `bounce`, of as many bytes.
     let segment = [unsafe { Segment::new(memory, len) }];
-    let dst: SegmentIter<'_> = (&segment).into();
-    file.unguarded.prepare();
-    let guard = around::begin_first(file, (offset, len as u64), dst.misalignment())?;
-    let fd = file.backing.direct_route(&Transfer::new(Direction::Read, offset, dst))?;
+    let transfer = Transfer::new(Direction::Read, offset, &segment);
+    // Not one that is somebody else's by now.
+    let Some(fd) = file.backing.direct_route(&transfer) else { return Begun::Not };
     let (first, last) = (file.page_of(offset), file.page_of(offset + len as u64 - 1));
     let changes = file.unguarded.changes(first, last);
     drop(guard);
     let read = UnguardedRead { offset, len: len as u64, changes, bounce };
-    Some((KernelRead { fd, memory, len }, read))
+    Begun::ByKernel(KernelRead { fd, memory, len }, read)
 }
 
 impl UnguardedRead {
@@ -116,12 +133,12 @@ impl Bounce {
         }
         let frames_max = file.cache().frames.limit_bytes() / len as u64 / FRAMES_PART;
         // Relaxed: a number.
-        let taken = FRAMES.fetch_add(1, Relaxed);
+        let taken = file.shared.bounces.fetch_add(1, Relaxed);
         let is_room = taken < frames_max.min(FRAMES_MAX);
         let frame = || file.cache().take_frame(Class::page(file.core().page_shift));
         let frame = is_room.then(frame).flatten();
         if frame.is_none() {
-            FRAMES.fetch_sub(1, Relaxed);
+            file.shared.bounces.fetch_sub(1, Relaxed);
         }
         frame.map(|frame| Bounce { file: NonNull::from(file), frame })
     }
@@ -138,6 +155,6 @@ impl Drop for Bounce {
         // SAFETY: as in `bytes`.
         let file = unsafe { self.file.as_ref() };
         file.cache().frames.free(self.frame, Class::page(file.core().page_shift));
-        FRAMES.fetch_sub(1, Relaxed);
+        file.shared.bounces.fetch_sub(1, Relaxed);
     }
 }

@@ -157,6 +157,10 @@ impl BackingFile for ToldFile {
         self.inner.route(transfer)
     }
 
+    fn reads_directly(&self) -> bool {
+        self.inner.reads_directly()
+    }
+
     fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
         self.inner.direct_route(read)
     }

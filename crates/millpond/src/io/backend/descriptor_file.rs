@@ -57,6 +57,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.ring_route(transfer)
     }
 
+    fn reads_directly(&self) -> bool {
+        self.descriptors.reads_directly()
+    }
+
     fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
         self.descriptors.own_direct_route(read)
     }

@@ -84,6 +84,11 @@ pub(crate) trait BackingFile: Send + Sync {
         None
     }
 
+    /// Whether there may be a [`BackingFile::direct_route`].
+    fn reads_directly(&self) -> bool {
+        false
+    }
+
     /// The same for a direct read that the kernel is told of before this file can be gone.
     fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
         let _ = read;

@@ -124,11 +124,16 @@ impl Descriptors {
 
     /// The descriptor of ours by which `read` is a direct one, whatever becomes of the flags of others.
     pub(crate) fn own_direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
-        if self.in_place.is_some() {
+        if !self.reads_directly() {
             return None;
         }
         let (fd, flags, _) = self.direct_route(read)?;
         (flags == 0).then_some(fd)
+    }
+
+    /// Whether there is a description of ours for direct reads.
+    pub(crate) fn reads_directly(&self) -> bool {
+        self.in_place.is_none() && self.direct.is_some() && self.direct_read.get().is_some()
     }
 
     /// One attempt by one system call.
