@@ -3,24 +3,85 @@
 //!
 //! Follows from the transitions of page words, each of which is noted once, so the sums are exact
 //! when nobody is in the middle of one.
+//!
+//! - **LG1** Two sums change when a page is dirtied, which threads do at the same time in files of their own: what is
+//!   DIRTY, and what is kept. Those have [reserves](crate::cache::reserve), of a part of the dirty limit all together. A
+//!   look at them is exact, and takes the reserves back; or says so in its name, is too high by no more than that, and
+//!   writes nothing. Who is within a limit by such a look is; who is not looks exactly.
+//! - **LG2** Where three quarters of the limit are used up, or it is a small one, there are no reserves: else each look
+//!   would take back what each write takes anew.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::page::{Change, Word};
+use crossbeam_utils::CachePadded;
 
-#[derive(Default)]
+use crate::cache::page::{Change, Word};
+use crate::cache::reserve::Sum;
+use crate::thread;
+
+/// Reserves, at least: threads that come one after the other shall not meet on machines of few processors, either.
+const RESERVES_MIN: usize = 16;
+/// The part of the dirty limit that batches are, one of each reserve; the reserves have twice that at most.
+/// Chosen, not measured.
+const PART: u64 = 32;
+/// What a batch is worth having from, and up to: there is nothing to be gained by a rarer write. Chosen, not measured.
+const BATCH_MIN: u64 = 16 << 10;
+const BATCH_MAX: u64 = 256 << 10;
+
 pub(crate) struct Ledger {
-    dirty: AtomicU64,
-    writing: AtomicU64,
-    unstable: AtomicU64,
-    kept: AtomicU64,
+    dirty: Sum,
+    kept: Sum,
+    writing: CachePadded<AtomicU64>,
+    unstable: CachePadded<AtomicU64>,
+    reserves: usize,
+    /// LG2. Relaxed: hints, which seldom change.
+    batch: AtomicU64,
+    reserved_below: AtomicU64,
 }
 
 impl Ledger {
+    /// Without reserves, until it is told of a limit.
+    pub(crate) fn new() -> Ledger {
+        let reserves = thread::shards().max(RESERVES_MIN);
+        Ledger {
+            dirty: Sum::new(reserves),
+            kept: Sum::new(reserves),
+            writing: CachePadded::default(),
+            unstable: CachePadded::default(),
+            reserves,
+            batch: AtomicU64::new(0),
+            reserved_below: AtomicU64::new(0),
+        }
+    }
+
+    /// So much may be dirty from now on (LG2).
+    pub(crate) fn set_dirty_bytes_max(&self, max: u64) {
+        let batch = (max / PART / self.reserves as u64).min(BATCH_MAX);
+        self.batch.store(if batch < BATCH_MIN { 0 } else { batch }, Relaxed);
+        self.reserved_below.store(max / 4 * 3, Relaxed);
+        self.dirty.exact();
+        self.kept.exact();
+    }
+
     /// Bytes of DIRTY pages.
     pub(crate) fn dirty(&self) -> u64 {
-        sum(&self.dirty)
+        self.dirty.exact()
+    }
+
+    /// The same, and reserves (LG1).
+    pub(crate) fn dirty_at_most(&self) -> u64 {
+        self.dirty.at_most()
+    }
+
+    /// [`Ledger::unwritten`], and reserves.
+    pub(crate) fn unwritten_at_most(&self) -> u64 {
+        self.dirty_at_most() + sum(&self.writing)
+    }
+
+    /// [`Ledger::kept`], and reserves.
+    pub(crate) fn kept_at_most(&self) -> u64 {
+        self.kept.at_most()
     }
 
     /// Bytes of pages that are DIRTY, and of those under write-back.
@@ -35,7 +96,7 @@ impl Ledger {
 
     /// Bytes of pages that can't be evicted for what write-back owes (page.W4).
     pub(crate) fn kept(&self) -> u64 {
-        sum(&self.kept)
+        self.kept.exact()
     }
 
     /// Notes a transition of a page of `page_bytes`; the [`Share`] of its file, if that is still in
@@ -44,10 +105,25 @@ impl Ledger {
         let note = |sum: &AtomicU64, is_in: fn(Word) -> bool| {
             add(sum, &change, page_bytes, |word| u64::from(is_in(word)));
         };
-        note(&self.dirty, Word::is_dirty);
+        self.reserved(&self.dirty, (change.was.is_dirty(), change.now.is_dirty()), page_bytes);
         note(&self.writing, Word::is_under_writeback);
         note(&self.unstable, Word::is_unstable);
-        note(&self.kept, Word::is_kept);
+        self.reserved(&self.kept, (change.was.is_kept(), change.now.is_kept()), page_bytes);
+    }
+
+    /// Notes that a page was, and now is, in one of the sums that have reserves.
+    fn reserved(&self, sum: &Sum, (was, now): (bool, bool), page_bytes: usize) {
+        if was == now {
+            return;
+        }
+        let is_near = sum.at_most() > self.reserved_below.load(Relaxed);
+        let batch = if is_near { 0 } else { self.batch.load(Relaxed) };
+        let reserve = thread::shard_of(self.reserves);
+        if now {
+            sum.add(reserve, page_bytes as u64, batch);
+        } else {
+            sum.sub(reserve, page_bytes as u64, batch);
+        }
     }
 }
 

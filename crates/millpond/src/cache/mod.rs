@@ -36,6 +36,7 @@ pub(crate) mod pageset;
 pub(crate) mod heap;
 
 pub(crate) mod ledger;
+mod reserve;
 
 pub(crate) mod pin;
 
@@ -145,7 +146,7 @@ impl Cache {
             frames,
             counters: Counters::new(),
             slab: Slab::default(),
-            ledger: Ledger::default(),
+            ledger: Ledger::new(),
             gate,
             queues: Mutex::new(queues),
             newcomers: Lists::new(),
@@ -284,7 +285,8 @@ impl Cache {
             let mut queues = self.queues();
             queues.admit(&self.frames, newcomers.empty());
             // Else each attempt would go through all pages in vain.
-            if self.ledger.kept() >= queues.bytes() {
+            let bytes = queues.bytes();
+            if self.ledger.kept_at_most() >= bytes && self.ledger.kept() >= bytes {
                 return false;
             }
             match queues.evict(&self.frames, &self.strays, most, &mut victims) {

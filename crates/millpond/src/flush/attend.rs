@@ -190,7 +190,7 @@ impl Flusher<CachedFile> {
     ) -> Attended {
         let now = Instant::now();
         let ledger = &file.cache().ledger;
-        let much = self.is_much(ledger.dirty());
+        let much = self.is_much(ledger.dirty_at_most()) && self.is_much(ledger.dirty());
         let state = file.writeback.state();
         let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
         // Early enough that nothing stays for longer than it should.

@@ -39,7 +39,8 @@ fn note_listed(file: &CachedFile, was_listed: bool) {
     if !was_listed {
         flusher.add(file);
     }
-    flusher.notice(file.cache().ledger.dirty());
+    // Too high by what is in reserve: the flusher looks exactly.
+    flusher.notice(file.cache().ledger.dirty_at_most());
 }
 
 /// How long a stream must be to be written back the first time, and then.

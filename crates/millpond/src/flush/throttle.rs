@@ -50,15 +50,20 @@ fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
 
 /// Whether there is room below the dirty limit.
 fn has_room(file: &CachedFile, bytes: u64) -> bool {
-    let (own, all) = (file.writeback.share.unwritten(), file.cache().ledger.unwritten());
-    has_share(own, all, bytes, file.shared.flusher.limits.dirty_bytes_max())
+    let (own, ledger) = (file.writeback.share.unwritten(), &file.cache().ledger);
+    let max = file.shared.flusher.limits.dirty_bytes_max();
+    // ledger.LG1.
+    has_share(own, ledger.unwritten_at_most(), bytes, max)
+        || has_share(own, ledger.unwritten(), bytes, max)
 }
 
 /// Whether there are frames (T4).
 fn has_frames(file: &CachedFile, bytes: u64) -> bool {
     let max = file.cache().frames.limit_bytes() / 8 * KEPT_EIGHTHS_MAX;
-    let kept = file.cache().ledger.kept();
-    let has_some = has_share(file.writeback.share.kept(), kept, bytes, max);
+    let (own, ledger) = (file.writeback.share.kept(), &file.cache().ledger);
+    // ledger.LG1.
+    let has_some = has_share(own, ledger.kept_at_most(), bytes, max)
+        || has_share(own, ledger.kept(), bytes, max);
     if !has_some {
         // What is dirtied tells the flusher, and what goes through does not.
         file.shared.flusher.tell();
