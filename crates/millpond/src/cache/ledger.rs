@@ -30,10 +30,10 @@ const BATCH_MIN: u64 = 16 << 10;
 const BATCH_MAX: u64 = 256 << 10;
 
 pub(crate) struct Ledger {
-    dirty: Sum,
-    kept: Sum,
-    writing: CachePadded<AtomicU64>,
-    unstable: CachePadded<AtomicU64>,
+    dirty: Box<Sum>,
+    kept: Box<Sum>,
+    /// What is written back, and what no sync has covered: flushes write them, and each write reads the first.
+    flushed: Box<CachePadded<[AtomicU64; 2]>>,
     reserves: usize,
     /// LG2. Relaxed: hints, which seldom change.
     batch: AtomicU64,
@@ -45,10 +45,9 @@ impl Ledger {
     pub(crate) fn new() -> Ledger {
         let reserves = thread::shards().max(RESERVES_MIN);
         Ledger {
-            dirty: Sum::new(reserves),
-            kept: Sum::new(reserves),
-            writing: CachePadded::default(),
-            unstable: CachePadded::default(),
+            dirty: Box::new(Sum::new(reserves)),
+            kept: Box::new(Sum::new(reserves)),
+            flushed: Box::default(),
             reserves,
             batch: AtomicU64::new(0),
             reserved_below: AtomicU64::new(0),
@@ -76,7 +75,7 @@ impl Ledger {
 
     /// [`Ledger::unwritten`], and reserves.
     pub(crate) fn unwritten_at_most(&self) -> u64 {
-        self.dirty_at_most() + sum(&self.writing)
+        self.dirty_at_most() + sum(&self.flushed[0])
     }
 
     /// [`Ledger::kept`], and reserves.
@@ -86,12 +85,12 @@ impl Ledger {
 
     /// Bytes of pages that are DIRTY, and of those under write-back.
     pub(crate) fn unwritten(&self) -> u64 {
-        self.dirty() + sum(&self.writing)
+        self.dirty() + sum(&self.flushed[0])
     }
 
     /// Bytes of pages that no sync has covered yet.
     pub(crate) fn unstable(&self) -> u64 {
-        sum(&self.unstable)
+        sum(&self.flushed[1])
     }
 
     /// Bytes of pages that can't be evicted for what write-back owes (page.W4).
@@ -106,8 +105,8 @@ impl Ledger {
             add(sum, &change, page_bytes, |word| u64::from(is_in(word)));
         };
         self.reserved(&self.dirty, (change.was.is_dirty(), change.now.is_dirty()), page_bytes);
-        note(&self.writing, Word::is_under_writeback);
-        note(&self.unstable, Word::is_unstable);
+        note(&self.flushed[0], Word::is_under_writeback);
+        note(&self.flushed[1], Word::is_unstable);
         self.reserved(&self.kept, (change.was.is_kept(), change.now.is_kept()), page_bytes);
     }
 
