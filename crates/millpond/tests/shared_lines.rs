@@ -64,8 +64,8 @@ const CASES: [Case; 12] = [
     case("miss that goes around, a file each", What::Around, false, [0, 0]),
     case("overwrite, dirty already, one file", What::OverwriteDirty, true, [5, 0]),
     case("overwrite, dirty already, a file each", What::OverwriteDirty, false, [2, 0]),
-    case("overwrite, written back, one file", What::OverwriteClean, true, [16, 0]),
-    case("overwrite, written back, a file each", What::OverwriteClean, false, [4, 0]),
+    case("overwrite, written back, one file", What::OverwriteClean, true, [13, 0]),
+    case("overwrite, written back, a file each", What::OverwriteClean, false, [3, 0]),
     case("overwrite, through, one file", What::OverwriteThrough, true, [6, 0]),
     case("overwrite, through, a file each", What::OverwriteThrough, false, [2, 0]),
 ];

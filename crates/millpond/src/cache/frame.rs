@@ -47,6 +47,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::mm::MprotectFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crossbeam_utils::CachePadded;
+
 use crate::cache::class::Class;
 use crate::cache::magazine::Magazines;
 use crate::cache::pin::Pins;
@@ -234,7 +236,8 @@ pub(crate) struct Frames {
     pub(super) free_in_group: Box<[AtomicU8]>,
     /// Relaxed: no memory is passed on by it.
     limit_bytes: AtomicU64,
-    committed_bytes: AtomicU64,
+    /// In lines of its own: hits read what is beside it.
+    committed_bytes: CachePadded<AtomicU64>,
     pub(super) next_chunk: AtomicU32,
     pub(super) huge_chunks: Box<[AtomicBool]>,
     classes: [FreeFrames; Class::COUNT],
@@ -295,7 +298,7 @@ impl Frames {
             system_page_bytes,
             free_in_group: (0..groups).map(|_| AtomicU8::new(0)).collect(),
             limit_bytes: AtomicU64::new(limit_bytes),
-            committed_bytes: AtomicU64::new(fixed_bytes),
+            committed_bytes: CachePadded::new(AtomicU64::new(fixed_bytes)),
             // Chunk 0 is left out, so that index 0 is no frame.
             next_chunk: AtomicU32::new(1),
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
