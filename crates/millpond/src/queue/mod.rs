@@ -202,6 +202,9 @@ impl Queue {
         let inner = &self.inner;
         let admitted = inner.waiting.admit(requests.len());
         let mut left = requests.drain(..admitted);
+        if let Some(ring) = &inner.ring {
+            ring.announce(admitted);
+        }
         let mut hits = VecDeque::new();
         let mut held = None;
         while left.len() > 0 {
