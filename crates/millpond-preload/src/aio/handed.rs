@@ -2,8 +2,9 @@
 
 use millpond::UnguardedRead;
 
-use crate::aio::request::{Request, count_read};
+use crate::aio::transfer::{carry_out, count_read};
 use crate::files::pin::Pin;
+use crate::files::segments::{Direction, Segments};
 use crate::runtime::section;
 
 /// Its fields are dropped in their order: the read is of a file that the pin keeps.
@@ -31,7 +32,7 @@ impl Handed {
             };
             if !counts {
                 // SAFETY: aio.A3: the memory is the request's until this returns.
-                return unsafe { Request::again(pin, (start, len), offset).carry_out() } as i64;
+                return unsafe { self::read(&pin, (start, len), offset) } as i64;
             }
             count_read(&pin, len, false);
             if let Err(last) = pin.try_give_up() {
@@ -56,6 +57,14 @@ impl Handed {
         let Self { read, pin, memory, offset } = self;
         drop(read);
         // SAFETY: aio.A3.
-        unsafe { Request::again(pin, memory, offset).carry_out() }
+        unsafe { self::read(&pin, memory, offset) }
     }
+}
+
+/// # Safety
+///
+/// As for [`carry_out`].
+unsafe fn read(pin: &Pin, (start, len): (*mut u8, usize), offset: u64) -> isize {
+    // SAFETY: the caller's duty.
+    unsafe { carry_out(pin, &Segments::One(start, len), offset, Direction::Read) }
 }

@@ -52,3 +52,4 @@ pub mod places;
 pub mod request;
 pub mod slots;
 pub mod submit;
+pub mod transfer;

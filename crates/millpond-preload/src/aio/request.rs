@@ -7,15 +7,14 @@ use millpond::{Begun, File, ReadDone};
 
 use crate::aio::context::{Ending, StandIn};
 use crate::aio::handed::Handed;
-use crate::files::description::Description;
-use crate::files::io::{Outcome, enterable, explain, find, outcome_of};
+use crate::aio::transfer::{carry_out, count_read};
+use crate::files::io::{enterable, find};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
 use crate::files::{adoption, registry};
 use crate::report::reason::Reason;
 use crate::runtime::section;
-use crate::runtime::thread::record;
 
 /// A request for a served file that ends later . It holds its description, and its vectors are
 /// copies.
@@ -153,31 +152,8 @@ impl Request {
     ///
     /// It was prepared so.
     pub unsafe fn carry_out(&self) -> isize {
-        let description = &*self.pin;
-        let append = self.direction == Direction::Write && description.access().append;
-        let file = description.served_file();
         // SAFETY: the caller's duty.
-        let moved = unsafe {
-            match file {
-                Some(file) => {
-                    let moved = self.segments.transfer(
-                        description,
-                        file,
-                        self.offset,
-                        self.direction,
-                        append,
-                    );
-                    let moved = moved.map(|(_, bytes)| bytes);
-                    explain(description, &moved, self.direction);
-                    match outcome_of(record(), moved) {
-                        Outcome::Done(result) => result,
-                        Outcome::Kernel(_) => -(libc::EIO as isize),
-                    }
-                }
-                // Passed since: `description.D3`.
-                None => self.segments.through_kernel(description, self.offset, self.direction),
-            }
-        };
+        let moved = unsafe { carry_out(&self.pin, &self.segments, self.offset, self.direction) };
         match self.durable {
             Some(data_only) if moved > 0 => match self.sync(data_only) {
                 0 => moved,
@@ -185,12 +161,6 @@ impl Request {
             },
             _ => moved,
         }
-    }
-
-    /// A read of a description that was pinned, into memory that is valid until it has ended.
-    pub fn again(pin: Pin, (start, len): (*mut u8, usize), offset: u64) -> Self {
-        let segments = Segments::One(start, len);
-        Self { pin, segments, offset, direction: Direction::Read, durable: None }
     }
 
     /// `fsync` or `fdatasync` of what may wait. In a section.
@@ -294,9 +264,4 @@ impl Request {
     fn count_read(&self, bytes: usize, is_hit: bool) {
         count_read(&self.pin, bytes, is_hit);
     }
-}
-
-pub fn count_read(description: &Description, bytes: usize, is_hit: bool) {
-    record().count_served(bytes as u64);
-    description.row().inspect(|row| row.read(bytes, is_hit));
 }

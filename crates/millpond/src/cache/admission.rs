@@ -32,8 +32,9 @@
 //! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
 //!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
 //! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
-//! - **AD8** A direct read of which the kernel has all to do (`inode::unguarded`) costs less than to fill a page, in new memory
-//!   above all: it goes around the first time though reads are admitted. A page that stays hot has one more miss.
+//! - **AD8** A direct read into memory that is its own or lent to it, or of which the kernel has all to do (`inode::unguarded`),
+//!   costs less if it goes around: no frame, which may be memory that is new to the process, and no copy. So it does the
+//!   first time though reads are admitted, and a page that stays hot has one more miss.
 //!
 //! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
 //! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes
@@ -321,6 +322,22 @@ mod tests {
         assert!(gate.is_around());
         around(&gate, 2 << 20, window * 9 / 8);
         assert!(!gate.is_around());
+    }
+
+    /// AD8.
+    #[test]
+    fn a_read_that_costs_little_goes_around_the_first_time() {
+        for (policy, expected) in [
+            (Admission::Adaptive, [true, false, true]),
+            (Admission::Always, [false; 3]),
+            (Admission::Never, [true; 3]),
+        ] {
+            let gate = Gate::new(policy, 16 << 20);
+            // The second has one page of the first.
+            let pages = [(10, 11), (11, 12), (20, 20)];
+            let asked = pages.map(|(a, b)| gate.is_first_miss(64, PageIndex(a), PageIndex(b)));
+            assert_eq!(asked, expected, "{policy:?}");
+        }
     }
 
     #[test]

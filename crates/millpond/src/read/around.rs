@@ -113,11 +113,15 @@ impl<'f> Lent<'f> {
         range: (u64, u64),
         memory: Misalignment,
     ) -> Option<Lent<'f>> {
-        if !file.cache().gate.is_around() {
-            return None;
-        }
         let begun = Instant::now();
-        let guard = begin_if(file, range, memory, Gate::goes_around)?;
+        let guard = if file.backing.is_direct() {
+            // admission.AD8.
+            begin_if(file, range, memory, Gate::is_first_miss)?
+        } else if file.cache().gate.is_around() {
+            begin_if(file, range, memory, Gate::goes_around)?
+        } else {
+            return None;
+        };
         Some(Lent { file, guard, begun })
     }
 

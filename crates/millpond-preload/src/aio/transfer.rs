@@ -1,0 +1,41 @@
+//! What a request for a served file comes to, by a thread that may wait.
+
+use crate::files::description::Description;
+use crate::files::io::{Outcome, explain, outcome_of};
+use crate::files::segments::{Direction, Segments};
+use crate::runtime::thread::record;
+
+/// Reads or writes, waiting for what it needs; the result in the kernel's form. In a section.
+///
+/// # Safety
+///
+/// The memory is the caller's to give; it may be any address. The description is pinned.
+pub unsafe fn carry_out(
+    description: &Description,
+    segments: &Segments,
+    offset: u64,
+    direction: Direction,
+) -> isize {
+    let append = direction == Direction::Write && description.access().append;
+    // SAFETY: the caller's duty.
+    unsafe {
+        match description.served_file() {
+            Some(file) => {
+                let moved = segments.transfer(description, file, offset, direction, append);
+                let moved = moved.map(|(_, bytes)| bytes);
+                explain(description, &moved, direction);
+                match outcome_of(record(), moved) {
+                    Outcome::Done(result) => result,
+                    Outcome::Kernel(_) => -(libc::EIO as isize),
+                }
+            }
+            // Passed since: `description.D3`.
+            None => segments.through_kernel(description, offset, direction),
+        }
+    }
+}
+
+pub fn count_read(description: &Description, bytes: usize, is_hit: bool) {
+    record().count_served(bytes as u64);
+    description.row().inspect(|row| row.read(bytes, is_hit));
+}
