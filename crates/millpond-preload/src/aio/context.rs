@@ -9,8 +9,8 @@
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI32, AtomicU32};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicU32, compiler_fence};
 
 use millpond::{File, KernelRead};
 
@@ -378,6 +378,8 @@ impl Ending {
             block.aio_nbytes = read.len as u64;
             block.aio_offset = handed.offset as i64;
             (&raw mut (*slot).handed).write(MaybeUninit::new(handed));
+            // A fork by another thread copies the one only with the other.
+            compiler_fence(Release);
             (*slot).is_handed = true;
             StandIn(&raw mut (*slot).stand_in)
         }

@@ -8,8 +8,8 @@
 //!   DIRTY, and what is kept. Those have [reserves](crate::cache::reserve), of a part of the dirty limit all together. A
 //!   look at them is exact, and takes the reserves back; or says so in its name, is too high by no more than that, and
 //!   writes nothing. Who is within a limit by such a look is; who is not looks exactly.
-//! - **LG2** Where three quarters of the limit are used up, or it is a small one, there are no reserves: else each look
-//!   would take back what each write takes anew.
+//! - **LG2** Where three quarters of the dirty limit are used up, or, of what is kept, of the cache, or it is a small
+//!   one, there are no reserves: else each look would take back what each write takes anew.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,7 +37,8 @@ pub(crate) struct Ledger {
     reserves: usize,
     /// LG2. Relaxed: hints, which seldom change.
     batch: AtomicU64,
-    reserved_below: AtomicU64,
+    /// What is dirty, and what is kept, has reserves below this.
+    reserved_below: [AtomicU64; 2],
 }
 
 impl Ledger {
@@ -50,15 +51,17 @@ impl Ledger {
             flushed: Box::default(),
             reserves,
             batch: AtomicU64::new(0),
-            reserved_below: AtomicU64::new(0),
+            reserved_below: [const { AtomicU64::new(0) }; 2],
         }
     }
 
-    /// So much may be dirty from now on (LG2).
-    pub(crate) fn set_dirty_bytes_max(&self, max: u64) {
+    /// So much may be dirty from now on, and the cache has so much (LG2).
+    pub(crate) fn set_limits(&self, max: u64, cache_bytes: u64) {
         let batch = (max / PART / self.reserves as u64).min(BATCH_MAX);
         self.batch.store(if batch < BATCH_MIN { 0 } else { batch }, Relaxed);
-        self.reserved_below.store(max / 4 * 3, Relaxed);
+        for (mark, limit) in self.reserved_below.iter().zip([max, cache_bytes]) {
+            mark.store(limit / 4 * 3, Relaxed);
+        }
         self.dirty.exact();
         self.kept.exact();
     }
@@ -104,19 +107,23 @@ impl Ledger {
         let note = |sum: &AtomicU64, is_in: fn(Word) -> bool| {
             add(sum, &change, page_bytes, |word| u64::from(is_in(word)));
         };
-        self.reserved(&self.dirty, (change.was.is_dirty(), change.now.is_dirty()), page_bytes);
+        let was_now = (change.was.is_dirty(), change.now.is_dirty());
+        self.reserved(&self.dirty, &self.reserved_below[0], was_now, page_bytes);
         note(&self.flushed[0], Word::is_under_writeback);
         note(&self.flushed[1], Word::is_unstable);
-        self.reserved(&self.kept, (change.was.is_kept(), change.now.is_kept()), page_bytes);
+        let was_now = (change.was.is_kept(), change.now.is_kept());
+        self.reserved(&self.kept, &self.reserved_below[1], was_now, page_bytes);
     }
 
     /// Notes that a page was, and now is, in one of the sums that have reserves.
-    fn reserved(&self, sum: &Sum, (was, now): (bool, bool), page_bytes: usize) {
+    fn reserved(&self, sum: &Sum, below: &AtomicU64, (was, now): (bool, bool), page_bytes: usize) {
         if was == now {
             return;
         }
-        let is_near = sum.at_most() > self.reserved_below.load(Relaxed);
+        let is_near = sum.at_most() > below.load(Relaxed);
         let batch = if is_near { 0 } else { self.batch.load(Relaxed) };
+        // Of pages that are longer there is never one in reserve.
+        let batch = if page_bytes as u64 > batch { 0 } else { batch };
         let reserve = thread::shard_of(self.reserves);
         if now {
             sum.add(reserve, page_bytes as u64, batch);

@@ -127,7 +127,7 @@ impl Engine {
             }),
         };
         let shared = &engine.shared;
-        shared.cache.ledger.set_dirty_bytes_max(shared.flusher.limits.dirty_bytes_max());
+        shared.cache.ledger.set_limits(shared.flusher.limits.dirty_bytes_max(), cache_bytes);
         match published {
             Published::No => {}
             Published::Yes => engine.publish(0, || "").map_err(failed)?,
@@ -372,7 +372,7 @@ impl Engine {
         check_cache_bytes(cache_bytes, cache.limit_bytes_max, has_keeper)?;
         let flusher = &self.shared.flusher;
         flusher.limits.set_cache_bytes(cache_bytes);
-        cache.ledger.set_dirty_bytes_max(flusher.limits.dirty_bytes_max());
+        cache.ledger.set_limits(flusher.limits.dirty_bytes_max(), cache_bytes);
         let holds = cache.set_limit(cache_bytes);
         tracing::info!(target: "millpond", cache_bytes, holds, "another limit");
         if holds > cache_bytes {

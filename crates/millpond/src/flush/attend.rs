@@ -190,7 +190,8 @@ impl Flusher<CachedFile> {
     ) -> Attended {
         let now = Instant::now();
         let ledger = &file.cache().ledger;
-        let much = self.is_much(ledger.dirty_at_most()) && self.is_much(ledger.dirty());
+        // A sixteenth too early at most: an exact look would take back the reserves of all, for each file.
+        let much = self.is_much(ledger.dirty_at_most());
         let state = file.writeback.state();
         let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
         // Early enough that nothing stays for longer than it should.

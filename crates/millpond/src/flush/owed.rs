@@ -39,7 +39,7 @@ fn note_listed(file: &CachedFile, was_listed: bool) {
     if !was_listed {
         flusher.add(file);
     }
-    // Too high by what is in reserve: the flusher looks exactly.
+    // Too high by what is in reserve.
     flusher.notice(file.cache().ledger.dirty_at_most());
 }
 

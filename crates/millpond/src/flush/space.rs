@@ -5,7 +5,7 @@
 //! end says that it lies in data, or it is reserved, without changing the file's length. Where
 //! space can't be reserved, the write goes through at once, and the back end says what it thinks of
 //! it; so do writes beyond `RLIMIT_FSIZE`, for which the kernel has a signal, whether or not the file is
-//! longer than that. (A limit that is lowered later counts from the next open of the file on, or the next
+//! longer than that. (A limit that is lowered later counts from the next open of the file for writing on, or the next
 //! write that has to ask.)
 //!
 //! That bytes lie in data is no promise where they are not overwritten in place. Of XFS, ranges are taken

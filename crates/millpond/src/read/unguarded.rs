@@ -90,8 +90,8 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     // SAFETY: as above; or a frame of `bounce`, of as many bytes.
     let segment = [unsafe { Segment::new(memory, len) }];
     let transfer = Transfer::new(Direction::Read, offset, &segment);
-    // Not one that is somebody else's by now.
-    let Some(fd) = file.backing.direct_route(&transfer) else { return Begun::Not };
+    // None, if it is somebody else's by now. The gate was asked.
+    let Some(fd) = file.backing.direct_route(&transfer) else { return Begun::Fills };
     let (first, last) = (file.page_of(offset), file.page_of(offset + len as u64 - 1));
     let changes = file.unguarded.changes(first, last);
     drop(guard);

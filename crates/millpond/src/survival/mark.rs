@@ -40,6 +40,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
+use crate::file_id::FileId;
 use crate::survival::wire;
 
 /// Connections that wait for one file to be written; later ones try again. Chosen, not measured.
@@ -111,9 +112,33 @@ impl Drop for Mark {
 }
 
 /// Looks for marks, with a socket that it keeps as long as there are none: to make one takes as long as the rest of an open.
+/// It looks in the network name space of the thread that made it.
 #[derive(Default)]
 pub(crate) struct Marks {
-    socket: Mutex<Option<OwnedFd>>,
+    socket: Mutex<Option<Kept>>,
+}
+
+struct Kept {
+    socket: OwnedFd,
+    /// Which it is: a program may close all numbers that it knows of.
+    id: FileId,
+}
+
+impl Kept {
+    fn new() -> io::Result<Kept> {
+        let socket = out_of_the_way(socket()?);
+        let id = FileId::of(&rustix::fs::fstat(&socket)?);
+        Ok(Kept { socket, id })
+    }
+
+    /// Closes it, unless it is somebody else's by now.
+    fn close(self) {
+        let is_ours =
+            rustix::fs::fstat(&self.socket).is_ok_and(|stat| FileId::of(&stat) == self.id);
+        if !is_ours {
+            std::mem::forget(self.socket);
+        }
+    }
 }
 
 impl Marks {
@@ -128,19 +153,20 @@ impl Marks {
         let kept = || self.socket.lock().expect("no panic under the lock");
         // A statement of its own: else the lock is held throughout.
         let known = kept().take();
-        let is_known = known.is_some();
-        let Some(socket) = known.or_else(|| socket().ok()) else { return false };
-        match rustix::net::connect(&socket, name) {
-            Err(Errno::CONNREFUSED) => {
-                *kept() = Some(socket);
-                true
-            }
-            // Whose is it by now? A program may close all numbers that it knows of.
-            Err(_) if is_known => {
-                std::mem::forget(socket);
-                false
-            }
-            _ => false,
+        let Some(mine) = known.or_else(|| Kept::new().ok()) else { return false };
+        let has_none = rustix::net::connect(&mine.socket, name) == Err(Errno::CONNREFUSED);
+        let left = if has_none { kept().replace(mine) } else { Some(mine) };
+        if let Some(left) = left {
+            left.close();
+        }
+        has_none
+    }
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        if let Some(kept) = self.socket.get_mut().expect("no panic under the lock").take() {
+            kept.close();
         }
     }
 }
