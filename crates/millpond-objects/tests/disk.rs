@@ -301,10 +301,19 @@ async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
     read_all(&store, 5).await;
     drop(store);
     far.faults.without_tags.store(false, Relaxed);
-    let store = built(|| over(&far, &dir)).await;
+    let mut store = built(|| over(&far, &dir)).await;
     assert_eq!(store.stats().disk_pages, 0);
-    read_all(&store, 5).await;
-    read_until(&store, 5, 1, |stats| stats.disk_pages > 100).await;
+    // What the writer has no room for stays in memory alone, until another store brings it.
+    for round in 0.. {
+        read_all(&store, 5).await;
+        let stats = store.stats();
+        if stats.disk_pages > 100 {
+            break;
+        }
+        assert!(round < 100, "{stats:?}");
+        drop(store);
+        store = built(|| over(&far, &dir)).await;
+    }
     // Another content of the same tag, in a store of another name.
     drop(store);
     let other = Arc::new(object_store::memory::InMemory::new());
