@@ -81,7 +81,8 @@ fn destroyed_and_closed_in_flight() {
     run("in_flight");
 }
 
-/// Goal: reads that the kernel has carried out past the engine are of one moment, whatever becomes of the file until their
+/// Goal: reads that the kernel has carried out past the engine are of one moment, whatever becomes of the file
+/// until their
 /// completions are taken.
 #[test]
 fn completions_that_are_taken_late() {

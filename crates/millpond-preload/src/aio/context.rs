@@ -209,7 +209,8 @@ impl Context {
             let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
                 Ok(taken) => rest = &rest[taken..],
-                // SAFETY: the stand-in was not taken, so it is still ours, as its slot is (aio.A1), of which it is the first
+                // SAFETY: the stand-in was not taken, so it is still ours, as its slot is (aio.A1), of which it
+                // is the first
                 // field.
                 Err(_) => unsafe { (*first.0.cast::<Slot>()).mend(-submitted as i32) },
             }
@@ -266,7 +267,8 @@ impl Links for Context {
 impl Drop for Context {
     fn drop(&mut self) {
         for index in 0..self.slots.used() {
-            // SAFETY: nobody uses the context any more, and the kernel has ended what was under way in it (aio.A4). In a section.
+            // SAFETY: nobody uses the context any more, and the kernel has ended what was under way in it
+            // (aio.A4). In a section.
             drop(unsafe { (*self.slot(index)).take_handed() });
         }
         // SAFETY: nobody uses the context any more (aio.A4).

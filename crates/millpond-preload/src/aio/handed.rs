@@ -30,11 +30,14 @@ impl Handed {
                     false
                 }
             };
-            if !counts {
+            let result = if counts {
+                count_read(&pin, len, false);
+                result
+            } else {
                 // SAFETY: aio.A3: the memory is the request's until this returns.
-                return unsafe { self::read(&pin, (start, len), offset) } as i64;
-            }
-            count_read(&pin, len, false);
+                unsafe { self::read(&pin, (start, len), offset) as i64 }
+            };
+            // The end of a description is no read of the engine's: signals are blocked.
             if let Err(last) = pin.try_give_up() {
                 section::run(|_| drop(last));
             }

@@ -32,7 +32,8 @@
 //! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
 //!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
 //! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
-//! - **AD8** A direct read into memory that is its own or lent to it, or of which the kernel has all to do (`inode::unguarded`),
+//! - **AD8** A direct read into memory that is its own or lent to it, or of which the kernel has all to do
+//!   (`inode::unguarded`),
 //!   costs less if it goes around: no frame, which may be memory that is new to the process, and no copy. So it does the
 //!   first time though reads are admitted, and a page that stays hot has one more miss.
 //!

@@ -10,16 +10,23 @@
 //!                               -> else, or where a byte is missing: it is read anew, in another way
 //! ```
 //!
-//! - **U1** Who has an exclusive guard counts a change of its pages before he changes anything (`CachedFile::lock`); who lets
-//!   others than this engine change the file counts one of all before they may (as for mapped.MP1), and another when they
-//!   have, as it drops what is cached: a read that begins and ends between the two is one of the kernel's beside that change.
-//! - **U2** A change whose guard came before the read's is done, and its bytes are what an EMPTY page of the back end's has.
-//!   One whose guard comes after it is counted after the number was noted. So where the number is the same in the end, none
-//!   had been counted when the read ended; and since each is counted first, and there is a system call on both sides, the
+//! - **U1** Who has an exclusive guard counts a change of its pages before he changes anything
+//!   (`CachedFile::lock`); who lets
+//!   others than this engine change the file counts one of all before they may (as for mapped.MP1), and another
+//!   when they
+//!   have, as it drops what is cached: a read that begins and ends between the two is one of the kernel's
+//!   beside that change.
+//! - **U2** A change whose guard came before the read's is done, and its bytes are what an EMPTY page of the
+//!   back end's has.
+//!   One whose guard comes after it is counted after the number was noted. So where the number is the same in
+//!   the end, none
+//!   had been counted when the read ended; and since each is counted first, and there is a system call on both
+//!   sides, the
 //!   kernel has read nothing of it. The bytes are those of the moment when the number was noted.
 //! - **U3** Pages share counts, so a change of one may have the read of another begun anew. No read is lost to that.
 //!
-//! The counts are made by the first such read of the file, before it asks for its guard: the holder of a later guard that conflicts
+//! The counts are made by the first such read of the file, before it asks for its guard: the holder of a later
+//! guard that conflicts
 //! finds them, and one of an earlier guard need not.
 
 use std::sync::OnceLock;
@@ -80,7 +87,8 @@ fn places(first: PageIndex, last: PageIndex) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
-    /// Goal: a change is seen by the reads of its pages, however many they are, and of no pages that are not counted with them.
+    /// Goal: a change is seen by the reads of its pages, however many they are, and of no pages that are not
+    /// counted with them.
     #[test]
     fn a_change_is_seen_by_reads_of_its_pages() {
         let page = |at: u64| PageIndex(at);
@@ -115,8 +123,16 @@ mod loom_tests {
         unguarded.change(PAGE, PAGE);
     }
 
-    /// A read of two bytes beside a write of both, under guards as in the header.
-    fn read_beside_a_write(before: fn(&Unguarded), after: fn(&Unguarded)) {
+    fn looked_at(unguarded: &Unguarded) -> u64 {
+        unguarded.changes(PAGE, PAGE)
+    }
+
+    /// A read of two bytes beside a write of both, under guards as in the header; `look` when it has read.
+    fn read_beside_a_write(
+        before: fn(&Unguarded),
+        after: fn(&Unguarded),
+        look: fn(&Unguarded) -> u64,
+    ) {
         loom::model(move || {
             let bytes = [AtomicU8::new(0), AtomicU8::new(0)];
             let shared = Arc::new((Unguarded::default(), Mutex::new(()), bytes));
@@ -137,7 +153,7 @@ mod loom_tests {
             let noted = unguarded.changes(PAGE, PAGE);
             drop(guard);
             let seen = [bytes[0].load(Relaxed), bytes[1].load(Relaxed)];
-            if unguarded.changes(PAGE, PAGE) == noted {
+            if look(unguarded) == noted {
                 assert_eq!(seen[0], seen[1], "torn");
             }
             writer.join().unwrap();
@@ -147,13 +163,13 @@ mod loom_tests {
     /// U2.
     #[test]
     fn a_read_that_counts_is_of_one_moment() {
-        read_beside_a_write(counted, |_| {});
+        read_beside_a_write(counted, |_| {}, looked_at);
     }
 
     #[test]
     #[should_panic(expected = "torn")]
     fn twin_that_counts_afterwards() {
-        read_beside_a_write(|_| {}, counted);
+        read_beside_a_write(|_| {}, counted, looked_at);
     }
 
     #[test]
@@ -163,6 +179,15 @@ mod loom_tests {
             let counts = unguarded.counts.get().expect("prepared");
             counts[PAGE.0 as usize].fetch_add(1, Relaxed);
         };
-        read_beside_a_write(without, |_| {});
+        read_beside_a_write(without, |_| {}, looked_at);
+    }
+
+    #[test]
+    #[should_panic(expected = "torn")]
+    fn twin_without_the_readers_fence() {
+        let without = |unguarded: &Unguarded| {
+            unguarded.counts.get().expect("prepared")[PAGE.0 as usize].load(Relaxed)
+        };
+        read_beside_a_write(counted, |_| {}, without);
     }
 }

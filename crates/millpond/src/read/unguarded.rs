@@ -1,4 +1,5 @@
-//! Reads that the kernel completes in a queue of the program's: past the cache, and without a guard (`inode::unguarded`).
+//! Reads that the kernel completes in a queue of the program's: past the cache, and without a guard
+//! (`inode::unguarded`).
 //!
 //! The kernel reads into the program's memory, or where that is not aligned as the device wants it, into a frame that no
 //! word has, of which the bytes are copied in the end.
@@ -100,7 +101,8 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
 }
 
 impl UnguardedRead {
-    /// Whether what the kernel has read, all of it, counts; then it is at `dst`. Else it is to be read anew. Does not block.
+    /// Whether what the kernel has read, all of it, counts; then it is at `dst`. Else it is to be read anew.
+    /// Does not block.
     ///
     /// # Safety
     ///

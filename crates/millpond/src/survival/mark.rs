@@ -111,7 +111,8 @@ impl Drop for Mark {
     }
 }
 
-/// Looks for marks, with a socket that it keeps as long as there are none: to make one takes as long as the rest of an open.
+/// Looks for marks, with a socket that it keeps as long as there are none: to make one takes as long as the
+/// rest of an open.
 /// It looks in the network name space of the thread that made it.
 #[derive(Default)]
 pub(crate) struct Marks {

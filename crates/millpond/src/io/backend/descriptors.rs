@@ -415,6 +415,11 @@ mod tests {
     const READS: OpenedFor = OpenedFor { read: true, write: false, direct: false, is_own: false };
     const WRITES: OpenedFor = OpenedFor { read: false, write: true, direct: false, is_own: false };
 
+    fn buffered(fd: &impl AsFd) -> Descriptors {
+        let id = FileId::of_fd(fd);
+        Descriptors::new(fd.as_fd(), id, Backing::Buffered, &Arc::default()).unwrap()
+    }
+
     /// Goal: syncs go by the description that the file is written by.
     /// Incident: once there was another for reading, which was opened later, they went by that, and were
     /// not told of an error from before that somebody else had been told of.
@@ -423,13 +428,7 @@ mod tests {
     fn syncs_go_by_the_description_for_writing() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let write = OwnedFd::from(file.reopen().unwrap());
-        let descriptors = Descriptors::new(
-            write.as_fd(),
-            FileId::of_fd(&write),
-            Backing::Buffered,
-            &Arc::default(),
-        )
-        .unwrap();
+        let descriptors = buffered(&write);
         let path = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
         assert!(descriptors.attach(path, READS).unwrap().is_none());
         descriptors.sync(true).unwrap_err();
@@ -444,13 +443,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let read = OwnedFd::from(std::fs::File::open(file.path()).unwrap());
         let write = OwnedFd::from(file.reopen().unwrap());
-        let descriptors = Descriptors::new(
-            read.as_fd(),
-            FileId::of_fd(&read),
-            Backing::Buffered,
-            &Arc::default(),
-        )
-        .unwrap();
+        let descriptors = buffered(&read);
         assert!(descriptors.attach(read, READS).unwrap().is_none());
         assert!(descriptors.descriptor(true).is_none());
         assert!(descriptors.attach(write, WRITES).unwrap().is_none());
@@ -469,13 +462,7 @@ mod tests {
         let number = OwnedFd::from(file).into_raw_fd();
         // SAFETY: ours, by the line above.
         let write = unsafe { OwnedFd::from_raw_fd(number) };
-        let descriptors = Descriptors::new(
-            write.as_fd(),
-            FileId::of_fd(&write),
-            Backing::Buffered,
-            &Arc::default(),
-        )
-        .unwrap();
+        let descriptors = buffered(&write);
         assert!(descriptors.attach(write, WRITES).unwrap().is_none());
         descriptors.sync(true).unwrap();
         // SAFETY: no memory involved; the number stays open.

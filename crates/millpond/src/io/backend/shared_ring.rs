@@ -14,7 +14,8 @@
 //!   none.
 //! - **S2** The holder of the role reaps (read_ring.B2).
 //! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a
-//!   time, so that the device works while more are made ready, and of a few the first alone. The thread that starts the first one
+//!   time, so that the device works while more are made ready, and of a few the first alone. The thread that
+//!   starts the first one
 //!   takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is
 //!   not rung for. One that is going to wait at once ([`Held`]) keeps both for that: it submits and sleeps
 //!   in one call. Meanwhile others submit what they find queued, be it theirs or not.
