@@ -1,10 +1,13 @@
 //! `millpond bench`, shrunk until it measures nothing: whether it runs and reports as agreed.
 
+#[path = "common/executable.rs"]
+mod executable;
+
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
+use executable::executable;
 use serde_json::Value;
 
 /// One at a time: threads that only compete for locks leave fio little.
@@ -493,8 +496,7 @@ fn programs_that_differ_under_run_fail() {
         let script = format!(
             "#!/bin/sh\n: >out\n[ \"$LD_PRELOAD\" ] && {{ {differs}; exit; }}\necho same\n"
         );
-        fs::write(bin.path().join("cp"), script).unwrap();
-        fs::set_permissions(bin.path().join("cp"), fs::Permissions::from_mode(0o755)).unwrap();
+        executable(bin.path(), "cp", script.as_bytes());
         let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
         let (output, report) = programs("cp-file", &path);
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));

@@ -2,14 +2,17 @@
 //!
 //! What is served, and whether the bytes are right, is tested with the preload library.
 
+#[path = "common/executable.rs"]
+mod executable;
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use executable::executable;
 
 fn millpond() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millpond"))
@@ -28,13 +31,6 @@ fn stderr(output: &Output) -> String {
 fn assert_fails(output: &Output, status: i32, message: &str) {
     assert_eq!(output.status.code(), Some(status), "{}", stderr(output));
     assert!(stderr(output).contains(message), "{:?} in {}", message, stderr(output));
-}
-
-fn executable(dir: &Path, name: &str, contents: &[u8]) -> PathBuf {
-    let path = dir.join(name);
-    fs::write(&path, contents).unwrap();
-    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-    path
 }
 
 /// An ELF header and nothing after it.
