@@ -284,7 +284,7 @@ fn requests_go_around_into_memory_of_their_own() {
         }
         let queue = engine.queue(64).unwrap();
         let mut random = Random::from_environment();
-        for _ in 0..20 {
+        for round in 0..20 {
             let mut lent = vec![0; 64 * 8 * PAGE];
             let mut requests = Vec::new();
             let mut len_of = Vec::new();
@@ -311,8 +311,14 @@ fn requests_go_around_into_memory_of_their_own() {
                 len_of.push((offset as usize, len));
                 requests.push(request.user_data(number as u64));
             }
-            assert_eq!(queue.submit(&mut requests), 64);
-            let done = queue.wait(64, 64, None).unwrap();
+            let done = if round % 2 == 0 {
+                assert_eq!(queue.submit(&mut requests), 64);
+                queue.wait(64, 64, None).unwrap()
+            } else {
+                let alone = |request| queue.submit_and_wait(&mut vec![request], 1, 1, None);
+                requests.into_iter().flat_map(|request| alone(request).unwrap().1).collect()
+            };
+            assert_eq!(done.len(), 64);
             for completion in done {
                 let number = completion.user_data() as usize;
                 let (offset, len) = len_of[number];

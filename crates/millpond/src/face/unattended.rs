@@ -38,6 +38,7 @@ use crate::io::transfer::{
     self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, is_transient,
 };
 use crate::read::around::Lent;
+use crate::read::hit::wipe;
 
 /// What is told of the end of a read, and gets the buffers back.
 pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
@@ -218,6 +219,8 @@ impl<T: Tell> Read<T> {
             Passage::Around(lent) => {
                 // Guard and slot go first: the worker takes others.
                 drop((lent, slot));
+                // It may get less far, and says nothing of what is behind that.
+                wipe(list.iter(), 0, list.total());
                 return read_by_worker(handle, list, offset, tell);
             }
         };

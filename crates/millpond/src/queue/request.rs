@@ -234,12 +234,15 @@ impl Request {
     /// Completes it by waiting for what it needs.
     pub(super) fn carry_out(mut self) -> Completion {
         let file = &*self.file;
-        let result = match &mut self.kind {
-            Kind::Read { buffer, offset } => file.read_at(buffer, *offset),
+        let kind = &mut self.kind;
+        kind.make_list(file);
+        let result = match kind {
+            Kind::Read { .. } | Kind::ReadLent { .. } => {
+                kind.with_read(|dst, offset| file.read_owned(dst, offset))
+            }
             Kind::Write { buffer, offset } => file.write_at(buffer, *offset),
             Kind::ReadBuffers { buffers, offset } => read_buffers(file, buffers, *offset),
             Kind::WriteBuffers { buffers, offset } => write_buffers(file, buffers, *offset),
-            Kind::ReadLent { list, offset } => file.read_list(list, *offset),
             Kind::WriteLent { list, offset } => file.write_segments(list.iter(), *offset),
             Kind::Sync { data_only: true } => file.sync_data().map(|()| 0),
             Kind::Sync { data_only: false } => file.sync_all().map(|()| 0),

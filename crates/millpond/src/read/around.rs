@@ -3,7 +3,7 @@
 //! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
 //! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
 //! memory, without a slot, as it is for memory of a caller's (flight.L2); of a request that owns its memory, or is
-//! lent it until it has ended, into that ([`Lent`]); of a task, which has no such memory, into frames that no
+//! lent it until it has ended, into that, whoever waits ([`Lent`]); of a task, which has no such memory, into frames that no
 //! word has (*aside*). Its bytes are copied from there when the task is called again, and then the frames are
 //! free again.
 //!
@@ -32,7 +32,7 @@ use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::latency::LatencyKind;
 use crate::read::fill::{Came, Stopped};
-use crate::read::hit::copy_out;
+use crate::read::hit::{copy_out, wipe};
 use crate::units::{FrameIndex, PageIndex};
 
 /// The most pages of a read that goes around the cache. Chosen, not measured.
@@ -97,8 +97,8 @@ pub(crate) fn read(
     Some(Came { moved, touched: len, stopped })
 }
 
-/// A read that nobody waits for, into memory that is its own until it ends, or lent to it so long: under its
-/// guard, and so of one moment. Whoever has it has a slot, too (flight.L1).
+/// A read into memory that is its own until it ends, or lent to it so long: under its guard, and so of one moment.
+/// Where nobody waits for it, whoever has it has a slot, too (flight.L1).
 pub(crate) struct Lent<'f> {
     file: &'f CachedFile,
     guard: Guard<'f>,
@@ -123,6 +123,20 @@ impl<'f> Lent<'f> {
             return None;
         };
         Some(Lent { file, guard, begun })
+    }
+
+    /// Reads into all of `dst`, which are as many bytes and so aligned, and waits for it. `None`: it is to be read in
+    /// another way, and where there are bytes, zeros are.
+    pub(crate) fn carry_out(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
+        let mut batch = [Transfer::new(Direction::Read, offset, dst)];
+        self.file.carry_out(&mut batch);
+        let [Transfer { moved, .. }] = batch;
+        if moved < dst.left() {
+            wipe(dst, 0, dst.left());
+            return None;
+        }
+        self.end(moved);
+        Some(moved as usize)
     }
 
     /// All of its `len` bytes have arrived. Without, they were not read.

@@ -396,7 +396,7 @@ fn at_end(core: &FileCore, offset: u64) -> Attempt {
 }
 
 /// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
-pub(super) fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
+pub(crate) fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
     if from >= to {
         return;
     }

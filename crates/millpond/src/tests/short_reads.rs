@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::inode::CachedFile;
 use crate::tests::slow::Slow;
-use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
+use crate::{Admission, Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
 
 const PAGES: u64 = 24;
 
@@ -47,8 +47,13 @@ struct Case {
 
 impl Case {
     fn new(page: u64, cache_bytes: u64) -> Case {
+        Case::admitting(page, cache_bytes, Admission::Adaptive)
+    }
+
+    fn admitting(page: u64, cache_bytes: u64, admission: Admission) -> Case {
         let builder = Engine::builder().cache_bytes(cache_bytes).backend(BackendChoice::Memory);
-        let engine = builder.readahead_bytes_max(0).build().unwrap();
+        let builder = builder.readahead_bytes_max(0).admission(admission);
+        let engine = builder.build().unwrap();
         let slow = Slow::new((0..PAGES * page).map(byte_at).collect(), Duration::ZERO);
         let options = OpenOptions::new().read(true).write(true).page_bytes(page as u32);
         let cached = CachedFile::on(engine.shared(), slow.clone(), &options).unwrap();
@@ -90,6 +95,11 @@ impl Case {
         let (outcome, bytes) = done.into_parts();
         all.push(("queue", errno(outcome), bytes));
         self.forget();
+        let mut alone = vec![Request::read(&file, fresh(), offset)];
+        let (_, mut done) = queue.submit_and_wait(&mut alone, 1, 1, None).unwrap();
+        let (outcome, bytes) = done.pop().expect("it has ended").into_parts();
+        all.push(("alone in a queue", errno(outcome), bytes));
+        self.forget();
         all
     }
 }
@@ -100,8 +110,13 @@ impl Case {
 /// Goal: as the kernel.
 #[test]
 fn reads_end_before_what_can_not_be_read() {
-    for (page, cache_bytes) in [(4096, 4 << 20), (4096, 16 << 10), (65536, 4 << 20)] {
-        let case = Case::new(page, cache_bytes);
+    for (page, cache_bytes, admission) in [
+        (4096, 4 << 20, Admission::Adaptive),
+        (4096, 4 << 20, Admission::Never),
+        (4096, 16 << 10, Admission::Adaptive),
+        (65536, 4 << 20, Admission::Adaptive),
+    ] {
+        let case = Case::admitting(page, cache_bytes, admission);
         let bad = 5 * page + page / 2;
         case.slow.set_bad(bad..bad + 512);
         for offset in [0, page + 7, 5 * page, 5 * page + 9, bad - 1, bad, bad + 512, 6 * page] {
@@ -112,7 +127,8 @@ fn reads_end_before_what_can_not_be_read() {
                     false => Err(libc::EIO),
                 };
                 for (way, outcome, bytes) in case.reads(offset, len) {
-                    let what = format!("{way} of {len} at {offset}, pages of {page}");
+                    let what =
+                        format!("{way} of {len} at {offset}, pages of {page}, {admission:?}");
                     assert_eq!(outcome, expected, "{what}");
                     let moved = outcome.unwrap_or(0);
                     let is_content = |(at, &byte): (u64, &u8)| byte == byte_at(at);

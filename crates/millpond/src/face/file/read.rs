@@ -15,6 +15,7 @@ use crate::io::transfer::Direction;
 use crate::latency::LatencyKind;
 use crate::read;
 use crate::read::ahead;
+use crate::read::around::Lent;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
 use crate::stats::HitCounts;
 
@@ -300,6 +301,31 @@ impl File {
             }
         }
         self.read_missed(list.iter(), offset)
+    }
+
+    /// The same of a request, which owns that memory or is lent it: where a read that nobody waits for would go
+    /// around the cache (`read::around`), this one does.
+    pub(crate) fn read_owned(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        let len = dst.left();
+        if self.hits && self.read && len > 0 && in_range(offset, len) {
+            let file = &self.cached;
+            let slot = file.cache().counters.mine();
+            let path = HitPath::new(file, slot, self.tries.load(Relaxed));
+            if let Some(moved) = path.try_read_vectored(dst, offset) {
+                return Ok(moved);
+            }
+            if let Some(lent) = Lent::begin(file, (offset, len), dst.misalignment()) {
+                self.readahead.before_read(
+                    file,
+                    file.page_of(offset),
+                    file.page_of(offset + len - 1),
+                );
+                if let Some(moved) = lent.carry_out(dst, offset) {
+                    return Ok(moved);
+                }
+            }
+        }
+        self.read_missed(dst, offset)
     }
 
     #[cold]
