@@ -22,13 +22,13 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::{opcode, types};
 use rustix::event::EventfdFlags;
 
 use crate::io::backend::read_ring::{BELL, ReadRing, RingRead, Untaken, Use};
-use crate::io::backend::ring::{PAUSE, new_ring};
+use crate::io::backend::ring::{LOOK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::transfer::BackgroundRead;
@@ -217,10 +217,17 @@ impl Driver {
         }
     }
 
-    /// Submits what is queued, and waits for a completion.
+    /// Submits what is queued, and waits for a completion; while reads are in flight, for so long that their files
+    /// should be looked at (ring.R4).
     fn submit_and_wait(&self, ring: &ReadRing) -> Untaken {
-        let mut untaken = ring.tick();
-        untaken.append(&mut ring.submit(1));
+        if ring.is_idle() || ring.is_broken() || !ring.can_sleep() {
+            return ring.submit(1);
+        }
+        let begun = Instant::now();
+        let mut untaken = ring.sleep(LOOK_AFTER);
+        if begun.elapsed() >= LOOK_AFTER {
+            untaken.append(&mut ring.look_at_files());
+        }
         untaken
     }
 

@@ -20,9 +20,6 @@
 //!   taken the numbers off the list before, and puts back those that the kernel has not taken: so whoever
 //!   finds the ring broken meanwhile leaves them alone. Of those in the ring, the kernel takes the oldest
 //!   first; any submitter may find them taken, or have them taken.
-//! - **B5** While reads are in flight whoever sleeps has a *tick* in the ring, which completes after
-//!   [`LOOK_AFTER`]: who reaps it looks at their files (ring.R4). One at a time, so that a sleep costs no timer
-//!   of its own.
 //!
 //! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them but
 //! the kernel.
@@ -42,18 +39,14 @@ use smallvec::SmallVec;
 
 use crate::io::backend::BackingFile;
 use crate::io::backend::entry::entry;
-use crate::io::backend::ring::{LOOK_AFTER, PAUSE, is_broken, outcome};
+use crate::io::backend::ring::{PAUSE, is_broken, outcome};
 use crate::io::request;
 use crate::io::transfer::BackgroundRead;
 
 /// The user data of a completion that stands for nothing.
 pub(crate) const POKE: u64 = u64::MAX;
-/// That of the driver's read of its eventfd.
+/// That of the driver's read of its eventfd; reads have their place.
 pub(crate) const BELL: u64 = u64::MAX - 1;
-/// B5; reads have their place, which is less.
-const TICK: u64 = u64::MAX - 2;
-/// B5.
-static TICK_AFTER: types::Timespec = types::Timespec::new().sec(LOOK_AFTER.as_secs());
 /// Completions that are seldom exceeded by what is reaped at once; more take an allocation. Chosen,
 /// not measured.
 const TOGETHER_ENDED: usize = 16;
@@ -116,8 +109,6 @@ pub(crate) struct ReadRing {
     broken: AtomicBool,
     /// How many were last said to be started together. A hint.
     announced: AtomicUsize,
-    /// B5: it is in the ring.
-    ticks: AtomicBool,
     submission: Mutex<Submission>,
     jobs: Mutex<Jobs>,
 }
@@ -160,7 +151,6 @@ impl ReadRing {
             usage,
             broken: AtomicBool::new(false),
             announced: AtomicUsize::new(0),
-            ticks: AtomicBool::new(false),
             submission: Mutex::default(),
             jobs: Mutex::default(),
         }
@@ -306,7 +296,7 @@ impl ReadRing {
         let untaken = mem::take(&mut submission.queued);
         drop(submission);
         let mut jobs = self.jobs();
-        let numbers = untaken.into_iter().filter(|&number| number < TICK);
+        let numbers = untaken.into_iter().filter(|&number| number < BELL);
         numbers.map(|number| jobs.places.remove(number as usize)).collect()
     }
 
@@ -325,37 +315,21 @@ impl ReadRing {
         }
     }
 
-    /// Sees to it that there is a tick, if there are reads (B5). By who reaps.
-    pub(crate) fn tick(&self) -> Untaken {
-        // Relaxed: the role of the reaper goes from thread to thread in order.
-        if self.ticks.load(Relaxed) || self.is_idle() || self.is_broken() {
-            return Untaken::new();
-        }
-        self.ticks.store(true, Relaxed);
-        let entry = opcode::Timeout::new(&raw const TICK_AFTER).build().user_data(TICK);
-        // SAFETY: what it names is there for ever.
-        unsafe { self.push(&entry, 0) }
+    /// Whether [`ReadRing::sleep`] can be used (Linux 5.11).
+    pub(crate) fn can_sleep(&self) -> bool {
+        self.ring.params().is_feature_ext_arg()
     }
 
-    /// Whether a tick ends a sleep. By who reaps.
-    pub(crate) fn has_tick(&self) -> bool {
-        // Relaxed: as above.
-        self.ticks.load(Relaxed)
-    }
-
-    /// Submits what is queued, and sleeps until something has completed, or for so long, if there is a limit
-    /// (Linux 5.11); may return early. One thread at a time.
-    pub(crate) fn sleep(&self, limit: Option<Duration>) -> Untaken {
+    /// Submits what is queued, and sleeps until something has completed, or for so long; may return early.
+    /// One thread at a time.
+    pub(crate) fn sleep(&self, limit: Duration) -> Untaken {
         if self.is_broken() {
             std::thread::sleep(PAUSE);
             return Untaken::new();
         }
-        let limit = limit.map(types::Timespec::from);
-        let args = limit.as_ref().map(|limit| types::SubmitArgs::new().timespec(limit));
-        let flags = match args {
-            Some(_) => EnterFlags::GETEVENTS | EnterFlags::EXT_ARG,
-            None => EnterFlags::GETEVENTS,
-        };
+        let limit = types::Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
+        let args = types::SubmitArgs::new().timespec(&limit);
+        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
         let mut submission = self.submission();
         let mine = mem::take(&mut submission.queued);
         let end = submission.pushed;
@@ -363,7 +337,7 @@ impl ReadRing {
         let count = mine.len() as u32;
         // An error says "interrupted" or "timed out": the caller looks again.
         // SAFETY: B1 for what is submitted; the arguments are valid for the call.
-        let entered = unsafe { self.ring.submitter().enter(count, 1, flags.bits(), args.as_ref()) };
+        let entered = unsafe { self.ring.submitter().enter(count, 1, flags.bits(), Some(&args)) };
         if entered.is_err_and(|error| is_broken(&error)) {
             // Argued: see `is_broken`.
             self.broken.store(true, Release);
@@ -372,8 +346,7 @@ impl ReadRing {
     }
 
     /// Has reads end as cancelled whose files' descriptors are others' by now (ring.R4).
-    #[cold]
-    fn look_at_files(&self) -> Untaken {
+    pub(crate) fn look_at_files(&self) -> Untaken {
         let jobs = self.jobs();
         let files = jobs.places.iter().map(|(number, job)| (number, Arc::clone(&job.file)));
         let files: Vec<_> = files.collect();
@@ -416,13 +389,11 @@ impl ReadRing {
             completions.map(|done| (done.user_data(), done.result())).collect();
         let mut reaped = Reaped::default();
         let mut again = Vec::new();
-        let mut has_ticked = false;
         let mut jobs = self.jobs();
         for (number, result) in completed {
             match number {
                 POKE => {}
                 BELL => bell(),
-                TICK => has_ticked = true,
                 // It stays, so that the ring is not over.
                 _ if self.says_nothing(result) => again.push(number as usize),
                 _ => reaped.ended.push((jobs.places.remove(number as usize), outcome(result))),
@@ -431,11 +402,6 @@ impl ReadRing {
         drop(jobs);
         for number in again {
             self.read_again(number, &mut reaped);
-        }
-        if has_ticked {
-            // Relaxed: see `tick`.
-            self.ticks.store(false, Relaxed);
-            reaped.untaken.append(&mut self.look_at_files());
         }
         reaped
     }
@@ -611,13 +577,10 @@ mod tests {
         assert!(ring.start(job).is_ok());
         assert!(ring.submit(0).is_empty());
         anothers.is_anothers.store(true, Relaxed);
-        assert!(ring.tick().is_empty());
-        assert!(ring.tick().is_empty(), "there is one");
-        // Its end; then that of the read, and the cancellation's.
-        for ends in [1, 2] {
-            assert!(ring.submit(ends).is_empty());
-            assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 0);
-        }
+        assert!(ring.look_at_files().is_empty());
+        // The read's end, and the cancellation's.
+        assert!(ring.submit(2).is_empty());
+        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 0);
         assert_eq!([&mine, &anothers].map(|file| file.asked.load(Relaxed)), [1, 2]);
         to_mine.write_all(b"x").unwrap();
         to_anothers.write_all(b"y").unwrap();

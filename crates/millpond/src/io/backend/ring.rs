@@ -12,8 +12,8 @@
 //!   until its thread asks for them (`DEFER_TASKRUN`): nobody could ask. A broken ring is not
 //!   closed, as its descriptor may be somebody else's by now.
 //! - **R4** Nor does an entry wait for ever that the kernel took with a number that was not the file's any more,
-//!   but a pipe's, a socket's or a ring's, which it waits for to become readable: after [`LOOK_AFTER`], where a
-//!   thread waits, the descriptors are looked at, and where they are not the file's its entries are cancelled. They end
+//!   but a pipe's, a socket's or a ring's, which it waits for to become readable: after [`LOOK_AFTER`] without a
+//!   completion the descriptors are looked at, and where they are not the file's its entries are cancelled. They end
 //!   as R2 has it, and the file's transfers go to no ring from then on. A
 //!   pipeline registers its files with its ring instead; those that it has no place for are not looked at. (Between the look before each transfer and the kernel's own
 //!   lie microseconds; a program that closes what it does not know met them in one of fifty runs.)

@@ -38,6 +38,7 @@ use crate::copy::ask_for;
 use crate::io::backend::BackingFile;
 use crate::io::backend::driver::{AbortOnUnwind, Driver, Ward};
 use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
+use crate::io::backend::ring::LOOK_AFTER;
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::reaping::{Reaping, Ring};
@@ -281,10 +282,13 @@ impl Ring for Led {
     }
 
     fn sleep(&self, deadline: Option<Instant>) {
-        self.hand_over(self.reads.tick());
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        let limit = left.or_else(|| (!self.reads.has_tick()).then_some(SLEEP_MAX));
-        self.hand_over(self.reads.sleep(limit.map(|limit| limit.min(SLEEP_MAX))));
+        let begun = Instant::now();
+        let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(begun));
+        let most = if self.reads.is_idle() { SLEEP_MAX } else { LOOK_AFTER };
+        self.hand_over(self.reads.sleep(left.min(most)));
+        if !self.has_completions() && begun.elapsed() >= LOOK_AFTER {
+            self.hand_over(self.reads.look_at_files());
+        }
     }
 
     fn poke(&self) {
