@@ -199,6 +199,20 @@ mod loom_tests {
         });
     }
 
+    /// Who finds it MAPPED finds how long it is.
+    #[test]
+    fn a_look_has_the_length() {
+        loom::model(|| {
+            let mapped = Arc::new(Mapped::default());
+            let looker = thread::spawn({
+                let mapped = Arc::clone(&mapped);
+                move || assert!(mapped.look().is_none_or(|look| look.bytes(0, 2).is_some()))
+            });
+            mapped.begin(AT, 2);
+            looker.join().unwrap();
+        });
+    }
+
     /// MP2.
     #[test]
     fn a_read_that_counts_saw_no_write() {

@@ -7,14 +7,10 @@
 //! word has (*aside*). Its bytes are copied from there when the task is called again, and then the frames are
 //! free again.
 //!
-//! - **A1** The end of a read aside lets go of guard and slot, says how much arrived, and then takes the
-//!   waker, under its lock; a task that is called leaves its waker there and then looks whether it has ended.
-//!   So a task that finds it under way is woken, by the waker of its last call.
+//! - **A1** The end of a read aside lets go of guard and slot, and tells its [`Arrival`](crate::read::arrival).
 
 use std::ptr;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -31,14 +27,13 @@ use crate::io::flight::Flight;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::latency::LatencyKind;
+use crate::read::arrival::Arrival;
 use crate::read::fill::{Came, Stopped};
 use crate::read::hit::{copy_out, wipe};
 use crate::units::{FrameIndex, PageIndex};
 
 /// The most pages of a read that goes around the cache. Chosen, not measured.
 const PAGES_MAX: u64 = 16;
-/// Of [`Aside::arrived`]: the read is under way.
-const UNDER_WAY: u64 = u64::MAX;
 
 /// Whether a read of bytes `offset..end` of a file of `size` bytes goes around: it has whole pages, since the
 /// rest of others is mostly wanted next. Caller: has a guard over them.
@@ -178,10 +173,8 @@ pub(crate) struct Aside {
     frames: SmallVec<[FrameIndex; 2]>,
     /// Of the file, while the guard was held.
     size: u64,
-    /// Bytes from the first page's start on.
-    arrived: AtomicU64,
-    /// Woken at the end, which takes it (A1).
-    waker: Mutex<Option<Waker>>,
+    /// Of bytes from the first page's start on.
+    arrival: Arrival,
 }
 
 impl Aside {
@@ -210,8 +203,7 @@ impl Aside {
             first,
             frames: SmallVec::new(),
             size,
-            arrived: AtomicU64::new(UNDER_WAY),
-            waker: Mutex::new(Some(waker.clone())),
+            arrival: Arrival::new(waker.clone()),
         };
         for _ in first.to(last) {
             let Some(frame) = cache.take_frame(class) else { return Err(guard) };
@@ -226,10 +218,7 @@ impl Aside {
         let reading = Arc::clone(&aside);
         let done = Box::new(move |outcome: std::io::Result<usize>| {
             drop((guard, slot));
-            let moved = outcome.unwrap_or(0) as u64;
-            // Release: who sees it sees the bytes.
-            reading.arrived.store(moved, Release);
-            let waker = reading.waker().take();
+            let waker = reading.arrival.end(outcome.unwrap_or(0) as u64);
             drop(reading);
             if let Some(waker) = waker {
                 waker.wake();
@@ -242,32 +231,16 @@ impl Aside {
         Ok(aside)
     }
 
-    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
-        self.waker.lock().expect("no panic under the lock")
-    }
-
     /// Whether the read has ended; else `waker` is woken when it has (A1).
     pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
-        if !self.has_ended() {
-            let mut told = self.waker();
-            if told.as_ref().is_some_and(|told| !told.will_wake(waker)) {
-                *told = Some(waker.clone());
-            }
-        }
-        self.has_ended()
-    }
-
-    fn has_ended(&self) -> bool {
-        // Acquire: pairs with the store by the end.
-        self.arrived.load(Acquire) != UNDER_WAY
+        self.arrival.has_ended_or_wakes(waker)
     }
 
     /// Of a read that has ended: copies the bytes from `offset` on to its task. `None`: some are missing.
     pub(crate) fn take(&self, dst: SegmentIter<'_>, offset: u64) -> Option<Result<usize>> {
         let (file, start) = (&*self.file, self.file.start_of(self.first));
         let end = (offset + dst.left()).min(self.size);
-        // Acquire: as above.
-        if start + self.arrived.load(Acquire) < end {
+        if start + self.arrival.bytes() < end {
             return None;
         }
         let page_bytes = file.core().page_bytes() as u64;

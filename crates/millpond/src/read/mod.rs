@@ -24,6 +24,8 @@ pub(crate) mod fill;
 
 pub(crate) mod around;
 
+mod arrival;
+
 pub(crate) mod miss;
 
 pub(crate) mod ahead;

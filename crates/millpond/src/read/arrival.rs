@@ -1,0 +1,125 @@
+//! How a read that nobody waits for tells its task that it has ended.
+//!
+//! ```text
+//!   end:   bytes, and arrived --> take the waker, under its lock --> wake
+//!   call:  arrived? no --> leave a waker there, under its lock --> arrived?
+//! ```
+//!
+//! - **AR1** A task that finds the read under way at its second look is woken, by the waker of its last call: the end
+//!   has not taken it by then.
+//! - **AR2** Who finds that it has arrived finds its bytes.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::task::Waker;
+
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
+
+const UNDER_WAY: u64 = u64::MAX;
+
+pub(crate) struct Arrival {
+    /// How many bytes, or [`UNDER_WAY`].
+    bytes: AtomicU64,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Arrival {
+    pub(crate) fn new(waker: Waker) -> Arrival {
+        Arrival { bytes: AtomicU64::new(UNDER_WAY), waker: Mutex::new(Some(waker)) }
+    }
+
+    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().expect("no panic under the lock")
+    }
+
+    /// So many bytes have arrived, and no more will; whom to wake.
+    pub(crate) fn end(&self, bytes: u64) -> Option<Waker> {
+        // Release: AR2.
+        self.bytes.store(bytes, Release);
+        self.waker().take()
+    }
+
+    /// Whether it has ended; else `waker` is woken when it has (AR1).
+    pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
+        if self.bytes() != UNDER_WAY {
+            return true;
+        }
+        let mut told = self.waker();
+        if told.as_ref().is_some_and(|told| !told.will_wake(waker)) {
+            *told = Some(waker.clone());
+        }
+        drop(told);
+        self.bytes() != UNDER_WAY
+    }
+
+    /// Of one that has ended.
+    pub(crate) fn bytes(&self) -> u64 {
+        // Acquire: AR2.
+        self.bytes.load(Acquire)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc as Untracked;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::task::Wake;
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Untracked<Self>) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    /// A read that ends beside a task that is called with another waker; `call` is what the task does.
+    fn ends_beside_a_call(call: fn(&Arrival, &Waker) -> bool) {
+        loom::model(move || {
+            let first = Waker::from(Untracked::new(Woken(AtomicBool::new(false))));
+            let shared = Arc::new((Arrival::new(first), UnsafeCell::new(0)));
+            let task = Untracked::new(Woken(AtomicBool::new(false)));
+            let caller = thread::spawn({
+                let (shared, task) = (Arc::clone(&shared), Untracked::clone(&task));
+                move || {
+                    let (arrival, byte) = &*shared;
+                    let has_ended = call(arrival, &task.into());
+                    if has_ended {
+                        // SAFETY: loom says whether it is a race.
+                        assert_eq!((arrival.bytes(), byte.with(|byte| unsafe { *byte })), (1, 7));
+                    }
+                    has_ended
+                }
+            });
+            let (arrival, byte) = &*shared;
+            // SAFETY: as above.
+            byte.with_mut(|byte| unsafe { *byte = 7 });
+            arrival.end(1).inspect(|waker| waker.wake_by_ref());
+            let has_ended = caller.join().unwrap();
+            assert!(has_ended || task.0.load(Relaxed), "nobody wakes it");
+        });
+    }
+
+    #[test]
+    fn a_task_finds_the_bytes_or_is_woken() {
+        ends_beside_a_call(Arrival::has_ended_or_wakes);
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody wakes it")]
+    fn twin_without_the_second_look() {
+        ends_beside_a_call(|arrival, waker| {
+            let has_ended = arrival.bytes() != UNDER_WAY;
+            if !has_ended {
+                arrival.has_ended_or_wakes(waker);
+            }
+            has_ended
+        });
+    }
+}
