@@ -144,16 +144,13 @@ impl File {
     }
 
     /// Begins a read of `len` bytes at `offset` to `start`, of which the kernel may have all to do by Linux
-    /// AIO: then the caller
-    /// tells it before it gives the handle up. [`File::end_unguarded`] says whether what came counts; until
-    /// then no guard is held
-    /// (`read::unguarded`). Does not block.
+    /// AIO: then the caller tells it before it gives the handle up. [`File::end_unguarded`] says whether
+    /// what came counts; until then no guard is held (`read::unguarded`). Does not block.
     ///
     /// # Safety
     ///
     /// As for [`File::read_raw_at`], and until the kernel has completed it. A handle of the file outlives the
-    /// read, which
-    /// is not dropped before that.
+    /// read, which is not dropped before that.
     #[doc(hidden)]
     pub unsafe fn begin_unguarded(&self, start: *mut u8, len: usize, offset: u64) -> Begun {
         if !self.hits || self.check_read(offset, len as u64).is_err() {
@@ -330,8 +327,8 @@ mod tests {
     }
 
     /// Goal: a read that the kernel carries out without a guard counts unless something has changed its pages
-    /// meanwhile; it is
-    /// aligned whatever memory the reader has; and pages that are cached, or missed again, are read in another way.
+    /// meanwhile; it is aligned whatever memory the reader has; and pages that are cached, or missed again, are
+    /// read in another way.
     #[test]
     fn reads_without_a_guard_tell_whether_they_count() {
         const BLOCKS: usize = 256;

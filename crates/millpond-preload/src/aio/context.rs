@@ -209,9 +209,8 @@ impl Context {
             let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
                 Ok(taken) => rest = &rest[taken..],
-                // SAFETY: the stand-in was not taken, so it is still ours, as its slot is (aio.A1), of which it
-                // is the first
-                // field.
+                // SAFETY: the stand-in was not taken, so it is still ours, as its slot is (aio.A1), of which it is
+                // the first field.
                 Err(_) => unsafe { (*first.0.cast::<Slot>()).mend(-submitted as i32) },
             }
         }
