@@ -16,10 +16,9 @@
 //!   io_getevents: the kernel's; then stand-ins are replaced -> slot free
 //! ```
 //!
-//! - **A1** A slot is its request's from submission on. The thread that ends the request fills in
-//!   the result and submits the slot's stand-in (of A6: who submits, and who takes it has the result); from
-//!   then on the slot belongs to the
-//!   `io_getevents` that takes the completion.
+//! - **A1** A slot is its request's from submission on. The thread that ends the request fills in the result
+//!   and submits the slot's stand-in (of A6: who submits, and who takes it has the result); from then on the
+//!   slot belongs to the `io_getevents` that takes the completion.
 //! - **A2** While requests for served files are under way or not taken, all requests together are
 //!   at most as many as the context was made for, which the kernel always has room for: a stand-in
 //!   is not refused. While there are none, the kernel alone counts.

@@ -33,9 +33,9 @@
 //!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
 //! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //! - **AD8** A direct read into memory that is its own or lent to it, or of which the kernel has all to do
-//!   (`inode::unguarded`),
-//!   costs less if it goes around: no frame, which may be memory that is new to the process, and no copy. So it does the
-//!   first time though reads are admitted, and a page that stays hot has one more miss.
+//!   (`inode::unguarded`), costs less if it goes around: no frame, which may be memory that is new to the
+//!   process, and no copy. So it does the first time though reads are admitted, and a page that stays hot has
+//!   one more miss.
 //!
 //! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
 //! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes

@@ -7,18 +7,16 @@
 //!   settle: each reserve := 0; booked -= what it had
 //! ```
 //!
-//! - **R1** What is booked is what is owed and all reserves. It is raised before a reserve is, and lowered after one
-//!   is: so it never says less than is owed, and as much more as there is in reserves, of two batches each. The
-//!   one moment
-//!   where it does is the one that a sum without reserves has: who takes what another adds may be the first of
-//!   them to say so.
+//! - **R1** What is booked is what is owed and all reserves. It is raised before a reserve is, and lowered
+//!   after one is: so it never says less than is owed, and as much more as there is in reserves, of two batches
+//!   each. The one moment where it does is the one that a sum without reserves has: who takes what another adds
+//!   may be the first of them to say so.
 //! - **R2** Who takes from a reserve, sees in the sum what was booked for it, and so does everybody who learns
-//!   of what is
-//!   owed from then on: the reserve is added to with Release, and taken from with Acquire; what is between is one
-//!   release sequence.
+//!   of what is owed from then on: the reserve is added to with Release, and taken from with Acquire; what is
+//!   between is one release sequence.
 //! - **R3** Nothing is stranded: a look that matters settles first, and has the sum as exact as without
-//!   reserves. Where the
-//!   batch is 0, which the caller says of a sum near its limit, or of a small one, no reserve grows.
+//!   reserves. Where the batch is 0, which the caller says of a sum near its limit, or of a small one, no
+//!   reserve grows.
 //!
 //! A reserve is for the threads of a number, of which there are as many as processors or more; two of them may
 //! meet there.
@@ -89,8 +87,7 @@ impl Sum {
     fn give_back(&self, reserve: &AtomicU64, keep: u64) {
         let lower = |has: u64| (has > keep).then_some(keep);
         // Argued: R1. Acquire has the sum raised before it is lowered; a model that weakens it sees nothing, as
-        // loom's sums
-        // are changed in the order in which it runs the threads. Pairs with the Release in `put`.
+        // loom's sums are changed in the order in which it runs the threads. Pairs with the Release in `put`.
         if let Ok(has) = reserve.fetch_update(Acquire, Relaxed, lower) {
             self.booked.fetch_sub(has - keep, Relaxed);
         }
@@ -171,8 +168,7 @@ mod loom_tests {
 
     /// Goal: one that settles while others add and take neither loses a byte nor sees less than is owed (R1, R3).
     /// Method: one byte is owed all the time; a thread adds two and takes them again, in a reserve of its own,
-    /// or in that of
-    /// who settles.
+    /// or in that of who settles.
     #[test]
     fn loom_settling_races_who_adds_and_takes() {
         for reserve in [0, 1] {

@@ -11,23 +11,18 @@
 //! ```
 //!
 //! - **U1** Who has an exclusive guard counts a change of its pages before he changes anything
-//!   (`CachedFile::lock`); who lets
-//!   others than this engine change the file counts one of all before they may (as for mapped.MP1), and another
-//!   when they
-//!   have, as it drops what is cached: a read that begins and ends between the two is one of the kernel's
-//!   beside that change.
+//!   (`CachedFile::lock`); who lets others than this engine change the file counts one of all before they may
+//!   (as for mapped.MP1), and another when they have, as it drops what is cached: a read that begins and ends
+//!   between the two is one of the kernel's beside that change.
 //! - **U2** A change whose guard came before the read's is done, and its bytes are what an EMPTY page of the
-//!   back end's has.
-//!   One whose guard comes after it is counted after the number was noted. So where the number is the same in
-//!   the end, none
-//!   had been counted when the read ended; and since each is counted first, and there is a system call on both
-//!   sides, the
-//!   kernel has read nothing of it. The bytes are those of the moment when the number was noted.
+//!   back end's has. One whose guard comes after it is counted after the number was noted. So where the number
+//!   is the same in the end, none had been counted when the read ended; and since each is counted first, and
+//!   there is a system call on both sides, the kernel has read nothing of it. The bytes are those of the moment
+//!   when the number was noted.
 //! - **U3** Pages share counts, so a change of one may have the read of another begun anew. No read is lost to that.
 //!
 //! The counts are made by the first such read of the file, before it asks for its guard: the holder of a later
-//! guard that conflicts
-//! finds them, and one of an earlier guard need not.
+//! guard that conflicts finds them, and one of an earlier guard need not.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

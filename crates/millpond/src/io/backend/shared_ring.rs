@@ -13,12 +13,11 @@
 //! - **S1** The ring is in the driver's list while there are reads in it: a ring that is retired takes
 //!   none.
 //! - **S2** The holder of the role reaps (read_ring.B2).
-//! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a
-//!   time, so that the device works while more are made ready, and of a few the first alone. The thread that
-//!   starts the first one
-//!   takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is
-//!   not rung for. One that is going to wait at once ([`Held`]) keeps both for that: it submits and sleeps
-//!   in one call. Meanwhile others submit what they find queued, be it theirs or not.
+//! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a time, so
+//!   that the device works while more are made ready, and of a few the first alone. The thread that starts the
+//!   first one takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is not
+//!   rung for. One that is going to wait at once ([`Held`]) keeps both for that: it submits and sleeps in one
+//!   call. Meanwhile others submit what they find queued, be it theirs or not.
 //! - **S4** Once a thread finds the ring broken (ring.R3), what the kernel has not taken goes to the
 //!   driver, and whatever comes later, too. Nobody goes to sleep in it any more, but a thread that
 //!   sleeps may do so for [`SLEEP_MAX`], as it can't be poked.
