@@ -14,7 +14,8 @@
 //!
 //! Orderings: those of a sequence lock. Release fence after the odd number, before the words; Release of the
 //! even one after them. The reader's Acquire of an even number sees the words of that sequence, and its Acquire
-//! fence before the second look has it find an odd one if it saw a word of a later sequence.
+//! fence before the second look has it find an odd one if it saw a word of a later sequence. So for what it waits
+//! for, too, which is stored after that: it needs no order of its own.
 //!
 //! Locks: a shard's is a leaf.
 

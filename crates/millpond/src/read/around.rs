@@ -2,10 +2,10 @@
 //!
 //! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
 //! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
-//! memory, without a slot, as it is for memory of a caller's (flight.L2); of a request that owns its memory, or is
-//! lent it until it has ended, into that, whoever waits ([`Lent`]); of a task, which has no such memory, into frames that no
-//! word has (*aside*). Its bytes are copied from there when the task is called again, and then the frames are
-//! free again.
+//! memory, without a slot, as it is for memory of a caller's (flight.L2); of a request that owns its memory, or
+//! is lent it until it has ended, into that, whoever waits ([`Lent`]); of a task, which has no such memory, into
+//! frames that no word has (*aside*). Its bytes are copied from there when the task is called again, and then
+//! the frames are free again.
 //!
 //! - **A1** The end of a read aside lets go of guard and slot, and tells its [`Arrival`](crate::read::arrival).
 

@@ -4,7 +4,7 @@
 //!   hit    lock-free, of what is cached
 //!   run    pages that are claimed, read and shown together
 //!   fill   shared guard: claim what is missing, read it, copy            (a thread waits)
-//!   around as much, of pages that are not worth a frame
+//!   around as much, of pages that are not worth a frame (`arrival`: how one that is aside tells its task)
 //!   miss   the same without a thread: a state machine, called again
 //!   ahead  what is read before anybody asks
 //! ```
