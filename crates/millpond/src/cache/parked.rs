@@ -12,7 +12,7 @@
 //!   either made its RMW before the look, which then sees it; or after, when it finds WAITERS, and
 //!   takes the lock after the waker was added. So no wake-up is lost. (Looking again is needed even
 //!   where WAITERS is set already: it may be the bit that the end has just reported.)
-//! - **A2** A waker is woken once for each arming, or taken back by [`Parked::leave`]; a task arms
+//! - **A2** A waker is woken once for each arming, or taken back by [`Parking::leave`]; a task arms
 //!   one page at a time, so none is armed twice.
 //! - **A3** Being woken means to look again: the page may be EMPTY because its fill failed, in
 //!   somebody else's hands, or another page altogether.

@@ -32,7 +32,7 @@
 //!   it starts is refused, waits until that returns: offers are called one after the other, and a line
 //!   of any length needs no more stack than one.
 //!
-//! - **L8** Slots that are given back are kept [near](near) the threads that take the next ones, so that misses have
+//! - **L8** Slots that are given back are kept [`near`] the threads that take the next ones, so that misses have
 //!   no word in common: of 16 processors and more, each of them would wait for the others' writes of it (docs/scaling.md).
 //!   The first to wait sets WAITED_FOR, fences, and takes all that are at hand; a thread that adds one
 //!   there fences and looks for WAITED_FOR, and then takes one back, which goes to the first in the line.

@@ -4,7 +4,7 @@
 //!   no more right than its sender had. Only on file systems that are known to hold files
 //!   ([`Medium`]): those of a pseudo file system do things when they are written.
 //! - **T2** Nothing is written, cut or given back unless nobody else can have changed the file
-//!   since the dead process did, or else it is not known to be so ([`Target::check`]):
+//!   since the dead process did, or else it is not known to be so ([`Writer::check`]):
 //!
 //! | the keeper's description has           | somebody else has changed the file              |
 //! |----------------------------------------|-------------------------------------------------|
