@@ -1,5 +1,6 @@
 //! The `millpond` program.
 //!
+//! - [`demo`]: shows each mechanism beside the kernel's, in 15 seconds.
 //! - [`run`]: starts another program with its file I/O served by Millpond. Looks at the program
 //!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs; or
 //!   stays as its keeper ([`run::kept`]).
@@ -22,6 +23,7 @@
 
 mod bench;
 mod crash;
+mod demo;
 mod descendants;
 mod failure;
 mod keeper;
@@ -52,6 +54,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::Args),
+    #[command(hide = true)]
+    DemoWriter(demo::WriterArgs),
     Run(run::Args),
     Keeper(keeper::Args),
     Rescue(rescue::Args),
@@ -84,6 +89,8 @@ fn early() {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::DemoWriter(args) => demo::write_until_killed(&args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),

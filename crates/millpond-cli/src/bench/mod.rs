@@ -47,6 +47,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
+pub use self::machine::Machine;
 use self::outcome::Outcome;
 use self::plan::{Pace, Plan};
 use self::report::Report;
