@@ -43,6 +43,11 @@ impl Piece {
         // A small part would keep all of it in memory, where nobody counts it.
         Some(if part.len() * 2 < self.bytes.len() { Bytes::copy_from_slice(&part) } else { part })
     }
+
+    /// The same as a piece.
+    pub(crate) fn of(&self, range: Range<u64>) -> Option<Piece> {
+        self.part(&range).map(|bytes| Piece { range, bytes })
+    }
 }
 
 /// Bytes to be fetched, and the pages that were claimed for them.
@@ -250,6 +255,11 @@ impl Known {
     /// Claims the pages of a range of the object.
     pub(crate) fn claim(&self, range: &Range<u64>) -> millpond::Claim {
         self.place.blob.claim(self.place.locate(range))
+    }
+
+    /// Whether the first byte of one of the ranges is cached.
+    pub(crate) fn has_first_byte(&self, ranges: &[Range<u64>]) -> bool {
+        ranges.iter().any(|range| self.cached(&(range.start..range.start + 1)).is_some())
     }
 
     /// Bytes of the object, if they are cached.

@@ -19,13 +19,10 @@ use object_store::{
 use crate::answer::{answer_of, collected};
 use crate::directory::Known;
 use crate::disk::{DiskOptions, Tier};
-use crate::get::Cached;
+use crate::get::{COLLECTED_BYTES_MAX, Cached, Collected, resolve};
 use crate::inner::Inner;
 use crate::options::Builder;
 use crate::stats::{Counters, Stats};
-
-/// A range that is longer is a stream of its own, and not collected. Chosen, not measured.
-const COLLECTED_BYTES_MAX: u64 = 4 << 20;
 
 /// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
 ///
@@ -180,9 +177,11 @@ impl ObjectStore for CachedStore {
                 Cached::Part(known, pieces) => Some((known, pieces)),
                 Cached::Unknown => None,
             };
-            let answer = Box::pin(self.inner.ranges(location, ranges, found)).await?;
-            if let Some((_, bytes)) = answer {
-                return Ok(bytes);
+            let bounded = |range: &Range<u64>| Some(GetRange::Bounded(range.clone()));
+            let asked: Vec<_> = ranges.iter().map(bounded).collect();
+            let collected = Box::pin(self.inner.ranges(location, &asked, found)).await?;
+            if let Collected::Pieces(_, pieces) = collected {
+                return Ok(pieces.into_iter().map(|piece| piece.bytes).collect());
             }
         }
         self.inner.store.get_ranges(location, ranges).await
@@ -257,25 +256,26 @@ impl CachedStore {
         if options.head || !plain(&options) {
             return pass(options).await;
         }
+        // Only to choose how to read: the length may be that of an earlier version.
         let size = inner.directory.with(key, |known| known.meta.size);
         let range = match (&options.range, size) {
             (Some(GetRange::Bounded(range)), _) => Some(range.clone()),
-            (Some(range), Some(size)) => range.as_range(size).ok(),
-            (None, Some(size)) => Some(0..size),
+            (range, Some(size)) => resolve(range, size),
             (_, None) => None,
         };
         let is_short = |range: &Range<u64>| {
             range.start < range.end && range.end - range.start <= COLLECTED_BYTES_MAX
         };
-        if let Some(range) = range.filter(is_short) {
-            return match inner.ranges(location, std::slice::from_ref(&range), None).await? {
-                Some((head, mut bytes)) => {
-                    let bytes = bytes.pop().expect("one for each range");
-                    let range = range.start..range.start + bytes.len() as u64;
-                    Ok(head.answer(range, bytes))
+        if range.is_some_and(|range| is_short(&range)) {
+            let asked = std::slice::from_ref(&options.range);
+            match inner.ranges(location, asked, None).await? {
+                Collected::Pieces(head, mut pieces) => {
+                    let piece = pieces.pop().expect("one for each range");
+                    return Ok(head.answer(piece.range, piece.bytes));
                 }
-                None => pass(options).await,
-            };
+                Collected::Stream => {}
+                Collected::Pass => return pass(options).await,
+            }
         }
         inner.stream(location, options).await
     }

@@ -25,6 +25,7 @@ use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Res
 use crate::answer::{self, answer_of};
 use crate::directory::Known;
 use crate::fetch::only_if;
+use crate::get::resolve;
 use crate::inner::{Inner, VERSIONS_MAX};
 use crate::stats::Counters;
 
@@ -103,12 +104,15 @@ impl Inner {
             match first {
                 first @ Some(_) => reading.first = first,
                 None if is_at_hand => {}
-                None => match self.ask_version(path, &known, range.clone()).await? {
-                    Some(rest) => reading.rest = Some(rest),
-                    None => {
+                None => match self.ask_version(path, &known, range.clone()).await {
+                    Ok(Some(rest)) => reading.rest = Some(rest),
+                    Ok(None) => {
                         self.directory.forget_version(&known);
                         continue;
                     }
+                    // Possibly the range of a version that is longer than the present one (V3 of `get`).
+                    Err(_) if !matches!(options.range, Some(GetRange::Bounded(_))) => break,
+                    Err(error) => return Err(error),
                 },
             }
             return Ok(answer_of(&known, range, reading.into_stream()));
@@ -134,15 +138,6 @@ impl Inner {
         }
         answer
     }
-}
-
-/// The bytes that are asked for; `None` if there are none, or the store has to say what is wrong.
-fn resolve(range: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
-    let range = match range {
-        None => 0..size,
-        Some(range) => range.as_range(size).ok()?,
-    };
-    (range.start < range.end).then_some(range)
 }
 
 /// A long read under way.
