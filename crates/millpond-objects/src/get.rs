@@ -11,6 +11,7 @@
 //! ```
 //!
 //! - **V1** What one call returns is of one version: what was collected is dropped when another one shows up.
+//!   The conditions of the call are checked on that version, whether it was cached or has just been fetched.
 //! - **V2** Nobody waits for another caller more than once: if what that one was to bring is not there
 //!   afterwards, each makes its own request. So a failing store fails all at once, not one by one.
 //! - **V3** A range that depends on the object's length (all of it, from an offset on, a suffix) is resolved by the
@@ -101,6 +102,7 @@ impl Inner {
         self: &Arc<Self>,
         path: &Path,
         asked: &[Option<GetRange>],
+        conditions: &GetOptions,
         mut found: Option<(Arc<Known>, Vec<Piece>)>,
     ) -> Result<Collected> {
         let key = path.as_ref();
@@ -119,6 +121,7 @@ impl Inner {
                 }
                 Opened::Uncached(head, piece) => {
                     let [asked] = asked else { return Ok(Collected::Pass) };
+                    conditions.check_preconditions(head.meta())?;
                     let range = resolve(asked, head.meta().size);
                     let part = range.and_then(|range| piece.of(range));
                     return Ok(
@@ -132,6 +135,8 @@ impl Inner {
                 }
             };
             known.note_use();
+            // V1
+            conditions.check_preconditions(&known.meta)?;
             // V3
             let resolved = asked.iter().map(|range| resolve(range, known.meta.size));
             let Some(ranges) = resolved.collect::<Option<Vec<_>>>() else {

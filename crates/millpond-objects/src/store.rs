@@ -131,7 +131,7 @@ impl CachedStore {
 }
 
 /// What is asked for, if it is a plain read.
-fn plain(options: &GetOptions) -> bool {
+pub(crate) fn plain(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
         && options.if_modified_since.is_none()
@@ -179,7 +179,8 @@ impl ObjectStore for CachedStore {
             };
             let bounded = |range: &Range<u64>| Some(GetRange::Bounded(range.clone()));
             let asked: Vec<_> = ranges.iter().map(bounded).collect();
-            let collected = Box::pin(self.inner.ranges(location, &asked, found)).await?;
+            let collected =
+                Box::pin(self.inner.ranges(location, &asked, &GetOptions::new(), found)).await?;
             if let Collected::Pieces(_, pieces) = collected {
                 return Ok(pieces.into_iter().map(|piece| piece.bytes).collect());
             }
@@ -239,22 +240,23 @@ impl ObjectStore for CachedStore {
 }
 
 impl CachedStore {
-    async fn get(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
+    async fn get(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (inner, key) = (&self.inner, location.as_ref());
         let pass = |options| async { inner.store.get_opts(location, options).await };
         if options.version.is_some() || !options.extensions.is_empty() {
             return pass(options).await;
         }
-        if let Some(known) = inner.directory.find(key).filter(|known| inner.is_fresh(known)) {
-            options.check_preconditions(&known.meta)?;
-            if options.head {
+        let fresh = inner.directory.find(key).filter(|known| inner.is_fresh(known));
+        match fresh {
+            Some(known) if options.head => {
+                options.check_preconditions(&known.meta)?;
                 inner.counters.saved.add();
                 return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
             }
-            options = GetOptions { range: options.range, ..GetOptions::new() };
-        }
-        if options.head || !plain(&options) {
-            return pass(options).await;
+            // The read below checks the conditions on the version that it returns.
+            Some(_) => {}
+            None if options.head || !plain(&options) => return pass(options).await,
+            None => {}
         }
         // Only to choose how to read: the length may be that of an earlier version.
         let size = inner.directory.with(key, |known| known.meta.size);
@@ -268,7 +270,7 @@ impl CachedStore {
         };
         if range.is_some_and(|range| is_short(&range)) {
             let asked = std::slice::from_ref(&options.range);
-            match inner.ranges(location, asked, None).await? {
+            match inner.ranges(location, asked, &options, None).await? {
                 Collected::Pieces(head, mut pieces) => {
                     let piece = pieces.pop().expect("one for each range");
                     return Ok(head.answer(piece.range, piece.bytes));

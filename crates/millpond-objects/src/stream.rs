@@ -28,6 +28,7 @@ use crate::fetch::only_if;
 use crate::get::resolve;
 use crate::inner::{Inner, VERSIONS_MAX};
 use crate::stats::Counters;
+use crate::store::plain;
 
 /// What a stream reads of the disk at a time. Chosen, not measured.
 const DISK_RUN_BYTES_MAX: u64 = 256 << 10;
@@ -51,8 +52,7 @@ impl Inner {
         }
     }
 
-    /// Reads what `options` say of an object, which have nothing but a range; the first bytes are asked for
-    /// before it returns.
+    /// Reads a range of an object, under conditions; the first bytes are asked for before it returns.
     pub(crate) async fn stream(
         self: &Arc<Self>,
         path: &Path,
@@ -73,19 +73,27 @@ impl Inner {
                     checked = self.admit(key, stamp, &head);
                     continue;
                 }
-                let answer = self.request(path, options).await?;
-                return Ok(self.tee(path, stamp, answer));
+                let answer = self.request(path, options.clone()).await?;
+                return self.tee(path, stamp, &options, answer);
             };
             known.note_use();
+            let is_usable = self.is_fresh(&known) || is_current(&known);
+            if is_usable {
+                options.check_preconditions(&known.meta)?;
+            }
             let Some(range) = resolve(&options.range, known.meta.size) else { break };
             let first = known.cached_page(range.start, range.end);
             let is_at_hand =
                 first.is_some() || !self.disk_run(&known, range.start, range.end).is_empty();
-            if !self.is_fresh(&known) && !is_current(&known) {
-                let tag = known.meta.e_tag.clone().filter(|_| is_at_hand);
-                match self.request(path, options.clone().with_if_none_match(tag)).await {
-                    Ok(answer) => return Ok(self.tee(path, stamp, answer)),
-                    Err(Error::NotModified { .. }) => {
+            if !is_usable {
+                let mut ask = options.clone();
+                let is_plain = plain(&options);
+                if is_plain && is_at_hand {
+                    ask = ask.with_if_none_match(known.meta.e_tag.clone());
+                }
+                match self.request(path, ask).await {
+                    Ok(answer) => return self.tee(path, stamp, &options, answer),
+                    Err(Error::NotModified { .. }) if is_plain => {
                         Counters::add(&self.counters.not_modified, 1);
                         known.checked_ms.fetch_max(self.now_ms(), Relaxed);
                         checked = Some(known);
@@ -120,13 +128,15 @@ impl Inner {
         self.store.get_opts(path, options).await
     }
 
-    /// Caches an answer as it is read; of whatever version it is.
+    /// Caches an answer as it is read, whichever version it is of, if that meets the conditions.
     fn tee(
         self: &Arc<Self>,
         path: &Path,
         stamp: crate::directory::Stamp,
+        conditions: &GetOptions,
         mut answer: GetResult,
-    ) -> GetResult {
+    ) -> Result<GetResult> {
+        conditions.check_preconditions(&answer.meta)?;
         if let Some(known) = self.admit(path.as_ref(), stamp, &answer) {
             let mut reading = Reading::new(self, path, &known, answer.range.clone());
             let nothing = GetResultPayload::Stream(stream::empty().boxed());
@@ -136,7 +146,7 @@ impl Inner {
             reading.rest = Some(rest.into_stream());
             answer.payload = GetResultPayload::Stream(reading.into_stream());
         }
-        answer
+        Ok(answer)
     }
 }
 
