@@ -136,7 +136,8 @@ impl Builder {
     /// Kept are objects that have an ETag or a version, for which the name of the store
     /// ([`ObjectStore`]'s `Display`), the object's and its version say whether it is the same. All bytes are
     /// checksummed: what a kill, a full or a broken disk has left is asked of the store again. The
-    /// directory has to be on a file system with direct I/O; it is made if there is none. Memory for it is
+    /// directory has to be on a file system with direct I/O; it is made, with mode 700, if there is none. A directory
+    /// or file of another user (root's directory excepted), or one that the group or others may write to, is refused. Memory for it is
     /// taken from [`Builder::memory_bytes`]: 31 bytes for each page that `bytes` has room for (2 MiB for
     /// each GiB with pages of 16 KiB), and a sixteenth for pages on their way to the disk, but at least four times a 64th of `bytes` or 1 MiB, whichever is less, and at most 33 MiB.
     #[must_use]

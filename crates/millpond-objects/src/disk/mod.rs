@@ -27,10 +27,12 @@
 //!   at its beginning, which is there already. Where a read fails its page is a miss, and out of the index.
 //! - **T7** Only objects of a version are kept: what has neither ETag nor version may have changed
 //!   while nobody looked.
+//! - **T8** No other user can have chosen the directory's files ([`owned`]).
 
 mod index;
 mod layout;
 mod open;
+mod owned;
 mod shared;
 mod writer;
 
