@@ -39,7 +39,7 @@ pub(crate) struct Known {
     pub(crate) meta: ObjectMeta,
     pub(crate) attributes: Attributes,
     pub(crate) place: Place,
-    /// When the store last said that this is the object's version, on the store's clock.
+    /// When the last request began whose answer names this version, in milliseconds of the cache's clock.
     pub(crate) checked_ms: AtomicU64,
     /// Where a sequence of misses ended last, and the next may go on.
     pub(crate) reached: AtomicU64,
@@ -55,14 +55,14 @@ impl Known {
         meta: ObjectMeta,
         attributes: Attributes,
         place: Place,
-        now_ms: u64,
+        asked_ms: u64,
     ) -> Known {
         Known {
             key: key.into(),
             meta,
             attributes,
             place,
-            checked_ms: AtomicU64::new(now_ms),
+            checked_ms: AtomicU64::new(asked_ms),
             reached: AtomicU64::new(u64::MAX),
             window: AtomicU64::new(0),
             used: AtomicBool::new(false),
@@ -95,7 +95,11 @@ impl Known {
 
 /// The moment before a request; see N1.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stamp(u64);
+pub(crate) struct Stamp {
+    forgotten: u64,
+    /// The age of the answer counts from here: the store may have looked at the object at once.
+    pub(crate) asked_ms: u64,
+}
 
 #[derive(Debug, Default)]
 struct Shard {
@@ -142,9 +146,10 @@ impl Directory {
         self.with(key, Arc::clone)
     }
 
-    pub(crate) fn stamp(&self, key: &str) -> Stamp {
+    pub(crate) fn stamp(&self, key: &str, now_ms: u64) -> Stamp {
         // Acquire: what was forgotten before it was forgotten in the store's order, too.
-        Stamp(self.forgotten[self.shard_of(key)].load(Acquire))
+        let forgotten = self.forgotten[self.shard_of(key)].load(Acquire);
+        Stamp { forgotten, asked_ms: now_ms }
     }
 
     /// Enters an object, unless what was asked for at `stamp` may be older than a write that has ended (N1);
@@ -152,7 +157,7 @@ impl Directory {
     pub(crate) fn admit(&self, stamp: Stamp, known: Known) -> Option<Arc<Known>> {
         let at = self.shard_of(&known.key);
         let mut shard = self.shards[at].lock().expect("no panic under the lock");
-        if self.forgotten[at].load(Relaxed) != stamp.0 {
+        if self.forgotten[at].load(Relaxed) != stamp.forgotten {
             return None;
         }
         let map = self.map.pin();

@@ -175,7 +175,7 @@ impl Inner {
         asked: &[Option<GetRange>],
         may_wait: bool,
     ) -> Result<Opened> {
-        let stamp = self.directory.stamp(key);
+        let stamp = self.stamp(key);
         if let Some(known) = self.directory.find(key) {
             if self.is_fresh(&known) {
                 return Ok(Opened::Fresh(known, Vec::new()));
@@ -265,7 +265,7 @@ impl Inner {
             Ok(answer) => answer,
             Err(Error::NotModified { .. }) => {
                 Counters::add(&self.counters.not_modified, 1);
-                known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+                known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
                 return Ok(Opened::Known(known, cached));
             }
             Err(error) => {

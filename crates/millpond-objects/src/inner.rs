@@ -70,6 +70,11 @@ impl Inner {
         }
     }
 
+    /// The moment before a request.
+    pub(crate) fn stamp(&self, key: &str) -> Stamp {
+        self.directory.stamp(key, self.now_ms())
+    }
+
     /// Enters what an answer says of its object; `None`: it can't be cached.
     pub(crate) fn admit(&self, key: &str, stamp: Stamp, answer: &GetResult) -> Option<Arc<Known>> {
         let meta = &answer.meta;
@@ -80,11 +85,11 @@ impl Inner {
         if let Some(known) = self.directory.find(key)
             && known.is_of(meta)
         {
-            known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+            known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
             return Some(known);
         }
         let place = self.places.take(meta.size)?;
         let (meta, attributes) = (meta.clone(), answer.attributes.clone());
-        self.directory.admit(stamp, Known::new(key, meta, attributes, place, self.now_ms()))
+        self.directory.admit(stamp, Known::new(key, meta, attributes, place, stamp.asked_ms))
     }
 }

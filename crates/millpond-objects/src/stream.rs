@@ -63,7 +63,7 @@ impl Inner {
         let mut may_ask_head =
             self.tier.as_ref().is_some_and(|tier| tier.bytes_at(key) > self.gap_bytes);
         for _ in 0..VERSIONS_MAX {
-            let stamp = self.directory.stamp(key);
+            let stamp = self.stamp(key);
             let known = self.directory.find(key);
             let is_current =
                 |known: &Arc<Known>| checked.as_ref().is_some_and(|it| Arc::ptr_eq(it, known));
@@ -95,7 +95,7 @@ impl Inner {
                     Ok(answer) => return self.tee(path, stamp, &options, answer),
                     Err(Error::NotModified { .. }) if is_plain => {
                         Counters::add(&self.counters.not_modified, 1);
-                        known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+                        known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
                         checked = Some(known);
                         continue;
                     }

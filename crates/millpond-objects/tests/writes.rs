@@ -124,6 +124,24 @@ async fn an_answer_that_a_write_overtook_is_not_kept() {
     }
 }
 
+/// Incident: the age of an answer was counted from its arrival, so one that took long was served for longer than `MaxAge`.
+#[tokio::test]
+async fn the_age_of_an_answer_counts_from_its_request() {
+    let far = Far::default();
+    let age = Freshness::MaxAge(Duration::from_millis(200));
+    let store = CachedStore::builder(Arc::new(far.clone())).memory_bytes(1 << 20).freshness(age);
+    let (store, path) = (store.build().unwrap(), Path::from("x"));
+    far.store.put(&path, version(1, 4096).into()).await.unwrap();
+    far.faults.way_back_ms.store(300, Relaxed);
+    let read = || async { number(&store.get_range(&path, 0..4096).await.unwrap()) };
+    let write = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        far.store.put(&path, version(2, 4096).into()).await.unwrap();
+    };
+    let (_, old) = tokio::join!(write, read());
+    assert_eq!((old, read().await), (1, 2));
+}
+
 #[tokio::test]
 async fn what_is_gone_is_gone() {
     let far = Far::default();
