@@ -175,13 +175,13 @@ impl Inner {
         asked: &[Option<GetRange>],
         may_wait: bool,
     ) -> Result<Opened> {
-        let stamp = self.stamp(key);
         if let Some(known) = self.directory.find(key) {
             if self.is_fresh(&known) {
                 return Ok(Opened::Fresh(known, Vec::new()));
             }
-            return self.check(path, key, stamp, known, asked).await;
+            return self.check(path, key, known, asked).await;
         }
+        let stamp = self.stamp(key);
         let Some(ranges) = bounded(asked) else { return Ok(Opened::Stream) };
         let place = may_wait.then(|| self.opening.enter(key));
         let turn = match place {
@@ -210,7 +210,7 @@ impl Inner {
     ) -> Result<Opened> {
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
         let answer = self.request(&path, options).await?;
-        let Some(known) = self.admit(&key, stamp, &answer) else {
+        let Some(known) = self.admit(&key, &stamp, &answer) else {
             drop(turn);
             return self.uncached(answer).await;
         };
@@ -235,10 +235,10 @@ impl Inner {
         self: &Arc<Self>,
         path: &Path,
         key: &str,
-        stamp: Stamp,
         known: Arc<Known>,
         asked: &[Option<GetRange>],
     ) -> Result<Opened> {
+        let stamp = self.stamp(key);
         let mut cached = Vec::new();
         let mut missing = Vec::new();
         for asked in asked {
@@ -278,7 +278,7 @@ impl Inner {
         if is_open(asked) && answer.range.end - answer.range.start > COLLECTED_BYTES_MAX {
             return Ok(Opened::Stream);
         }
-        let Some(now) = self.admit(key, stamp, &answer) else {
+        let Some(now) = self.admit(key, &stamp, &answer) else {
             return self.uncached(answer).await;
         };
         if !Arc::ptr_eq(&known, &now) {
@@ -309,6 +309,10 @@ impl Inner {
             let missing = ranges.iter().zip(found).filter(|(_, found)| found.is_none());
             missing.map(|(range, _)| range.clone()).collect()
         };
+        if missing(&found).is_empty() {
+            return Ok(found.into_iter().collect());
+        }
+        let Some(watch) = self.watch(known) else { return Ok(None) };
         // With others, and if they did not bring it, alone (V2).
         let (claims, waits) = (self.home.may_claim(), self.home.may_wait());
         for is_first in [true, false] {
@@ -319,11 +323,12 @@ impl Inner {
             }
             let mut requests = Vec::new();
             for wanted in self.requests(known, &wanted, claims, waits) {
-                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), wanted);
+                let known = Arc::clone(known);
+                let fetch = Arc::clone(self).fetch(path.clone(), known, wanted, watch.clone());
                 requests.push(run(fetch));
             }
             if claims && let [range] = ranges {
-                self.read_ahead(path, known, range);
+                self.read_ahead(path, known, range, &watch);
             }
             for fetched in try_join_all(requests).await? {
                 match fetched? {
@@ -414,7 +419,13 @@ impl Inner {
     }
 
     /// Goes on where misses in order got to: a request of its own, which nobody waits for.
-    fn read_ahead(self: &Arc<Self>, path: &Path, known: &Arc<Known>, range: &Range<u64>) {
+    fn read_ahead(
+        self: &Arc<Self>,
+        path: &Path,
+        known: &Arc<Known>,
+        range: &Range<u64>,
+        watch: &Option<Stamp>,
+    ) {
         let asked = self.places.rounded(range);
         let reached = known.reached.swap(asked.end, Relaxed);
         if !(asked.start..asked.end).contains(&reached) {
@@ -431,7 +442,8 @@ impl Inner {
         known.reached.store(ahead.end, Relaxed);
         for wanted in self.requests(known, &[ahead], true, true) {
             if !wanted.fills.is_empty() {
-                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), wanted);
+                let known = Arc::clone(known);
+                let fetch = Arc::clone(self).fetch(path.clone(), known, wanted, watch.clone());
                 // Whoever comes to read it asks again where it fails.
                 drop(tokio::spawn(fetch));
             }

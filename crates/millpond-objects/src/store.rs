@@ -17,7 +17,7 @@ use object_store::{
 };
 
 use crate::answer::{answer_of, collected};
-use crate::directory::Known;
+use crate::directory::{Known, Writes};
 use crate::disk::{DiskOptions, Tier};
 use crate::get::{COLLECTED_BYTES_MAX, Cached, Collected, resolve};
 use crate::inner::Inner;
@@ -109,24 +109,32 @@ impl fmt::Display for CachedStore {
     }
 }
 
-/// Forgets objects when a call that may change them ends, however it ends.
+/// A call that may change objects. They are forgotten when it ends, also if it fails or is dropped.
 struct Changing {
     inner: Arc<Inner>,
-    locations: Vec<Path>,
+    writes: Vec<(Path, Arc<Writes>)>,
+}
+
+impl Changing {
+    fn add(&mut self, location: &Path) {
+        let writes = self.inner.directory.begin_write(location.as_ref());
+        self.writes.push((location.clone(), writes));
+    }
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        for location in &self.locations {
-            self.inner.directory.forget(location.as_ref());
+        for (location, writes) in &self.writes {
+            self.inner.directory.end_write(location.as_ref(), writes);
         }
     }
 }
 
 impl CachedStore {
     fn changing(&self, locations: &[&Path]) -> Changing {
-        let locations = locations.iter().map(|&location| location.clone()).collect();
-        Changing { inner: Arc::clone(&self.inner), locations }
+        let mut changing = Changing { inner: Arc::clone(&self.inner), writes: Vec::new() };
+        locations.iter().for_each(|location| changing.add(location));
+        changing
     }
 }
 
@@ -158,7 +166,7 @@ impl ObjectStore for CachedStore {
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         let upload = self.inner.store.put_multipart_opts(location, opts).await?;
-        Ok(Box::new(Upload { upload, changing: self.changing(&[location]) }))
+        Ok(Box::new(Upload { upload, store: self.clone(), location: location.clone() }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -192,12 +200,11 @@ impl ObjectStore for CachedStore {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        let changing = Changing { inner: Arc::clone(&self.inner), locations: Vec::new() };
-        let asked = Arc::new(Mutex::new(changing));
+        let asked = Arc::new(Mutex::new(self.changing(&[])));
         let noted = Arc::clone(&asked);
         let locations = locations.inspect(move |location| {
             if let Ok(location) = location {
-                noted.lock().expect("no panic under the lock").locations.push(location.clone());
+                noted.lock().expect("no panic under the lock").add(location);
             }
         });
         let inner = Arc::clone(&self.inner);
@@ -308,12 +315,13 @@ impl Inner {
 #[derive(Debug)]
 struct Upload {
     upload: Box<dyn MultipartUpload>,
-    changing: Changing,
+    store: CachedStore,
+    location: Path,
 }
 
-impl fmt::Debug for Changing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changing").field("locations", &self.locations).finish_non_exhaustive()
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.store.forget(&self.location);
     }
 }
 
@@ -324,9 +332,7 @@ impl MultipartUpload for Upload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let changing = &self.changing;
-        let _again =
-            Changing { inner: Arc::clone(&changing.inner), locations: changing.locations.clone() };
+        let _changing = self.store.changing(&[&self.location]);
         self.upload.complete().await
     }
 

@@ -23,7 +23,7 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Result};
 
 use crate::answer::{self, answer_of};
-use crate::directory::Known;
+use crate::directory::{Known, Stamp};
 use crate::fetch::only_if;
 use crate::get::resolve;
 use crate::inner::{Inner, VERSIONS_MAX};
@@ -41,9 +41,14 @@ impl Inner {
         path: &Path,
         known: &Known,
         range: Range<u64>,
+        watch: &Option<Stamp>,
     ) -> Result<Option<BoxStream<'static, Result<Bytes>>>> {
         let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
-        match self.request(path, options).await {
+        let answer = self.request(path, options).await;
+        if self.is_void(known, watch) {
+            return Ok(None);
+        }
+        match answer {
             Ok(answer) if known.is_of(&answer.meta) && answer.range == range => {
                 Ok(Some(answer.into_stream()))
             }
@@ -70,7 +75,7 @@ impl Inner {
             let Some(known) = known else {
                 if std::mem::take(&mut may_ask_head) {
                     let head = self.request(path, GetOptions::new().with_head(true)).await?;
-                    checked = self.admit(key, stamp, &head);
+                    checked = self.admit(key, &stamp, &head);
                     continue;
                 }
                 let answer = self.request(path, options.clone()).await?;
@@ -107,12 +112,13 @@ impl Inner {
                     }
                 }
             }
-            let mut reading = Reading::new(self, path, &known, range.clone());
+            let Some(watch) = self.watch(&known) else { continue };
+            let mut reading = Reading::new(self, path, &known, range.clone(), watch);
             reading.has_asked = checked.is_some();
             match first {
                 first @ Some(_) => reading.first = first,
                 None if is_at_hand => {}
-                None => match self.ask_version(path, &known, range.clone()).await {
+                None => match self.ask_version(path, &known, range.clone(), &reading.watch).await {
                     Ok(Some(rest)) => reading.rest = Some(rest),
                     Ok(None) => {
                         self.directory.forget_version(&known);
@@ -132,13 +138,14 @@ impl Inner {
     fn tee(
         self: &Arc<Self>,
         path: &Path,
-        stamp: crate::directory::Stamp,
+        stamp: Stamp,
         conditions: &GetOptions,
         mut answer: GetResult,
     ) -> Result<GetResult> {
         conditions.check_preconditions(&answer.meta)?;
-        if let Some(known) = self.admit(path.as_ref(), stamp, &answer) {
-            let mut reading = Reading::new(self, path, &known, answer.range.clone());
+        if let Some(known) = self.admit(path.as_ref(), &stamp, &answer) {
+            let watch = known.is_blind().then_some(stamp);
+            let mut reading = Reading::new(self, path, &known, answer.range.clone(), watch);
             let nothing = GetResultPayload::Stream(stream::empty().boxed());
             let payload = std::mem::replace(&mut answer.payload, nothing);
             let (meta, range) = (answer.meta.clone(), answer.range.clone());
@@ -161,14 +168,23 @@ struct Reading {
     rest: Option<BoxStream<'static, Result<Bytes>>>,
     /// The store, be it for the version only.
     has_asked: bool,
+    /// For an entry whose version answers do not show.
+    watch: Option<Stamp>,
     assembler: Assembler,
 }
 
 impl Reading {
-    fn new(inner: &Arc<Inner>, path: &Path, known: &Arc<Known>, range: Range<u64>) -> Reading {
+    fn new(
+        inner: &Arc<Inner>,
+        path: &Path,
+        known: &Arc<Known>,
+        range: Range<u64>,
+        watch: Option<Stamp>,
+    ) -> Reading {
         let assembler = Assembler { page_bytes: inner.places.page_bytes(), ..Assembler::default() };
         let (inner, path, known) = (Arc::clone(inner), path.clone(), Arc::clone(known));
-        Reading { inner, path, known, range, first: None, rest: None, has_asked: false, assembler }
+        let (first, rest, has_asked) = (None, None, false);
+        Reading { inner, path, known, range, first, rest, has_asked, watch, assembler }
     }
 
     async fn next(&mut self) -> Option<Result<Bytes>> {
@@ -197,8 +213,9 @@ impl Reading {
             }
             let (inner, path) = (Arc::clone(&self.inner), self.path.clone());
             let (known, range) = (Arc::clone(&self.known), self.range.clone());
+            let watch = self.watch.clone();
             self.has_asked = true;
-            let asked = async move { inner.ask_version(&path, &known, range).await };
+            let asked = async move { inner.ask_version(&path, &known, range, &watch).await };
             match asked.await {
                 Ok(Some(rest)) => self.rest = Some(rest),
                 Ok(None) => {
