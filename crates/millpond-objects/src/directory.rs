@@ -10,7 +10,7 @@
 //!
 //! - **N1** The calls above for one object are under one lock. The writes of an object are counted as long as a stamp
 //!   or a write refers to the count. So no answer enters the map after a write has ended, if the answer may be older.
-//! - **N4** An answer about an object without ETag and version does not show which version it is of. It is used only
+//! - **N4** An answer about an object without (strong) ETag and version does not show which version it is of. It is used only
 //!   if no write of the object through this store was under way between its request and its arrival; and an entry
 //!   leaves the map when such a write begins. So all bytes in the pages of an entry are of one version.
 //! - **N2** What an entry says never changes but for `checked_ms` and `used`: of another version there is
@@ -104,9 +104,14 @@ impl Known {
     }
 }
 
-/// The object has neither ETag nor version.
+/// Neither a strong ETag nor a version names the bytes of the object.
 pub(crate) fn is_blind(meta: &ObjectMeta) -> bool {
-    meta.e_tag.is_none() && meta.version.is_none()
+    strong_tag(meta).is_none() && meta.version.is_none()
+}
+
+/// The ETag, if it names the bytes of the object: a weak one may be that of other bytes, too (RFC 9110, 8.8.1).
+pub(crate) fn strong_tag(meta: &ObjectMeta) -> Option<&str> {
+    meta.e_tag.as_deref().filter(|tag| !tag.starts_with("W/"))
 }
 
 /// The writes of one object through this store. Relaxed throughout: read and changed under the shard's lock.

@@ -20,7 +20,7 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
 
-use crate::directory::{Known, Stamp};
+use crate::directory::{Known, Stamp, strong_tag};
 use crate::disk::{Object, Tier};
 use crate::inner::Inner;
 use crate::stats::Counters;
@@ -236,7 +236,7 @@ impl Inner {
 pub(crate) fn only_if(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
     match &meta.version {
-        None => options.with_if_match(meta.e_tag.clone()),
+        None => options.with_if_match(strong_tag(meta).map(str::to_owned)),
         version => options.with_version(version.clone()),
     }
 }

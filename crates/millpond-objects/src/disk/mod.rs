@@ -46,6 +46,7 @@ use futures_util::future::join_all;
 use millpond::Fill;
 use object_store::ObjectMeta;
 
+use crate::directory::is_blind;
 use crate::disk::index::Found;
 pub(crate) use crate::disk::layout::Object;
 use crate::disk::layout::PageId;
@@ -75,8 +76,7 @@ impl Tier {
     /// What names an object's bytes; `None`: they are not kept (T7).
     pub(crate) fn object(&self, meta: &ObjectMeta) -> Option<Object> {
         let tags = [meta.e_tag.as_deref(), meta.version.as_deref()];
-        let has_version = tags.iter().any(Option::is_some);
-        has_version.then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
+        (!is_blind(meta)).then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
     }
 
     /// How many bytes there may be of objects of that name, of whatever version.

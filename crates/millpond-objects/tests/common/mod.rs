@@ -28,6 +28,8 @@ pub struct Faults {
     pub fail_every: AtomicU64,
     pub count: AtomicU64,
     pub without_tags: AtomicBool,
+    /// Each object has the same weak ETag.
+    pub weak_tag: AtomicBool,
     /// Conditions are not looked at, as by stores that know none.
     pub ignores_conditions: AtomicBool,
 }
@@ -90,7 +92,21 @@ impl ObjectStore for Far {
         if faults.ignores_conditions.load(Relaxed) {
             options = GetOptions { range: options.range, ..GetOptions::new() };
         }
+        const WEAK_TAG: &str = "W/\"weak\"";
+        let has_weak_tag = faults.weak_tag.load(Relaxed);
+        if has_weak_tag {
+            let (path, source) = (at.to_string(), "the tag is weak".into());
+            if options.if_match.take().is_some() {
+                return Err(Error::Precondition { path, source });
+            }
+            if options.if_none_match.take().is_some_and(|tag| tag == WEAK_TAG) {
+                return Err(Error::NotModified { path, source });
+            }
+        }
         let mut answer = self.store.get_opts(at, options).await?;
+        if has_weak_tag {
+            answer.meta.e_tag = Some(WEAK_TAG.to_owned());
+        }
         let way_back = faults.way_back_ms.load(Relaxed);
         if way_back > 0 {
             tokio::time::sleep(Duration::from_millis(way_back)).await;
