@@ -19,14 +19,14 @@
 //!   unless the request names a version: so an error of the store is the error of the caller's own range.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use millpond::Fill;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetRange, GetResult, Result};
+use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result, coalesce_ranges};
 
 use crate::answer::Head;
 use crate::directory::{Known, Stamp};
@@ -223,6 +223,43 @@ impl Inner {
         self.bring(&known, piece.range.start, &piece.bytes, fills);
         known.reached.store(piece.range.end, Relaxed);
         Ok(Opened::Known(known, vec![piece]))
+    }
+
+    /// Ranges past the cache, all of one version as far as the answers show it: the store's own `get_ranges` may make
+    /// several requests without a condition.
+    pub(crate) async fn uncached_ranges(
+        &self,
+        path: &Path,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Bytes>> {
+        let mut outcome = Ok(Vec::new());
+        for _ in 0..VERSIONS_MAX {
+            let first: OnceLock<ObjectMeta> = OnceLock::new();
+            let fetch = |range: Range<u64>| async {
+                let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+                let answer = self.request(path, options).await?;
+                let (meta, first) = (&answer.meta, first.get_or_init(|| answer.meta.clone()));
+                let is_same = (&meta.e_tag, &meta.version, meta.size, meta.last_modified)
+                    == (&first.e_tag, &first.version, first.size, first.last_modified);
+                if !is_same {
+                    let source = "the object was replaced while its ranges were read".into();
+                    return Err(Error::Precondition { path: path.to_string(), source });
+                }
+                // A merged range hides it that one of its parts begins beyond the end.
+                if let Some(beyond) = ranges.iter().find(|range| range.start >= first.size) {
+                    let beyond = Some(GetRange::Bounded(beyond.clone()));
+                    self.request(path, GetOptions::new().with_range(beyond)).await?;
+                    let source = "the object has grown while its ranges were read".into();
+                    return Err(Error::Precondition { path: path.to_string(), source });
+                }
+                Ok(self.receive(answer).await?.bytes)
+            };
+            outcome = coalesce_ranges(ranges, fetch, self.gap_bytes).await;
+            if !matches!(outcome, Err(Error::Precondition { .. })) {
+                break;
+            }
+        }
+        outcome
     }
 
     async fn uncached(&self, answer: GetResult) -> Result<Opened> {

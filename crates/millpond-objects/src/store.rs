@@ -192,6 +192,7 @@ impl ObjectStore for CachedStore {
             if let Collected::Pieces(_, pieces) = collected {
                 return Ok(pieces.into_iter().map(|piece| piece.bytes).collect());
             }
+            return Box::pin(self.inner.uncached_ranges(location, ranges)).await;
         }
         self.inner.store.get_ranges(location, ranges).await
     }

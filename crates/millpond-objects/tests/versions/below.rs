@@ -11,9 +11,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyMode, CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
-    PutResult, Result, UploadPart,
+    CopyMode, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
 use crate::random::Random;
@@ -278,18 +278,13 @@ impl ObjectStore for Handle {
         self.0.answer(at, options).await
     }
 
+    /// By one request for each range: they may be of several versions.
     async fn get_ranges(&self, at: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.0.way().await?;
-        let (bytes, meta) = self.0.current(at)?;
-        let part = |range: &Range<u64>| {
-            let range = GetRange::Bounded(range.clone()).as_range(meta.size);
-            let range =
-                range.map_err(|source| Error::Generic { store: "below", source: source.into() })?;
-            Ok(bytes.slice(range.start as usize..range.end as usize))
-        };
-        let parts = ranges.iter().map(part).collect();
-        self.0.way().await?;
-        parts
+        let mut parts = Vec::new();
+        for range in ranges {
+            parts.push(self.get_range(at, range.clone()).await?);
+        }
+        Ok(parts)
     }
 
     fn delete_stream(
