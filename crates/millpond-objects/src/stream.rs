@@ -230,10 +230,14 @@ impl Reading {
         }
         let rest = self.rest.as_mut().expect("set above");
         match rest.next().await {
+            Some(Ok(bytes)) if bytes.len() as u64 > self.range.end - self.range.start => {
+                let what = "more bytes than were announced";
+                self.fail(Error::Generic { store: crate::NAME, source: what.into() })
+            }
             Some(Ok(bytes)) => {
                 Counters::add(&self.inner.counters.bytes, bytes.len() as u64);
                 self.assembler.feed(&self.inner, &self.known, self.range.start, &bytes);
-                self.range.start = (self.range.start + bytes.len() as u64).min(self.range.end);
+                self.range.start += bytes.len() as u64;
                 Some(Ok(bytes))
             }
             Some(Err(error)) => self.fail(error),

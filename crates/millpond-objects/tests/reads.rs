@@ -186,6 +186,19 @@ async fn without_versions_only_the_immutable_are_cached() {
     assert_eq!(far.gets().len(), 1);
 }
 
+/// Goal: a body that is longer than its range is an error, in short reads and in streams, as its bytes can't be placed.
+#[tokio::test]
+async fn a_body_that_is_too_long_is_an_error() {
+    let (far, path, bytes) = with_object(10_000).await;
+    let store = over(&far).build().unwrap();
+    far.faults.has_longer_bodies.store(true, Relaxed);
+    assert!(store.get_range(&path, 0..10).await.is_err());
+    store.forget(&path);
+    assert!(store.get(&path).await.unwrap().bytes().await.is_err());
+    far.faults.has_longer_bodies.store(false, Relaxed);
+    assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
+}
+
 /// Goal: a weak ETag does not show that the bytes are the same, and no request can be made for its version.
 #[tokio::test]
 async fn objects_with_weak_tags_are_as_those_without() {
