@@ -10,7 +10,8 @@ use crate::disk::DiskOptions;
 
 /// How old what is cached may be.
 ///
-/// A version of an object is what its ETag names, or its version where it has no ETag. Whatever is chosen,
+/// A version of an object is the one that its strong ETag names, or its version where it has no ETag; a weak ETag
+/// (`W/...`) counts as none. Whatever is chosen,
 /// the bytes that one call returns are of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -23,7 +24,7 @@ pub enum Freshness {
     /// request if all is cached, or with the request for what is not: so a call that begins after a
     /// write has ended, by whomever, returns what was written or something newer.
     Revalidate,
-    /// As `Revalidate`, but the answer holds for so long.
+    /// As `Revalidate`, but the answer holds for so long from the start of its request.
     MaxAge(Duration),
 }
 

@@ -31,6 +31,9 @@ use crate::stats::{Counters, Stats};
 /// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
 /// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
 ///
+/// A condition that is checked on a fresh entry also holds for the version that is returned, where the object has been
+/// replaced since. `last_modified` and attributes of an answer are those of the first one that had its ETag.
+///
 /// # Examples
 ///
 /// ```
