@@ -45,6 +45,13 @@ pub(crate) enum Head {
 }
 
 impl Head {
+    pub(crate) fn meta(&self) -> &ObjectMeta {
+        match self {
+            Head::Known(known) => &known.meta,
+            Head::Uncached(meta, _) => meta,
+        }
+    }
+
     pub(crate) fn answer(self, range: Range<u64>, bytes: Bytes) -> GetResult {
         match self {
             Head::Known(known) => collected(&known, range, bytes),

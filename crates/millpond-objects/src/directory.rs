@@ -2,23 +2,27 @@
 //!
 //! ```text
 //!   find:   of the map, without a lock and without a shared write
-//!   stamp:  before a request for an object of which nothing is known
-//!   admit:  with the stamp, after its answer: entered unless something was written meanwhile
-//!   forget: after a write of the object ended, well or not
+//!   stamp:  before a request
+//!   admit:  with the stamp, after its answer: entered unless the object was written between the two
+//!   begin_write, end_write: around a write of the object, whether it succeeds or not
+//!   watch:  a stamp for requests about an entry, which is void once the entry is out of the map
 //! ```
 //!
-//! - **N1** `admit` and `forget` of one object are under one lock, and `forget` raises what `stamp`
-//!   reads: so an answer that may be older than a write that has ended is not entered after it.
+//! - **N1** The calls above for one object are under one lock. The writes of an object are counted as long as a stamp
+//!   or a write refers to the count. So no answer enters the map after a write has ended, if the answer may be older.
+//! - **N4** An answer about an object without (strong) ETag and version does not show which version it is of. It is used only
+//!   if no write of the object through this store was under way between its request and its arrival; and an entry
+//!   leaves the map when such a write begins. So all bytes in the pages of an entry are of one version.
 //! - **N2** What an entry says never changes but for `checked_ms` and `used`: of another version there is
 //!   another entry, with other pages.
 //! - **N3** Entries take no more memory than was allowed, by an estimate: beyond it those go that were not
 //!   used since they were looked at last (CLOCK).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use foldhash::quality::RandomState;
 use object_store::{Attributes, ObjectMeta};
@@ -29,6 +33,8 @@ use crate::place::Place;
 const SHARDS: usize = 64;
 /// Of a ring, so many entries may be gone beside half of it. Chosen, not measured.
 const RING_GONE_MAX: usize = 16;
+/// Counts of writes of a shard, before those that are not needed are removed. Chosen, not measured.
+const WRITES_LEN_MIN: usize = 16;
 /// What an entry takes beside its strings: itself, its places in map and ring, and what the allocator adds.
 const ENTRY_BYTES: u64 = 128 + size_of::<Known>() as u64;
 
@@ -39,7 +45,7 @@ pub(crate) struct Known {
     pub(crate) meta: ObjectMeta,
     pub(crate) attributes: Attributes,
     pub(crate) place: Place,
-    /// When the store last said that this is the object's version, on the store's clock.
+    /// When the last request began whose answer names this version, in milliseconds of the cache's clock.
     pub(crate) checked_ms: AtomicU64,
     /// Where a sequence of misses ended last, and the next may go on.
     pub(crate) reached: AtomicU64,
@@ -55,14 +61,14 @@ impl Known {
         meta: ObjectMeta,
         attributes: Attributes,
         place: Place,
-        now_ms: u64,
+        asked_ms: u64,
     ) -> Known {
         Known {
             key: key.into(),
             meta,
             attributes,
             place,
-            checked_ms: AtomicU64::new(now_ms),
+            checked_ms: AtomicU64::new(asked_ms),
             reached: AtomicU64::new(u64::MAX),
             window: AtomicU64::new(0),
             used: AtomicBool::new(false),
@@ -75,6 +81,11 @@ impl Known {
         // Without ETag and version, only what never changes is known.
         (&self.meta.e_tag, &self.meta.version, self.meta.size)
             == (&meta.e_tag, &meta.version, meta.size)
+    }
+
+    /// Answers about the object do not show which version they are of (N4).
+    pub(crate) fn is_blind(&self) -> bool {
+        is_blind(&self.meta)
     }
 
     /// Writes to shared memory only the first time after somebody looked.
@@ -93,9 +104,32 @@ impl Known {
     }
 }
 
+/// Neither a strong ETag nor a version names the bytes of the object.
+pub(crate) fn is_blind(meta: &ObjectMeta) -> bool {
+    strong_tag(meta).is_none() && meta.version.is_none()
+}
+
+/// The ETag, if it names the bytes of the object: a weak one may be that of other bytes, too (RFC 9110, 8.8.1).
+pub(crate) fn strong_tag(meta: &ObjectMeta) -> Option<&str> {
+    meta.e_tag.as_deref().filter(|tag| !tag.starts_with("W/"))
+}
+
+/// The writes of one object through this store. Relaxed throughout: read and changed under the shard's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
 /// The moment before a request; see N1.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stamp(u64);
+#[derive(Clone, Debug)]
+pub(crate) struct Stamp {
+    writes: Arc<Writes>,
+    begun: u64,
+    ended: u64,
+    /// The age of the answer counts from here: the store may have looked at the object at once.
+    pub(crate) asked_ms: u64,
+}
 
 #[derive(Debug, Default)]
 struct Shard {
@@ -103,6 +137,40 @@ struct Shard {
     ring: VecDeque<Arc<Known>>,
     entries: usize,
     bytes: u64,
+    /// Of objects with requests or writes under way, and of some without.
+    writes: HashMap<Box<str>, Weak<Writes>, RandomState>,
+    /// At this length those without are removed.
+    writes_len_max: usize,
+}
+
+impl Shard {
+    fn writes_of(&mut self, key: &str) -> Arc<Writes> {
+        if let Some(writes) = self.writes.get(key).and_then(Weak::upgrade) {
+            return writes;
+        }
+        if self.writes.len() >= self.writes_len_max {
+            self.writes.retain(|_, writes| writes.strong_count() > 0);
+            self.writes_len_max = WRITES_LEN_MIN.max(self.writes.len() * 2);
+        }
+        let writes = Arc::default();
+        self.writes.insert(key.into(), Arc::downgrade(&writes));
+        writes
+    }
+
+    fn stamp(&mut self, key: &str, asked_ms: u64) -> Stamp {
+        let writes = self.writes_of(key);
+        let (begun, ended) = (writes.begun.load(Relaxed), writes.ended.load(Relaxed));
+        Stamp { writes, begun, ended, asked_ms }
+    }
+}
+
+impl Stamp {
+    /// Whether an answer to a request that began at the stamp may be older than a write that has ended; if `is_blind`,
+    /// whether a write was under way at any moment since (N4). Under the shard's lock.
+    fn is_overtaken(&self, is_blind: bool) -> bool {
+        let (begun, ended) = (self.writes.begun.load(Relaxed), self.writes.ended.load(Relaxed));
+        ended != self.ended || (is_blind && (begun != self.begun || begun != ended))
+    }
 }
 
 #[derive(Debug)]
@@ -111,8 +179,6 @@ pub(crate) struct Directory {
     /// Seeded at random, and fast: each hit hashes a name.
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
-    /// How often something was forgotten, of each shard.
-    forgotten: [AtomicU64; SHARDS],
     shard_bytes_max: u64,
 }
 
@@ -123,7 +189,6 @@ impl Directory {
             map: papaya::HashMap::with_hasher(hasher.clone()),
             hasher,
             shards: std::array::from_fn(|_| Mutex::default()),
-            forgotten: std::array::from_fn(|_| AtomicU64::new(0)),
             shard_bytes_max: bytes_max / SHARDS as u64,
         }
     }
@@ -142,17 +207,36 @@ impl Directory {
         self.with(key, Arc::clone)
     }
 
-    pub(crate) fn stamp(&self, key: &str) -> Stamp {
-        // Acquire: what was forgotten before it was forgotten in the store's order, too.
-        Stamp(self.forgotten[self.shard_of(key)].load(Acquire))
+    fn shard(&self, key: &str) -> MutexGuard<'_, Shard> {
+        self.shards[self.shard_of(key)].lock().expect("no panic under the lock")
     }
 
-    /// Enters an object, unless what was asked for at `stamp` may be older than a write that has ended (N1);
-    /// in place of another version of it. Returns the entry that is of this version now, if there is one.
-    pub(crate) fn admit(&self, stamp: Stamp, known: Known) -> Option<Arc<Known>> {
-        let at = self.shard_of(&known.key);
-        let mut shard = self.shards[at].lock().expect("no panic under the lock");
-        if self.forgotten[at].load(Relaxed) != stamp.0 {
+    pub(crate) fn stamp(&self, key: &str, now_ms: u64) -> Stamp {
+        self.shard(key).stamp(key, now_ms)
+    }
+
+    /// A stamp for requests about an entry without ETag and version; `None`: the entry is out of the map, and the object
+    /// may be of another version.
+    pub(crate) fn watch(&self, known: &Arc<Known>, now_ms: u64) -> Option<Stamp> {
+        let mut shard = self.shard(&known.key);
+        self.is_there(known).then(|| shard.stamp(&known.key, now_ms))
+    }
+
+    /// Whether an answer to a request since the stamp may be of another version than its entry (N4).
+    pub(crate) fn is_void(&self, watch: &Stamp, key: &str) -> bool {
+        let _shard = self.shard(key);
+        watch.is_overtaken(true)
+    }
+
+    fn is_there(&self, known: &Arc<Known>) -> bool {
+        self.map.pin().get(&known.key).is_some_and(|there| Arc::ptr_eq(there, known))
+    }
+
+    /// Enters an object in place of another version of it, unless the answer to a request at `stamp` may be older than a
+    /// write (N1, N4). Returns the entry of this version, if there is one afterwards.
+    pub(crate) fn admit(&self, stamp: &Stamp, known: Known) -> Option<Arc<Known>> {
+        let mut shard = self.shard(&known.key);
+        if stamp.is_overtaken(known.is_blind()) {
             return None;
         }
         let map = self.map.pin();
@@ -177,25 +261,38 @@ impl Directory {
         Some(known)
     }
 
-    /// Forgets an object, of whatever version: it was written to, or may have been.
-    pub(crate) fn forget(&self, key: &str) {
-        let at = self.shard_of(key);
-        let mut shard = self.shards[at].lock().expect("no panic under the lock");
-        // Release: pairs with `stamp`.
-        self.forgotten[at].fetch_add(1, Release);
-        let there = self.map.pin().get(key).map(Arc::clone);
+    /// A write of the object begins; each has an `end_write`.
+    pub(crate) fn begin_write(&self, key: &str) -> Arc<Writes> {
+        let mut shard = self.shard(key);
+        let writes = shard.writes_of(key);
+        writes.begun.fetch_add(1, Relaxed);
+        // N4
+        let there = self.find(key).filter(|known| known.is_blind());
         if let Some(there) = there {
+            self.take_out(&mut shard, &there);
+        }
+        writes
+    }
+
+    /// A write of the object has ended, whether it succeeded or not: forgets the object.
+    pub(crate) fn end_write(&self, key: &str, writes: &Writes) {
+        let mut shard = self.shard(key);
+        writes.ended.fetch_add(1, Relaxed);
+        if let Some(there) = self.find(key) {
             self.take_out(&mut shard, &there);
         }
     }
 
+    /// Forgets an object: it was written, or may have been.
+    pub(crate) fn forget(&self, key: &str) {
+        let writes = self.begin_write(key);
+        self.end_write(key, &writes);
+    }
+
     /// Forgets an object if it is of that version still.
     pub(crate) fn forget_version(&self, known: &Arc<Known>) {
-        let mut shard =
-            self.shards[self.shard_of(&known.key)].lock().expect("no panic under the lock");
-        let is_there =
-            self.map.pin().get(&known.key).is_some_and(|there| Arc::ptr_eq(there, known));
-        if is_there {
+        let mut shard = self.shard(&known.key);
+        if self.is_there(known) {
             self.take_out(&mut shard, known);
         }
     }

@@ -4,7 +4,8 @@
 //!   the page waits for the store, and never for a caller that does not poll. Else pages are claimed when
 //!   their bytes are there. A runtime of one thread runs only while somebody is in it: so those of one such
 //!   runtime, the home, wait for each other, and nobody else for them ([`Home`](crate::home::Home)).
-//! - **F2** Bytes are put into pages only if the answer names the version of those pages.
+//! - **F2** Bytes are put into pages only if the answer names the version of those pages; without ETag and version, if
+//!   no write of the object was under way since a moment at which its entry was in the map (N4 of the directory).
 //! - **F3** What the disk has is read from there first; what it turns out not to have is asked of the store by the
 //!   same task, with the pages that it claimed.
 
@@ -19,7 +20,7 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
 
-use crate::directory::Known;
+use crate::directory::{Known, Stamp, strong_tag};
 use crate::disk::{Object, Tier};
 use crate::inner::Inner;
 use crate::stats::Counters;
@@ -42,6 +43,11 @@ impl Piece {
         let part = self.bytes.slice(from..to);
         // A small part would keep all of it in memory, where nobody counts it.
         Some(if part.len() * 2 < self.bytes.len() { Bytes::copy_from_slice(&part) } else { part })
+    }
+
+    /// The same as a piece.
+    pub(crate) fn of(&self, range: Range<u64>) -> Option<Piece> {
+        self.part(&range).map(|bytes| Piece { range, bytes })
     }
 }
 
@@ -83,6 +89,19 @@ impl Inner {
         self.store.get_opts(path, options).await
     }
 
+    /// Whether an answer that has just arrived may be of another version than the entry, which only `watch` can show.
+    pub(crate) fn is_void(&self, known: &Known, watch: &Option<Stamp>) -> bool {
+        watch.as_ref().is_some_and(|watch| self.directory.is_void(watch, &known.key))
+    }
+
+    /// Before requests about an entry: a watch if it needs one; `None`: begin again, as the entry is out of the map.
+    pub(crate) fn watch(&self, known: &Arc<Known>) -> Option<Option<Stamp>> {
+        match known.is_blind() {
+            true => self.directory.watch(known, self.now_ms()).map(Some),
+            false => Some(None),
+        }
+    }
+
     /// All bytes of an answer.
     pub(crate) async fn receive(&self, answer: GetResult) -> Result<Piece> {
         let range = answer.range.clone();
@@ -102,6 +121,7 @@ impl Inner {
         path: Path,
         known: Arc<Known>,
         wanted: Wanted,
+        watch: Option<Stamp>,
     ) -> Result<Fetched> {
         let Wanted { mut range, mut fills, on_disk } = wanted;
         if on_disk {
@@ -114,7 +134,11 @@ impl Inner {
             range = first..end.unwrap_or(first).min(known.meta.size);
         }
         let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
-        let answer = match self.request(&path, options).await {
+        let answer = self.request(&path, options).await;
+        if self.is_void(&known, &watch) {
+            return Ok(Fetched::Changed);
+        }
+        let answer = match answer {
             Ok(answer) => answer,
             Err(Error::Precondition { .. } | Error::NotFound { .. }) => {
                 return Ok(Fetched::Changed);
@@ -212,7 +236,7 @@ impl Inner {
 pub(crate) fn only_if(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
     match &meta.version {
-        None => options.with_if_match(meta.e_tag.clone()),
+        None => options.with_if_match(strong_tag(meta).map(str::to_owned)),
         version => options.with_version(version.clone()),
     }
 }
@@ -250,6 +274,11 @@ impl Known {
     /// Claims the pages of a range of the object.
     pub(crate) fn claim(&self, range: &Range<u64>) -> millpond::Claim {
         self.place.blob.claim(self.place.locate(range))
+    }
+
+    /// Whether the first byte of one of the ranges is cached.
+    pub(crate) fn has_first_byte(&self, ranges: &[Range<u64>]) -> bool {
+        ranges.iter().any(|range| self.cached(&(range.start..range.start + 1)).is_some())
     }
 
     /// Bytes of the object, if they are cached.

@@ -11,18 +11,22 @@
 //! ```
 //!
 //! - **V1** What one call returns is of one version: what was collected is dropped when another one shows up.
+//!   The conditions of the call are checked on that version, whether it was cached or has just been fetched.
 //! - **V2** Nobody waits for another caller more than once: if what that one was to bring is not there
 //!   afterwards, each makes its own request. So a failing store fails all at once, not one by one.
+//! - **V3** A range that depends on the object's length (all of it, from an offset on, a suffix) is resolved by the
+//!   length of the version that is served, each time that the read begins again. The store gets it as the caller gave it
+//!   unless the request names a version: so an error of the store is the error of the caller's own range.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use millpond::Fill;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetRange, GetResult, Result};
+use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result, coalesce_ranges};
 
 use crate::answer::Head;
 use crate::directory::{Known, Stamp};
@@ -33,6 +37,19 @@ use crate::stats::Counters;
 
 /// The first window of read-ahead, in multiples of what was asked for. Chosen, not measured.
 const WINDOW_FACTOR: u64 = 4;
+
+/// A longer range is a stream of its own, and not collected. Chosen, not measured.
+pub(crate) const COLLECTED_BYTES_MAX: u64 = 4 << 20;
+
+/// The result of a collected read of an object.
+pub(crate) enum Collected {
+    /// A piece for each range that was asked for.
+    Pieces(Head, Vec<Piece>),
+    /// The answer is too long to be collected, or nothing is known of the object.
+    Stream,
+    /// The store below answers, possibly with an error.
+    Pass,
+}
 
 /// What of some ranges is cached, and fresh.
 pub(crate) enum Cached {
@@ -50,6 +67,8 @@ enum Opened {
     Known(Arc<Known>, Vec<Piece>),
     /// An answer that can't be cached.
     Uncached(Head, Piece),
+    /// The version has more bytes in the range than are collected, or is unknown.
+    Stream,
     /// Somebody else has asked meanwhile.
     Again,
 }
@@ -77,21 +96,22 @@ impl Inner {
         self.directory.with(path.as_ref(), look).unwrap_or(Cached::Unknown)
     }
 
-    /// Ranges of an object, each as far as it lies within it; `None`: the store itself has to be asked, be it
-    /// for its error.
+    /// Ranges of an object, each as far as it lies within it. `asked`: either bounded ranges, or one that depends on
+    /// the object's length (V3).
     pub(crate) async fn ranges(
         self: &Arc<Self>,
         path: &Path,
-        ranges: &[Range<u64>],
+        asked: &[Option<GetRange>],
+        conditions: &GetOptions,
         mut found: Option<(Arc<Known>, Vec<Piece>)>,
-    ) -> Result<Option<(Head, Vec<Bytes>)>> {
+    ) -> Result<Collected> {
         let key = path.as_ref();
         let mut may_wait = self.home.may_claim() && self.home.may_wait();
         let (mut versions, mut has_asked) = (0, false);
         while versions < VERSIONS_MAX {
             let opened = match found.take() {
                 Some((known, pieces)) => Opened::Fresh(known, pieces),
-                None => self.open(path, key, ranges, may_wait).await?,
+                None => self.open(path, key, asked, may_wait).await?,
             };
             let (known, pieces) = match opened {
                 Opened::Fresh(known, pieces) => (known, pieces),
@@ -100,32 +120,51 @@ impl Inner {
                     (known, pieces)
                 }
                 Opened::Uncached(head, piece) => {
-                    let [range] = ranges else { return Ok(None) };
-                    let part = piece.part(&(range.start..range.end.min(piece.range.end)));
-                    return Ok(part.filter(|part| !part.is_empty()).map(|part| (head, vec![part])));
+                    let [asked] = asked else { return Ok(Collected::Pass) };
+                    conditions.check_preconditions(head.meta())?;
+                    let range = resolve(asked, head.meta().size);
+                    let part = range.and_then(|range| piece.of(range));
+                    return Ok(
+                        part.map_or(Collected::Pass, |part| Collected::Pieces(head, vec![part]))
+                    );
                 }
+                Opened::Stream => return Ok(Collected::Stream),
                 Opened::Again => {
                     may_wait = false;
                     continue;
                 }
             };
             known.note_use();
-            let size = known.meta.size;
-            if ranges.iter().any(|range| range.start >= size) {
-                return Ok(None);
+            // V1
+            conditions.check_preconditions(&known.meta)?;
+            // V3
+            let resolved = asked.iter().map(|range| resolve(range, known.meta.size));
+            let Some(ranges) = resolved.collect::<Option<Vec<_>>>() else {
+                return Ok(Collected::Pass);
+            };
+            if is_open(asked) && ranges[0].end - ranges[0].start > COLLECTED_BYTES_MAX {
+                return Ok(Collected::Stream);
             }
-            let within: Vec<_> =
-                ranges.iter().map(|range| range.start..range.end.min(size)).collect();
-            if let Some(bytes) = self.serve(path, &known, &within, pieces, &mut has_asked).await? {
-                if !has_asked {
-                    self.counters.saved.add();
+            match self.serve(path, &known, &ranges, pieces, &mut has_asked).await {
+                Ok(Some(bytes)) => {
+                    if !has_asked {
+                        self.counters.saved.add();
+                    }
+                    let pieces = ranges.into_iter().zip(bytes);
+                    let pieces = pieces.map(|(range, bytes)| Piece { range, bytes }).collect();
+                    return Ok(Collected::Pieces(Head::Known(known), pieces));
                 }
-                return Ok(Some((Head::Known(known), bytes)));
+                Ok(None) => {}
+                // A store that ignores If-Match refuses a range beyond the end of the next version.
+                Err(_) if is_open(asked) || known.has_first_byte(&ranges) => {
+                    return Ok(Collected::Pass);
+                }
+                Err(error) => return Err(error),
             }
             self.directory.forget_version(&known);
             versions += 1;
         }
-        Ok(None)
+        Ok(Collected::Pass)
     }
 
     /// Finds out an object's version, as far as it has to be asked for.
@@ -133,16 +172,17 @@ impl Inner {
         self: &Arc<Self>,
         path: &Path,
         key: &str,
-        ranges: &[Range<u64>],
+        asked: &[Option<GetRange>],
         may_wait: bool,
     ) -> Result<Opened> {
-        let stamp = self.directory.stamp(key);
         if let Some(known) = self.directory.find(key) {
             if self.is_fresh(&known) {
                 return Ok(Opened::Fresh(known, Vec::new()));
             }
-            return self.check(path, key, stamp, known, ranges).await;
+            return self.check(path, key, known, asked).await;
         }
+        let stamp = self.stamp(key);
+        let Some(ranges) = bounded(asked) else { return Ok(Opened::Stream) };
         let place = may_wait.then(|| self.opening.enter(key));
         let turn = match place {
             Some(Err(mut other)) => {
@@ -154,7 +194,7 @@ impl Inner {
             None => None,
         };
         let (inner, path, key) = (Arc::clone(self), path.clone(), key.to_owned());
-        let first = self.groups(ranges).remove(0);
+        let first = self.groups(&ranges).remove(0);
         run(async move { inner.ask(path, key, stamp, first, turn).await }).await?
     }
 
@@ -170,7 +210,7 @@ impl Inner {
     ) -> Result<Opened> {
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
         let answer = self.request(&path, options).await?;
-        let Some(known) = self.admit(&key, stamp, &answer) else {
+        let Some(known) = self.admit(&key, &stamp, &answer) else {
             drop(turn);
             return self.uncached(answer).await;
         };
@@ -185,6 +225,43 @@ impl Inner {
         Ok(Opened::Known(known, vec![piece]))
     }
 
+    /// Ranges past the cache, all of one version as far as the answers show it: the store's own `get_ranges` may make
+    /// several requests without a condition.
+    pub(crate) async fn uncached_ranges(
+        &self,
+        path: &Path,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Bytes>> {
+        let mut outcome = Ok(Vec::new());
+        for _ in 0..VERSIONS_MAX {
+            let first: OnceLock<ObjectMeta> = OnceLock::new();
+            let fetch = |range: Range<u64>| async {
+                let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+                let answer = self.request(path, options).await?;
+                let (meta, first) = (&answer.meta, first.get_or_init(|| answer.meta.clone()));
+                let is_same = (&meta.e_tag, &meta.version, meta.size, meta.last_modified)
+                    == (&first.e_tag, &first.version, first.size, first.last_modified);
+                if !is_same {
+                    let source = "the object was replaced while its ranges were read".into();
+                    return Err(Error::Precondition { path: path.to_string(), source });
+                }
+                // A merged range hides it that one of its parts begins beyond the end.
+                if let Some(beyond) = ranges.iter().find(|range| range.start >= first.size) {
+                    let beyond = Some(GetRange::Bounded(beyond.clone()));
+                    self.request(path, GetOptions::new().with_range(beyond)).await?;
+                    let source = "the object has grown while its ranges were read".into();
+                    return Err(Error::Precondition { path: path.to_string(), source });
+                }
+                Ok(self.receive(answer).await?.bytes)
+            };
+            outcome = coalesce_ranges(ranges, fetch, self.gap_bytes).await;
+            if !matches!(outcome, Err(Error::Precondition { .. })) {
+                break;
+            }
+        }
+        outcome
+    }
+
     async fn uncached(&self, answer: GetResult) -> Result<Opened> {
         let head = Head::Uncached(answer.meta.clone(), answer.attributes.clone());
         Ok(Opened::Uncached(head, self.receive(answer).await?))
@@ -195,24 +272,29 @@ impl Inner {
         self: &Arc<Self>,
         path: &Path,
         key: &str,
-        stamp: Stamp,
         known: Arc<Known>,
-        ranges: &[Range<u64>],
+        asked: &[Option<GetRange>],
     ) -> Result<Opened> {
+        let stamp = self.stamp(key);
         let mut cached = Vec::new();
         let mut missing = Vec::new();
-        for range in ranges {
-            let within = range.start..range.end.min(known.meta.size);
-            let bytes = (within.start < within.end).then(|| known.cached(&within)).flatten();
-            match bytes {
-                Some(bytes) => cached.push(Piece { range: within, bytes }),
+        for asked in asked {
+            // The length of the known version serves to find cached bytes only.
+            let within = resolve(asked, known.meta.size);
+            let bytes = within.as_ref().and_then(|within| known.cached(within));
+            match (within, bytes) {
+                (Some(range), Some(bytes)) => cached.push(Piece { range, bytes }),
                 // Read when its version is known to be the newest.
-                None if self.disk_run(&known, within.start, within.end) == within => {}
-                None => missing.push(range.clone()),
+                (Some(range), None) if self.disk_run(&known, range.start, range.end) == range => {}
+                _ => missing.push(asked.clone()),
             }
         }
-        let range = self.groups(if missing.is_empty() { ranges } else { &missing }).remove(0);
-        let mut options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+        let range = match bounded(if missing.is_empty() { asked } else { &missing }) {
+            Some(ranges) => Some(GetRange::Bounded(self.groups(&ranges).remove(0))),
+            // V3
+            None => asked[0].clone(),
+        };
+        let mut options = GetOptions::new().with_range(range);
         if missing.is_empty() {
             options = options.with_if_none_match(known.meta.e_tag.clone());
         }
@@ -220,7 +302,7 @@ impl Inner {
             Ok(answer) => answer,
             Err(Error::NotModified { .. }) => {
                 Counters::add(&self.counters.not_modified, 1);
-                known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+                known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
                 return Ok(Opened::Known(known, cached));
             }
             Err(error) => {
@@ -230,7 +312,10 @@ impl Inner {
                 return Err(error);
             }
         };
-        let Some(now) = self.admit(key, stamp, &answer) else {
+        if is_open(asked) && answer.range.end - answer.range.start > COLLECTED_BYTES_MAX {
+            return Ok(Opened::Stream);
+        }
+        let Some(now) = self.admit(key, &stamp, &answer) else {
             return self.uncached(answer).await;
         };
         if !Arc::ptr_eq(&known, &now) {
@@ -261,6 +346,10 @@ impl Inner {
             let missing = ranges.iter().zip(found).filter(|(_, found)| found.is_none());
             missing.map(|(range, _)| range.clone()).collect()
         };
+        if missing(&found).is_empty() {
+            return Ok(found.into_iter().collect());
+        }
+        let Some(watch) = self.watch(known) else { return Ok(None) };
         // With others, and if they did not bring it, alone (V2).
         let (claims, waits) = (self.home.may_claim(), self.home.may_wait());
         for is_first in [true, false] {
@@ -271,11 +360,12 @@ impl Inner {
             }
             let mut requests = Vec::new();
             for wanted in self.requests(known, &wanted, claims, waits) {
-                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), wanted);
+                let known = Arc::clone(known);
+                let fetch = Arc::clone(self).fetch(path.clone(), known, wanted, watch.clone());
                 requests.push(run(fetch));
             }
             if claims && let [range] = ranges {
-                self.read_ahead(path, known, range);
+                self.read_ahead(path, known, range, &watch);
             }
             for fetched in try_join_all(requests).await? {
                 match fetched? {
@@ -366,7 +456,13 @@ impl Inner {
     }
 
     /// Goes on where misses in order got to: a request of its own, which nobody waits for.
-    fn read_ahead(self: &Arc<Self>, path: &Path, known: &Arc<Known>, range: &Range<u64>) {
+    fn read_ahead(
+        self: &Arc<Self>,
+        path: &Path,
+        known: &Arc<Known>,
+        range: &Range<u64>,
+        watch: &Option<Stamp>,
+    ) {
         let asked = self.places.rounded(range);
         let reached = known.reached.swap(asked.end, Relaxed);
         if !(asked.start..asked.end).contains(&reached) {
@@ -383,7 +479,8 @@ impl Inner {
         known.reached.store(ahead.end, Relaxed);
         for wanted in self.requests(known, &[ahead], true, true) {
             if !wanted.fills.is_empty() {
-                let fetch = Arc::clone(self).fetch(path.clone(), Arc::clone(known), wanted);
+                let known = Arc::clone(known);
+                let fetch = Arc::clone(self).fetch(path.clone(), known, wanted, watch.clone());
                 // Whoever comes to read it asks again where it fails.
                 drop(tokio::spawn(fetch));
             }
@@ -409,6 +506,30 @@ impl Inner {
         }
         merged
     }
+}
+
+/// Whether the bounds of the ranges depend on the length of the object.
+fn is_open(asked: &[Option<GetRange>]) -> bool {
+    !asked.iter().all(|range| matches!(range, Some(GetRange::Bounded(_))))
+}
+
+/// The ranges, if all of them are bounded.
+fn bounded(asked: &[Option<GetRange>]) -> Option<Vec<Range<u64>>> {
+    let bounds = |range: &Option<GetRange>| match range {
+        Some(GetRange::Bounded(range)) => Some(range.clone()),
+        _ => None,
+    };
+    asked.iter().map(bounds).collect()
+}
+
+/// The bytes of a range in an object of `size` bytes; `None` if there are none, or if the store has to return
+/// the error.
+pub(crate) fn resolve(asked: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
+    let range = match asked {
+        None => 0..size,
+        Some(range) => range.as_range(size).ok()?,
+    };
+    (range.start < range.end).then_some(range)
 }
 
 /// A range out of the pieces that were fetched.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use millpond::Engine;
 use object_store::{GetResult, ObjectStore};
 
-use crate::directory::{Directory, Known, Stamp};
+use crate::directory::{Directory, Known, Stamp, is_blind};
 use crate::disk::Tier;
 use crate::home::Home;
 use crate::opening::Opening;
@@ -70,21 +70,27 @@ impl Inner {
         }
     }
 
+    /// The moment before a request.
+    pub(crate) fn stamp(&self, key: &str) -> Stamp {
+        self.directory.stamp(key, self.now_ms())
+    }
+
     /// Enters what an answer says of its object; `None`: it can't be cached.
-    pub(crate) fn admit(&self, key: &str, stamp: Stamp, answer: &GetResult) -> Option<Arc<Known>> {
+    pub(crate) fn admit(&self, key: &str, stamp: &Stamp, answer: &GetResult) -> Option<Arc<Known>> {
         let meta = &answer.meta;
-        let has_version = meta.e_tag.is_some() || meta.version.is_some();
-        if !has_version && self.freshness != Freshness::Immutable {
+        if is_blind(meta) && self.freshness != Freshness::Immutable {
             return None;
         }
+        // Without ETag and version the same size does not make it the same version (N4 of the directory).
         if let Some(known) = self.directory.find(key)
             && known.is_of(meta)
+            && !known.is_blind()
         {
-            known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+            known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
             return Some(known);
         }
         let place = self.places.take(meta.size)?;
         let (meta, attributes) = (meta.clone(), answer.attributes.clone());
-        self.directory.admit(stamp, Known::new(key, meta, attributes, place, self.now_ms()))
+        self.directory.admit(stamp, Known::new(key, meta, attributes, place, stamp.asked_ms))
     }
 }

@@ -10,7 +10,8 @@ use crate::disk::DiskOptions;
 
 /// How old what is cached may be.
 ///
-/// A version of an object is what its ETag names, or its version where it has no ETag. Whatever is chosen,
+/// A version of an object is the one that its strong ETag names, or its version where it has no ETag; a weak ETag
+/// (`W/...`) counts as none. Whatever is chosen,
 /// the bytes that one call returns are of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -23,7 +24,7 @@ pub enum Freshness {
     /// request if all is cached, or with the request for what is not: so a call that begins after a
     /// write has ended, by whomever, returns what was written or something newer.
     Revalidate,
-    /// As `Revalidate`, but the answer holds for so long.
+    /// As `Revalidate`, but the answer holds for so long from the start of its request.
     MaxAge(Duration),
 }
 
@@ -136,7 +137,8 @@ impl Builder {
     /// Kept are objects that have an ETag or a version, for which the name of the store
     /// ([`ObjectStore`]'s `Display`), the object's and its version say whether it is the same. All bytes are
     /// checksummed: what a kill, a full or a broken disk has left is asked of the store again. The
-    /// directory has to be on a file system with direct I/O; it is made if there is none. Memory for it is
+    /// directory has to be on a file system with direct I/O; it is made, with mode 700, if there is none. A directory
+    /// or file of another user (root's directory excepted), or one that the group or others may write to, is refused. Memory for it is
     /// taken from [`Builder::memory_bytes`]: 31 bytes for each page that `bytes` has room for (2 MiB for
     /// each GiB with pages of 16 KiB), and a sixteenth for pages on their way to the disk, but at least four times a 64th of `bytes` or 1 MiB, whichever is less, and at most 33 MiB.
     #[must_use]

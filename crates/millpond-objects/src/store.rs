@@ -17,15 +17,12 @@ use object_store::{
 };
 
 use crate::answer::{answer_of, collected};
-use crate::directory::Known;
+use crate::directory::{Known, Writes};
 use crate::disk::{DiskOptions, Tier};
-use crate::get::Cached;
+use crate::get::{COLLECTED_BYTES_MAX, Cached, Collected, resolve};
 use crate::inner::Inner;
 use crate::options::Builder;
 use crate::stats::{Counters, Stats};
-
-/// A range that is longer is a stream of its own, and not collected. Chosen, not measured.
-const COLLECTED_BYTES_MAX: u64 = 4 << 20;
 
 /// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
 ///
@@ -33,6 +30,9 @@ const COLLECTED_BYTES_MAX: u64 = 4 << 20;
 ///
 /// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
 /// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
+///
+/// A condition that is checked on a fresh entry also holds for the version that is returned, where the object has been
+/// replaced since. `last_modified` and attributes of an answer are those of the first one that had its ETag.
 ///
 /// # Examples
 ///
@@ -112,29 +112,37 @@ impl fmt::Display for CachedStore {
     }
 }
 
-/// Forgets objects when a call that may change them ends, however it ends.
+/// A call that may change objects. They are forgotten when it ends, also if it fails or is dropped.
 struct Changing {
     inner: Arc<Inner>,
-    locations: Vec<Path>,
+    writes: Vec<(Path, Arc<Writes>)>,
+}
+
+impl Changing {
+    fn add(&mut self, location: &Path) {
+        let writes = self.inner.directory.begin_write(location.as_ref());
+        self.writes.push((location.clone(), writes));
+    }
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        for location in &self.locations {
-            self.inner.directory.forget(location.as_ref());
+        for (location, writes) in &self.writes {
+            self.inner.directory.end_write(location.as_ref(), writes);
         }
     }
 }
 
 impl CachedStore {
     fn changing(&self, locations: &[&Path]) -> Changing {
-        let locations = locations.iter().map(|&location| location.clone()).collect();
-        Changing { inner: Arc::clone(&self.inner), locations }
+        let mut changing = Changing { inner: Arc::clone(&self.inner), writes: Vec::new() };
+        locations.iter().for_each(|location| changing.add(location));
+        changing
     }
 }
 
 /// What is asked for, if it is a plain read.
-fn plain(options: &GetOptions) -> bool {
+pub(crate) fn plain(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
         && options.if_modified_since.is_none()
@@ -161,7 +169,7 @@ impl ObjectStore for CachedStore {
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         let upload = self.inner.store.put_multipart_opts(location, opts).await?;
-        Ok(Box::new(Upload { upload, changing: self.changing(&[location]) }))
+        Ok(Box::new(Upload { upload, store: self.clone(), location: location.clone() }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -180,10 +188,14 @@ impl ObjectStore for CachedStore {
                 Cached::Part(known, pieces) => Some((known, pieces)),
                 Cached::Unknown => None,
             };
-            let answer = Box::pin(self.inner.ranges(location, ranges, found)).await?;
-            if let Some((_, bytes)) = answer {
-                return Ok(bytes);
+            let bounded = |range: &Range<u64>| Some(GetRange::Bounded(range.clone()));
+            let asked: Vec<_> = ranges.iter().map(bounded).collect();
+            let collected =
+                Box::pin(self.inner.ranges(location, &asked, &GetOptions::new(), found)).await?;
+            if let Collected::Pieces(_, pieces) = collected {
+                return Ok(pieces.into_iter().map(|piece| piece.bytes).collect());
             }
+            return Box::pin(self.inner.uncached_ranges(location, ranges)).await;
         }
         self.inner.store.get_ranges(location, ranges).await
     }
@@ -192,12 +204,11 @@ impl ObjectStore for CachedStore {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        let changing = Changing { inner: Arc::clone(&self.inner), locations: Vec::new() };
-        let asked = Arc::new(Mutex::new(changing));
+        let asked = Arc::new(Mutex::new(self.changing(&[])));
         let noted = Arc::clone(&asked);
         let locations = locations.inspect(move |location| {
             if let Ok(location) = location {
-                noted.lock().expect("no panic under the lock").locations.push(location.clone());
+                noted.lock().expect("no panic under the lock").add(location);
             }
         });
         let inner = Arc::clone(&self.inner);
@@ -240,42 +251,44 @@ impl ObjectStore for CachedStore {
 }
 
 impl CachedStore {
-    async fn get(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
+    async fn get(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (inner, key) = (&self.inner, location.as_ref());
         let pass = |options| async { inner.store.get_opts(location, options).await };
         if options.version.is_some() || !options.extensions.is_empty() {
             return pass(options).await;
         }
-        if let Some(known) = inner.directory.find(key).filter(|known| inner.is_fresh(known)) {
-            options.check_preconditions(&known.meta)?;
-            if options.head {
+        let fresh = inner.directory.find(key).filter(|known| inner.is_fresh(known));
+        match fresh {
+            Some(known) if options.head => {
+                options.check_preconditions(&known.meta)?;
                 inner.counters.saved.add();
                 return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
             }
-            options = GetOptions { range: options.range, ..GetOptions::new() };
+            // The read below checks the conditions on the version that it returns.
+            Some(_) => {}
+            None if options.head || !plain(&options) => return pass(options).await,
+            None => {}
         }
-        if options.head || !plain(&options) {
-            return pass(options).await;
-        }
+        // Only to choose how to read: the length may be that of an earlier version.
         let size = inner.directory.with(key, |known| known.meta.size);
         let range = match (&options.range, size) {
             (Some(GetRange::Bounded(range)), _) => Some(range.clone()),
-            (Some(range), Some(size)) => range.as_range(size).ok(),
-            (None, Some(size)) => Some(0..size),
+            (range, Some(size)) => resolve(range, size),
             (_, None) => None,
         };
         let is_short = |range: &Range<u64>| {
             range.start < range.end && range.end - range.start <= COLLECTED_BYTES_MAX
         };
-        if let Some(range) = range.filter(is_short) {
-            return match inner.ranges(location, std::slice::from_ref(&range), None).await? {
-                Some((head, mut bytes)) => {
-                    let bytes = bytes.pop().expect("one for each range");
-                    let range = range.start..range.start + bytes.len() as u64;
-                    Ok(head.answer(range, bytes))
+        if range.is_some_and(|range| is_short(&range)) {
+            let asked = std::slice::from_ref(&options.range);
+            match inner.ranges(location, asked, &options, None).await? {
+                Collected::Pieces(head, mut pieces) => {
+                    let piece = pieces.pop().expect("one for each range");
+                    return Ok(head.answer(piece.range, piece.bytes));
                 }
-                None => pass(options).await,
-            };
+                Collected::Stream => {}
+                Collected::Pass => return pass(options).await,
+            }
         }
         inner.stream(location, options).await
     }
@@ -306,12 +319,13 @@ impl Inner {
 #[derive(Debug)]
 struct Upload {
     upload: Box<dyn MultipartUpload>,
-    changing: Changing,
+    store: CachedStore,
+    location: Path,
 }
 
-impl fmt::Debug for Changing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changing").field("locations", &self.locations).finish_non_exhaustive()
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.store.forget(&self.location);
     }
 }
 
@@ -322,9 +336,7 @@ impl MultipartUpload for Upload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let changing = &self.changing;
-        let _again =
-            Changing { inner: Arc::clone(&changing.inner), locations: changing.locations.clone() };
+        let _changing = self.store.changing(&[&self.location]);
         self.upload.complete().await
     }
 

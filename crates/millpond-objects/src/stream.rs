@@ -23,10 +23,12 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Result};
 
 use crate::answer::{self, answer_of};
-use crate::directory::Known;
+use crate::directory::{Known, Stamp};
 use crate::fetch::only_if;
+use crate::get::resolve;
 use crate::inner::{Inner, VERSIONS_MAX};
 use crate::stats::Counters;
+use crate::store::plain;
 
 /// What a stream reads of the disk at a time. Chosen, not measured.
 const DISK_RUN_BYTES_MAX: u64 = 256 << 10;
@@ -39,9 +41,14 @@ impl Inner {
         path: &Path,
         known: &Known,
         range: Range<u64>,
+        watch: &Option<Stamp>,
     ) -> Result<Option<BoxStream<'static, Result<Bytes>>>> {
         let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
-        match self.request(path, options).await {
+        let answer = self.request(path, options).await;
+        if self.is_void(known, watch) {
+            return Ok(None);
+        }
+        match answer {
             Ok(answer) if known.is_of(&answer.meta) && answer.range == range => {
                 Ok(Some(answer.into_stream()))
             }
@@ -50,8 +57,7 @@ impl Inner {
         }
     }
 
-    /// Reads what `options` say of an object, which have nothing but a range; the first bytes are asked for
-    /// before it returns.
+    /// Reads a range of an object, under conditions; the first bytes are asked for before it returns.
     pub(crate) async fn stream(
         self: &Arc<Self>,
         path: &Path,
@@ -62,31 +68,39 @@ impl Inner {
         let mut may_ask_head =
             self.tier.as_ref().is_some_and(|tier| tier.bytes_at(key) > self.gap_bytes);
         for _ in 0..VERSIONS_MAX {
-            let stamp = self.directory.stamp(key);
+            let stamp = self.stamp(key);
             let known = self.directory.find(key);
             let is_current =
                 |known: &Arc<Known>| checked.as_ref().is_some_and(|it| Arc::ptr_eq(it, known));
             let Some(known) = known else {
                 if std::mem::take(&mut may_ask_head) {
                     let head = self.request(path, GetOptions::new().with_head(true)).await?;
-                    checked = self.admit(key, stamp, &head);
+                    checked = self.admit(key, &stamp, &head);
                     continue;
                 }
-                let answer = self.request(path, options).await?;
-                return Ok(self.tee(path, stamp, answer));
+                let answer = self.request(path, options.clone()).await?;
+                return self.tee(path, stamp, &options, answer);
             };
             known.note_use();
+            let is_usable = self.is_fresh(&known) || is_current(&known);
+            if is_usable {
+                options.check_preconditions(&known.meta)?;
+            }
             let Some(range) = resolve(&options.range, known.meta.size) else { break };
             let first = known.cached_page(range.start, range.end);
             let is_at_hand =
                 first.is_some() || !self.disk_run(&known, range.start, range.end).is_empty();
-            if !self.is_fresh(&known) && !is_current(&known) {
-                let tag = known.meta.e_tag.clone().filter(|_| is_at_hand);
-                match self.request(path, options.clone().with_if_none_match(tag)).await {
-                    Ok(answer) => return Ok(self.tee(path, stamp, answer)),
-                    Err(Error::NotModified { .. }) => {
+            if !is_usable {
+                let mut ask = options.clone();
+                let is_plain = plain(&options);
+                if is_plain && is_at_hand {
+                    ask = ask.with_if_none_match(known.meta.e_tag.clone());
+                }
+                match self.request(path, ask).await {
+                    Ok(answer) => return self.tee(path, stamp, &options, answer),
+                    Err(Error::NotModified { .. }) if is_plain => {
                         Counters::add(&self.counters.not_modified, 1);
-                        known.checked_ms.fetch_max(self.now_ms(), Relaxed);
+                        known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
                         checked = Some(known);
                         continue;
                     }
@@ -98,17 +112,21 @@ impl Inner {
                     }
                 }
             }
-            let mut reading = Reading::new(self, path, &known, range.clone());
+            let Some(watch) = self.watch(&known) else { continue };
+            let mut reading = Reading::new(self, path, &known, range.clone(), watch);
             reading.has_asked = checked.is_some();
             match first {
                 first @ Some(_) => reading.first = first,
                 None if is_at_hand => {}
-                None => match self.ask_version(path, &known, range.clone()).await? {
-                    Some(rest) => reading.rest = Some(rest),
-                    None => {
+                None => match self.ask_version(path, &known, range.clone(), &reading.watch).await {
+                    Ok(Some(rest)) => reading.rest = Some(rest),
+                    Ok(None) => {
                         self.directory.forget_version(&known);
                         continue;
                     }
+                    // Possibly the range of a version that is longer than the present one (V3 of `get`).
+                    Err(_) if !matches!(options.range, Some(GetRange::Bounded(_))) => break,
+                    Err(error) => return Err(error),
                 },
             }
             return Ok(answer_of(&known, range, reading.into_stream()));
@@ -116,15 +134,18 @@ impl Inner {
         self.store.get_opts(path, options).await
     }
 
-    /// Caches an answer as it is read; of whatever version it is.
+    /// Caches an answer as it is read, whichever version it is of, if that meets the conditions.
     fn tee(
         self: &Arc<Self>,
         path: &Path,
-        stamp: crate::directory::Stamp,
+        stamp: Stamp,
+        conditions: &GetOptions,
         mut answer: GetResult,
-    ) -> GetResult {
-        if let Some(known) = self.admit(path.as_ref(), stamp, &answer) {
-            let mut reading = Reading::new(self, path, &known, answer.range.clone());
+    ) -> Result<GetResult> {
+        conditions.check_preconditions(&answer.meta)?;
+        if let Some(known) = self.admit(path.as_ref(), &stamp, &answer) {
+            let watch = known.is_blind().then_some(stamp);
+            let mut reading = Reading::new(self, path, &known, answer.range.clone(), watch);
             let nothing = GetResultPayload::Stream(stream::empty().boxed());
             let payload = std::mem::replace(&mut answer.payload, nothing);
             let (meta, range) = (answer.meta.clone(), answer.range.clone());
@@ -132,17 +153,8 @@ impl Inner {
             reading.rest = Some(rest.into_stream());
             answer.payload = GetResultPayload::Stream(reading.into_stream());
         }
-        answer
+        Ok(answer)
     }
-}
-
-/// The bytes that are asked for; `None` if there are none, or the store has to say what is wrong.
-fn resolve(range: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
-    let range = match range {
-        None => 0..size,
-        Some(range) => range.as_range(size).ok()?,
-    };
-    (range.start < range.end).then_some(range)
 }
 
 /// A long read under way.
@@ -156,14 +168,23 @@ struct Reading {
     rest: Option<BoxStream<'static, Result<Bytes>>>,
     /// The store, be it for the version only.
     has_asked: bool,
+    /// For an entry whose version answers do not show.
+    watch: Option<Stamp>,
     assembler: Assembler,
 }
 
 impl Reading {
-    fn new(inner: &Arc<Inner>, path: &Path, known: &Arc<Known>, range: Range<u64>) -> Reading {
+    fn new(
+        inner: &Arc<Inner>,
+        path: &Path,
+        known: &Arc<Known>,
+        range: Range<u64>,
+        watch: Option<Stamp>,
+    ) -> Reading {
         let assembler = Assembler { page_bytes: inner.places.page_bytes(), ..Assembler::default() };
         let (inner, path, known) = (Arc::clone(inner), path.clone(), Arc::clone(known));
-        Reading { inner, path, known, range, first: None, rest: None, has_asked: false, assembler }
+        let (first, rest, has_asked) = (None, None, false);
+        Reading { inner, path, known, range, first, rest, has_asked, watch, assembler }
     }
 
     async fn next(&mut self) -> Option<Result<Bytes>> {
@@ -192,8 +213,9 @@ impl Reading {
             }
             let (inner, path) = (Arc::clone(&self.inner), self.path.clone());
             let (known, range) = (Arc::clone(&self.known), self.range.clone());
+            let watch = self.watch.clone();
             self.has_asked = true;
-            let asked = async move { inner.ask_version(&path, &known, range).await };
+            let asked = async move { inner.ask_version(&path, &known, range, &watch).await };
             match asked.await {
                 Ok(Some(rest)) => self.rest = Some(rest),
                 Ok(None) => {
@@ -208,10 +230,14 @@ impl Reading {
         }
         let rest = self.rest.as_mut().expect("set above");
         match rest.next().await {
+            Some(Ok(bytes)) if bytes.len() as u64 > self.range.end - self.range.start => {
+                let what = "more bytes than were announced";
+                self.fail(Error::Generic { store: crate::NAME, source: what.into() })
+            }
             Some(Ok(bytes)) => {
                 Counters::add(&self.inner.counters.bytes, bytes.len() as u64);
                 self.assembler.feed(&self.inner, &self.known, self.range.start, &bytes);
-                self.range.start = (self.range.start + bytes.len() as u64).min(self.range.end);
+                self.range.start += bytes.len() as u64;
                 Some(Ok(bytes))
             }
             Some(Err(error)) => self.fail(error),

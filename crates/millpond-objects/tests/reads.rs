@@ -186,6 +186,40 @@ async fn without_versions_only_the_immutable_are_cached() {
     assert_eq!(far.gets().len(), 1);
 }
 
+/// Goal: a body that is longer than its range is an error, in short reads and in streams, as its bytes can't be placed.
+#[tokio::test]
+async fn a_body_that_is_too_long_is_an_error() {
+    let (far, path, bytes) = with_object(10_000).await;
+    let store = over(&far).build().unwrap();
+    far.faults.has_longer_bodies.store(true, Relaxed);
+    assert!(store.get_range(&path, 0..10).await.is_err());
+    store.forget(&path);
+    assert!(store.get(&path).await.unwrap().bytes().await.is_err());
+    far.faults.has_longer_bodies.store(false, Relaxed);
+    assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
+}
+
+/// Goal: a weak ETag does not show that the bytes are the same, and no request can be made for its version.
+#[tokio::test]
+async fn objects_with_weak_tags_are_as_those_without() {
+    let (far, path, bytes) = with_object(100_000).await;
+    far.faults.weak_tag.store(true, Relaxed);
+    let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
+    let immutable = over(&far).build().unwrap();
+    for range in [0..10, 0..10, 50_000..50_010, 0..60_000] {
+        for store in [&revalidate, &immutable] {
+            let got = store.get_range(&path, range.clone()).await.unwrap();
+            assert_eq!(got, bytes[range.start as usize..range.end as usize]);
+        }
+    }
+    // One for each read; one for each page that is missing, and for those between them.
+    assert_eq!((revalidate.stats().requests, immutable.stats().requests), (4, 3));
+    let new = content(2, 100_000);
+    far.store.put(&path, new.clone().into()).await.unwrap();
+    assert_eq!(revalidate.get_range(&path, 0..60_000).await.unwrap(), new[..60_000]);
+    assert_eq!(revalidate.get(&path).await.unwrap().bytes().await.unwrap(), new);
+}
+
 #[tokio::test]
 async fn what_is_read_in_order_is_read_ahead() {
     let (far, path, bytes) = with_object(1 << 20).await;

@@ -27,10 +27,12 @@
 //!   at its beginning, which is there already. Where a read fails its page is a miss, and out of the index.
 //! - **T7** Only objects of a version are kept: what has neither ETag nor version may have changed
 //!   while nobody looked.
+//! - **T8** No other user can have chosen the directory's files ([`owned`]).
 
 mod index;
 mod layout;
 mod open;
+mod owned;
 mod shared;
 mod writer;
 
@@ -44,6 +46,7 @@ use futures_util::future::join_all;
 use millpond::Fill;
 use object_store::ObjectMeta;
 
+use crate::directory::is_blind;
 use crate::disk::index::Found;
 pub(crate) use crate::disk::layout::Object;
 use crate::disk::layout::PageId;
@@ -73,8 +76,7 @@ impl Tier {
     /// What names an object's bytes; `None`: they are not kept (T7).
     pub(crate) fn object(&self, meta: &ObjectMeta) -> Option<Object> {
         let tags = [meta.e_tag.as_deref(), meta.version.as_deref()];
-        let has_version = tags.iter().any(Option::is_some);
-        has_version.then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
+        (!is_blind(meta)).then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
     }
 
     /// How many bytes there may be of objects of that name, of whatever version.

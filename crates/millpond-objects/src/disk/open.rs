@@ -1,6 +1,5 @@
 //! How a directory becomes a tier, and what a restart believes (T2, T3 of the tier).
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::disk::index::Index;
 use crate::disk::layout::{ALIGN_BYTES, HEAD_BYTES, Layout};
+use crate::disk::owned::Directory;
 use crate::disk::shared::{Counts, Shared};
 use crate::disk::writer::{DRAFTS_MIN, Ring, Writer};
 use crate::disk::{DiskOptions, Tier};
@@ -51,9 +51,9 @@ impl Tier {
         let failed = |what: &str, error: Failure| -> Failure {
             format!("the disk tier in {}: {what}: {error}", dir.display()).into()
         };
-        fs::create_dir_all(dir).map_err(|error| failed("the directory", error.into()))?;
-        let lock =
-            fs::OpenOptions::new().write(true).create(true).truncate(false).open(dir.join("lock"));
+        let directory =
+            Directory::open(dir).map_err(|error| failed("the directory", error.into()))?;
+        let lock = directory.open_file("lock");
         let lock = lock.map_err(|error| failed("its lock", error.into()))?;
         match flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -62,9 +62,10 @@ impl Tier {
             }
             Err(error) => return Err(failed("its lock", error.into())),
         }
-        let opened =
-            OpenOptions::new().read(true).write(true).create(true).direct(true).mode(0o600);
-        let file = engine.open(dir.join("pages"), &opened);
+        let file = directory.open_file("pages");
+        let file = file.map_err(|error| failed("its file", error.into()))?;
+        let direct = OpenOptions::new().read(true).write(true).direct(true);
+        let file = engine.from_fd(file.into(), &direct);
         let file = file.map_err(|error| failed("opening its file for direct I/O", error.into()))?;
         let index = Index::new(&layout);
         let ring = recover(engine, &file, &layout, &index);

@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
 };
 
 #[derive(Debug, Default)]
@@ -28,6 +29,10 @@ pub struct Faults {
     pub fail_every: AtomicU64,
     pub count: AtomicU64,
     pub without_tags: AtomicBool,
+    /// Bodies begin with a byte that is not in their range.
+    pub has_longer_bodies: AtomicBool,
+    /// Each object has the same weak ETag.
+    pub weak_tag: AtomicBool,
     /// Conditions are not looked at, as by stores that know none.
     pub ignores_conditions: AtomicBool,
 }
@@ -90,7 +95,30 @@ impl ObjectStore for Far {
         if faults.ignores_conditions.load(Relaxed) {
             options = GetOptions { range: options.range, ..GetOptions::new() };
         }
+        const WEAK_TAG: &str = "W/\"weak\"";
+        let has_weak_tag = faults.weak_tag.load(Relaxed);
+        if has_weak_tag {
+            let (path, source) = (at.to_string(), "the tag is weak".into());
+            if options.if_match.take().is_some() {
+                return Err(Error::Precondition { path, source });
+            }
+            if options.if_none_match.take().is_some_and(|tag| tag == WEAK_TAG) {
+                return Err(Error::NotModified { path, source });
+            }
+        }
         let mut answer = self.store.get_opts(at, options).await?;
+        if has_weak_tag {
+            answer.meta.e_tag = Some(WEAK_TAG.to_owned());
+        }
+        if faults.has_longer_bodies.load(Relaxed) {
+            let empty = GetResultPayload::Stream(stream::empty().boxed());
+            let GetResultPayload::Stream(body) = std::mem::replace(&mut answer.payload, empty)
+            else {
+                unreachable!("a store in memory has streams")
+            };
+            let longer = stream::once(std::future::ready(Ok("!".into()))).chain(body);
+            answer.payload = GetResultPayload::Stream(longer.boxed());
+        }
         let way_back = faults.way_back_ms.load(Relaxed);
         if way_back > 0 {
             tokio::time::sleep(Duration::from_millis(way_back)).await;
