@@ -12,6 +12,7 @@ use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
+use crate::survival::keeper::trusted_directory;
 use crate::survival::wire::{self, Address};
 
 /// Connections that wait to be accepted; the kernel has a limit of its own (`net.core.somaxconn`).
@@ -39,8 +40,8 @@ impl Address {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let places = [std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()];
         let found = places.into_iter().chain(runtime).find_map(|place| {
-            let address = place.join(&names).to_str()?.parse().ok()?;
-            is_safe(&place).then_some(address)
+            let place = writable(&place)?;
+            place.join(&names).to_str()?.parse().ok()
         });
         // Where there is no such place, binding fails, and says of what.
         found.unwrap_or_else(|| format!("/tmp/{names}").parse().expect("short, and not empty"))
@@ -54,15 +55,12 @@ impl Address {
     }
 }
 
-/// Whether we may make a directory there, and nobody else can put another in its place.
-fn is_safe(place: &Path) -> bool {
+/// The path of `place` without symbolic links, if the calling user may make a directory there, and no other user can
+/// replace one on the way.
+fn writable(place: &Path) -> Option<PathBuf> {
     let may_write = Access::WRITE_OK | Access::EXEC_OK;
-    place.is_absolute()
-        && rustix::fs::access(place, may_write).is_ok()
-        && rustix::fs::stat(place).is_ok_and(|stat| {
-            let is_own = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
-            is_own && (stat.st_mode & 0o022 == 0 || stat.st_mode & 0o1000 != 0)
-        })
+    let place = place.is_absolute().then(|| trusted_directory::resolve(place).ok())??;
+    rustix::fs::access(&place, may_write).is_ok().then_some(place)
 }
 
 /// Listens at `address`; what is to be removed in the end comes into `made`, also where this fails.
