@@ -7,8 +7,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, Mode, OFlags};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
@@ -17,6 +18,8 @@ use crate::survival::wire::{self, Address};
 
 /// Connections that wait to be accepted; the kernel has a limit of its own (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
+/// How long a keeper that starts waits for others that start in the same directory. Chosen: each takes milliseconds.
+const TURN_PATIENCE: Duration = Duration::from_secs(5);
 /// How directories of [`Address::unique`] begin: what lies below is not told to others.
 const UNIQUE: &str = "millpond-keeper-";
 
@@ -127,9 +130,9 @@ fn bind_at(
     let at = address.socket_address()?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
-    let turn = std::fs::File::open(directory)?;
-    // Where there are no such locks, others are just not waited for.
-    let _ = rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let turn = rustix::fs::open(directory, flags, Mode::empty())?;
+    take_turn(&turn);
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let early = directory.join(format!(".{random:08x}"));
     let Ok(early_at) = SocketAddrUnix::new(early.as_os_str().as_bytes()) else {
@@ -152,6 +155,16 @@ fn bind_at(
     })();
     let removed = std::fs::remove_file(&early);
     outcome.and(removed)
+}
+
+/// Locks the directory, for as long as it is open. Goes on without the lock where there are no such locks, and where the
+/// holder keeps it: in a shared directory any user can.
+fn take_turn(directory: &OwnedFd) {
+    let until = Instant::now() + TURN_PATIENCE;
+    let lock = || rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive);
+    while lock() == Err(Errno::WOULDBLOCK) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Whether a socket is there at which nobody listens.
