@@ -26,6 +26,7 @@ mod descendants;
 mod failure;
 mod keeper;
 mod manual;
+mod printable;
 mod rescue;
 mod run;
 mod soak;
@@ -103,6 +104,6 @@ fn main() -> ExitCode {
 
 /// Says it; the exit status.
 fn tell(failure: &Failure) -> u8 {
-    eprintln!("millpond: {}", failure.message);
+    eprintln!("millpond: {}", printable::printable_lines(&failure.message));
     failure.status
 }
