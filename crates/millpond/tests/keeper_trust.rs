@@ -8,6 +8,8 @@
 #[path = "keeper_trust/actor.rs"]
 mod actor;
 mod common;
+#[path = "keeper_trust/strangers.rs"]
+mod strangers;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};

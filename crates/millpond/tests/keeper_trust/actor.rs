@@ -104,6 +104,8 @@ pub fn role() {
         ["impostor", address] => impostor_role(address),
         ["intruder", address, how] => intruder_role(address, how),
         ["turncoat", address, path] => turncoat_role(address, Path::new(path)),
+        ["lingerer", name, count] => strangers::lingerer_role(name, count.parse().unwrap()),
+        ["address", directory] => strangers::address_role(directory),
         _ => panic!("{role}"),
     }
 }
