@@ -28,6 +28,7 @@ mod descendants;
 mod failure;
 mod keeper;
 mod manual;
+mod printable;
 mod rescue;
 mod run;
 mod soak;
@@ -110,6 +111,6 @@ fn main() -> ExitCode {
 
 /// Says it; the exit status.
 fn tell(failure: &Failure) -> u8 {
-    eprintln!("millpond: {}", failure.message);
+    eprintln!("millpond: {}", printable::printable_lines(&failure.message));
     failure.status
 }

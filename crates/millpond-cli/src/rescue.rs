@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use crate::failure::{Context, Result};
+use crate::printable::printable;
 
 /// Writes the bytes of a rescue file to the file that they belong to.
 ///
@@ -18,7 +19,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     onto: Option<PathBuf>,
 
-    /// Write even if the file was changed since the rescue file was made, or is another one
+    /// Write even if the file was changed since the rescue file was made, or is another one, and even if the rescue file
+    /// is of a user who could not write to it
     #[arg(long)]
     force: bool,
 }
@@ -28,9 +30,14 @@ pub fn run(args: &Args) -> Result<()> {
     let restored = millpond::keeper::restore(rescue, onto.as_deref(), *force)
         .map_err(|error| match error.kind() {
             ErrorKind::StaleNetworkFileHandle => format!("{error}; --force writes all the same"),
+            // Not the kernel's, which `--force` does not change.
+            ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
+                format!("{error}; --force writes all the same")
+            }
             _ => error.to_string(),
         })
         .context(format!("rescue from {}", rescue.display()))?;
-    println!("{} bytes written to {}", restored.bytes, restored.path.display());
+    let path = printable(&restored.path.to_string_lossy());
+    println!("{} bytes written to {path}", restored.bytes);
     Ok(())
 }

@@ -8,10 +8,12 @@
 #[path = "keeper_trust/actor.rs"]
 mod actor;
 mod common;
+#[path = "keeper_trust/strangers.rs"]
+mod strangers;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

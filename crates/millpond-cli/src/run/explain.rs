@@ -21,9 +21,13 @@ use serde::Serialize;
 use super::layout::*;
 use super::reason;
 use crate::failure::{Context, Failure, REFUSED, Result};
+use crate::printable::printable;
 
 /// What the preload library reads.
 pub const VARIABLE: &str = "MILLPOND_ACCOUNTS";
+
+/// Of a path in a row, as of any path (PATH_MAX): the memory may be another user's.
+const PATH_BYTES_MAX: usize = 4096;
 
 /// What is to be told, and where.
 pub struct Explained {
@@ -161,7 +165,7 @@ struct Period {
 }
 
 fn read(accounts: &File, status: ExitStatus, by_file: bool) -> io::Result<Told> {
-    let (totals, mut rows) = tables(accounts)?;
+    let (totals, mut rows) = tables(accounts, FILE_BYTES)?;
     rows.sort_by(|one, other| (&one.path, one.pid).cmp(&(&other.path, other.pid)));
     Ok(Told {
         exit_status: status.code(),
@@ -184,12 +188,19 @@ pub struct FileSoFar {
 /// The sums and the files of a run that goes on.
 pub type SoFar = (BTreeMap<String, u64>, Vec<FileSoFar>);
 
-/// From somebody else's file; `None`: it is no such file.
-pub fn so_far(accounts: &File) -> io::Result<Option<SoFar>> {
+/// The bytes of another process's file that [`so_far`] reads; `None`: it is no such file.
+pub fn used_bytes(accounts: &File) -> io::Result<Option<u64>> {
+    let header = words(&bytes_at(accounts, 0, UNIT_BYTES)?);
+    let used = header[NEXT].min(FILE_BYTES / UNIT_BYTES as u64) * UNIT_BYTES as u64;
+    Ok((header[FORM] == FORM_MARK).then_some(used))
+}
+
+/// From another process's file, of which no more than so many bytes are read; `None`: it is no such file.
+pub fn so_far(accounts: &File, bytes_max: u64) -> io::Result<Option<SoFar>> {
     if words(&bytes_at(accounts, 0, UNIT_BYTES)?)[FORM] != FORM_MARK {
         return Ok(None);
     }
-    let (totals, rows) = tables(accounts)?;
+    let (totals, rows) = tables(accounts, bytes_max)?;
     let sums = [
         ("processes", totals.processes),
         ("files", totals.files),
@@ -214,9 +225,9 @@ pub fn so_far(accounts: &File) -> io::Result<Option<SoFar>> {
     Ok(Some((sums.map(|(name, sum)| (name.to_owned(), sum)).into(), files)))
 }
 
-fn tables(accounts: &File) -> io::Result<(Totals, Vec<Row>)> {
+fn tables(accounts: &File, bytes_max: u64) -> io::Result<(Totals, Vec<Row>)> {
     let header = words(&bytes_at(accounts, 0, UNIT_BYTES)?);
-    let units_max = FILE_BYTES / UNIT_BYTES as u64;
+    let units_max = bytes_max.min(FILE_BYTES) / UNIT_BYTES as u64;
     let end = header[NEXT].min(units_max) as usize * UNIT_BYTES;
     let bytes = bytes_at(accounts, 0, end)?;
     let mut rows = Vec::new();
@@ -275,6 +286,9 @@ impl Row {
         }
         let path_bytes = (words[TEXT_BYTES] & u64::from(u32::MAX)) as usize;
         let program_bytes = (words[TEXT_BYTES] >> 32) as usize;
+        if path_bytes.max(program_bytes) > PATH_BYTES_MAX {
+            return None;
+        }
         let (path, rest) = texts.split_at_checked(path_bytes)?;
         let program = rest.get(..program_bytes)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -319,7 +333,8 @@ impl Row {
             let _ = write!(line, " ({reason})");
         }
         let Self { hits, misses, read, written, pid, program, path, .. } = self;
-        let program = program.rsplit('/').next().unwrap_or_default();
+        let program = printable(program.rsplit('/').next().unwrap_or_default());
+        let path = printable(path);
         let _ = writeln!(
             line,
             "; {hits} hits, {misses} misses; read {}+{}, written {}+{} bytes; {program}[{pid}] {path}",

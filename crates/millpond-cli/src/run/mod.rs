@@ -22,10 +22,15 @@ mod program;
 #[allow(dead_code, reason = "only the texts are of use here")]
 #[path = "../../../millpond-preload/src/report/reason.rs"]
 mod reason;
+#[cfg(test)]
+#[path = "../../../millpond/tests/common/skip.rs"]
+mod skip;
 mod tally;
 #[allow(dead_code, reason = "some of it is the writers' alone")]
 #[path = "../../../millpond-preload/src/report/told.rs"]
 mod told;
+#[path = "../../../millpond/src/survival/keeper/trusted_directory.rs"]
+mod trusted_directory;
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -4,8 +4,8 @@
 //! is written once per version of the library and found again by later runs.
 //!
 //! - L1. A user that can write the file, or rename something else into its place, runs code in
-//!   every program started: so the directory is ours, writable by us alone, and its parent lets
-//!   nobody else rename it (owned by us or root, and not writable by others unless sticky).
+//!   every program started: so the directory is ours, writable by us alone, and no other user can replace it or a
+//!   directory above it (trusted_directory.T1). The loader gets the path without symbolic links.
 //! - L2. The name carries a hash of the contents, which was taken when this binary was built: an older
 //!   version is never loaded.
 //! - L3. The file appears by rename, whole and on the disk, and is never written in place: a running
@@ -19,7 +19,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -28,6 +28,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{OFlags, StatVfsMountFlags};
 
+use super::trusted_directory;
 use crate::failure::{FAILED, Failure, REFUSED, Result};
 
 /// Built by `build.rs`; empty where that was told to skip it.
@@ -78,13 +79,16 @@ fn chosen(path: &Path) -> Result<PathBuf> {
     };
     let path = fs::canonicalize(path).map_err(|error| refuse(&error))?;
     if !loadable(path.as_os_str()) {
-        return Err(refuse(&"LD_PRELOAD can't name a path with a colon or a space"));
+        return Err(refuse(&UNLOADABLE));
     }
     Ok(path)
 }
 
+const UNLOADABLE: &str = "LD_PRELOAD can't name a path with a colon, a space or a dollar sign";
+
+/// The loader separates paths by the first two, and expands names after the third.
 fn loadable(path: &OsStr) -> bool {
-    !path.as_bytes().iter().any(|byte| matches!(byte, b':' | b' '))
+    !path.as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'$'))
 }
 
 /// Directories to try, best first: one that goes with the login session, then one that any machine
@@ -94,59 +98,57 @@ fn candidates() -> Vec<PathBuf> {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let mut candidates = Vec::new();
     candidates.extend(absolute("XDG_RUNTIME_DIR").map(|path| path.join("millpond")));
-    candidates.push(env::temp_dir().join(format!("millpond-{}", uid.as_raw())));
+    let shared = [absolute("TMPDIR"), Some("/tmp".into())].into_iter().flatten();
+    candidates.extend(shared.map(|path| path.join(format!("millpond-{}", uid.as_raw()))));
     candidates.extend(absolute("HOME").map(|path| path.join(".cache/millpond")));
     candidates
 }
 
 /// Puts the library into `directory`, unless it is there; or says why that is not to be trusted.
 fn place(directory: &Path) -> std::result::Result<PathBuf, String> {
+    let directory = secure(directory)?;
     let path = directory.join(format!("libmillpond_preload-{HASH}.so"));
-    if !loadable(path.as_os_str()) {
-        return Err("LD_PRELOAD can't name a path with a colon or a space".into());
-    }
-    secure(directory)?;
     match is_current(&path) {
         Ok(true) => Ok(path),
-        Ok(false) => write(directory, &path).map(|()| path).map_err(|error| error.to_string()),
+        Ok(false) => write(&directory, &path).map(|()| path).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Makes the directory if it is missing, and sees to L1.
-fn secure(directory: &Path) -> std::result::Result<(), String> {
-    let parent = directory.parent().ok_or("has no parent")?;
+/// Makes the directory if it is missing, sees to L1, and returns the path that the loader gets.
+fn secure(directory: &Path) -> std::result::Result<PathBuf, String> {
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Err("has no parent".into());
+    };
+    // Checked before the directory is made: a link of another user must not choose where that is.
+    let directory = trusted_directory::resolve(parent)?.join(name);
+    if !loadable(directory.as_os_str()) {
+        return Err(UNLOADABLE.into());
+    }
     // 0755: a program that drops root's privileges must still find the library when it execs.
-    match DirBuilder::new().mode(0o755).create(directory) {
+    match DirBuilder::new().mode(0o755).create(&directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(error.to_string());
         }
         _ => {}
     }
-    let uid = rustix::process::geteuid().as_raw();
-    let writable_by_others = |metadata: &Metadata| metadata.mode() & 0o022 != 0;
-
-    let above = fs::metadata(parent).map_err(|error| error.to_string())?;
-    let sticky = above.mode() & 0o1000 != 0;
-    if ![0, uid].contains(&above.uid()) || (writable_by_others(&above) && !sticky) {
-        return Err(format!("others may rename files in {}", parent.display()));
-    }
     // Not followed: a symbolic link planted in /tmp is not a directory.
-    let own = fs::symlink_metadata(directory).map_err(|error| error.to_string())?;
+    let own = fs::symlink_metadata(&directory).map_err(|error| error.to_string())?;
     if !own.is_dir() {
         return Err("not a directory".into());
     }
+    let uid = rustix::process::geteuid().as_raw();
     if own.uid() != uid {
         return Err(format!("belongs to user {}, not to user {uid}", own.uid()));
     }
-    if writable_by_others(&own) {
+    if own.mode() & 0o022 != 0 {
         return Err("others may write in it".into());
     }
-    let statvfs = rustix::fs::statvfs(directory).map_err(|error| error.to_string())?;
+    let statvfs = rustix::fs::statvfs(&directory).map_err(|error| error.to_string())?;
     if statvfs.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err("on a file system mounted noexec".into());
     }
-    Ok(())
+    Ok(directory)
 }
 
 /// Whether the file is there, ours, and the library (L4).
@@ -213,6 +215,7 @@ fn write(directory: &Path, path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::skip;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     /// A directory whose parent is acceptable, whatever TMPDIR is.
@@ -298,7 +301,52 @@ mod tests {
 
         fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o777)).unwrap();
         let fresh = parent.path().join("fresh");
-        assert!(place(&fresh).unwrap_err().contains("others may rename"));
+        assert!(place(&fresh).unwrap_err().contains("other users may rename"));
+    }
+
+    #[test]
+    fn a_path_that_the_loader_would_expand_is_refused() {
+        let parent = parent();
+        for name in ["$ORIGIN", "a:b", "a b"] {
+            let odd = parent.path().join(name);
+            fs::create_dir(&odd).unwrap();
+            assert!(place(&odd.join("millpond")).unwrap_err().contains("can't name"), "{name}");
+        }
+    }
+
+    /// Goal: the library lies only where no other user can rename a directory above it.
+    /// Incident: only the directory and its parent were checked. The owner of the directory above them renamed the parent
+    /// and put a library in its place, which the next program started by root loaded.
+    #[test]
+    fn each_directory_up_to_the_root_is_checked() {
+        if !rustix::process::geteuid().is_root() {
+            return skip::skip("needs to be root, to have another user");
+        }
+        let chown = |path: &Path| std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+        for levels in 1..5 {
+            let parent = parent();
+            let foreign = parent.path().join("foreign");
+            fs::create_dir(&foreign).unwrap();
+            let own = (1..levels).fold(foreign.clone(), |path, level| path.join(level.to_string()));
+            fs::create_dir_all(&own).unwrap();
+            chown(&foreign);
+            let refused = place(&own.join("millpond")).unwrap_err();
+            assert!(refused.contains("foreign belongs to user 65534"), "{levels}: {refused}");
+            assert!(!own.join("millpond").exists(), "{levels}: made all the same");
+        }
+    }
+
+    /// Goal: the loader gets a path without symbolic links.
+    /// Incident: a link of another user on the path was followed when the library was written, and led elsewhere when a
+    /// program loaded it.
+    #[test]
+    fn a_link_on_the_path_is_resolved() {
+        let parent = parent();
+        let (behind, link) = (parent.path().join("behind"), parent.path().join("link"));
+        fs::create_dir(&behind).unwrap();
+        symlink(&behind, &link).unwrap();
+        let path = place(&link.join("millpond")).unwrap();
+        assert_eq!(path.parent(), Some(&*behind.canonicalize().unwrap().join("millpond")));
     }
 
     #[test]

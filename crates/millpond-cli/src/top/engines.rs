@@ -2,9 +2,10 @@
 //!
 //! Two kinds: of an engine that publishes what it does (`EngineBuilder::published`), and of the files of a
 //! `millpond run --stats`. Nothing that is read is trusted: lengths, marks and checksums are looked at, and
-//! what does not fit is left out.
+//! what does not fit is left out. Root finds the files of all users: of those of another user it reads a bounded number
+//! of bytes ([`Budgets`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -74,6 +75,7 @@ impl Watched {
 /// All of them; of one process only, if there is a `pid`, or of the run it belongs to.
 pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
     let mut found = BTreeMap::new();
+    let mut budgets = Budgets::default();
     for process in fs::read_dir("/proc")? {
         let process = process?;
         let Some(owner) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
@@ -82,7 +84,10 @@ pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
         // Other users' processes are refused, and processes end.
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         for descriptor in descriptors.flatten() {
-            if let Some((key, watched)) = look_at(owner, &descriptor.path()) {
+            if let Some((key, file)) = open(&descriptor.path())
+                && !found.contains_key(&key)
+                && let Some(watched) = look_at(owner, key.1, &file, &mut budgets)
+            {
                 found.insert(key, watched);
             }
         }
@@ -97,7 +102,15 @@ pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
     Ok(all)
 }
 
-fn look_at(owner: u32, descriptor: &Path) -> Option<((u64, u64), Watched)> {
+/// A memory file, and what kind its name says.
+struct Memory {
+    file: File,
+    user: u32,
+    is_run: bool,
+}
+
+/// The memory file behind a descriptor, with its device and inode, if it has one of the names.
+fn open(descriptor: &Path) -> Option<((u64, u64), Memory)> {
     let target = fs::read_link(descriptor).ok()?;
     let is_run = match target.to_str()? {
         ENGINE_FILE => false,
@@ -108,9 +121,37 @@ fn look_at(owner: u32, descriptor: &Path) -> Option<((u64, u64), Watched)> {
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(flags).open(descriptor).ok()?;
     let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
-    let id = metadata.ino();
-    let watched = if is_run { run(owner, id, &file)? } else { engine(owner, id, &file)? };
-    Some(((metadata.dev(), id), watched))
+    let memory = Memory { file, user: metadata.uid(), is_run };
+    Some(((metadata.dev(), metadata.ino()), memory))
+}
+
+fn look_at(owner: u32, id: u64, memory: &Memory, budgets: &mut Budgets) -> Option<Watched> {
+    let left = budgets.of(memory.user);
+    *left = left.checked_sub(FILE_COST)?;
+    if memory.is_run {
+        run(owner, id, &memory.file, left)
+    } else {
+        engine(owner, id, &memory.file, left)
+    }
+}
+
+/// The bytes that are still read, of the files of each user. There is no bound for the calling user, who can stop this
+/// program anyway.
+#[derive(Default)]
+struct Budgets(HashMap<u32, u64>);
+
+/// Of each other user, for one look: as many as one file of a run may have.
+const BUDGET_BYTES: u64 = 64 << 20;
+/// Of any file, for the time of its open.
+const FILE_COST: u64 = 4 << 10;
+/// Of an engine's text that is not whole, for the pauses until it is.
+const BROKEN_COST: u64 = 4 << 20;
+
+impl Budgets {
+    fn of(&mut self, user: u32) -> &mut u64 {
+        let is_own = user == rustix::process::geteuid().as_raw();
+        self.0.entry(user).or_insert(if is_own { u64::MAX } else { BUDGET_BYTES })
+    }
 }
 
 fn program(pid: u32) -> String {
@@ -119,8 +160,10 @@ fn program(pid: u32) -> String {
     words.map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ")
 }
 
-fn run(owner: u32, id: u64, file: &File) -> Option<Watched> {
-    let (values, mut files) = explain::so_far(file).ok()??;
+fn run(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
+    let bytes = explain::used_bytes(file).ok()??;
+    *left = left.checked_sub(bytes)?;
+    let (values, mut files) = explain::so_far(file, bytes).ok()??;
     files.sort_by_key(|file| std::cmp::Reverse(file.hits.saturating_add(file.misses)));
     files.truncate(FILES_MAX);
     Some(Watched {
@@ -134,13 +177,13 @@ fn run(owner: u32, id: u64, file: &File) -> Option<Watched> {
     })
 }
 
-fn engine(owner: u32, id: u64, file: &File) -> Option<Watched> {
-    let text = (0..TRIES).find_map(|_| {
-        text(file).or_else(|| {
-            sleep(PAUSE);
-            None
-        })
-    })?;
+fn engine(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
+    let whole = text(file);
+    if whole.is_none() {
+        *left = left.checked_sub(BROKEN_COST)?;
+    }
+    let text = whole.or_else(|| later(file))?;
+    *left = left.checked_sub(text.len() as u64)?;
     let mut watched = Watched {
         kind: "engine",
         pid: owner,
@@ -164,6 +207,14 @@ fn engine(owner: u32, id: u64, file: &File) -> Option<Watched> {
     // A child of fork has its parent's file, which tells nothing of the child.
     let told = watched.values.remove("pid")?.to_string();
     is_known_as(owner, &told).then_some(watched)
+}
+
+/// What an engine has written, once it has: its writer may have been interrupted.
+fn later(file: &File) -> Option<String> {
+    (1..TRIES).find_map(|_| {
+        sleep(PAUSE);
+        text(file)
+    })
 }
 
 /// Whether the process has that id, here or in a namespace of its own.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::engines::{Latency, Watched};
+use crate::printable::printable;
 
 /// What Prometheus calls the values, whether they only grow, and what they are.
 pub const METRICS: &[(&str, &str, bool, &str)] = &[
@@ -109,11 +110,6 @@ pub fn size(bytes: u64) -> String {
         10_240..10_485_760 => format!("{} KiB", bytes >> 10),
         _ => format!("{} MiB", bytes >> 20),
     }
-}
-
-/// What a program wants printed: control characters would be the terminal's.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Of an engine that caches objects.

@@ -17,7 +17,8 @@ use ratatui::widgets::{Block, Row, Table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::engines::{self, Watched};
-use super::text::{duration, hit_rate, objects, printable, size};
+use super::text::{duration, hit_rate, objects, size};
+use crate::printable::printable;
 
 /// How often it looks. Engines write four times a second.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -129,8 +129,11 @@ impl Row {
         let program = program.as_bytes();
         let bytes = size_of::<Self>() + path.len() + program.len();
         let units = bytes.div_ceil(UNIT_BYTES);
-        let first = word_of_file(NEXT)?.fetch_add(units as u64, Relaxed) as usize;
-        if (first + units) as u64 * UNIT_BYTES as u64 > layout::FILE_BYTES {
+        let first = word_of_file(NEXT)?.fetch_add(units as u64, Relaxed);
+        // The word may hold anything: other processes have the memory, too.
+        let end = first.checked_add(units as u64);
+        let first = first as usize;
+        if end.is_none_or(|end| end > layout::FILE_BYTES / UNIT_BYTES as u64) {
             count(LOST);
             return None;
         }

@@ -48,7 +48,7 @@ pub fn after_fork() {
 /// say so.
 pub fn warn_unwritten(fd: RawFd, errno: i32) {
     let mut path = [0u8; libc::PATH_MAX as usize];
-    let path = String::from_utf8_lossy(link::path_of(fd, &mut path));
+    let path = printable(link::path_of(fd, &mut path));
     let error = std::io::Error::from_raw_os_error(errno);
     warn(&format!("millpond: {path}: written bytes are not in the file yet: {error}\n"));
 }
@@ -56,7 +56,7 @@ pub fn warn_unwritten(fd: RawFd, errno: i32) {
 /// A POSIX lock could not be taken again by `fd`: the kernel had no memory.
 pub fn warn_lost_lock(fd: RawFd) {
     let mut path = [0u8; libc::PATH_MAX as usize];
-    let path = String::from_utf8_lossy(link::path_of(fd, &mut path));
+    let path = printable(link::path_of(fd, &mut path));
     warn(&format!("millpond: {path}: a lock of this process was lost\n"));
 }
 
@@ -64,6 +64,12 @@ pub fn warn_lost_lock(fd: RawFd) {
 pub fn warn_lost_keeper() {
     let pid = std::process::id();
     warn(&format!("millpond: process {pid}: the keeper died; writes go through from now on\n"));
+}
+
+/// A path without control characters, which a terminal would obey.
+fn printable(path: &[u8]) -> String {
+    let path = String::from_utf8_lossy(path);
+    path.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn warn(line: &str) {

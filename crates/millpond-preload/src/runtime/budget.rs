@@ -159,7 +159,8 @@ impl Budget {
             if owner == 0 || !is_gone(owner) {
                 return;
             }
-            let steps = self.grant(slot).steps;
+            // A transfer takes no more at once. A process that was at fault may have left any number.
+            let steps = self.grant(slot).steps.min(STEPS);
             if steps > 0 {
                 self.try_transfer(pool, slot, -(steps as i8));
             } else if self.read_pool() == pool {

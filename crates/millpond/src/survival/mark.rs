@@ -23,15 +23,18 @@
 //!   go through.
 //! - **M2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root
 //!   is none: it could keep us waiting for nothing.
+//! - **M3** Any user may connect to a mark, and send messages that nothing receives. No connection of one is closed by a
+//!   thread that serves clients or writes files, unless the kernel has refused all descriptors that were sent
+//!   (`closer`).
 //!
 //! *Not told*: processes in another network name space, and those that do not use Millpond. They
 //! may read what is not written yet, but what they write stays: see `replay`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -41,6 +44,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::file_id::FileId;
+use crate::survival::closer::Closer;
 use crate::survival::wire;
 
 /// Connections that wait for one file to be written; later ones try again. Chosen, not measured.
@@ -57,6 +61,9 @@ pub(super) struct Mark {
     /// Connections that wait for the end of the mark.
     waiting: Mutex<Vec<OwnedFd>>,
     is_buried: AtomicBool,
+    /// The kernel accepts no descriptors for its connections, so their close does not block.
+    refuses_descriptors: bool,
+    closer: Arc<Closer>,
 }
 
 fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
@@ -70,14 +77,22 @@ fn socket() -> io::Result<OwnedFd> {
 
 impl Mark {
     /// Marks a file; EBUSY if it is marked (M1).
-    pub(super) fn set(device: u64, inode: u64) -> io::Result<Mark> {
+    pub(super) fn set(device: u64, inode: u64, closer: &Arc<Closer>) -> io::Result<Mark> {
         let listener = socket()?;
+        // Before it listens: M3.
+        let refuses_descriptors = wire::refuse_descriptors(&listener);
         match rustix::net::bind(&listener, &name(device, inode)?) {
             Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
             bound => bound?,
         }
         rustix::net::listen(&listener, BACKLOG)?;
-        Ok(Mark { listener, waiting: Mutex::default(), is_buried: AtomicBool::new(false) })
+        Ok(Mark {
+            listener,
+            waiting: Mutex::default(),
+            is_buried: AtomicBool::new(false),
+            refuses_descriptors,
+            closer: Arc::clone(closer),
+        })
     }
 
     /// Takes connections that have come, so many at most. They wait until they are closed.
@@ -100,6 +115,17 @@ impl Mark {
     pub(super) fn keep_waiting(&self, connections: Vec<OwnedFd>) {
         self.waiting.lock().expect("no panic under the lock").extend(connections);
     }
+
+    /// Ends connections (M3).
+    pub(super) fn hang_up(&self, connections: Vec<OwnedFd>) {
+        for socket in connections {
+            if self.refuses_descriptors {
+                drop(socket);
+            } else {
+                self.closer.hang_up(socket);
+            }
+        }
+    }
 }
 
 impl Drop for Mark {
@@ -107,7 +133,9 @@ impl Drop for Mark {
         // A process that was forked from this one may have the descriptor, too: so closing it alone
         // would not do. First, so that nobody comes after.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
-        drop(self.accept(usize::MAX));
+        let waiting = std::mem::take(self.waiting.get_mut().expect("no panic under the lock"));
+        self.hang_up(waiting);
+        self.hang_up(self.accept(usize::MAX));
     }
 }
 

@@ -112,7 +112,8 @@
 //! each index. A process can harm the files that it has handed over, and nothing else: they are
 //! written through its own descriptors. Both ends know whom they talk to (wire.D1), and neither
 //! waits for ever (wire.D2): what may take as long as somebody else likes (a file system of another
-//! machine, closing a stranger's descriptor) is done by threads.
+//! machine, closing a stranger's descriptor) is done by threads, of which strangers can start a bounded number
+//! (`closer`).
 //!
 //! *Not survived*: what kills the keeper, too (the machine, a container as a whole).
 
@@ -127,6 +128,8 @@ mod layout;
 mod wire;
 
 mod life;
+
+mod closer;
 
 pub(crate) mod mark;
 

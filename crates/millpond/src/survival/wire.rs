@@ -32,8 +32,10 @@ use crate::survival::layout::EntryUse;
 const MAGIC: u64 = u64::from_le_bytes(*b"MPKEEP02");
 const REQUEST_WORDS: usize = 8;
 const ANSWER_WORDS: usize = 2;
-/// Descriptors that one message can carry.
+/// Descriptors that one of our messages carries.
 const FDS_MAX: usize = 2;
+/// Descriptors that any message can carry (SCM_MAX_FD).
+const FDS_RECEIVED_MAX: usize = 253;
 /// How long a keeper may take for an answer: it is asked under exclusive guards. It answers in
 /// microseconds, unless it is stopped, or has no processor.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -124,6 +126,24 @@ pub(super) struct Answer {
     pub(super) value: u64,
     pub(super) fds: Vec<OwnedFd>,
     pub(super) keeper: Peer,
+}
+
+/// Has the kernel refuse descriptors in messages to the connections of `listener` (Linux 6.16); false where it can't.
+/// A connection that holds none is closed without waiting.
+pub(super) fn refuse_descriptors(listener: &OwnedFd) -> bool {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let passes: libc::c_int = 0;
+    // SAFETY: the kernel reads `passes`, of the length that is given.
+    let outcome = unsafe {
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const passes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    outcome == 0
 }
 
 /// SO_PEERCRED. (Of rustix's the process id can't be 0.)
@@ -247,8 +267,8 @@ pub(super) fn ask_within(
     }
     send(socket.as_fd(), &request.words(), fds, SendFlags::NOSIGNAL).map_err(timed_out)?;
     let mut answer = [0; ANSWER_WORDS];
-    let received = receive(socket.as_fd(), &mut answer, RecvFlags::empty());
-    let (words, fds) = received.map_err(timed_out)?;
+    let (received, fds) = receive(socket.as_fd(), &mut answer, RecvFlags::empty());
+    let words = received.map_err(timed_out)?;
     match (words, answer) {
         (ANSWER_WORDS, [0, value]) => Ok(Answer { value, fds, keeper: peer }),
         (ANSWER_WORDS, [errno, _]) => Err(io::Error::from_raw_os_error(errno as i32)),
@@ -263,11 +283,11 @@ pub(super) fn receive_request(
     socket: BorrowedFd<'_>,
 ) -> (rustix::io::Result<Option<KeeperRequest>>, Vec<OwnedFd>) {
     let mut words = [0; REQUEST_WORDS];
-    match receive(socket, &mut words, RecvFlags::DONTWAIT) {
-        Ok((REQUEST_WORDS, fds)) => (Ok(KeeperRequest::from_words(words)), fds),
-        Ok((_, fds)) => (Ok(None), fds),
-        Err(error) => (Err(error), Vec::new()),
-    }
+    let (received, fds) = receive(socket, &mut words, RecvFlags::DONTWAIT);
+    let is_whole = |count| count == REQUEST_WORDS;
+    let request =
+        received.map(|count| is_whole(count).then(|| KeeperRequest::from_words(words)).flatten());
+    (request, fds)
 }
 
 /// Answers without waiting; a client that does not listen misses it.
@@ -282,7 +302,7 @@ pub(super) fn answer(socket: BorrowedFd<'_>, outcome: io::Result<u64>, fds: &[Bo
 /// What came with an answer.
 #[cfg(all(test, not(loom)))]
 pub(super) fn receive_fds(socket: BorrowedFd<'_>) -> Vec<OwnedFd> {
-    receive(socket, &mut [0; ANSWER_WORDS], RecvFlags::empty()).unwrap().1
+    receive(socket, &mut [0; ANSWER_WORDS], RecvFlags::empty()).1
 }
 
 fn send(
@@ -303,21 +323,26 @@ fn send(
     if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
-/// One message, cut into words: how many, and the descriptors that came with it.
+/// One message, cut into words: how many, and the descriptors that came with it, also with an error. There is room for
+/// all that a message can carry: the kernel closes those without room in the receiving thread, which may block.
 fn receive(
     socket: BorrowedFd<'_>,
     words: &mut [u64],
     flags: RecvFlags,
-) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+) -> (rustix::io::Result<usize>, Vec<OwnedFd>) {
     let mut bytes = [0; REQUEST_WORDS * 8];
     let bytes = &mut bytes[..words.len() * 8];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_RECEIVED_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let message = retry_on_intr(|| {
+    let received = retry_on_intr(|| {
         rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)
-    })?;
+    });
     let mut fds = Vec::new();
+    let message = match received {
+        Ok(message) => message,
+        Err(error) => return (Err(error), fds),
+    };
     for item in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = item {
             fds.extend(received);
@@ -325,13 +350,13 @@ fn receive(
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
         // Most likely our limit of open files.
-        return Err(Errno::NFILE);
+        return (Err(Errno::NFILE), fds);
     }
     if message.bytes % 8 != 0 || message.flags.contains(ReturnFlags::TRUNC) {
-        return Ok((0, fds));
+        return (Ok(0), fds);
     }
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
     }
-    Ok((message.bytes / 8, fds))
+    (Ok(message.bytes / 8), fds)
 }

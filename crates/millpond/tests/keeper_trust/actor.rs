@@ -11,7 +11,9 @@ pub struct Actor {
 impl Actor {
     /// Starts one, as another user if told to; it has said that it is ready.
     pub fn start(role: &str, arguments: &[&str], uid: Option<u32>) -> Actor {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        // By descriptor: the other user may not be able to pass the directories above this program.
+        let program = File::open("/proc/self/exe").unwrap();
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.args(["actor::role", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, [&[role], arguments].concat().join("|"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -104,6 +106,8 @@ pub fn role() {
         ["impostor", address] => impostor_role(address),
         ["intruder", address, how] => intruder_role(address, how),
         ["turncoat", address, path] => turncoat_role(address, Path::new(path)),
+        ["lingerer", name, count] => strangers::lingerer_role(name, count.parse().unwrap()),
+        ["address", directory] => strangers::address_role(directory),
         _ => panic!("{role}"),
     }
 }

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::SocketFlags;
+use rustix::net::{Shutdown, SocketFlags};
 
+use crate::survival::closer::Closer;
 use crate::survival::keeper::life::Life;
 use crate::survival::keeper::memory::Memory;
 use crate::survival::keeper::report::Report;
@@ -109,6 +110,7 @@ pub(super) struct Keeper {
     send: Sender<Message>,
     receive: Receiver<Message>,
     pub(super) told: Arc<OwnedFd>,
+    pub(super) closer: Arc<Closer>,
     /// The marks of files whose processes live (epoll), by number.
     pub(super) marks: OwnedFd,
     marked: HashMap<u64, Weak<Mark>>,
@@ -122,6 +124,7 @@ impl Keeper {
     pub(super) fn new(patience: Duration) -> io::Result<Keeper> {
         let (send, receive) = channel();
         let told = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let told = Arc::new(told);
         Ok(Keeper {
             connections: Vec::new(),
             clients: Vec::new(),
@@ -131,7 +134,8 @@ impl Keeper {
             under_way: 0,
             send,
             receive,
-            told: Arc::new(told),
+            closer: Closer::new(Arc::clone(&told)),
+            told,
             marks: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             marked: HashMap::new(),
             next_mark: 0,
@@ -162,24 +166,23 @@ impl Keeper {
             self.clients.iter().any(|client| client.pid == peer.pid && !client.is_dead());
         if !is_own && !is_client {
             wire::answer(socket.as_fd(), Err(Errno::PERM.into()), &[]);
-            self.hang_up(socket);
+            self.closer.hang_up(socket);
             return Ok(());
         }
         if self.connections.len() == CONNECTIONS_MAX {
             let oldest = self.connections.remove(0);
-            self.hang_up(oldest.socket);
+            self.closer.hang_up(oldest.socket);
         }
         self.connections.push(Connection { socket, peer });
         Ok(())
     }
 
-    /// Ends a connection that nothing was received from. With it go the descriptors that were sent,
-    /// and the end of one may take as long as its sender likes (a socket that lingers).
-    fn hang_up(&mut self, socket: OwnedFd) {
-        self.apart(socket, |socket| {
-            drop(socket);
-            Message::Done
-        });
+    /// Accepts no more, and ends the connections that came last.
+    pub(super) fn end(&self, listener: BorrowedFd<'_>) {
+        let _ = rustix::net::shutdown(listener, Shutdown::Both);
+        while let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            self.closer.hang_up(socket);
+        }
     }
 
     /// Takes and answers requests: one each, then the connection closes.
@@ -316,7 +319,11 @@ impl Keeper {
 
     /// Marks a file; EBUSY if somebody else has it.
     fn mark(&mut self, device: u64, inode: u64) -> Result<Arc<Mark>, Errno> {
-        let mark = Mark::set(device, inode)
+        // With more marks, more strangers' connections would have to be closed.
+        if !self.closer.has_room() {
+            return Err(Errno::BUSY);
+        }
+        let mark = Mark::set(device, inode, &self.closer)
             .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
         let mark = Arc::new(mark);
         self.next_mark += 1;
@@ -355,6 +362,8 @@ impl Keeper {
             // Of a file that a living process has let go of, nobody waits for the end of that.
             if mark.is_buried() {
                 mark.keep_waiting(connections);
+            } else {
+                mark.hang_up(connections);
             }
         }
         Ok(())

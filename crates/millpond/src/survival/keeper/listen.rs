@@ -7,15 +7,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, Mode, OFlags};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
+use crate::survival::keeper::trusted_directory;
 use crate::survival::wire::{self, Address};
 
 /// Connections that wait to be accepted; the kernel has a limit of its own (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
+/// How long a keeper that starts waits for others that start in the same directory. Chosen: each takes milliseconds.
+const TURN_PATIENCE: Duration = Duration::from_secs(5);
 /// How directories of [`Address::unique`] begin: what lies below is not told to others.
 const UNIQUE: &str = "millpond-keeper-";
 
@@ -39,8 +43,8 @@ impl Address {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let places = [std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()];
         let found = places.into_iter().chain(runtime).find_map(|place| {
-            let address = place.join(&names).to_str()?.parse().ok()?;
-            is_safe(&place).then_some(address)
+            let place = writable(&place)?;
+            place.join(&names).to_str()?.parse().ok()
         });
         // Where there is no such place, binding fails, and says of what.
         found.unwrap_or_else(|| format!("/tmp/{names}").parse().expect("short, and not empty"))
@@ -54,15 +58,12 @@ impl Address {
     }
 }
 
-/// Whether we may make a directory there, and nobody else can put another in its place.
-fn is_safe(place: &Path) -> bool {
+/// The path of `place` without symbolic links, if the calling user may make a directory there, and no other user can
+/// replace one on the way.
+fn writable(place: &Path) -> Option<PathBuf> {
     let may_write = Access::WRITE_OK | Access::EXEC_OK;
-    place.is_absolute()
-        && rustix::fs::access(place, may_write).is_ok()
-        && rustix::fs::stat(place).is_ok_and(|stat| {
-            let is_own = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
-            is_own && (stat.st_mode & 0o022 == 0 || stat.st_mode & 0o1000 != 0)
-        })
+    let place = place.is_absolute().then(|| trusted_directory::resolve(place).ok())??;
+    rustix::fs::access(&place, may_write).is_ok().then_some(place)
 }
 
 /// Listens at `address`; what is to be removed in the end comes into `made`, also where this fails.
@@ -129,9 +130,9 @@ fn bind_at(
     let at = address.socket_address()?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
-    let turn = std::fs::File::open(directory)?;
-    // Where there are no such locks, others are just not waited for.
-    let _ = rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let turn = rustix::fs::open(directory, flags, Mode::empty())?;
+    take_turn(&turn);
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let early = directory.join(format!(".{random:08x}"));
     let Ok(early_at) = SocketAddrUnix::new(early.as_os_str().as_bytes()) else {
@@ -154,6 +155,16 @@ fn bind_at(
     })();
     let removed = std::fs::remove_file(&early);
     outcome.and(removed)
+}
+
+/// Locks the directory, for as long as it is open. Goes on without the lock where there are no such locks, and where the
+/// holder keeps it: in a shared directory any user can.
+fn take_turn(directory: &OwnedFd) {
+    let until = Instant::now() + TURN_PATIENCE;
+    let lock = || rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive);
+    while lock() == Err(Errno::WOULDBLOCK) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Whether a socket is there at which nobody listens.

@@ -36,6 +36,8 @@ mod server;
 
 mod listen;
 
+mod trusted_directory;
+
 mod clients;
 
 mod burial;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What the keeper did for a process that died or said goodbye.
 #[derive(Debug)]
@@ -44,6 +44,12 @@ impl Report {
     }
 }
 
+/// A path without control characters, which a terminal would obey. Its user may have chosen them; to a shell the
+/// question mark matches each.
+pub(super) fn printable(path: &Path) -> String {
+    path.to_string_lossy().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
@@ -54,7 +60,7 @@ impl fmt::Display for Report {
                 write!(f, "\n  {}: {failure}", file.name())?;
             }
             if let Some(rescue) = &file.rescue {
-                let (name, rescue) = (file.name(), rescue.display());
+                let (name, rescue) = (file.name(), printable(rescue));
                 write!(f, "\n  {name}: what was not written is kept in {rescue}")?;
             }
         }
@@ -116,7 +122,7 @@ impl FileReport {
 
     pub(super) fn name(&self) -> String {
         match &self.path {
-            Some(path) => path.display().to_string(),
+            Some(path) => printable(path),
             None => format!("inode {} of device {:#x}", self.inode, self.device),
         }
     }

@@ -23,13 +23,15 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
 
+use crate::survival::keeper::report::printable;
 use crate::survival::keeper::target::{BUFFER_BYTES, Stamp};
 use crate::survival::layout::mtime_ns;
 use crate::survival::mark;
@@ -208,7 +210,11 @@ pub struct Restored {
 ///
 /// [`io::ErrorKind::InvalidData`]: not a rescue file, or not a whole one; nothing is written then.
 /// [`io::ErrorKind::StaleNetworkFileHandle`]: the file is another one, or was changed since, and
-/// `force` is not given. Else what the file system says.
+/// `force` is not given. [`io::ErrorKind::PermissionDenied`]: another user may have written the rescue file, and
+/// `force` is not given: it belongs to neither the calling user, nor root, nor the owner of the file that
+/// is to be written. Else an error of the file system.
+///
+/// Without `target` no symbolic link is followed to the file: a keeper has put down the path that the kernel had.
 ///
 /// # Examples
 ///
@@ -218,17 +224,24 @@ pub struct Restored {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<Restored> {
-    let mut file = BufReader::new(File::open(rescue)?);
+    let rescue_file = find_regular(rescue, ResolveFlags::empty())?;
+    let from = rustix::fs::fstat(&rescue_file)?;
+    let mut file = BufReader::new(reopen(&rescue_file, OFlags::RDONLY)?);
     let header = Header::read(&mut file)?;
     let extents = scan(&mut file)?;
     let named = header.path.clone().filter(|_| target.is_none());
     let nameless = || invalid("it names no file: say which one it belongs to");
     let path = target.map(Path::to_owned).or(named).ok_or_else(nameless)?;
-    let target = File::options().read(true).write(true).open(&path)?;
-    let stat = rustix::fs::fstat(&target)?;
-    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    let links = if target.is_some() { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
+    let found = find_regular(&path, links)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", printable(&path))))?;
+    let stat = rustix::fs::fstat(&found)?;
+    // Before it is opened: an open may have effects of its own.
+    if !force && let Some(why) = distrust(&from, &stat) {
+        let text = format!("{why}, and {} belongs to user {}", printable(&path), stat.st_uid);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
+    let target = reopen(&found, OFlags::RDWR)?;
     mark::await_written(&stat, mark::PATIENCE)?;
     let stat = rustix::fs::fstat(&target)?;
     let is_same = (stat.st_dev, stat.st_ino) == (header.device, header.inode);
@@ -237,7 +250,7 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     if !force && !is_as_it_was {
         let what = if is_same { "was changed since" } else { "is not the file that it was" };
         let kind = io::ErrorKind::StaleNetworkFileHandle;
-        return Err(io::Error::new(kind, format!("{} {what}", path.display())));
+        return Err(io::Error::new(kind, format!("{} {what}", printable(&path))));
     }
     let source = file.into_inner();
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -257,6 +270,43 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     }
     target.sync_all()?;
     Ok(Restored { path, bytes, size: header.size })
+}
+
+/// Finds a regular file without opening it: an open of a FIFO waits for its other end, and an open of a device may have
+/// effects of its own.
+fn find_regular(path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let found = match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
+        // A kernel before 5.6, or a sandbox.
+        Err(Errno::NOSYS | Errno::PERM) if resolve.is_empty() => {
+            rustix::fs::open(path, flags, Mode::empty())
+        }
+        Err(Errno::NOSYS | Errno::PERM) => {
+            rustix::fs::open(path, flags | OFlags::NOFOLLOW, Mode::empty())
+        }
+        found => found,
+    }?;
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
+    if kind != rustix::fs::FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(found)
+}
+
+/// Opens the file that was found, whatever its path leads to by now.
+fn reopen(found: &OwnedFd, access: OFlags) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
+/// Why the bytes and the path in the rescue file `from` may be another user's choice, who could not write `target`.
+fn distrust(from: &Stat, target: &Stat) -> Option<String> {
+    let trusted = [0, rustix::process::geteuid().as_raw(), target.st_uid];
+    if !trusted.contains(&from.st_uid) {
+        return Some(format!("the rescue file belongs to user {}", from.st_uid));
+    }
+    let is_shared = from.st_mode & 0o022 != 0;
+    is_shared.then(|| "other users may write to the rescue file".into())
 }
 
 fn invalid(what: &str) -> io::Error {

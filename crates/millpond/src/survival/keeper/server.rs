@@ -125,10 +125,12 @@ impl Server {
             // Acquire: pairs with the Release of `stop_when_idle`. Argued: there.
             let stopping =
                 self.stop.asked.load(Acquire) || (self.until.is_some() && until.is_none());
+            // closer.C3: `told` is readable when there is room.
+            let accepts = if keeper.closer.has_room() { PollFlags::IN } else { PollFlags::empty() };
             let mut polled = vec![
-                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.listener, accepts),
                 PollFd::new(&*keeper.told, PollFlags::IN),
-                PollFd::new(&keeper.marks, PollFlags::IN),
+                PollFd::new(&keeper.marks, accepts),
             ];
             // Once stopping, both would stay readable.
             if !stopping {
@@ -145,6 +147,7 @@ impl Server {
             let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(polled);
             if idle && !ready[0] {
+                keeper.end(self.listener.as_fd());
                 return Ok(());
             }
             if !stopping && until.is_some() && ready[4] {
