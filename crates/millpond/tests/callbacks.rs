@@ -101,6 +101,8 @@ struct Bench {
     /// For reads past the cache.
     direct: Option<AsyncFile>,
     queue: Queue,
+    /// Of wakers.
+    wakers: Queue,
     blob: Blob,
     engine: Engine,
 }
@@ -121,8 +123,9 @@ impl Bench {
             ReadDirect | BlobRead => Some(AsyncFile::from(engine.open(path, &common::direct())?)),
             _ => None,
         };
-        let (queue, blob) = (engine.queue(64)?, engine.blob(READ_PAGES * PAGE, 4096)?);
-        Ok(Bench { file: AsyncFile::from(file), direct, queue, blob, engine })
+        let (queue, wakers) = (engine.queue(64)?, engine.queue(64)?);
+        let blob = engine.blob(READ_PAGES * PAGE, 4096)?;
+        Ok(Bench { file: AsyncFile::from(file), direct, queue, wakers, blob, engine })
     }
 
     fn file(&self) -> &Arc<File> {
@@ -135,8 +138,8 @@ impl Bench {
         let mut bytes = [0; PAGE as usize];
         let mut read = pin!(self.file.read_at(&mut bytes, at));
         let _ = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        self.queue.submit(&mut vec![Request::read(self.file(), vec![0; 100], at)]);
-        drop(self.queue.wait(0, 64, None).unwrap());
+        self.wakers.submit(&mut vec![Request::read(self.file(), vec![0; 100], at)]);
+        drop(self.wakers.wait(0, 64, None).unwrap());
         for fill in self.blob.claim(at..at + PAGE).fills {
             let range = fill.range();
             fill.bring(&content(range.start, (range.end - range.start) as usize));
@@ -176,7 +179,10 @@ impl Bench {
                 Box::pin(async move {
                     let mut bytes = [0; PAGE as usize];
                     assert_eq!(file.read_at(&mut bytes, GUARDED).await.unwrap(), bytes.len());
-                    assert!(bytes == bytes.map(|_| bytes[0]) || bytes[..] == content(GUARDED, bytes.len()));
+                    assert!(
+                        bytes == bytes.map(|_| bytes[0])
+                            || bytes[..] == content(GUARDED, bytes.len())
+                    );
                 })
             }
             Write => Box::pin(async move {

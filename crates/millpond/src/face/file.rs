@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
+use millpond_rangelock::callback;
+
 use crate::direct::{Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -246,9 +248,9 @@ impl Drop for File {
         if cached.handles.fetch_sub(1, AcqRel) > 1 {
             return;
         }
-        if batch::is_open() {
+        if batch::is_open() || callback::is_running() {
             // A thread with an open batch must not wait: a fill may be ending here, whose guard
-            // it would wait for.
+            // it would wait for. So it is in a waker (callback.C4).
             let workers = Arc::clone(&cached.shared.workers);
             workers.run(Box::new(move || cached.leave()));
         } else {

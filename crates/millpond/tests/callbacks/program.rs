@@ -108,7 +108,10 @@ impl Program {
     }
 
     /// Polls as the program's task. A panic of its waker is the task's own here: `None`.
-    pub fn poll<F: Future + ?Sized>(self: &Arc<Self>, future: Pin<&mut F>) -> Option<Poll<F::Output>> {
+    pub fn poll<F: Future + ?Sized>(
+        self: &Arc<Self>,
+        future: Pin<&mut F>,
+    ) -> Option<Poll<F::Output>> {
         let data = Arc::into_raw(Arc::clone(self)).cast();
         // SAFETY: the functions of `OWN` count the references of the program, as an `Arc` does.
         let waker = unsafe { Waker::from_raw(RawWaker::new(data, &OWN)) };
