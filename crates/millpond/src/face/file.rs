@@ -259,6 +259,26 @@ impl Drop for File {
     }
 }
 
+/// Gives a handle back on a thread that must not wait, and then calls `end`. The last handle of a file writes back as it
+/// is dropped: that is left to a worker, and so is the call, which finds the bytes written.
+#[inline]
+pub(crate) fn release_handle(handle: Arc<File>, end: impl FnOnce() + Send + 'static) {
+    match Arc::into_inner(handle) {
+        None => end(),
+        Some(last) => release_last_handle(last, end),
+    }
+}
+
+/// [`release_handle`] of one that is known to be the last.
+#[cold]
+pub(crate) fn release_last_handle(last: File, end: impl FnOnce() + Send + 'static) {
+    let workers = Arc::clone(&last.cached.shared.workers);
+    workers.run(Box::new(move || {
+        drop(last);
+        end();
+    }));
+}
+
 impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("File")
