@@ -189,7 +189,8 @@ impl EngineBuilder {
 
     /// Has a thread report each operation that waits for `limit` or longer, once, to `report` and as a warning
     /// of `tracing`. It looks twice in that time, every 5 ms at most, and every second at least; what it calls may
-    /// take its time, but must not wait for the operation. Default: nobody looks.
+    /// take its time, but must not wait for the operation. After a panic of the report it goes on with the next.
+    /// Default: nobody looks.
     ///
     /// # Examples
     ///

@@ -39,7 +39,7 @@ const GUARDED: u64 = WRITTEN + 16 * PAGE;
 const GUARDED_BYTES: usize = 256 << 10;
 const FILE_BYTES: u64 = GUARDED + GUARDED_BYTES as u64;
 /// More than there are threads of a kind.
-const ROUNDS: u64 = 10;
+const ROUNDS: u64 = 9;
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,7 +278,7 @@ fn bystand(bench: &Bench, random: &mut Random, me: u64) {
     let own = WRITTEN + (1 + me) * PAGE;
     let mut bytes = vec![0; 300];
     let is_read = |bytes: &[u8], at| assert!(bytes == content(at, bytes.len()), "{me}: at {at}");
-    for round in 0..3 * ROUNDS {
+    for round in 0..2 * ROUNDS {
         let at = random.below(READ_PAGES * PAGE - 300);
         let written = [round as u8; 50];
         match me {
@@ -366,8 +366,127 @@ fn wakers_that_misbehave_harm_no_other_operation() {
             }
         }
     }
-    for _ in 0..scaled(60) {
+    for _ in 0..scaled(40) {
         let case = cases[random.below(cases.len() as u64) as usize];
         run(case, &mut random);
     }
+}
+
+/// Waits until `reached` says so.
+fn await_that(what: &str, reached: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !reached() {
+        assert!(begun.elapsed() < LIMIT / 2, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Goal: after a report that panics, other waits are reported.
+/// Method: writes to a device that hangs, one after the other.
+///
+/// Incident: the first panic ended the thread that looks for long waits, without a word.
+#[test]
+fn a_report_that_panics_keeps_no_other_from_being_made() {
+    let sim = SimOptions::new(1);
+    let device = sim.device();
+    let reports = Arc::new(AtomicUsize::new(0));
+    let reported = Arc::clone(&reports);
+    let builder = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(sim));
+    let builder = builder.report_waits_over(Duration::from_millis(10), move |_| {
+        reported.fetch_add(1, SeqCst);
+        panic_quietly(true);
+    });
+    let engine = builder.build().unwrap();
+    let dir = temp_dir();
+    let file = engine.open(dir.path().join("file"), &read_write()).unwrap();
+    file.write_all_at(&[1; 5 * PAGE as usize], 0).unwrap();
+    device.hang(true);
+    std::thread::scope(|scope| {
+        for page in 0..5 {
+            let file = &file;
+            scope.spawn(move || file.write_all_at(&[2; 10], page * PAGE).unwrap());
+            let begun = Instant::now();
+            while reports.load(SeqCst) <= page as usize {
+                if begun.elapsed() > LIMIT / 2 {
+                    device.hang(false);
+                    panic!("wait {page} is not reported");
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        device.hang(false);
+    });
+}
+
+/// Goal: what an owner publishes beside the counts may panic, and is asked for again.
+#[test]
+fn what_is_published_may_panic() {
+    let engine = common::engine(1 << 20, BackendChoice::Threads);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let asks = Arc::clone(&asked);
+    let publish = engine.publish_with(move || {
+        asks.fetch_add(1, SeqCst);
+        panic_quietly(false)
+    });
+    publish.unwrap();
+    await_that("it is not asked for again", || asked.load(SeqCst) > 3);
+}
+
+/// A subscriber that appends each event to a log of the same engine, and then panics.
+struct Subscriber {
+    log: Arc<File>,
+    events: Arc<AtomicUsize>,
+}
+
+impl tracing::Subscriber for Subscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.events.fetch_add(1, SeqCst);
+        self.log.append(b"an event\n").unwrap();
+        panic_quietly(true);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Goal: a subscriber that panics harms neither the syncs whose failure it is told of nor write-back.
+/// Method: a device that refuses writes and syncs for a while; what was written arrives afterwards.
+#[test]
+fn a_subscriber_that_panics_harms_no_operation() {
+    in_own_process("a_subscriber_that_panics_harms_no_operation", LIMIT, || {
+        let sim = SimOptions::new(1);
+        let device = sim.device();
+        let builder = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Sim(sim));
+        let engine = builder.dirty_age_max(Duration::from_millis(20)).build().unwrap();
+        let dir = temp_dir();
+        let back = read_write().write_mode(WriteMode::Back);
+        let file = engine.open(dir.path().join("file"), &back).unwrap();
+        let others = common::engine(1 << 20, BackendChoice::Threads);
+        let log = Arc::new(others.open(dir.path().join("log"), &read_write()).unwrap());
+        let events = Arc::new(AtomicUsize::new(0));
+        let subscriber = Subscriber { log: Arc::clone(&log), events: Arc::clone(&events) };
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        for round in 0..5u8 {
+            device.fail_writes(libc::EIO);
+            let before = events.load(SeqCst);
+            file.write_all_at(&[round; 3 * PAGE as usize], 0).unwrap();
+            await_that("write-back does not fail", || events.load(SeqCst) > before);
+            file.sync_all().unwrap_err();
+            device.fail_writes(0);
+            // The handle may be told of failures once more.
+            common::sync_in_the_end(&file);
+            let mut bytes = [0; 3 * PAGE as usize];
+            file.invalidate(0, 3 * PAGE).unwrap();
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert!(bytes == [round; 3 * PAGE as usize]);
+        }
+        assert_eq!(log.len().unwrap() as usize, 9 * events.load(SeqCst));
+    });
 }
