@@ -1,5 +1,5 @@
 //! Events of `tracing`. A subscriber is the program's code, and is called in the middle of the engine's work: its panic
-//! ends there (callback.C1), and an event of an operation that it calls is left out, as it could be without end.
+//! ends there (`millpond_rangelock::callback`), and an event of an operation that it calls is left out, as it could be without end.
 //!
 //! No lock is held, but pages may be under write-back and ranges guarded: a subscriber must not wait for the engine.
 

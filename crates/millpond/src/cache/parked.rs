@@ -18,7 +18,7 @@
 //!   somebody else's hands, or another page altogether.
 //! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of
 //!   its work: they may not wait for anything but locks that are held for moments. One that panics
-//!   keeps no other from being woken (callback.C1).
+//!   keeps no other from being woken (`millpond_rangelock::callback`).
 //!
 //! The key is the address of the word, as a futex's is. One table serves the process: the waker
 //! knows the word and nothing else.

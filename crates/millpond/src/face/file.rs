@@ -250,7 +250,7 @@ impl Drop for File {
         }
         if batch::is_open() || callback::is_running() {
             // A thread with an open batch must not wait: a fill may be ending here, whose guard
-            // it would wait for. So it is in a waker (callback.C4).
+            // it would wait for. So it is in a waker (`millpond_rangelock::callback`).
             let workers = Arc::clone(&cached.shared.workers);
             workers.run(Box::new(move || cached.leave()));
         } else {

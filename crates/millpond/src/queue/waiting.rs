@@ -10,7 +10,7 @@
 //! finds its events there even if it was not told yet, and a later wake touches a signal that
 //! nobody reads.
 //!
-//! Locks: the rules'; nothing is called under it, and no waker is cloned or dropped (callback.C2).
+//! Locks: the rules'; nothing is called under it, and no waker is cloned or dropped (`millpond_rangelock::callback`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Release};

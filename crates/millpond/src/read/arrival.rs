@@ -45,7 +45,7 @@ impl Arrival {
         if self.bytes() != UNDER_WAY {
             return true;
         }
-        // Cloned before the lock is taken, and dropped after it (callback.C2).
+        // Cloned before the lock is taken, and dropped after it (`millpond_rangelock::callback`).
         let fresh = TaskWaker::new(waker);
         let mut told = self.waker();
         let old = if told.is_some() { told.replace(fresh) } else { Some(fresh) };

@@ -461,7 +461,7 @@ impl Drop for Telling {
 /// How reads are started.
 struct Reads<'r> {
     progress: &'r Arc<Progress>,
-    /// For the end of a read that brings all pages, which takes it. Cloned before a page is claimed (callback.C3).
+    /// For the end of a read that brings all pages, which takes it. Cloned before a page is claimed (`millpond_rangelock::callback`).
     waker: Option<TaskWaker>,
     ring: Option<&'r Arc<SharedRing>>,
 }
