@@ -9,7 +9,7 @@ use millpond_checks::{Crate, is_production};
 use quote::ToTokens;
 use syn::visit::{self, Visit};
 
-/// What a file has that it should not have.
+/// Violations in one file.
 #[derive(Default)]
 struct Found(Vec<String>);
 

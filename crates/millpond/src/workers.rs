@@ -68,7 +68,7 @@ impl<T> Teller<T> {
 }
 
 impl<T> Drop for Teller<T> {
-    /// Without an outcome: the job has unwound. Its task must not wait for ever.
+    /// Without an outcome: the job has unwound. Its task is woken, and panics as well.
     fn drop(&mut self) {
         self.set(Told::Lost);
     }

@@ -1,6 +1,6 @@
-//! Goal: code of the program's that the engine calls harms no operation but its own. Wakers, reports of long waits,
-//! what is published beside the statistics and subscribers of `tracing` panic, take their time, call the engine, and
-//! drop the last handles; operations of other tasks and threads end, with their bytes.
+//! Goal: code of the program's that the engine calls harms no operation but its own. Wakers, reports of long waits
+//! and subscribers of `tracing` panic, block for a moment, call the engine, and drop the last handles; the operations of
+//! other tasks and threads end, with their bytes.
 //! Method: a task of each operation on each back end, polled with a waker that misbehaves, beside threads and
 //! tasks that read, write, sync and use a queue. `MILLPOND_TEST_SEED` replays the cases that were drawn.
 //!
@@ -31,7 +31,7 @@ use common::{Random, block_on, in_own_process, read_write, scaled, temp_dir, wit
 use program::{CALLS, Call, DEEDS, Deed, Program, caught, panic_quietly};
 
 const PAGE: u64 = 4096;
-/// Read by all, and written to by nobody.
+/// All threads read these pages, and none writes to them.
 const READ_PAGES: u64 = 128;
 /// Where each of the others writes.
 const WRITTEN: u64 = READ_PAGES * PAGE;
@@ -108,7 +108,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `Err`: what is missing here.
+    /// `Err`: this machine has no such back end.
     fn new(case: Case, path: &std::path::Path, seed: u64) -> Result<Bench, millpond::Error> {
         let admission = match case.operation {
             ReadAround => Admission::Never,
@@ -456,8 +456,8 @@ impl tracing::Subscriber for Subscriber {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Goal: a subscriber that panics harms neither the syncs whose failure it is told of nor write-back.
-/// Method: a device that refuses writes and syncs for a while; what was written arrives afterwards.
+/// Goal: a subscriber that panics harms neither write-back nor the syncs whose failures it is given.
+/// Method: a device that refuses writes for a while; the bytes reach it afterwards.
 #[test]
 fn a_subscriber_that_panics_harms_no_operation() {
     in_own_process("a_subscriber_that_panics_harms_no_operation", LIMIT, || {
@@ -480,7 +480,7 @@ fn a_subscriber_that_panics_harms_no_operation() {
             await_that("write-back does not fail", || events.load(SeqCst) > before);
             file.sync_all().unwrap_err();
             device.fail_writes(0);
-            // The handle may be told of failures once more.
+            // It may report the failure of a write-back first.
             common::sync_in_the_end(&file);
             let mut bytes = [0; 3 * PAGE as usize];
             file.invalidate(0, 3 * PAGE).unwrap();

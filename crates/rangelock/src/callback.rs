@@ -5,8 +5,8 @@
 //! - C2. The caller holds no lock that the engine or the range lock takes: a callback may come back to either.
 //! - C3. A waker is code in each of its three functions. [`TaskWaker`] contains the wake and the drop. A clone is made
 //!   by the poll of the task, before the poll has changed anything: its panic is the task's own.
-//! - C4. [`is_running`] tells code below a callback that its thread may have more to do before others can go on, so
-//!   that it must not wait there.
+//! - C4. Code below a callback asks [`is_running`] before it waits: the thread may have to release ranges or end reads
+//!   first.
 //!
 //! A model has no callbacks that panic, and finds its failures by panics: under loom and shuttle nothing is
 //! contained.

@@ -1,7 +1,7 @@
 //! Goal: a waker that panics, or that uses the lock, harms no request but its own.
 //!
 //! Incident: a thread that released a range woke a task whose waker panicked: the panic came out of the release, and
-//! a thread that was granted in the same call slept for ever.
+//! a thread that was granted in the same call was not woken.
 
 use std::future::Future;
 use std::mem::ManuallyDrop;

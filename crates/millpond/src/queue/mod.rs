@@ -81,7 +81,8 @@ const BATCH_MAX: usize = 32;
 /// nothing is copied. Writes, syncs, and reads of more than 64 pages or an eighth of the cache, are carried
 /// out by a few threads of the engine.
 ///
-/// Dropping a queue does not stop what it was asked for.
+/// Dropping a queue does not stop its operations. Wakers of [`Queue::wait_async`] are called as those of an
+/// [`AsyncFile`](crate::AsyncFile) are.
 ///
 /// # Examples
 ///

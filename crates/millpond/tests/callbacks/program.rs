@@ -1,4 +1,4 @@
-//! Wakers of a program that does in them what a waker should not do.
+//! Wakers that misbehave.
 
 use std::any::Any;
 use std::future::Future;
@@ -19,7 +19,7 @@ pub enum Call {
     Drop,
 }
 
-/// What the program does in it.
+/// How it goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     Panic,
